@@ -1,0 +1,67 @@
+"""What `reconcile` sees and what it decides: plain data, no behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticctl.spec import Pod
+from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The world at one instant: pods (the job's and possibly strangers'), nodes that are gone or NotReady, and what
+    the rendezvous service has been told (`generations` oldest first; all empty where a job brings its own rendezvous).
+    """
+
+    pods: tuple[Pod, ...] = ()
+    lost_nodes: frozenset[str] = frozenset()
+    progress: Progress | None = None
+    checkpoint: CheckpointStatus | None = None
+    generations: tuple[Generation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorker:
+    """Create the pod (and Service) of this index."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteWorker:
+    """Delete this very pod; `force` skips the grace period (its node is gone, or it has ended)."""
+
+    name: str
+    uid: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the job object: its time to live is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a person should read; `type` is "Normal" or "Warning"."""
+
+    type: str
+    reason: str
+    message: str
+
+
+Action = CreateWorker | DeleteWorker | DeleteJob
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now. The loop writes `status` first, and runs `actions` only if that write succeeded.
+
+    `requeue_s`: look again after this many seconds even if nothing changes (None: no need).
+    """
+
+    status: JobStatus
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_s: float | None = None

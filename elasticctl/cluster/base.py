@@ -1,0 +1,70 @@
+"""`Cluster`: what a person does with a place that runs jobs, whichever place it is.
+
+Two implementations, one contract test (tests/cluster_contract.py): `local.client.LocalCluster` and `kube.KubeCluster`.
+Objects are Kubernetes JSON (`Manifest`), because that is what both speak. Every method may raise `UnreachableError`;
+methods that take a job's name raise `NotFoundError` when it is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as JSON data."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which log lines are wanted; `workers` empty: all. `since` is seconds since the epoch, `tail` lines per worker."""
+
+    follow: bool = False
+    workers: tuple[str, ...] = ()
+    tail: int | None = None
+    since: float | None = None
+    previous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line a worker printed, without its newline; `at` is seconds since the epoch, UTC."""
+
+    worker: str
+    at: float
+    text: str
+
+
+class Cluster(Protocol):
+    """Jobs, their workers, their logs."""
+
+    def create_job(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Store a new ElasticJob and return it as stored; ConflictError when the name is taken."""
+
+    def get_job(self, namespace: str, name: str) -> Manifest:
+        """Return one job."""
+
+    def list_jobs(self, namespace: str | None) -> list[Manifest]:
+        """Return all jobs of a namespace (None: of all), oldest first."""
+
+    def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+        """Apply a JSON merge patch (RFC 7386) to metadata and spec and return the result.
+
+        A `metadata.resourceVersion` in the patch makes it conditional: ConflictError when the job has changed since.
+        """
+
+    def delete_job(self, namespace: str, name: str) -> None:
+        """Delete a job, its workers and its logs; returns when the request is stored, not when they are gone."""
+
+    def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+        """Return the pods of a job, in order of index."""
+
+    def list_events(self, namespace: str, job: str) -> list[Manifest]:
+        """Return the events of a job and its pods, oldest first."""
+
+    def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
+        """Yield the lines of a job's workers, in order for each worker.
+
+        With `follow`, waits for workers that are still to come, re-created and newly scaled ones, and ends when the
+        job has ended and all is said.
+        """

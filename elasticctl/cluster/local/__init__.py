@@ -1,0 +1,1 @@
+"""The embedded cluster: pods are processes of this machine."""

@@ -1,0 +1,133 @@
+"""Frozen dataclasses <-> the camelCase JSON of Kubernetes objects.
+
+Decoding never raises: a field that is missing or of the wrong type takes its default, because a controller has to live
+with whatever an object holds. Strict checking of user input is the JSON schema's work (`elasticctl.specfile`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NewType, TypeVar
+
+Timestamp = NewType("Timestamp", float)
+"""Seconds since the epoch, UTC; an RFC 3339 string with microseconds in JSON."""
+
+T = TypeVar("T")
+_MISSING = object()
+
+
+def to_rfc3339(at: float) -> str:
+    """Format `at` (seconds since the epoch) as RFC 3339 in UTC with microseconds."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def from_rfc3339(text: object) -> Timestamp | None:
+    """Parse an RFC 3339 string; None for anything that is not one."""
+    if not isinstance(text, str):
+        return None
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    try:
+        return Timestamp((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp())
+    except (OverflowError, OSError):
+        return None
+
+
+def camel(name: str) -> str:
+    """`steps_redone` -> `stepsRedone`."""
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def to_json(value: Any) -> Any:
+    """Encode a dataclass (or a container of them) as JSON data; None and empty containers are left out of objects."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        encoded = {
+            camel(name): _encode_field(getattr(value, name), is_timestamp) for name, _, is_timestamp in _fields(type(value))
+        }
+        return {key: item for key, item in encoded.items() if item is not None and item != [] and item != {}}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(cls: type[T], data: object) -> T:
+    """Decode JSON data into the dataclass `cls`, leniently (see the module's docstring)."""
+    source = data if isinstance(data, Mapping) else {}
+    found: dict[str, Any] = {}
+    for name, hint, _ in _fields(cls):
+        value = _decode(hint, source.get(camel(name), _MISSING))
+        if value is not _MISSING:
+            found[name] = value
+    return cls(**found)
+
+
+def _encode_field(value: Any, is_timestamp: bool) -> Any:
+    return to_rfc3339(value) if is_timestamp and value is not None else to_json(value)
+
+
+@functools.cache
+def _fields(cls: type) -> tuple[tuple[str, Any, bool], ...]:
+    """(name, type, is it a timestamp) of each field of a dataclass."""
+    hints = typing.get_type_hints(cls)
+    return tuple((f.name, hints[f.name], _bare(hints[f.name]) is Timestamp) for f in dataclasses.fields(cls))
+
+
+def _bare(hint: Any) -> Any:
+    """`X | None` -> X."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        return options[0] if len(options) == 1 else hint
+    return hint
+
+
+def _decode(hint: Any, value: Any) -> Any:
+    """Decode `value` as `hint`, or _MISSING when it is not one."""
+    if value is _MISSING or value is None:
+        return _MISSING
+    hint = _bare(hint)
+    origin = typing.get_origin(hint)
+    if hint is Timestamp:
+        parsed = from_rfc3339(value)
+        return _MISSING if parsed is None else parsed
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_json(hint, value) if isinstance(value, Mapping) else _MISSING
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return next((member for member in hint if member.value == value), _MISSING)
+    if origin is tuple:
+        item_hint = typing.get_args(hint)[0]
+        if not isinstance(value, list | tuple):
+            return _MISSING
+        items = (_decode(item_hint, item) for item in value)
+        return tuple(item for item in items if item is not _MISSING)
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            return _MISSING
+        item_hint = typing.get_args(hint)[1]
+        decoded = {str(key): _decode(item_hint, item) for key, item in value.items()}
+        return {key: item for key, item in decoded.items() if item is not _MISSING}
+    return _decode_scalar(hint, value)
+
+
+def _decode_scalar(hint: Any, value: Any) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint in (str, bool) and isinstance(value, hint):
+        return value
+    return _MISSING

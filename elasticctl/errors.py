@@ -1,0 +1,76 @@
+"""Every error this project raises on purpose, in one tree.
+
+    ElasticctlError                 exit code 1
+    ├── UsageError                  2   the command line or a file it names is wrong
+    │   ├── SpecError                   a manifest or job spec: names the field path and line
+    │   ├── ConfigError                 the contexts file
+    │   └── TemplateError               a job template
+    ├── ClusterError                3   the cluster refused or cannot be reached
+    │   ├── NotFoundError               no such job, worker or context
+    │   ├── ConflictError               the name is taken, or the object changed under us
+    │   ├── UnreachableError            nobody answers
+    │   └── StorageFullError            the disk has no room: nothing was written
+    └── JobFailedError              1   the job itself ended badly
+
+Each message says what failed, the value, and what to do next, in one or two lines.
+"""
+
+from __future__ import annotations
+
+
+class ElasticctlError(Exception):
+    """Base of all errors shown to a user as one clear line; `exit_code` is the process's."""
+
+    exit_code = 1
+
+
+class UsageError(ElasticctlError):
+    """The input is wrong; nothing was done."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A manifest or spec has a wrong field.
+
+    `path` is the field path (`spec.maxReplicas`), `line` its 1-based line in the file or None.
+    """
+
+    def __init__(self, message: str, *, path: str = "", line: int | None = None, source: str = "") -> None:
+        self.path, self.line, self.source = path, line, source
+        where = ":".join(str(part) for part in (source, line) if part)
+        super().__init__(": ".join(part for part in (where, path, message) if part))
+
+
+class ConfigError(UsageError):
+    """The contexts file cannot be read, parsed or written."""
+
+
+class TemplateError(UsageError):
+    """A job template does not exist or does not render to an ElasticJob."""
+
+
+class ClusterError(ElasticctlError):
+    """The cluster refused the request or failed to carry it out."""
+
+    exit_code = 3
+
+
+class NotFoundError(ClusterError):
+    """The named job, worker or context is not there."""
+
+
+class ConflictError(ClusterError):
+    """The name is taken, or the object changed since it was read."""
+
+
+class UnreachableError(ClusterError):
+    """No answer from the cluster within the time allowed."""
+
+
+class StorageFullError(ClusterError):
+    """The disk has no room for the request; nothing was written."""
+
+
+class JobFailedError(ElasticctlError):
+    """The job that was waited for did not succeed."""

@@ -1,0 +1,280 @@
+"""The job as it is asked for: `JobSpec` (what a researcher types) and `ElasticJob` (what the controller acts on).
+
+A `JobSpec` is rendered to an ElasticJob manifest by a job template (`elasticctl.manifests`); the manifest is the one
+format on disk, on the wire and in the cluster. `ElasticJob.from_manifest` reads the part of it that decides how many
+workers there should be and what to do when one ends. `Pod` is a worker as the cluster reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from elasticctl.codec import Timestamp, from_json, from_rfc3339
+from elasticctl.status import JobStatus
+
+E = TypeVar("E", bound=StrEnum)
+
+GROUP = "elastic.pytorch.org"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "ElasticJob"
+PLURAL = "elasticjobs"
+WORKER_CONTAINER = "elasticjob-worker"
+
+LABEL_GROUP = "group-name"
+LABEL_JOB = "job-name"
+LABEL_TYPE = "replica-type"
+LABEL_INDEX = "replica-index"
+ANNOTATION_SCALED_BY = f"{GROUP}/scaled-by"
+
+DEFAULT_BACKOFF_LIMIT = 3
+MAX_WORKERS = 10_000
+
+
+class RestartPolicy(StrEnum):
+    """What an ended worker means for the job; see docs/reference/elasticjob.md."""
+
+    EXIT_CODE = "ExitCode"
+    ON_FAILURE = "OnFailure"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which workers are removed once the job is over."""
+
+    NONE = "None"
+    RUNNING = "Running"
+    ALL = "All"
+
+
+class PodPhase(StrEnum):
+    """Kubernetes' pod phases."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One training job in a researcher's words: what a job template renders.
+
+    `command` is the script and its arguments as the launcher runs them; `workers` x `gpus_per_worker` = all GPUs
+    (`gpus_per_worker` 0: CPU ranks). `gpu_type` is a name of `elasticctl.catalog`; `storage` is a URL; times are in seconds.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    namespace: str = "default"
+    workers: int = 1
+    min_workers: int | None = None
+    max_workers: int | None = None
+    ranks_per_worker: int = 1
+    gpus_per_worker: int = 0
+    gpu_type: str = ""
+    spot: bool = True
+    provider: str = "local"
+    image: str = ""
+    working_dir: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    storage: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, str], ...] = ()
+    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    backoff_limit: int = DEFAULT_BACKOFF_LIMIT
+    deadline_s: int | None = None
+    ttl_s: int | None = None
+    grace_s: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRef:
+    """One incarnation of a worker, named for removal: the name alone would hit its successor too."""
+
+    name: str = ""
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`spec.policy`, ours: times in seconds."""
+
+    backoff_seconds: float = 1.0
+    backoff_max_seconds: float = 60.0
+    straggler_seconds: float = 30.0
+    hang_timeout_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticJob:
+    """An ElasticJob object as the controller sees it; `template` is the pod template, opaque here.
+
+    Built leniently: out-of-range numbers are clamped, so `0 <= min <= desired <= max <= MAX_WORKERS` always holds.
+    """
+
+    name: str = ""
+    namespace: str = "default"
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    created_at: Timestamp | None = None
+    deleting: bool = False
+    desired: int = 0
+    min: int = 0
+    max: int = 0
+    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
+    backoff_limit: int = DEFAULT_BACKOFF_LIMIT
+    deadline_s: float | None = None
+    ttl_s: float | None = None
+    suspend: bool = False
+    cancel: bool = False
+    rdzv_endpoint: str = ""
+    remove_workers: tuple[WorkerRef, ...] = ()
+    policy: Policy = Policy()
+    template: Mapping[str, Any] = field(default_factory=dict)
+    scaled_by: str = ""
+    status: JobStatus = JobStatus()
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> ElasticJob:
+        """Read an ElasticJob object of any content; never raises."""
+        meta, spec = _mapping(manifest.get("metadata")), _mapping(manifest.get("spec"))
+        worker = _mapping(_mapping(spec.get("replicaSpecs")).get("Worker"))
+        replicas = _count(worker.get("replicas"), 1)
+        top = min(_count(spec.get("maxReplicas"), max(replicas, _count(spec.get("minReplicas"), 0))), MAX_WORKERS)
+        low = min(_count(spec.get("minReplicas"), replicas), top)
+        return cls(
+            name=_text(meta.get("name")),
+            namespace=_text(meta.get("namespace")) or "default",
+            uid=_text(meta.get("uid")),
+            resource_version=_text(meta.get("resourceVersion")),
+            generation=_count(meta.get("generation"), 0),
+            created_at=from_rfc3339(meta.get("creationTimestamp")),
+            deleting=meta.get("deletionTimestamp") is not None,
+            desired=min(max(replicas, low), top),
+            min=low,
+            max=top,
+            restart_policy=_member(RestartPolicy, worker.get("restartPolicy"), RestartPolicy.ON_FAILURE),
+            clean_pod_policy=_member(CleanPodPolicy, spec.get("cleanPodPolicy"), CleanPodPolicy.NONE),
+            backoff_limit=_count(spec.get("backoffLimit"), DEFAULT_BACKOFF_LIMIT),
+            deadline_s=_seconds(spec.get("activeDeadlineSeconds")),
+            ttl_s=_seconds(spec.get("ttlSecondsAfterFinished")),
+            suspend=spec.get("suspend") is True,
+            cancel=spec.get("cancel") is True,
+            rdzv_endpoint=_text(spec.get("rdzvEndpoint")),
+            remove_workers=tuple(from_json(WorkerRef, ref) for ref in _sequence(spec.get("removeWorkers"))),
+            policy=from_json(Policy, spec.get("policy")),
+            template=_mapping(worker.get("template")),
+            scaled_by=_text(_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
+            status=from_json(JobStatus, manifest.get("status")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One worker's pod as observed; `index` is None when its labels are garbage.
+
+    `message` is the container's termination message (a `Failure` as JSON when our launcher wrote it).
+    """
+
+    name: str
+    uid: str
+    index: int | None
+    owner_uid: str
+    phase: PodPhase
+    created_at: Timestamp | None = None
+    started_at: Timestamp | None = None
+    finished_at: Timestamp | None = None
+    deleting: bool = False
+    node: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    disruption_target: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """True once no container of it will run again."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> Pod:
+        """Read a Kubernetes Pod object of any content; never raises."""
+        meta, status = _mapping(manifest.get("metadata")), _mapping(manifest.get("status"))
+        owner = next((_mapping(ref) for ref in _sequence(meta.get("ownerReferences")) if _mapping(ref).get("controller")), {})
+        containers = [_mapping(item) for item in _sequence(status.get("containerStatuses"))]
+        worker = next((c for c in containers if c.get("name") == WORKER_CONTAINER), containers[0] if containers else {})
+        ended = _mapping(_mapping(worker.get("state")).get("terminated"))
+        exit_code = ended.get("exitCode")
+        return cls(
+            name=_text(meta.get("name")),
+            uid=_text(meta.get("uid")),
+            index=_index(_mapping(meta.get("labels")).get(LABEL_INDEX)),
+            owner_uid=_text(owner.get("uid")),
+            phase=_member(PodPhase, status.get("phase"), PodPhase.PENDING),
+            created_at=from_rfc3339(meta.get("creationTimestamp")),
+            started_at=from_rfc3339(status.get("startTime")),
+            finished_at=from_rfc3339(ended.get("finishedAt")),
+            deleting=meta.get("deletionTimestamp") is not None,
+            node=_text(_mapping(manifest.get("spec")).get("nodeName")),
+            exit_code=exit_code if isinstance(exit_code, int) else None,
+            reason=_text(status.get("reason")) or _text(ended.get("reason")),
+            message=_text(ended.get("message")) or _text(status.get("message")),
+            disruption_target=any(
+                _mapping(item).get("type") == "DisruptionTarget" and _mapping(item).get("status") == "True"
+                for item in _sequence(status.get("conditions"))
+            ),
+        )
+
+
+def worker_name(job: str, index: int) -> str:
+    """The pod's name, and its Service's, as TorchElastic had it."""
+    return f"{job}-worker-{index}"
+
+
+def worker_labels(job: str, index: int) -> dict[str, str]:
+    """TorchElastic's four labels."""
+    return {LABEL_GROUP: GROUP, LABEL_JOB: job, LABEL_TYPE: "worker", LABEL_INDEX: str(index)}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _index(value: object) -> int | None:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6 else None
+
+
+def _member(kind: type[E], value: object, default: E) -> E:
+    return next((member for member in kind if member.value == value), default)

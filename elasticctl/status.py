@@ -1,0 +1,244 @@
+"""What a job's status tells: the words the controller writes and the CLI reads.
+
+Times are `Timestamp`s: seconds since the epoch, UTC. Durations are seconds. All of it is stored as the `status` of the
+ElasticJob object through `elasticctl.codec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elasticctl.codec import Timestamp
+
+
+class Phase(StrEnum):
+    """Where a job is in its life."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """True when the job will never run again."""
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
+
+
+class Cause(StrEnum):
+    """Why a worker ended; one per worker, decided once by `elasticctl_controller.classify`."""
+
+    SCALED_IN = "ScaledIn"
+    PREEMPTED = "Preempted"
+    EVICTED = "Evicted"
+    NODE_LOST = "NodeLost"
+    DELETED = "Deleted"
+    OOM_KILLED = "OOMKilled"
+    KILLED = "Killed"
+    COLLATERAL = "Collateral"
+    STUCK = "Stuck"
+    APPLICATION = "ApplicationError"
+    COMPLETED = "Completed"
+
+    @property
+    def counted(self) -> bool:
+        """True when it uses up the job's `backoffLimit`."""
+        return self in (Cause.APPLICATION, Cause.OOM_KILLED, Cause.STUCK)
+
+    @property
+    def interruption(self) -> bool:
+        """True when training was disturbed: neither our own removal nor success."""
+        return self not in (Cause.SCALED_IN, Cause.COMPLETED)
+
+
+class ConditionType(StrEnum):
+    """TorchElastic's condition types, plus Suspended."""
+
+    CREATED = "Created"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    SUSPENDED = "Suspended"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One entry of `status.conditions`; `status` is "True" or "False"."""
+
+    type: str = ""
+    status: str = "False"
+    reason: str = ""
+    message: str = ""
+    last_update_time: Timestamp | None = None
+    last_transition_time: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """TorchElastic's counts of one replica type."""
+
+    active: int = 0
+    succeeded: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker the controller knows of: the roster that makes every ending counted exactly once.
+
+    `removal` is set, and stored, before we delete the worker; `cause` once its end has been counted.
+    """
+
+    name: str = ""
+    uid: str = ""
+    index: int = 0
+    phase: str = ""
+    node: str = ""
+    started_at: Timestamp | None = None
+    removal: str = ""
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a rank failed; the launcher writes it as JSON to the worker's termination message.
+
+    `verdict` says whose fault it was as far as the launcher knows: "application", "collateral", "stuck" or "preempted".
+    """
+
+    verdict: str = ""
+    worker: str = ""
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str = ""
+    error: str = ""
+    last_lines: tuple[str, ...] = ()
+    generation: int = 0
+    at: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """One loss of a worker and what it cost; `recovered_at` is the first optimizer step of the group after it.
+
+    `first_step_wait_s` = recovered_at - at; `steps_redone` is how many optimizer steps had to be done again.
+    """
+
+    at: Timestamp | None = None
+    worker: str = ""
+    uid: str = ""
+    cause: Cause | None = None
+    message: str = ""
+    exit_code: int | None = None
+    generation: int = 0
+    recovered_at: Timestamp | None = None
+    recovery_s: float | None = None
+    steps_redone: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """One change of the wanted number of workers; `done_at` is when that many were training."""
+
+    at: Timestamp | None = None
+    from_workers: int = 0
+    to_workers: int = 0
+    by: str = ""
+    done_at: Timestamp | None = None
+    recovery_s: float | None = None
+    steps_redone: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One incarnation of the training group, as the rendezvous saw it.
+
+    `opened_at`: the old group was told to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
+    optimizer step was reported. `resumed_step` is the step restored from, `last_step` the highest step reported.
+    """
+
+    generation: int = 0
+    workers: tuple[str, ...] = ()
+    reason: str = ""
+    opened_at: Timestamp | None = None
+    formed_at: Timestamp | None = None
+    first_step_at: Timestamp | None = None
+    resumed_step: int | None = None
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training is. `samples_per_s` is over the whole group; `metrics` are the user's own numbers."""
+
+    at: Timestamp | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    total_epochs: int | None = None
+    samples_per_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatus:
+    """The newest committed checkpoint and how many this job has committed."""
+
+    step: int | None = None
+    at: Timestamp | None = None
+    committed: int = 0
+    url: str = ""
+    size_bytes: int | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pause before failed workers are made again; `failures` in a row set its length."""
+
+    failures: int = 0
+    until: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The whole story of a job.
+
+    `restarts` counts ended workers by cause (all of them, for the life of the job); `interruptions`, `scalings` and
+    `generations` keep the last few entries only. `failures` counts those that used up the budget.
+    """
+
+    phase: Phase = Phase.PENDING
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    replica_statuses: Mapping[str, ReplicaStatus] = field(default_factory=dict)
+    replicas: int = 0
+    desired: int = 0
+    min: int = 0
+    max: int = 0
+    active: int = 0
+    selector: str = ""
+    start_time: Timestamp | None = None
+    completion_time: Timestamp | None = None
+    last_reconcile_time: Timestamp | None = None
+    workers: tuple[WorkerStatus, ...] = ()
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    failures: int = 0
+    steps_redone: int = 0
+    backoff: Backoff = Backoff()
+    interruptions: tuple[Interruption, ...] = ()
+    scalings: tuple[Scaling, ...] = ()
+    generation: int = 0
+    generations: tuple[Generation, ...] = ()
+    progress: Progress = Progress()
+    checkpoint: CheckpointStatus = CheckpointStatus()
+    first_failure: Failure | None = None
+    worker_seconds: Mapping[str, float] = field(default_factory=dict)

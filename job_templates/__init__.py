@@ -1,0 +1,1 @@
+"""The shipped job templates; `elasticctl.manifests` finds them here as package data."""

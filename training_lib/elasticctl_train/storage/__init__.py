@@ -1,0 +1,1 @@
+"""Where checkpoints live, chosen by URL."""
