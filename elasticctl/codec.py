@@ -79,7 +79,7 @@ def _encode_field(value: Any, is_timestamp: bool) -> Any:
 
 
 @functools.cache
-def _fields(cls: type) -> tuple[tuple[str, Any, bool], ...]:
+def _fields(cls: Any) -> tuple[tuple[str, Any, bool], ...]:
     """(name, type, is it a timestamp) of each field of a dataclass."""
     hints = typing.get_type_hints(cls)
     return tuple((f.name, hints[f.name], _bare(hints[f.name]) is Timestamp) for f in dataclasses.fields(cls))

@@ -1,0 +1,246 @@
+"""Who is in the training group: the state of one job's rendezvous, without a clock, a thread or a socket.
+
+A group is either *formed* (its members train as generation N) or *open* (they stop, and join generation N+1). It opens
+when a member is lost, leaves or fails, and when a newcomer is ready. It forms as soon as everybody has joined who is
+alive and was in it before: nobody waits for a last call, and nobody waits for a worker that is still starting, except
+at the very beginning, where forming early would only mean forming twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from elasticctl.codec import Timestamp
+from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
+
+FIRST_SETTLE_S = 30.0
+"""How long the first generation waits for workers that are alive but have not joined, once `min` have."""
+NEWCOMER_SETTLE_S = 2.0
+"""How long a newcomer waits for others that are starting, so that they cost the group one re-forming, not several."""
+REJOIN_S = 10.0
+"""How long a member that is alive but silent holds up the others."""
+GENERATIONS_KEPT = 20
+UNEXPLAINED_LIMIT = 3
+"""Re-formings in a row without a step, a loss or an error of somebody's own, before the first to fail is blamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An agent as it introduced itself: the address of its store, and how many ranks (`slots`) it runs."""
+
+    uid: str
+    name: str
+    host: str
+    port: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A formed generation; `members` in order of group rank. The store of rank 0's agent serves it."""
+
+    generation: int
+    members: tuple[Member, ...]
+
+
+@dataclass(slots=True)
+class Group:
+    """The rendezvous of one job. Every method that can change it takes `now`, seconds since the epoch."""
+
+    job_uid: str
+    alive: Mapping[str, str] = field(default_factory=dict)
+    min: int = 1
+    generation: int = 0
+    world: World | None = None
+    joined: dict[str, Member] = field(default_factory=dict)
+    order: dict[str, int] = field(default_factory=dict)
+    opened_at: float | None = None
+    first_join_at: float | None = None
+    reason: str = "start"
+    unexplained: int = 0
+    progress: Progress | None = None
+    checkpoint: CheckpointStatus = CheckpointStatus()
+    records: list[Generation] = field(default_factory=list)
+    finished: set[str] = field(default_factory=set)
+
+    @classmethod
+    def restored(cls, job_uid: str, status: JobStatus) -> Group:
+        """The group as a restarted service knows it: its agents fill the rest in again when they next speak."""
+        return cls(
+            job_uid=job_uid,
+            generation=status.generation,
+            checkpoint=status.checkpoint,
+            records=list(status.generations),
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """True while there is no formed generation."""
+        return self.world is None
+
+    def set_alive(self, alive: Mapping[str, str], minimum: int, now: float) -> None:
+        """Take over the controller's list of live workers (uid -> name); a member that is missing from it is lost."""
+        self.alive, self.min = dict(alive), max(1, minimum)
+        for uid in [uid for uid in self.joined if uid not in self.alive]:
+            del self.joined[uid]
+        if self.world:
+            lost = [m.name for m in self.world.members if m.uid not in self.alive and m.uid not in self.finished]
+            if lost:
+                self._open(f"lost {', '.join(lost)}", now)
+        self.settle(now)
+
+    def join(self, member: Member, generation: int, now: float) -> None:
+        """An agent is ready for a generation after `generation`, the last it was in (0: none)."""
+        if self.world and self._is_member(member.uid):
+            if generation < self.world.generation:
+                return  # it has not yet heard that it is in: the answer is the world
+            self._open(f"{member.name} joins again", now)
+        self.generation = max(self.generation, generation)
+        if generation and self.world is None and self.opened_at is None:
+            self.opened_at = now  # this service was restarted: its old world has just lost a member
+        if not self.joined:
+            self.first_join_at = now
+        self.joined[member.uid] = member
+        self.settle(now)
+
+    def adopt(self, world: World) -> None:
+        """A running agent tells a restarted service what it is in: training that runs is not to be disturbed."""
+        outdated = self.world is not None or self.opened_at is not None or world.generation < self.generation
+        if outdated:
+            return
+        self.world, self.generation = world, world.generation
+        self.order = {m.uid: rank for rank, m in enumerate(world.members)}
+        if not self.records or self.records[-1].generation != world.generation:
+            self._record(Generation(world.generation, tuple(m.name for m in world.members), "service restarted"))
+
+    def leave(self, uid: str, reason: str, now: float) -> None:
+        """An agent goes, or has to be left out; the others re-form."""
+        self.joined.pop(uid, None)
+        self.alive = {other: name for other, name in self.alive.items() if other != uid}
+        if self.world and self._is_member(uid) and uid not in self.finished:
+            self._open(reason, now)
+        self.settle(now)
+
+    def finish(self, uid: str) -> bool:
+        """An agent's ranks have all succeeded; True once that holds for every member that is still alive."""
+        self.finished.add(uid)
+        members = self.world.members if self.world else ()
+        return all(m.uid in self.finished or m.uid not in self.alive for m in members)
+
+    def fail(self, uid: str, name: str, generation: int, *, of_peers: bool, now: float) -> bool:
+        """Ranks of an agent failed; returns True when it is to blame, False when it shall join again.
+
+        `of_peers`: the error is one that a peer's loss causes (a broken connection). It is blamed on the agent itself
+        only when the group keeps failing like that with nobody lost and no step done.
+        """
+        if self.world is None or generation != self.world.generation:
+            return False
+        blamed = not of_peers
+        if of_peers:
+            self.unexplained += 1
+            blamed = self.unexplained > UNEXPLAINED_LIMIT
+        else:
+            self.unexplained = 0
+        self._open(f"{name} failed" if blamed else f"{name} lost a connection", now)
+        return blamed
+
+    def settle(self, now: float) -> float | None:
+        """Open or form the group if it is time; returns after how many seconds to look again (None: no need)."""
+        if self.world is not None:
+            return self._settle_newcomers(now)
+        if not self.joined:
+            return None
+        missing = [uid for uid in self.alive if uid not in self.joined]
+        if len(self.joined) < self.min:
+            return None
+        wait_s = self._patience_s(missing, now)
+        if wait_s > 0:
+            return wait_s
+        self._form(now)
+        return None
+
+    def note_step(self, generation: int, progress: Progress, now: float) -> bool:
+        """A rank reports progress; True when it is the first step of the generation."""
+        if not self.records or self.records[-1].generation != generation or progress.step is None:
+            return False
+        record = self.records[-1]
+        first = record.first_step_at is None
+        last_step = max(progress.step, record.last_step or 0)
+        self.records[-1] = replace(
+            record, first_step_at=Timestamp(now) if first else record.first_step_at, last_step=last_step
+        )
+        if self.progress is None or first or progress.step >= (self.progress.step or 0):
+            metrics = {**(self.progress.metrics if self.progress else {}), **progress.metrics}
+            self.progress = replace(progress, at=Timestamp(now), metrics=metrics)
+        self.unexplained = 0
+        return first
+
+    def note_resumed(self, generation: int, step: int) -> None:
+        """A rank has restored the state of `step` (0: there was nothing to restore)."""
+        if self.records and self.records[-1].generation == generation:
+            self.records[-1] = replace(self.records[-1], resumed_step=step)
+
+    def note_commit(self, step: int, url: str, size_bytes: int, duration_s: float, now: float) -> None:
+        """A checkpoint was committed."""
+        self.checkpoint = CheckpointStatus(
+            step=step,
+            at=Timestamp(now),
+            committed=self.checkpoint.committed + 1,
+            url=url,
+            size_bytes=size_bytes,
+            duration_s=duration_s,
+        )
+
+    def _is_member(self, uid: str) -> bool:
+        return self.world is not None and uid in self.order
+
+    def _settle_newcomers(self, now: float) -> float | None:
+        newcomers = [member.name for uid, member in self.joined.items() if not self._is_member(uid)]
+        if not newcomers or self.first_join_at is None:
+            return None
+        starting = [uid for uid in self.alive if uid not in self.joined and not self._is_member(uid)]
+        wait_s = self.first_join_at + NEWCOMER_SETTLE_S - now
+        if starting and wait_s > 0:
+            return wait_s
+        self._open(f"{', '.join(newcomers)} joined", now)
+        return self.settle(now)
+
+    def _patience_s(self, missing: list[str], now: float) -> float:
+        """How long still to wait for workers that are alive but have not joined; <= 0: not at all."""
+        if not missing:
+            return 0.0
+        if self.generation == 0:
+            return (self.first_join_at or now) + FIRST_SETTLE_S - now
+        if not self.order or any(uid in self.order for uid in missing):
+            return (self.opened_at if self.opened_at is not None else self.first_join_at or now) + REJOIN_S - now
+        return 0.0
+
+    def _open(self, reason: str, now: float) -> None:
+        """End the formed generation; its members are told to stop and to join the next."""
+        self.world = None
+        self.finished.clear()
+        self.opened_at, self.reason = now, reason
+
+    def _form(self, now: float) -> None:
+        """Number the members (survivors keep their order, newcomers follow by name) and start the generation."""
+        newcomers = len(self.order)
+        members = sorted(self.joined.values(), key=lambda m: (self.order.get(m.uid, newcomers), len(m.name), m.name))
+        self.generation += 1
+        self.world = World(self.generation, tuple(members))
+        self.order = {m.uid: rank for rank, m in enumerate(members)}
+        self._record(
+            Generation(
+                generation=self.generation,
+                workers=tuple(m.name for m in members),
+                reason=self.reason,
+                opened_at=Timestamp(self.opened_at if self.opened_at is not None else self.first_join_at or now),
+                formed_at=Timestamp(now),
+            )
+        )
+        self.joined.clear()
+        self.opened_at = self.first_join_at = None
+
+    def _record(self, generation: Generation) -> None:
+        self.records.append(generation)
+        del self.records[:-GENERATIONS_KEPT]

@@ -1,0 +1,132 @@
+"""A real rendezvous service on a Unix socket, and real launchers against it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from elasticctl.status import JobStatus
+from elasticctl_controller.rendezvous import RendezvousService
+
+KEY = "default/job"
+TOKEN = "right-token"  # a test's, not a secret
+
+
+class Site:
+    """A RendezvousService served from a thread of its own; `stop` and `start` again to rehearse its loss."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.service = RendezvousService(token_for=lambda uid: TOKEN, on_change=lambda key: None)
+        self._started = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._started.wait(10)
+
+    async def _serve(self) -> None:
+        runner = web.AppRunner(self.service.app(), access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.UnixSite(runner, str(self.path)).start()
+        self._started.set()
+        while not self._stop.is_set():
+            await asyncio.sleep(0.02)
+        await runner.cleanup()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        self.path.unlink(missing_ok=True)
+
+
+class Lab:
+    """Workers of one job: start a launcher per worker, say who is alive, read what they printed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.site = Site(folder / "r.sock")
+        self.alive: dict[str, str] = {}
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "token").write_text(TOKEN)
+
+    def tell(self, status: JobStatus | None = None) -> None:
+        self.site.service.set_group(
+            KEY, status=status or JobStatus(), job_uid="job-uid", alive=dict(self.alive), minimum=1
+        )
+
+    def restart_service(self, status: JobStatus) -> None:
+        self.site.stop()
+        self.site = Site(self.folder / "r.sock")
+        self.tell(status)
+
+    def start(self, name: str, *command: str, options: tuple[str, ...] = (), **env: str) -> None:
+        environment = {
+            **os.environ,
+            "ELASTICCTL_JOB": "job",
+            "ELASTICCTL_WORKER": name,
+            "ELASTICCTL_POD_UID": f"uid-{name}",
+            "ELASTICCTL_RDZV_ENDPOINT": f"unix://{self.folder}/r.sock",
+            "ELASTICCTL_RDZV_TOKEN_FILE": str(self.folder / "token"),
+            "ELASTICCTL_TERMINATION_LOG": str(self.folder / f"{name}.end"),
+            **env,
+        }
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.workers[name] = subprocess.Popen(
+                [sys.executable, "-m", "elasticctl_train.launch", *options, "--", *command],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+            )
+
+    def add(self, *names: str) -> None:
+        self.alive |= {f"uid-{name}": name for name in names}
+        self.tell()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to the launcher alone: its ranks have to go by themselves."""
+        self.workers[name].send_signal(signal.SIGKILL)
+        self.workers[name].wait()
+        del self.alive[f"uid-{name}"]
+        self.tell()
+
+    def output(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def message(self, name: str) -> dict[str, object]:
+        loaded: dict[str, object] = json.loads((self.folder / f"{name}.end").read_text())
+        return loaded
+
+    def until(self, condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"--- {name}\n{self.output(name)}" for name in self.workers)
+                pytest.fail(f"condition not met within {timeout_s} s\n{logs}")
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.kill()
+            worker.wait()
+        self.site.stop()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
+        made = Lab(Path(folder))
+        yield made
+        made.close()

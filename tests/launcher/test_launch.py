@@ -1,0 +1,157 @@
+"""The launcher against a real service: forming, losing, failing, leaving."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from elasticctl.codec import from_json
+from elasticctl.status import Failure, JobStatus
+
+from .conftest import Lab
+
+RANK = """
+import os, sys, time
+e = os.environ
+print(f"rank {e['RANK']} of {e['WORLD_SIZE']} generation {e['ELASTICCTL_GENERATION']} pid {os.getpid()}", flush=True)
+while not os.path.exists(e["LAB"] + "/done"):
+    if os.path.exists(e["LAB"] + "/fail-" + e["ELASTICCTL_WORKER"]):
+        raise ValueError("the loss is not a number")
+    time.sleep(0.02)
+"""
+
+
+def python(lab: Lab, name: str, **env: str) -> None:
+    lab.start(name, sys.executable, "-c", RANK, LAB=str(lab.folder), **env)
+
+
+def pids(lab: Lab, name: str) -> list[int]:
+    lines = [line for line in lab.output(name).splitlines() if line.startswith("rank ")]
+    return [int(line.split()[-1]) for line in lines]
+
+
+@pytest.fixture
+def pair(lab: Lab) -> Lab:
+    lab.add("a-0", "a-1")
+    python(lab, "a-0")
+    python(lab, "a-1")
+    lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
+    return lab
+
+
+def test_two_workers_form_and_finish(pair: Lab) -> None:
+    (pair.folder / "done").touch()
+    assert [worker.wait(20) for worker in pair.workers.values()] == [0, 0]
+    assert not (pair.folder / "a-0.end").exists()
+
+
+@pytest.mark.parametrize("victim", ["a-0", "a-1"])
+def test_a_killed_worker_leaves_no_rank_behind_and_the_other_goes_on(pair: Lab, victim: str) -> None:
+    survivor = "a-1" if victim == "a-0" else "a-0"
+    (rank_pid,) = pids(pair, victim)
+    pair.kill(victim)
+    pair.until(lambda: not psutil.pid_exists(rank_pid))
+    pair.until(lambda: "rank 0 of 1 generation 2" in pair.output(survivor))
+    (pair.folder / "done").touch()
+    assert pair.workers[survivor].wait(20) == 0
+
+
+def test_a_newcomer_joins(pair: Lab) -> None:
+    pair.add("a-2")
+    python(pair, "a-2")
+    pair.until(lambda: all(f"rank {i} of 3 generation 2" in pair.output(f"a-{i}") for i in range(3)))
+
+
+def test_an_error_of_ones_own_ends_that_worker_with_its_story(pair: Lab) -> None:
+    (pair.folder / "fail-a-1").touch()
+    assert pair.workers["a-1"].wait(20) == 1
+    failure = from_json(Failure, pair.message("a-1"))
+    assert (failure.verdict, failure.rank, failure.exit_code, failure.generation) == ("application", 1, 1, 1)
+    assert failure.error == "ValueError: the loss is not a number"
+    assert failure.last_lines[-1] == failure.error
+    pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
+
+
+def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
+    os.kill(pids(pair, "a-1")[0], signal.SIGKILL)
+    assert pair.workers["a-1"].wait(20) == 137
+    assert from_json(Failure, pair.message("a-1")).verdict == "killed"
+    pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
+
+
+def test_sigterm_leaves_the_group_at_once(pair: Lab) -> None:
+    pair.workers["a-0"].terminate()
+    assert pair.workers["a-0"].wait(20) == 143
+    assert from_json(Failure, pair.message("a-0")).verdict == "preempted"
+    pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-1"))
+
+
+def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None:
+    before = pids(pair, "a-0") + pids(pair, "a-1")
+    pair.restart_service(JobStatus(generation=1))
+    pair.until(lambda: pair.site.service.view("default/job").generations)
+    pair.add("a-2")
+    python(pair, "a-2")
+    pair.until(lambda: "rank 2 of 3 generation 2" in pair.output("a-2"))
+    assert before[0] in pids(pair, "a-0")
+    assert len(pids(pair, "a-0")) == 2, "stopped once, for the newcomer, not for the restart"
+
+
+def test_several_ranks_of_a_worker_are_told_apart(lab: Lab) -> None:
+    lab.add("a-0")
+    lab.start("a-0", sys.executable, "-c", RANK, options=("--nproc-per-node", "2"), LAB=str(lab.folder))
+    lab.until(lambda: "[rank1] rank 1 of 2" in lab.output("a-0") and "[rank0] rank 0 of 2" in lab.output("a-0"))
+    (lab.folder / "done").touch()
+    assert lab.workers["a-0"].wait(20) == 0
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(lab: Lab) -> None:
+    lab.add("a-0")
+    stubborn = (
+        "import signal, subprocess, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "p = subprocess.Popen(['sleep', '600']); print('child', p.pid, flush=True); time.sleep(600)"
+    )
+    lab.start("a-0", sys.executable, "-c", stubborn, options=("--stop-grace", "0.3"))
+    lab.until(lambda: "child" in lab.output("a-0"))
+    child = int(lab.output("a-0").split("child")[1].split()[0])
+    lab.workers["a-0"].terminate()
+    assert lab.workers["a-0"].wait(20) == 143
+    lab.until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_wrong_token_is_refused_in_one_line(lab: Lab) -> None:
+    lab.add("a-0")
+    wrong = lab.folder / "wrong"
+    wrong.write_text("wrong")
+    python(lab, "a-0", ELASTICCTL_RDZV_TOKEN_FILE=str(wrong))
+    assert lab.workers["a-0"].wait(20) == 1
+    assert "wrong token for job default/job (HTTP 401)" in lab.output("a-0")
+    assert "Traceback" not in lab.output("a-0")
+
+
+def test_a_command_that_does_not_exist_fails_with_its_name(lab: Lab) -> None:
+    lab.add("a-0")
+    lab.start("a-0", "no-such-program")
+    assert lab.workers["a-0"].wait(20) == 127
+    assert "cannot start 'no-such-program'" in lab.output("a-0")
+
+
+@pytest.mark.parametrize(("arguments", "line"), [((), "no command given"), (("--", "x"), "ELASTICCTL_")])
+def test_usage_errors_are_one_line(arguments: tuple[str, ...], line: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICCTL_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "elasticctl_train.launch", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,243 @@
+"""The group of one job, driven by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.status import JobStatus, Progress
+from elasticctl_controller.membership import (
+    FIRST_SETTLE_S,
+    NEWCOMER_SETTLE_S,
+    REJOIN_S,
+    UNEXPLAINED_LIMIT,
+    Group,
+    Member,
+)
+
+
+def member(index: int) -> Member:
+    return Member(uid=f"u{index}", name=f"job-worker-{index}", host="127.0.0.1", port=1000 + index, slots=1)
+
+
+def alive(*indexes: int) -> dict[str, str]:
+    return {f"u{i}": f"job-worker-{i}" for i in indexes}
+
+
+def formed(*indexes: int, minimum: int = 1) -> Group:
+    group = Group(job_uid="j")
+    group.set_alive(alive(*indexes), minimum, 0.0)
+    for i in indexes:
+        group.join(member(i), 0, 0.0)
+    return group
+
+
+def names(group: Group) -> list[str]:
+    assert group.world is not None
+    return [m.name for m in group.world.members]
+
+
+def test_forms_as_soon_as_all_who_live_have_joined() -> None:
+    group = Group(job_uid="j")
+    group.set_alive(alive(0, 1), 1, 0.0)
+    group.join(member(1), 0, 1.0)
+    assert group.is_open
+    group.join(member(0), 0, 1.5)
+    assert names(group) == ["job-worker-0", "job-worker-1"]
+    assert group.generation == 1
+
+
+def test_first_generation_waits_a_bounded_time_for_a_worker_that_never_joins() -> None:
+    group = Group(job_uid="j")
+    group.set_alive(alive(0, 1), 1, 0.0)
+    group.join(member(0), 0, 1.0)
+    wait_s = group.settle(2.0)
+    assert wait_s == pytest.approx(FIRST_SETTLE_S - 1.0)
+    group.settle(1.0 + FIRST_SETTLE_S)
+    assert names(group) == ["job-worker-0"]
+
+
+def test_never_forms_below_the_minimum() -> None:
+    group = Group(job_uid="j")
+    group.set_alive(alive(0, 1, 2), 2, 0.0)
+    group.join(member(0), 0, 0.0)
+    group.settle(10_000.0)
+    assert group.is_open
+
+
+def test_losing_a_member_opens_and_survivors_form_at_once_without_the_replacement() -> None:
+    group = formed(0, 1, 2)
+    group.set_alive({"u0": "job-worker-0", "u2": "job-worker-2", "u9": "job-worker-1"}, 1, 10.0)
+    assert group.is_open
+    group.join(member(2), 1, 10.1)
+    assert group.is_open
+    group.join(member(0), 1, 10.2)
+    assert names(group) == ["job-worker-0", "job-worker-2"]
+    assert group.records[-1].reason == "lost job-worker-1"
+    assert group.records[-1].opened_at == 10.0
+
+
+def test_survivors_keep_their_order_when_rank_0_is_lost() -> None:
+    group = formed(0, 1, 2)
+    group.set_alive(alive(1, 2), 1, 5.0)
+    group.join(member(2), 1, 5.0)
+    group.join(member(1), 1, 5.0)
+    assert names(group) == ["job-worker-1", "job-worker-2"]
+
+
+def test_a_silent_survivor_is_left_out_after_a_bounded_time() -> None:
+    group = formed(0, 1, 2)
+    group.set_alive(alive(0, 1), 1, 5.0)
+    group.join(member(0), 1, 5.0)
+    assert group.settle(5.0) == pytest.approx(REJOIN_S)
+    group.settle(5.0 + REJOIN_S)
+    assert names(group) == ["job-worker-0"]
+
+
+def test_newcomers_are_let_in_together() -> None:
+    group = formed(0, 1)
+    group.set_alive(alive(0, 1, 2, 3), 1, 5.0)
+    group.join(member(2), 0, 6.0)
+    assert not group.is_open, "training goes on while another newcomer is starting"
+    group.join(member(3), 0, 6.5)
+    assert group.is_open
+    group.join(member(0), 1, 7.0)
+    group.join(member(1), 1, 7.0)
+    assert names(group) == [f"job-worker-{i}" for i in range(4)]
+
+
+def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
+    group = formed(0)
+    group.set_alive(alive(0, 1, 2), 1, 5.0)
+    group.join(member(1), 0, 6.0)
+    assert group.settle(6.0) == pytest.approx(NEWCOMER_SETTLE_S)
+    group.settle(6.0 + NEWCOMER_SETTLE_S)
+    assert group.is_open
+
+
+def test_blame_goes_to_the_first_error_of_ones_own() -> None:
+    group = formed(0, 1, 2)
+    assert group.fail("u1", "job-worker-1", 1, of_peers=False, now=1.0)
+    assert not group.fail("u0", "job-worker-0", 1, of_peers=False, now=1.1), "its peer had failed already"
+
+
+def test_a_broken_connection_is_nobodys_fault_until_it_repeats_without_a_step() -> None:
+    group = formed(0, 1)
+    for round_number in range(UNEXPLAINED_LIMIT):
+        assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0), round_number
+        group.join(member(0), group.generation, 1.0)
+        group.join(member(1), group.generation, 1.0)
+    assert group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
+
+
+def test_a_step_clears_the_unexplained_failures() -> None:
+    group = formed(0, 1)
+    for _ in range(3 * UNEXPLAINED_LIMIT):
+        assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
+        group.join(member(0), group.generation, 1.0)
+        group.join(member(1), group.generation, 1.0)
+        group.note_step(group.generation, Progress(step=7), 2.0)
+
+
+def test_a_restarted_service_takes_over_running_training() -> None:
+    before = formed(0, 1)
+    assert before.world is not None
+    group = Group.restored("j", JobStatus(generation=1))
+    group.set_alive(alive(0, 1), 1, 50.0)
+    group.adopt(before.world)
+    assert names(group) == ["job-worker-0", "job-worker-1"]
+    assert group.records[-1].generation == 1
+
+
+def test_a_restarted_service_does_not_take_an_old_world_once_a_member_joins_again() -> None:
+    before = formed(0, 1)
+    assert before.world is not None
+    group = Group.restored("j", JobStatus(generation=1))
+    group.set_alive(alive(0, 1), 1, 50.0)
+    group.join(member(0), 1, 51.0)
+    group.adopt(before.world)
+    assert group.is_open
+    group.join(member(1), 1, 52.0)
+    assert group.generation == 2
+
+
+def test_finish_waits_for_every_member_that_lives() -> None:
+    group = formed(0, 1, 2)
+    assert not group.finish("u0")
+    assert not group.finish("u1")
+    group.set_alive(alive(0, 1), 1, 9.0)
+    assert group.is_open, "the third died before it was done"
+
+
+def test_steps_and_commits_are_recorded_by_generation() -> None:
+    group = formed(0)
+    group.note_resumed(1, 0)
+    assert group.note_step(1, Progress(step=5, metrics={"loss": 1.0}), 3.0)
+    assert not group.note_step(1, Progress(step=9, metrics={"accuracy": 0.9}), 4.0)
+    assert not group.note_step(7, Progress(step=99), 4.0), "another generation's report"
+    group.note_commit(8, "file:///x", 10, 0.1, 5.0)
+    record = group.records[-1]
+    assert (record.resumed_step, record.first_step_at, record.last_step) == (0, 3.0, 9)
+    assert group.progress is not None
+    assert group.progress.metrics == {"loss": 1.0, "accuracy": 0.9}
+    assert (group.checkpoint.step, group.checkpoint.committed) == (8, 1)
+
+
+KINDS = ["live", "die", "join", "fail", "leave", "wait"]
+
+
+class Story:
+    """Six workers that come, go, join and fail in any order; checks the group after each step."""
+
+    def __init__(self, minimum: int) -> None:
+        self.group, self.minimum, self.now = Group(job_uid="j"), minimum, 0.0
+        self.living: set[int] = set()
+        self.last_seen = dict.fromkeys(range(6), 0)
+        self.highest = 0
+
+    def act(self, kind: str, i: int) -> None:
+        self.now += 60.0 if kind == "wait" else 0.5
+        if kind == "live":
+            self.living.add(i)
+        elif kind == "die":
+            self.living.discard(i)
+        elif i in self.living and f"u{i}" in self.group.alive:
+            self.speak(kind, i)
+        self.group.set_alive(alive(*self.living), self.minimum, self.now)
+        self.group.settle(self.now)
+        self.check()
+
+    def speak(self, kind: str, i: int) -> None:
+        if kind == "join":
+            self.group.join(member(i), self.last_seen[i], self.now)
+        elif kind == "fail":
+            self.group.fail(f"u{i}", f"job-worker-{i}", self.group.generation, of_peers=False, now=self.now)
+        elif kind == "leave":
+            self.group.leave(f"u{i}", "goes", self.now)
+            self.living.discard(i)
+
+    def check(self) -> None:
+        assert self.group.generation >= self.highest
+        self.highest = self.group.generation
+        if self.group.world is None:
+            return
+        members = {m.uid for m in self.group.world.members}
+        assert len(members) == len(self.group.world.members) >= self.minimum
+        assert members <= set(self.group.alive)
+        for uid in members:
+            self.last_seen[int(uid[1:])] = self.group.generation
+
+
+@given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5)), max_size=60), st.integers(1, 3))
+@settings(deadline=None, max_examples=300)
+def test_whatever_happens_generations_grow_and_hold_live_workers_only(
+    events: list[tuple[str, int]], minimum: int
+) -> None:
+    story = Story(minimum)
+    for kind, i in events:
+        story.act(kind, i)
+    for i in story.living:  # once all who live join again, there is a group, if there can be one
+        story.speak("join", i)
+    story.group.settle(story.now + 1000.0)
+    assert (story.group.world is not None) == (len(story.living) >= minimum)

@@ -1,0 +1,105 @@
+"""Reports of the ranks, gathered by the launcher and sent on to the service a few times a second.
+
+Ranks send datagrams and never wait (`elasticctl_train.report`). Of many progress reports only the furthest is sent on;
+what a status must not miss (first step, resume, commit) goes at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from typing import Any
+
+from elasticctl_train.service import ServiceClient, ServiceError
+
+FLUSH_S = 0.5
+MAX_DATAGRAM_BYTES = 65_536
+MAX_PENDING = 200
+
+log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """Listens on `path` until `close`; sends to the service from a thread of its own."""
+
+    def __init__(self, client: ServiceClient) -> None:
+        self._client = client
+        self._folder = tempfile.mkdtemp(prefix="elasticctl-")
+        self.path = os.path.join(self._folder, "agent.sock")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._pending: list[dict[str, Any]] = []
+        self._furthest: dict[str, Any] | None = None
+        self._stepped_generation = -1
+        self._due = threading.Event()
+        self._closed = False
+        for work in (self._listen, self._send_on):
+            threading.Thread(target=work, name=f"inbox-{work.__name__}", daemon=True).start()
+
+    def error_file(self, rank: int) -> str:
+        """Where torch's `@record` writes the exception of a rank."""
+        return os.path.join(self._folder, f"error-{rank}.json")
+
+    def flush(self) -> None:
+        """Send what is pending now; what the service does not take is dropped with a line in the log."""
+        with self._sending:
+            with self._lock:
+                messages, self._pending = self._pending, []
+                if self._furthest is not None:
+                    messages.append(self._furthest)
+                    self._furthest = None
+            if not messages:
+                return
+            try:
+                self._client.call("report", {"messages": messages}, timeout_s=5.0)
+            except ServiceError as error:
+                log.debug("reports not delivered: %s", error)
+
+    def close(self) -> None:
+        """Send what is left and stop listening."""
+        self._closed = True
+        self._due.set()
+        self.flush()
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                message = json.loads(self._socket.recv(MAX_DATAGRAM_BYTES))
+            except OSError:
+                return
+            except ValueError:
+                continue
+            if isinstance(message, dict):
+                self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        generation, step = message.get("generation"), message.get("step")
+        if not isinstance(generation, int) or not isinstance(step, int):
+            return
+        with self._lock:
+            if message.get("kind") != "progress":
+                self._pending.append(message)
+                del self._pending[:-MAX_PENDING]
+                self._due.set()
+                return
+            furthest = self._furthest
+            if furthest is None or (generation, step) >= (furthest["generation"], furthest["step"]):
+                self._furthest = message
+            if generation > self._stepped_generation:
+                self._stepped_generation = generation
+                self._due.set()
+
+    def _send_on(self) -> None:
+        while not self._closed:
+            self._due.wait(FLUSH_S)
+            self._due.clear()
+            self.flush()

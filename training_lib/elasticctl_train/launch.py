@@ -1,0 +1,105 @@
+"""`elasticctl-launch`: run a training command as the ranks of one worker of an elastic job.
+
+    elasticctl-launch --nproc-per-node 4 -- python train.py --epochs 90
+
+The script's environment is torchrun's. Which job this is, who the worker is and where the rendezvous service answers
+comes from the `ELASTICCTL_*` variables that the controller gives every worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+EXIT_USAGE = 2
+REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", "ELASTICCTL_RDZV_TOKEN_FILE")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the launcher; returns the worker's exit code: 0, the failed rank's, or 143 after SIGTERM."""
+    options = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="[launcher] %(message)s", stream=sys.stderr)
+    for noisy in ("torch", "torch.distributed.elastic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        sys.stderr.write("elasticctl-launch: no command given; usage: elasticctl-launch [options] -- python train.py\n")
+        return EXIT_USAGE
+    missing = [name for name in REQUIRED if not os.environ.get(name)]
+    if missing:
+        sys.stderr.write(f"elasticctl-launch: {missing[0]} is not set; run it as a worker of an elasticctl job\n")
+        return EXIT_USAGE
+    return _run(command, options)
+
+
+def _run(command: list[str], options: argparse.Namespace) -> int:
+    # Imported here, so that a wrong call is answered before the seconds that torch takes.
+    from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    from elasticctl_train.agent import Agent
+    from elasticctl_train.failure import APPLICATION, Failure
+    from elasticctl_train.inbox import Inbox
+    from elasticctl_train.rendezvous import handler_from_environment
+
+    handler = handler_from_environment("", options.nproc_per_node, options.join_timeout)
+    inbox = Inbox(handler.client)
+    spec = WorkerSpec(
+        role="default",
+        local_world_size=options.nproc_per_node,
+        entrypoint=command[0],
+        args=tuple(command[1:]),
+        rdzv_handler=handler,
+        max_restarts=0,
+    )
+    agent = Agent(spec, handler, command, inbox, options.stop_grace)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        agent.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    outcome: Failure | None
+    try:
+        result = agent.run()
+        outcome = agent.outcome
+        if outcome is None and result.state is not WorkerState.SUCCEEDED:
+            outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(result.state))
+    except (RendezvousError, OSError) as error:
+        sys.stderr.write(f"[launcher] {error}\n")
+        outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
+    finally:
+        inbox.close()
+    if outcome is None:
+        return 0
+    outcome.write()
+    return outcome.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="elasticctl-launch", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--nproc-per-node", type=_positive, default=1, metavar="N", help="ranks of this worker")
+    parser.add_argument(
+        "--stop-grace", type=float, default=5.0, metavar="S", help="seconds between SIGTERM and SIGKILL for ranks"
+    )
+    parser.add_argument(
+        "--join-timeout", type=float, default=600.0, metavar="S", help="seconds to wait for a group to form"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
+    return value
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The training processes of one worker: start, watch, read, stop.
+
+Each rank runs in a session of its own, with the kernel told to kill it when the launcher dies, so that a launcher
+that is killed outright leaves nobody behind. Its output is read line by line: passed on (with the rank's number when a
+worker has several), and the last lines kept for the report of a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LAST_LINES = 20
+MAX_LINE_BYTES = 64 * 1024
+KILL_WAIT_S = 10.0
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+
+
+@dataclass(slots=True)
+class Rank:
+    """One running training process. `code` is Popen's return code: negative for a signal, None while it runs."""
+
+    local_rank: int
+    rank: int
+    process: subprocess.Popen[bytes]
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    code: int | None = None
+    threads: tuple[threading.Thread, ...] = ()
+
+
+class RankGroup:
+    """The ranks of one generation on this worker; `on_exit(rank)` is called from a thread when one of them ends."""
+
+    def __init__(self, on_exit: Callable[[Rank], None]) -> None:
+        self._on_exit = on_exit
+        self.ranks: list[Rank] = []
+
+    def start(self, argv: Sequence[str], environments: Sequence[tuple[int, Mapping[str, str]]]) -> None:
+        """Start one process per (global rank, environment). Raises OSError when `argv` cannot be started.
+
+        Must be called from the main thread: the kernel ties a process to the thread that started it.
+        """
+        prefixed = len(environments) > 1
+        for local_rank, (rank, env) in enumerate(environments):
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(BOOTSTRAP), str(os.getpid()), *argv],
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            entry = Rank(local_rank, rank, process)
+            self.ranks.append(entry)
+            reader = threading.Thread(target=_pass_on, args=(entry, f"[rank{rank}] " if prefixed else ""), daemon=True)
+            waiter = threading.Thread(target=self._wait, args=(entry, reader), daemon=True)
+            entry.threads = (reader, waiter)
+            reader.start()
+            waiter.start()
+
+    def stop(self, grace_s: float) -> None:
+        """SIGTERM to every rank, SIGKILL to what is left of them after `grace_s`; returns when all are gone."""
+        for entry in self.ranks:
+            if entry.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    entry.process.terminate()
+        deadline = time.monotonic() + grace_s
+        for entry in self.ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                entry.process.wait(max(0.0, deadline - time.monotonic()))
+        for entry in self.ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(entry.process.pid, signal.SIGKILL)
+        for entry in self.ranks:
+            entry.process.wait(KILL_WAIT_S)
+            for thread in entry.threads:
+                thread.join(KILL_WAIT_S)
+        self.ranks.clear()
+
+    def _wait(self, entry: Rank, reader: threading.Thread) -> None:
+        code = entry.process.wait()
+        reader.join(1.0)  # what it said last belongs to the report; a grandchild may hold the pipe open for longer
+        entry.code = code
+        self._on_exit(entry)
+
+
+def _pass_on(entry: Rank, prefix: str) -> None:
+    """Copy a rank's output to our own, line by line."""
+    pipe = entry.process.stdout
+    if pipe is None:
+        return
+    with pipe:
+        while line := pipe.readline(MAX_LINE_BYTES):
+            text = line.decode(errors="replace").rstrip("\n")
+            entry.last_lines.append(text)
+            with contextlib.suppress(OSError):
+                sys.stdout.write(f"{prefix}{text}\n")
+                sys.stdout.flush()
