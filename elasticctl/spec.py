@@ -8,11 +8,11 @@ workers there should be and what to do when one ends. `Pod` is a worker as the c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from elasticctl.codec import Timestamp, from_json, from_rfc3339
+from elasticctl.codec import Timestamp, camel, from_json, from_rfc3339
 from elasticctl.status import JobStatus
 
 E = TypeVar("E", bound=StrEnum)
@@ -31,7 +31,8 @@ LABEL_INDEX = "replica-index"
 ANNOTATION_SCALED_BY = f"{GROUP}/scaled-by"
 
 DEFAULT_BACKOFF_LIMIT = 3
-MAX_WORKERS = 10_000
+MAX_WORKERS = 2_000  # the roster of all workers has to fit an object of the API server (1.5 MB)
+MAX_SECONDS = 10 * 365 * 86_400.0  # longer times than this mean "for ever", and stay within what a date can hold
 
 
 class RestartPolicy(StrEnum):
@@ -66,7 +67,9 @@ class JobSpec:
     """One training job in a researcher's words: what a job template renders.
 
     `command` is the script and its arguments as the launcher runs them; `workers` x `gpus_per_worker` = all GPUs
-    (`gpus_per_worker` 0: CPU ranks). `gpu_type` is a name of `elasticctl.catalog`; `storage` is a URL; times are in seconds.
+    (`gpus_per_worker` 0: CPU ranks). `gpu_type` is a name of `elasticctl.catalog`; `storage` is a URL; times are in
+    seconds. A worker runs on a node that fits any one of `node_terms`: label -> the values that do (none: the label
+    must be absent).
     """
 
     name: str
@@ -87,6 +90,7 @@ class JobSpec:
     storage: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_terms: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     tolerations: tuple[Mapping[str, str], ...] = ()
     restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
@@ -178,7 +182,7 @@ class ElasticJob:
             cancel=spec.get("cancel") is True,
             rdzv_endpoint=_text(spec.get("rdzvEndpoint")),
             remove_workers=tuple(from_json(WorkerRef, ref) for ref in _sequence(spec.get("removeWorkers"))),
-            policy=from_json(Policy, spec.get("policy")),
+            policy=_policy(_mapping(spec.get("policy"))),
             template=_mapping(worker.get("template")),
             scaled_by=_text(_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
             status=from_json(JobStatus, manifest.get("status")),
@@ -216,10 +220,11 @@ class Pod:
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Pod:
         """Read a Kubernetes Pod object of any content; never raises."""
         meta, status = _mapping(manifest.get("metadata")), _mapping(manifest.get("status"))
-        owner = next((_mapping(ref) for ref in _sequence(meta.get("ownerReferences")) if _mapping(ref).get("controller")), {})
-        containers = [_mapping(item) for item in _sequence(status.get("containerStatuses"))]
-        worker = next((c for c in containers if c.get("name") == WORKER_CONTAINER), containers[0] if containers else {})
-        ended = _mapping(_mapping(worker.get("state")).get("terminated"))
+        owner = next(
+            (_mapping(ref) for ref in _sequence(meta.get("ownerReferences")) if _mapping(ref).get("controller")), {}
+        )
+        spec = _mapping(manifest.get("spec"))
+        ended = _mapping(_mapping(_worker_status(spec, status).get("state")).get("terminated"))
         exit_code = ended.get("exitCode")
         return cls(
             name=_text(meta.get("name")),
@@ -231,7 +236,7 @@ class Pod:
             started_at=from_rfc3339(status.get("startTime")),
             finished_at=from_rfc3339(ended.get("finishedAt")),
             deleting=meta.get("deletionTimestamp") is not None,
-            node=_text(_mapping(manifest.get("spec")).get("nodeName")),
+            node=_text(spec.get("nodeName")),
             exit_code=exit_code if isinstance(exit_code, int) else None,
             reason=_text(status.get("reason")) or _text(ended.get("reason")),
             message=_text(ended.get("message")) or _text(status.get("message")),
@@ -269,7 +274,22 @@ def _count(value: object, default: int) -> int:
 
 
 def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        return None
+    return float(min(value, MAX_SECONDS))
+
+
+def _policy(data: Mapping[str, Any]) -> Policy:
+    given = {f.name: _seconds(data.get(camel(f.name))) for f in fields(Policy)}
+    return Policy(**{name: value for name, value in given.items() if value is not None})
+
+
+def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Status of the worker's container; the statuses come in another order than the containers of the spec."""
+    names = [_mapping(item).get("name") for item in _sequence(spec.get("containers"))]
+    wanted = WORKER_CONTAINER if WORKER_CONTAINER in names or not names else names[0]
+    statuses = [_mapping(item) for item in _sequence(status.get("containerStatuses"))]
+    return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
 
 
 def _index(value: object) -> int | None:

@@ -92,7 +92,8 @@ class ReplicaStatus:
 class WorkerStatus:
     """One worker the controller knows of: the roster that makes every ending counted exactly once.
 
-    `removal` is set, and stored, before we delete the worker; `cause` once its end has been counted.
+    `removal` says why we remove it (ScaledIn, Suspended, Finished) and is stored before we do; `cause` and `ended_at`
+    once its end has been counted.
     """
 
     name: str = ""
@@ -103,6 +104,7 @@ class WorkerStatus:
     started_at: Timestamp | None = None
     removal: str = ""
     cause: Cause | None = None
+    ended_at: Timestamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,4 +243,3 @@ class JobStatus:
     progress: Progress = Progress()
     checkpoint: CheckpointStatus = CheckpointStatus()
     first_failure: Failure | None = None
-    worker_seconds: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,125 @@
+"""What ends cost: the counts by cause, the restart budget, the pause before the next attempt, the history.
+
+Only causes with `Cause.counted` use up `backoffLimit`. Everything here is derived from ends that are stored in the same
+write, so a crash of the controller between any two steps counts nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from elasticctl.codec import Timestamp
+from elasticctl.spec import ElasticJob, Policy, RestartPolicy
+from elasticctl.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling
+from elasticctl_controller.classify import APPLICATION, STUCK
+from elasticctl_controller.roster import FINISHED, SUSPENDED, End
+
+MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
+QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced at once
+HEALTHY_LIFE_S = 120.0  # a failed worker that lived as long as this starts a new row of failures
+CLOCK_STEP_S = 1.0  # Kubernetes cuts start times to whole seconds
+MAX_ROW = 64  # failures in a row that still lengthen the pause
+PERMANENT_EXIT_CODES = range(1, 128)  # restartPolicy ExitCode: as TorchElastic, 128 and above can be tried again
+
+
+def charge(job: ElasticJob, status: JobStatus, ends: Sequence[End], finishing: bool) -> JobStatus:
+    """Enter new ends into the accounts.
+
+    Ends we brought about by suspending or finishing are nobody's restart, and once a worker has completed
+    (`finishing`) the failures of others disturb nothing: those are counted by cause, and go no further.
+    """
+    counts = Counter(end.cause.value for end in ends if end.worker.removal not in (SUSPENDED, FINISHED))
+    status = replace(status, restarts=_add(status.restarts, counts))
+    if finishing:
+        return status
+    for end in sorted(ends, key=lambda end: (end.at, end.worker.index, end.worker.uid)):
+        status = _enter(job.policy, status, end)
+    return status
+
+
+def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> str | None:
+    """Return the reason these ends, or the budget already spent, fail the job; None when it goes on."""
+    if job.restart_policy is RestartPolicy.NEVER and any(end.cause.counted for end in ends):
+        return "RestartPolicyNever"
+    permanent = (end for end in ends if end.cause is Cause.APPLICATION and end.exit_code in PERMANENT_EXIT_CODES)
+    if job.restart_policy is RestartPolicy.EXIT_CODE and any(permanent):
+        return "PermanentExitCode"
+    return "BackoffLimitExceeded" if status.failures > job.backoff_limit else None
+
+
+def failure_of(end: End) -> Failure:
+    """How this worker failed, as its launcher told or, where none did, as far as the pod shows."""
+    told = end.failure or Failure(
+        verdict=STUCK if end.cause is Cause.STUCK else APPLICATION,
+        error=end.message or end.cause.value,
+    )
+    exit_code = told.exit_code if told.exit_code is not None else end.exit_code
+    return replace(told, worker=end.worker.name, exit_code=exit_code, at=told.at or end.at)
+
+
+def describe_failure(failure: Failure) -> str:
+    """One line: worker, rank, exit code or signal, error."""
+    details = [
+        f"rank {failure.rank}" if failure.rank is not None else "",
+        f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
+        failure.signal,
+    ]
+    inside = ", ".join(part for part in details if part)
+    where = f"worker {failure.worker}" + (f" ({inside})" if inside else "")
+    return f"{where}: {failure.error}" if failure.error else where
+
+
+def note_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
+    """Write down a change of the wanted number of workers since the last pass."""
+    if status.observed_generation == 0 or status.desired == job.desired:
+        return status
+    scaling = Scaling(at=Timestamp(now), from_workers=status.desired, to_workers=job.desired, by=job.scaled_by)
+    return replace(status, scalings=(*status.scalings, scaling)[-MAX_SCALINGS:])
+
+
+def _enter(policy: Policy, status: JobStatus, end: End) -> JobStatus:
+    if not end.cause.interruption:
+        return status
+    quick = end.lived_s is not None and end.lived_s < QUICK_DEATH_S
+    if end.cause.counted or quick:
+        status = replace(status, backoff=_pause(policy, status.backoff, end))
+    if end.cause.counted:
+        first = status.first_failure or failure_of(end)
+        status = replace(status, failures=status.failures + 1, first_failure=first)
+    return replace(status, interruptions=(*status.interruptions, _interruption(status, end))[-MAX_INTERRUPTIONS:])
+
+
+def _pause(policy: Policy, backoff: Backoff, end: End) -> Backoff:
+    """Lengthen the pause once a round: workers that were alive before the last pause ended belong to its round."""
+    row = backoff.failures
+    started = end.worker.started_at
+    if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
+        row = 1
+    elif backoff.until is None or started is None or started >= backoff.until - CLOCK_STEP_S:
+        row = min(row + 1, MAX_ROW)
+    pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0 ** (max(row, 1) - 1))
+    return Backoff(failures=max(row, 1), until=Timestamp(max(backoff.until or 0.0, end.at + pause_s)))
+
+
+def _interruption(status: JobStatus, end: End) -> Interruption:
+    return Interruption(
+        at=end.at,
+        worker=end.worker.name,
+        uid=end.worker.uid,
+        cause=end.cause,
+        message=end.message,
+        exit_code=end.exit_code,
+        generation=_last_generation_of(status, end.worker.name),
+    )
+
+
+def _last_generation_of(status: JobStatus, worker: str) -> int:
+    """The generation this worker was lost from; its peers may have formed the next one before we saw the loss."""
+    numbers = (item.generation for item in status.generations if worker in item.workers or not item.workers)
+    return max(numbers, default=status.generation)
+
+
+def _add(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    return {key: counts.get(key, 0) + more.get(key, 0) for key in sorted({*counts, *more})}

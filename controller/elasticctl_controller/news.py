@@ -1,0 +1,42 @@
+"""What a pass has to tell a person: one event for each interruption, scaling and change of phase."""
+
+from __future__ import annotations
+
+from elasticctl.status import JobStatus, Phase
+from elasticctl_controller.actions import Event
+
+MAX_EVENTS = 10  # of interruptions per pass: the loss of a whole rack is one piece of news
+NORMAL, WARNING = "Normal", "Warning"
+
+
+def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
+    """Return the events that tell `new` from `old`."""
+    return (*_interruptions(old, new), *_scalings(old, new), *_phase(old, new))
+
+
+def _interruptions(old: JobStatus, new: JobStatus) -> list[Event]:
+    known = {item.uid for item in old.interruptions}
+    fresh = [item for item in new.interruptions if item.uid not in known]
+    told = []
+    for item in fresh[:MAX_EVENTS]:
+        details = [f"exit code {item.exit_code}" if item.exit_code is not None else "", item.message]
+        message = ": ".join(part for part in (f"lost worker {item.worker}", *details) if part)
+        told.append(Event(WARNING, item.cause.value if item.cause else "Lost", message))
+    if len(fresh) > MAX_EVENTS:
+        told.append(Event(WARNING, "WorkersLost", f"lost {len(fresh) - MAX_EVENTS} more workers"))
+    return told
+
+
+def _scalings(old: JobStatus, new: JobStatus) -> list[Event]:
+    if not new.scalings or (old.scalings and old.scalings[-1].at == new.scalings[-1].at):
+        return []
+    last = new.scalings[-1]
+    by = f" by {last.by}" if last.by else ""
+    return [Event(NORMAL, "Scaled", f"scaled from {last.from_workers} to {last.to_workers} workers{by}")]
+
+
+def _phase(old: JobStatus, new: JobStatus) -> list[Event]:
+    if old.phase is new.phase and old.observed_generation:
+        return []
+    kind = WARNING if new.phase in (Phase.FAILED, Phase.RESTARTING) else NORMAL
+    return [Event(kind, f"ElasticJob{new.phase.value}", new.message)]

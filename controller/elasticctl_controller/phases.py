@@ -1,0 +1,89 @@
+"""Where a job stands: its phase, and why, from its workers and what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticctl.codec import to_rfc3339
+from elasticctl.spec import ElasticJob, PodPhase
+from elasticctl.status import JobStatus, Phase
+from elasticctl_controller.accounts import describe_failure, failure_of, fatal_failure
+from elasticctl_controller.conditions import has_run
+from elasticctl_controller.roster import Crew, completed_at, is_active
+
+FINISHING = "Finishing"
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The answer: a phase, a reason in one word, a message for a person."""
+
+    phase: Phase
+    reason: str
+    message: str
+
+
+def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standing:
+    """Decide the phase of a job that has not ended yet; `status` holds the accounts of this pass.
+
+    In this order: the user's cancel, success (a completed worker means that training is done), a spent budget, the
+    deadline, suspension, and else how many workers run.
+    """
+    if job.cancel:
+        return Standing(Phase.CANCELLED, "Cancelled", "cancelled on request")
+    done_at = completed_at(crew.workers)
+    if done_at is not None:
+        return _finish(job, crew, done_at, now)
+    fatal = fatal_failure(job, status, crew.ends)
+    if fatal is not None:
+        return Standing(Phase.FAILED, fatal, _blame(job, status, crew))
+    deadline = deadline_at(job, status)
+    if deadline is not None and now >= deadline:
+        return Standing(Phase.FAILED, DEADLINE_EXCEEDED, f"active for longer than {job.deadline_s:g} s")
+    if job.suspend:
+        return Standing(Phase.SUSPENDED, "Suspended", "suspended on request; resume to go on")
+    return _progressing(job, status, crew, now)
+
+
+def deadline_at(job: ElasticJob, status: JobStatus) -> float | None:
+    """When `activeDeadlineSeconds` is over, in seconds since the epoch; None when there is no such time."""
+    return None if job.deadline_s is None or status.start_time is None else status.start_time + job.deadline_s
+
+
+def stragglers_until(job: ElasticJob, done_at: float) -> float:
+    """Until when workers that have not completed are waited for."""
+    return done_at + job.policy.straggler_seconds
+
+
+def _finish(job: ElasticJob, crew: Crew, done_at: float, now: float) -> Standing:
+    behind = sum(map(is_active, crew.workers))
+    if behind == 0 or now >= stragglers_until(job, done_at):
+        first = min(crew.workers, key=lambda worker: (worker.ended_at != done_at, worker.index))
+        return Standing(Phase.SUCCEEDED, "Completed", f"worker {first.name} completed")
+    until = to_rfc3339(stragglers_until(job, done_at))
+    return Standing(Phase.RUNNING, FINISHING, f"training is done; {behind} workers have until {until} to end")
+
+
+def _blame(job: ElasticJob, status: JobStatus, crew: Crew) -> str:
+    counted = [end for end in crew.ends if end.cause.counted]
+    last = failure_of(counted[-1]) if counted else status.first_failure
+    budget = f"{status.failures} failures, backoffLimit {job.backoff_limit}"
+    return f"{describe_failure(last)}; {budget}" if last else budget
+
+
+def _progressing(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standing:
+    active = [worker for worker in crew.workers if is_active(worker)]
+    running = sum(worker.phase == PodPhase.RUNNING for worker in active)
+    needed = max(1, job.min)
+    if running >= needed:
+        return Standing(Phase.RUNNING, "Running", f"{running} of {job.desired} workers running")
+    phase = Phase.RESTARTING if has_run(status.conditions) else Phase.PENDING
+    if job.desired == 0:
+        return Standing(phase, "NoWorkersWanted", "scaled to 0 workers")
+    until = status.backoff.until
+    if until is not None and now < until and len(active) < job.desired:
+        return Standing(
+            phase, "BackOff", f"workers failed {status.backoff.failures} times in a row; next try {to_rfc3339(until)}"
+        )
+    return Standing(phase, "WaitingForWorkers", f"{running} of at least {needed} workers running")

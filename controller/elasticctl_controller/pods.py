@@ -1,0 +1,142 @@
+"""Manifests of what the controller makes for a worker: its pod and its headless Service, pure.
+
+A job without `rdzvEndpoint` meets at our rendezvous service: the address and the worker's identity come as environment
+variables, the job's token as a mounted file, never as a value. A job that brings its own endpoint gets what
+TorchElastic gave it: arguments in front of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticctl.spec import API_VERSION, KIND, WORKER_CONTAINER, ElasticJob, worker_labels, worker_name
+
+TOKEN_FOLDER = "/var/run/secrets/elasticctl"  # noqa: S105 - a path, not a secret
+TOKEN_FILE = f"{TOKEN_FOLDER}/token"
+TOKEN_VOLUME = "elasticctl-rendezvous"  # noqa: S105
+TOKEN_KEY = "token"  # noqa: S105
+
+Manifest = dict[str, Any]
+
+
+def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest:
+    """Return the pod of this index; the template's own fields stay, but for those that make it this job's worker."""
+    spec = dict(_mapping(job.template.get("spec")))
+    containers = [dict(_mapping(item)) for item in _sequence(spec.get("containers"))]
+    worker = next((c for c in containers if c.get("name") == WORKER_CONTAINER), containers[0] if containers else None)
+    if worker is not None:
+        if job.rdzv_endpoint:
+            worker["args"] = [*_torchelastic_args(job), *_sequence(worker.get("args"))]
+        else:
+            worker["env"] = _with_named(_environment(job, index, rendezvous_endpoint), worker.get("env"))
+            worker["volumeMounts"] = _with_named([_token_mount()], worker.get("volumeMounts"))
+    if not job.rdzv_endpoint:
+        spec["volumes"] = _with_named([_token_volume(job)], spec.get("volumes"))
+    name = worker_name(job.name, index)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _metadata(job, index, _mapping(job.template.get("metadata"))),
+        # A restarted container would keep the name of a worker that is counted as ended.
+        "spec": spec | {"containers": containers, "restartPolicy": "Never", "hostname": name, "subdomain": name},
+    }
+
+
+def build_service(job: ElasticJob, index: int) -> Manifest:
+    """Return the headless Service through which peers find this worker by name."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, index, {}),
+        "spec": {
+            "clusterIP": "None",
+            "selector": worker_labels(job.name, index),
+            # Peers have to find each other before any of them can be ready.
+            "publishNotReadyAddresses": True,
+        },
+    }
+
+
+def token_secret_name(job: str) -> str:
+    """Name of the Secret that holds the job's rendezvous token under the key `token`."""
+    return f"{job}-rendezvous"
+
+
+def owner_reference(job: ElasticJob) -> Manifest:
+    """Return the reference by which the cluster deletes what the job owns."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _metadata(job: ElasticJob, index: int, template: Mapping[str, Any]) -> Manifest:
+    metadata: Manifest = {
+        "name": worker_name(job.name, index),
+        "namespace": job.namespace,
+        "labels": {**_mapping(template.get("labels")), **worker_labels(job.name, index)},
+        "ownerReferences": [owner_reference(job)],
+    }
+    annotations = _mapping(template.get("annotations"))
+    return metadata | ({"annotations": dict(annotations)} if annotations else {})
+
+
+def _torchelastic_args(job: ElasticJob) -> list[str]:
+    return [
+        "--rdzv_backend=etcd",
+        f"--rdzv_endpoint={job.rdzv_endpoint}",
+        # The bare name, as TorchElastic had it, made a rerun meet the ghosts of the run before.
+        f"--rdzv_id={job.name}-{job.uid[:8]}",
+        f"--nnodes={_nodes(job.min)}:{_nodes(job.max)}",
+    ]
+
+
+def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
+    values = {
+        "ELASTICCTL_JOB": job.name,
+        "ELASTICCTL_NAMESPACE": job.namespace,
+        "ELASTICCTL_WORKER": worker_name(job.name, index),
+        "ELASTICCTL_WORKER_INDEX": str(index),
+        "ELASTICCTL_RDZV_ENDPOINT": endpoint,
+        "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
+        "ELASTICCTL_MIN_WORKERS": str(_nodes(job.min)),
+        "ELASTICCTL_MAX_WORKERS": str(_nodes(job.max)),
+    }
+    references = {"ELASTICCTL_POD_UID": "metadata.uid", "ELASTICCTL_POD_IP": "status.podIP"}
+    return [
+        *({"name": name, "value": value} for name, value in values.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in references.items()),
+    ]
+
+
+def _token_mount() -> Manifest:
+    return {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True}
+
+
+def _token_volume(job: ElasticJob) -> Manifest:
+    items = [{"key": TOKEN_KEY, "path": TOKEN_KEY}]
+    return {"name": TOKEN_VOLUME, "secret": {"secretName": token_secret_name(job.name), "items": items}}
+
+
+def _with_named(ours: list[Manifest], theirs: object) -> list[Any]:
+    """Ours, then theirs but for entries of the same names. First, so that theirs may refer to them."""
+    names = {item["name"] for item in ours}
+    return [*ours, *(item for item in _sequence(theirs) if _mapping(item).get("name") not in names)]
+
+
+def _nodes(count: int) -> int:
+    """A group has one member at least, even of a job that may be scaled to none."""
+    return max(1, count)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

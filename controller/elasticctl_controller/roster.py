@@ -1,0 +1,176 @@
+"""The roster: which workers this job has, and which of them have ended since the last look.
+
+`status.workers` remembers each worker by the uid of its pod. That is what makes every end counted exactly once: an end
+is put on the roster, and stored, before the pod is deleted, and a worker that vanishes without us is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from elasticctl.codec import Timestamp
+from elasticctl.spec import ElasticJob, Pod, worker_name
+from elasticctl.status import Cause, Failure, JobStatus, WorkerStatus
+from elasticctl_controller.actions import Observed
+from elasticctl_controller.classify import (
+    MAX_LINE_CHARS,
+    Loss,
+    classify,
+    classify_vanished,
+    clean_text,
+    ended_at,
+    parse_failure,
+)
+
+SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
+TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is being deleted
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A worker's end, seen for the first time; `worker` carries its cause and time."""
+
+    worker: WorkerStatus
+    exit_code: int | None = None
+    failure: Failure | None = None
+    message: str = ""
+
+    @property
+    def cause(self) -> Cause:
+        """Why it ended."""
+        return self.worker.cause or Cause.DELETED
+
+    @property
+    def at(self) -> Timestamp:
+        """When it ended."""
+        return self.worker.ended_at or Timestamp(0.0)
+
+    @property
+    def lived_s(self) -> float | None:
+        """Seconds from its start to its end; None when it never started."""
+        return None if self.worker.started_at is None else max(0.0, self.at - self.worker.started_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """This job's workers after one look: the roster, the pods behind it by uid, and the ends that are new."""
+
+    workers: tuple[WorkerStatus, ...]
+    pods: Mapping[str, Pod]
+    ends: tuple[End, ...]
+
+
+def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
+    """Bring the roster up to date with what is observed; the order of pods makes no difference."""
+    known = {worker.uid: worker for worker in job.status.workers if worker.uid}
+    pods = own_pods(job, observed.pods)
+    present = {uid: _refresh(known.get(uid), pod, job) for uid, pod in pods.items()}
+    ends = _vanished(known, pods, observed.lost_nodes, now)
+    ends += _ended(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
+    closed = {end.worker.uid: end.worker for end in ends}
+    # A completed worker stays on the roster when its pod is gone: it is why the job is about to succeed.
+    completed = {uid: w for uid, w in (known | closed).items() if w.cause is Cause.COMPLETED and uid not in pods}
+    workers = completed | {uid: closed.get(uid, worker) for uid, worker in present.items()}
+    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends))
+
+
+def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
+    """The pods this job made, by uid: ours by owner and by name; labels can be edited, names cannot."""
+    return {
+        pod.uid: pod
+        for pod in pods
+        if pod.uid and pod.owner_uid == job.uid and worker_index(job.name, pod.name) is not None
+    }
+
+
+def worker_index(job: str, pod: str) -> int | None:
+    """The index in a worker's name; None when it is no name of this job's workers."""
+    tail = pod.removeprefix(worker_name(job, 0)[:-1])
+    if not (tail.isascii() and tail.isdigit() and len(tail) < 6):
+        return None
+    return int(tail) if worker_name(job, int(tail)) == pod else None
+
+
+def is_active(worker: WorkerStatus) -> bool:
+    """True for a worker that is there to stay: it has not ended and nobody is removing it."""
+    return worker.cause is None and not worker.removal
+
+
+def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:
+    """When the first worker ended with success; None while none has."""
+    return min((w.ended_at for w in workers if w.cause is Cause.COMPLETED and w.ended_at is not None), default=None)
+
+
+def _refresh(worker: WorkerStatus | None, pod: Pod, job: ElasticJob) -> WorkerStatus:
+    known = worker or WorkerStatus(name=pod.name, uid=pod.uid, index=worker_index(job.name, pod.name) or 0)
+    return replace(
+        known,
+        phase=TERMINATING if pod.deleting and not pod.ended else pod.phase.value,
+        node=pod.node or known.node,
+        started_at=known.started_at if pod.started_at is None else pod.started_at,
+    )
+
+
+def _vanished(
+    known: Mapping[str, WorkerStatus], pods: Mapping[str, Pod], lost_nodes: Collection[str], now: float
+) -> list[End]:
+    gone = [worker for uid, worker in known.items() if uid not in pods and worker.cause is None]
+    return [
+        End(replace(worker, cause=classify_vanished(worker, lost_nodes), ended_at=Timestamp(now)))
+        for worker in sorted(gone, key=_order)
+    ]
+
+
+def _ended(
+    present: Mapping[str, WorkerStatus],
+    pods: Mapping[str, Pod],
+    lost_nodes: Collection[str],
+    losses: list[Loss],
+    now: float,
+) -> list[End]:
+    """Classify the pods that have ended: first those that speak for themselves, then those that peers may excuse."""
+    ends: list[End] = []
+    unsure: list[Pod] = []
+    for uid in sorted(pods, key=lambda uid: _order(present[uid])):
+        if present[uid].cause is not None:
+            continue
+        cause = classify(pods[uid], present[uid], lost_nodes, (), now)
+        if cause in (Cause.APPLICATION, Cause.STUCK):
+            unsure.append(pods[uid])
+        elif cause is not None:
+            ends.append(_end(present[uid], pods[uid], cause, now))
+    losses = losses + _losses(ends)
+    for pod in sorted(unsure, key=lambda pod: (ended_at(pod, now), *_order(present[pod.uid]))):
+        cause = classify(pod, present[pod.uid], lost_nodes, losses, now)
+        if cause is not None:
+            ends.append(_end(present[pod.uid], pod, cause, now))
+            losses = losses + _losses(ends[-1:])
+    return ends
+
+
+def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:
+    failure = parse_failure(pod.message)
+    message = failure.error if failure else clean_text(pod.message or pod.reason, MAX_LINE_CHARS)
+    return End(replace(worker, cause=cause, ended_at=ended_at(pod, now)), pod.exit_code, failure, message)
+
+
+def _past_losses(status: JobStatus) -> list[Loss]:
+    """Losses already stored: interruptions, workers that completed, and reductions, whose leavers upset the rest."""
+    interruptions = [
+        Loss(item.at, item.cause.counted)
+        for item in status.interruptions
+        if item.at is not None and item.cause is not None and item.cause is not Cause.COLLATERAL
+    ]
+    completed = completed_at(status.workers)
+    reductions = [Loss(s.at, False) for s in status.scalings if s.at is not None and s.to_workers < s.from_workers]
+    return interruptions + reductions + ([] if completed is None else [Loss(completed, True)])
+
+
+def _losses(ends: Iterable[End]) -> list[Loss]:
+    """The ends that can drag others along: all but those that were dragged along themselves."""
+    return [Loss(e.at, e.cause.counted or e.cause is Cause.COMPLETED) for e in ends if e.cause is not Cause.COLLATERAL]
+
+
+def _order(worker: WorkerStatus) -> tuple[int, str]:
+    return worker.index, worker.uid
