@@ -1,0 +1,37 @@
+"""How error lines show a value and suggest a name: short, on one line, and safe to print on a terminal."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+_SHOWN_CHARS = 60
+
+
+def shown(value: Any) -> str:
+    """`value` as JSON in at most 60 characters, without control characters (so no terminal escapes either)."""
+    if isinstance(value, str):
+        # Cut before encoding: a value may be megabytes long.
+        text = '"' + "".join(map(_printable, value[: _SHOWN_CHARS + 1])) + '"'
+    else:
+        text = "".join(map(_printable, json.dumps(value, ensure_ascii=False, default=str)))
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean "x"?)` with the nearest of `known`, or nothing when none is near."""
+    folded = {option.lower(): option for option in known}
+    near = difflib.get_close_matches(name.lower()[:100], folded, n=1, cutoff=0.6)
+    return f" (did you mean {shown(folded[near[0]])}?)" if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b or c`."""
+    *head, last = list(names)
+    return f"{', '.join(head)} or {last}" if head else last
+
+
+def _printable(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
