@@ -2,8 +2,8 @@
 
 One aiohttp application serves every job: `POST /v1/jobs/{namespace}/{name}/{verb}` with a JSON body and the job's
 bearer token. `join`, `watch` and `finish` are long polls, answered within `POLL_S`; `leave`, `fail` and `report` answer
-at once. The controller's thread says who is alive through `set_group`; the handlers run on the application's event loop.
-All state is in `membership.Group`, under one lock; nothing is on disk, because agents fill a restarted service in again.
+at once. The controller's thread says who is alive through `set_group`; the handlers run on the application's event
+loop. All state is in `membership.Group`, under one lock; nothing is on disk: agents fill a restarted service in again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
-import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,18 +19,24 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from elasticctl.codec import from_json
 from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
-from elasticctl_controller.membership import Group, Member, World
+from elasticctl_controller.membership import Group, World
+from elasticctl_controller.requests import (
+    MAX_GENERATION,
+    Refused,
+    note_report,
+    read_body,
+    read_int,
+    read_member,
+    read_text,
+)
 
 POLL_S = 20.0
-MAX_BODY_BYTES = 256 * 1024
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""A `watch` names its whole world: some 100 bytes a member."""
 MAX_REPORTS = 256
-MAX_TEXT = 512
-MAX_METRICS = 64
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +46,6 @@ class GroupView:
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     generations: tuple[Generation, ...] = ()
-
-
-class _Refused(Exception):
-    """A request that is answered with an HTTP error and changes nothing."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class RendezvousService:
@@ -142,11 +138,11 @@ class RendezvousService:
         try:
             verb = verbs.get(request.match_info["verb"])
             if verb is None:
-                raise _Refused(404, "unknown verb")
+                raise Refused(404, "unknown verb")
             key = f"{request.match_info['namespace']}/{request.match_info['name']}"
             self._authorise(key, request.headers.get("Authorization", ""))
-            answer = await verb(key, await _body(request))
-        except _Refused as error:
+            answer = await verb(key, await read_body(request))
+        except Refused as error:
             return web.json_response({"error": str(error)}, status=error.status)
         if isinstance(answer, str):
             return web.Response(text=answer, content_type="application/json")
@@ -158,22 +154,22 @@ class RendezvousService:
             uid = group.job_uid if group else None
         if uid is None:
             # The same answer for a job that is over and one that never was; a restarting service knows its jobs soon.
-            raise _Refused(410, f"no running job {key}")
+            raise Refused(410, f"no running job {key}")
         if not hmac.compare_digest(header.encode(), f"Bearer {self._token_for(uid)}".encode()):
-            raise _Refused(401, f"wrong token for job {key}")
+            raise Refused(401, f"wrong token for job {key}")
 
     async def _join(self, key: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
-        member, generation = _member(body), _int(body, "generation", 0, 1 << 53)
+        member, generation = read_member(body), read_int(body, "generation", 0, MAX_GENERATION)
         with self._lock:
             group = self._group(key)
             if member.uid not in group.alive:
-                raise _Refused(409, f"worker {member.name} is not one of the live workers of {key}")
+                raise Refused(409, f"worker {member.name} is not one of the live workers of {key}")
             group.join(member, generation, self._clock())
         self._wake_here(key)
 
         def world(group: Group) -> World | None:
             if member.uid not in group.alive:
-                raise _Refused(409, f"worker {member.name} is no longer one of the live workers of {key}")
+                raise Refused(409, f"worker {member.name} is no longer one of the live workers of {key}")
             found = group.world
             return found if found and member.uid in group.order and found.generation > generation else None
 
@@ -193,13 +189,13 @@ class RendezvousService:
         return cached[1]
 
     async def _watch(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        uid, generation = _text(body, "uid"), _int(body, "generation", 0, 1 << 53)
+        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         members = body.get("members")
         if not isinstance(members, list) or len(members) > 10_000:
-            raise _Refused(400, "members: a list is expected")
-        world = World(generation, tuple(_member(item) for item in members))
+            raise Refused(400, "members: a list is expected")
+        world = World(generation, tuple(read_member(item) for item in members))
         if uid not in {member.uid for member in world.members}:
-            raise _Refused(400, "members: the caller is not among them")
+            raise Refused(400, "members: the caller is not among them")
         with self._lock:
             group = self._group(key)
             if uid in group.alive:
@@ -216,7 +212,7 @@ class RendezvousService:
         return {"state": "current"} if reason is None else {"state": "stale", "reason": reason}
 
     async def _finish(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        uid, generation = _text(body, "uid"), _int(body, "generation", 0, 1 << 53)
+        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         with self._lock:
             self._group(key).finish(uid)
         self._wake_here(key)
@@ -231,14 +227,14 @@ class RendezvousService:
     async def _leave(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
             group = self._group(key)
-            uid = _text(body, "uid")
+            uid = read_text(body, "uid")
             name = group.alive.get(uid, "a worker")
-            group.leave(uid, f"{name} leaves: {_text(body, 'reason')}", self._clock())
+            group.leave(uid, f"{name} leaves: {read_text(body, 'reason')}", self._clock())
         self._wake_here(key)
         return {}
 
     async def _fail(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        uid, generation = _text(body, "uid"), _int(body, "generation", 0, 1 << 53)
+        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         with self._lock:
             group = self._group(key)
             blamed = group.fail(
@@ -250,13 +246,13 @@ class RendezvousService:
     async def _report(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         messages = body.get("messages")
         if not isinstance(messages, list) or len(messages) > MAX_REPORTS:
-            raise _Refused(400, f"messages: a list of at most {MAX_REPORTS} is expected")
+            raise Refused(400, f"messages: a list of at most {MAX_REPORTS} is expected")
         now, changed = self._clock(), False
         with self._lock:
             group = self._group(key)
             for message in messages:
                 if isinstance(message, Mapping):
-                    changed |= _note(group, message, now)
+                    changed |= note_report(group, message, now)
         if changed:
             self._on_change(key)
         return {}
@@ -264,7 +260,7 @@ class RendezvousService:
     def _group(self, key: str) -> Group:
         group = self._groups.get(key)
         if group is None:
-            raise _Refused(410, f"no running job {key}")
+            raise Refused(410, f"no running job {key}")
         return group
 
     async def _poll(self, key: str, ready: Callable[[Group], T | None]) -> T | None:
@@ -287,76 +283,3 @@ class RendezvousService:
                 await asyncio.wait_for(changed.wait(), min(left_s, settle_s if settle_s is not None else POLL_S))
             except TimeoutError:
                 continue
-
-
-def _note(group: Group, message: Mapping[str, Any], now: float) -> bool:
-    """Take over one report of a rank; True when the job's status should show it. Garbage is passed over."""
-    kind, generation, step = message.get("kind"), message.get("generation"), message.get("step")
-    if not isinstance(generation, int) or not isinstance(step, int) or not 0 <= step < 1 << 53:
-        return False
-    if kind == "progress":
-        group.note_step(generation, _progress(message), now)
-    elif kind == "resumed":
-        group.note_resumed(generation, step)
-    elif kind == "committed":
-        size, duration = message.get("size_bytes"), message.get("duration_s")
-        group.note_commit(
-            step,
-            str(message.get("url", ""))[:MAX_TEXT],
-            size if isinstance(size, int) else 0,
-            float(duration) if isinstance(duration, int | float) else 0.0,
-            now,
-        )
-    else:
-        return False
-    return True
-
-
-def _progress(message: Mapping[str, Any]) -> Progress:
-    metrics = message.get("metrics")
-    numbers = metrics if isinstance(metrics, Mapping) else {}
-    finite = {
-        str(name)[:64]: float(value)
-        for name, value in list(numbers.items())[:MAX_METRICS]
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
-    camel = {"totalSteps": message.get("total_steps"), "totalEpochs": message.get("total_epochs")}
-    rate = {"samplesPerS": message.get("samples_per_s")}
-    plain = {"step": message.get("step"), "epoch": message.get("epoch"), "metrics": finite}
-    return from_json(Progress, {**plain, **camel, **rate})
-
-
-async def _body(request: web.Request) -> Mapping[str, Any]:
-    try:
-        body = await request.json()
-    except (ValueError, RecursionError) as error:
-        raise _Refused(400, "the body is not JSON") from error
-    if not isinstance(body, Mapping):
-        raise _Refused(400, "the body is not a JSON object")
-    return body
-
-
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
-        raise _Refused(400, f"{name}: text of 1 to {MAX_TEXT} characters is expected")
-    return value
-
-
-def _int(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    value = body.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
-        raise _Refused(400, f"{name}: an integer of {low} to {high - 1} is expected")
-    return value
-
-
-def _member(body: object) -> Member:
-    if not isinstance(body, Mapping):
-        raise _Refused(400, "a member is an object")
-    return Member(
-        uid=_text(body, "uid"),
-        name=_text(body, "name"),
-        host=_text(body, "host"),
-        port=_int(body, "port", 1, 65536),
-        slots=_int(body, "slots", 1, 4096),
-    )

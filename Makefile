@@ -1,0 +1,47 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint types unit docs startup clean
+
+demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
+	$(BIN)/python examples/digits/demo.py
+
+test: lint types unit  ## everything that needs no Kubernetes cluster
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not cluster" --cov --cov-report=term:skip-covered
+
+docs: $(VENV)/.dev  ## the documentation as a site, in site/
+	$(BIN)/mkdocs build --strict
+
+startup: $(VENV)/.dev  ## how long the command line takes to answer
+	$(BIN)/python benchmarks/startup.py
+
+clean:
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+
+$(VENV)/.pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "elasticctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (PyTorch is the large part) ..."
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,examples]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (PyTorch is the large part) ..."
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,examples,dev]'
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,102 @@
+"""What the rendezvous service accepts: requests checked field by field, and the reports of ranks.
+
+Everything here comes from a worker, which is the user's code: sizes and ranges are bounded, and garbage is refused with
+a 4xx (`Refused`) or, within a batch of reports, passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from elasticctl.codec import from_json
+from elasticctl.status import Progress
+from elasticctl_controller.membership import Group, Member
+
+MAX_TEXT = 512
+MAX_METRICS = 64
+MAX_GENERATION = MAX_STEP = 1 << 53
+
+
+class Refused(Exception):
+    """A request that is answered with an HTTP error and changes nothing."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def read_body(request: web.Request) -> Mapping[str, Any]:
+    try:
+        body = await request.json()
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "the body is not JSON") from error
+    if not isinstance(body, Mapping):
+        raise Refused(400, "the body is not a JSON object")
+    return body
+
+
+def read_text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+        raise Refused(400, f"{name}: text of 1 to {MAX_TEXT} characters is expected")
+    return value
+
+
+def read_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = body.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
+        raise Refused(400, f"{name}: an integer of {low} to {high - 1} is expected")
+    return value
+
+
+def read_member(body: object) -> Member:
+    if not isinstance(body, Mapping):
+        raise Refused(400, "a member is an object")
+    return Member(
+        uid=read_text(body, "uid"),
+        name=read_text(body, "name"),
+        host=read_text(body, "host"),
+        port=read_int(body, "port", 1, 65536),
+        slots=read_int(body, "slots", 1, 4096),
+    )
+
+
+def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
+    """Take over one report of a rank; True when the job's status should show it. Garbage is passed over."""
+    kind, generation, step = message.get("kind"), message.get("generation"), message.get("step")
+    if not isinstance(generation, int) or not isinstance(step, int) or not 0 <= step < MAX_STEP:
+        return False
+    if kind == "progress":
+        group.note_step(generation, _progress(message), now)
+    elif kind == "resumed":
+        group.note_resumed(generation, step)
+    elif kind == "committed":
+        size, duration = message.get("size_bytes"), message.get("duration_s")
+        group.note_commit(
+            step,
+            str(message.get("url", ""))[:MAX_TEXT],
+            size if isinstance(size, int) else 0,
+            float(duration) if isinstance(duration, int | float) else 0.0,
+            now,
+        )
+    else:
+        return False
+    return True
+
+
+def _progress(message: Mapping[str, Any]) -> Progress:
+    metrics = message.get("metrics")
+    numbers = metrics if isinstance(metrics, Mapping) else {}
+    finite = {
+        str(name)[:64]: float(value)
+        for name, value in list(numbers.items())[:MAX_METRICS]
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+    camel = {"totalSteps": message.get("total_steps"), "totalEpochs": message.get("total_epochs")}
+    rate = {"samplesPerS": message.get("samples_per_s")}
+    plain = {"step": message.get("step"), "epoch": message.get("epoch"), "metrics": finite}
+    return from_json(Progress, {**plain, **camel, **rate})

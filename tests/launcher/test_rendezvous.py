@@ -1,0 +1,268 @@
+"""The service over HTTP: what it refuses, what it answers, how fast word spreads."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticctl.status import JobStatus
+from elasticctl_train.service import ServiceAway, ServiceClient, ServiceRefused
+
+from .conftest import KEY, TOKEN, Lab
+
+
+class _Raw(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=10)
+        self._socket_path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._socket_path))
+
+
+@pytest.fixture
+def client(lab: Lab) -> ServiceClient:
+    lab.add("a-0", "a-1")
+    return ServiceClient(f"unix://{lab.folder}/r.sock", "default", "job", str(lab.folder / "token"))
+
+
+def agent(name: str, generation: int = 0) -> dict[str, Any]:
+    return {
+        "uid": f"uid-{name}", "name": name, "host": "127.0.0.1", "port": 29500, "slots": 1, "generation": generation,
+    }  # fmt: skip
+
+
+def form(client: ServiceClient, *names: str, generation: int = 0) -> dict[str, Any]:
+    with ThreadPoolExecutor(len(names)) as pool:
+        worlds = list(pool.map(lambda name: client.call("join", agent(name, generation), 30), names))
+    assert all(world == worlds[0] for world in worlds)
+    return worlds[0]
+
+
+def post(lab: Lab, path: str, body: bytes, token: str = TOKEN) -> tuple[int, str]:
+    connection = _Raw(lab.site.path)
+    try:
+        connection.request("POST", path, body, {"Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_wrong_token_is_refused(lab: Lab, client: ServiceClient) -> None:
+    status, text = post(lab, "/v1/jobs/default/job/leave", b"{}", token="wrong")
+    assert status == 401
+    assert TOKEN not in text
+
+
+def test_another_jobs_name_is_refused(lab: Lab, client: ServiceClient) -> None:
+    assert post(lab, "/v1/jobs/default/other/leave", b"{}")[0] == 410
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "status"),
+    [
+        ("dance", b"{}", 404),
+        ("join", b"", 400),
+        ("join", b"[]", 400),
+        ("join", b"{", 400),
+        ("join", b'"' + b"x" * 100 + b'"', 400),
+        ("join", b"[" * 100_000, 400),
+        ("join", b"x" * (3 << 20), 413),
+        ("join", json.dumps({**agent("a-0"), "port": 0}).encode(), 400),
+        ("join", json.dumps({**agent("a-0"), "slots": True}).encode(), 400),
+        ("join", json.dumps({**agent("a-0"), "name": "x" * 1000}).encode(), 400),
+        ("join", json.dumps({**agent("a-0"), "generation": -1}).encode(), 400),
+        ("join", json.dumps(agent("stranger")).encode(), 409),
+        ("watch", json.dumps({"uid": "uid-a-0", "generation": 1, "members": "all"}).encode(), 400),
+        ("watch", json.dumps({"uid": "uid-a-0", "generation": 1, "members": []}).encode(), 400),
+        ("report", json.dumps({"messages": [{}] * 1000}).encode(), 400),
+    ],
+)
+def test_garbage_is_refused_and_changes_nothing(
+    lab: Lab, client: ServiceClient, verb: str, body: bytes, status: int
+) -> None:
+    assert post(lab, f"/v1/jobs/default/job/{verb}", body)[0] == status
+    assert not lab.site.service.view(KEY).generations
+
+
+def test_garbage_reports_are_passed_over(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    good = {"kind": "progress", "generation": 1, "step": 3, "metrics": {"loss": 0.5, "bad": float("nan"), "text": "x"}}
+    bad: list[Any] = [
+        None,
+        7,
+        {"kind": "progress", "generation": 1, "step": "x"},
+        {"kind": "?", "generation": 1, "step": 1},
+    ]
+    client.call("report", {"messages": [*bad, good]})
+    progress = lab.site.service.view(KEY).progress
+    assert progress is not None
+    assert (progress.step, progress.metrics) == (3, {"loss": 0.5})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = st.dictionaries(
+    st.sampled_from(["uid", "name", "host", "port", "slots", "generation", "members", "messages", "reason", "kind"]),
+    JSON,
+)
+
+
+@given(verb=st.sampled_from(["join", "watch", "leave", "fail", "report", "finish"]), body=FIELDS | JSON)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_body_makes_the_service_fail(lab: Lab, verb: str, body: Any) -> None:
+    lab.add("a-0", "a-1")
+    status, text = post(lab, f"/v1/jobs/default/job/{verb}", json.dumps(body).encode())
+    assert status in (200, 400, 409), text
+
+
+def test_word_of_a_loss_spreads_at_once(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.call, "watch", body, 30)
+        with pytest.raises(TimeoutError):
+            answer.result(0.3)
+        before = time.monotonic()
+        lab.site.service.lose(KEY, "uid-a-1")
+        assert answer.result(5) == {"state": "stale", "reason": "lost a-1"}
+        assert time.monotonic() - before < 1.0
+    with pytest.raises(ServiceRefused, match="not one of the live workers"):
+        client.call("join", agent("a-1", 1))
+
+
+def test_an_agent_of_an_older_generation_is_told(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: client.call("join", agent(name, 1), 30), ["a-0", "a-1"]))
+    body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
+    assert client.call("watch", body)["state"] == "stale"
+    assert client.call("fail", {"uid": "uid-a-0", "generation": 1, "of_peers": False}) == {"verdict": "rejoin"}
+    assert lab.site.service.view(KEY).generations[-1].generation == 2
+
+
+def test_a_dropped_job_answers_gone(lab: Lab, client: ServiceClient) -> None:
+    lab.site.service.drop(KEY)
+    with pytest.raises(ServiceRefused, match="no running job") as caught:
+        client.call("join", agent("a-0"))
+    assert caught.value.status == 410
+
+
+def test_a_rerun_under_the_same_name_starts_afresh(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    lab.site.service.set_group(KEY, status=JobStatus(), job_uid="another", alive={"n": "a-0"}, minimum=1)
+    assert not lab.site.service.view(KEY).generations
+
+
+@pytest.fixture
+def broken() -> Iterator[Callable[[bytes], str]]:
+    """A server that answers every request with the given bytes (none: never), on loopback."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    answers: list[bytes] = []
+    held: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            held.append(connection)
+            if answers[0]:
+                connection.recv(65536)
+                connection.sendall(answers[0])
+                connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+
+    def answer_with(raw: bytes) -> str:
+        answers.append(raw)
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    yield answer_with
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(5)
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{",
+        b"garbage\r\n\r\n",
+        b"",
+    ],
+    ids=["500", "not json", "truncated", "not http", "hangs"],
+)
+def test_a_broken_service_is_away_not_a_hang(broken: Callable[[bytes], str], tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "token").write_text("t")
+    client = ServiceClient(broken(raw), "default", "job", str(tmp_path / "token"))
+    before = time.monotonic()
+    with pytest.raises(ServiceAway, match="rendezvous service at 127"):
+        client.call_until("leave", {}, time.monotonic() + 0.5, timeout_s=0.5)
+    assert time.monotonic() - before < 5
+
+
+@pytest.mark.parametrize("endpoint", ["no-such-host.invalid:1", "127.0.0.1:1", "unix:///nowhere.sock", "[::1]:1"])
+def test_nobody_there_is_one_clear_line(tmp_path: Path, endpoint: str) -> None:
+    (tmp_path / "token").write_text("t")
+    with pytest.raises(ServiceAway, match="rendezvous service at"):
+        ServiceClient(endpoint, "default", "job", str(tmp_path / "token")).call("leave", {})
+
+
+def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServiceRefused, match="cannot read the token file"):
+        ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "none")).call("leave", {})
+
+
+def test_512_agents_form_and_form_again_after_a_loss(lab: Lab) -> None:
+    names = [f"a-{i}" for i in range(512)]
+    lab.add(*names)
+
+    async def form_all(session: aiohttp.ClientSession, some: list[str], generation: int) -> float:
+        async def join(name: str) -> dict[str, Any]:
+            async with session.post("http://x/v1/jobs/default/job/join", json=agent(name, generation)) as response:
+                answer: dict[str, Any] = await response.json()
+                return answer
+
+        before = time.monotonic()
+        worlds = await asyncio.gather(*(join(name) for name in some))
+        took_s = time.monotonic() - before
+        assert {world["generation"] for world in worlds} == {generation + 1}
+        assert len(worlds[0]["members"]) == len(some)
+        return took_s
+
+    async def story() -> tuple[float, float]:
+        connector = aiohttp.UnixConnector(str(lab.site.path), limit=0)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+            first_s = await form_all(session, names, 0)
+            lab.site.service.lose(KEY, "uid-a-7")
+            return first_s, await form_all(session, [name for name in names if name != "a-7"], 1)
+
+    first_s, again_s = asyncio.run(story())
+    assert first_s < 10, f"forming took {first_s:.2f} s"  # the aim is 1 s and 0.3 s; this bound only catches a hang
+    assert again_s < 10, f"re-forming took {again_s:.2f} s"
