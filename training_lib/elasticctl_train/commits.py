@@ -1,0 +1,164 @@
+"""The journal of a storage URL: names, format and choice of its entries. Pure: no I/O, no clock.
+
+    journal/<999999999999 - position>.json    one entry each; a listing gives the newest first
+    data/<save>/share-00000-of-00003.json     what one rank wrote: its digests, and its part of the state tree
+    data/<save>/share-00000-of-00003.safetensors
+
+An entry is created only if its position is free, and there are two kinds. A run *takes over* by appending a
+`Generation`; a checkpoint becomes visible when its `Commit` is appended, after all its data. A run appends right behind
+its own last entry, so if anybody has taken over since, that position is taken and the append is refused: this one
+precondition is both the commit and the fence against zombies. Generation entries are therefore never deleted (some 200
+bytes for each restart). Nothing points at the newest commit: a listing finds it, and its checksums tell if it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from elasticctl_train.errors import DamagedError
+
+FORMAT = 1
+JOURNAL = "journal/"
+DATA = "data/"
+_TOP = 999_999_999_999
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """A data object and what it must be: `checksum` is `crc32:` and eight hex digits."""
+
+    key: str
+    size_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A run took over the URL at `position`; `at` is in seconds since the epoch, UTC."""
+
+    position: int
+    generation: int
+    run_id: str
+    host: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A whole checkpoint. `shares` holds one share document for each rank that wrote, in order of rank.
+
+    `number` counts the commits of this URL from 1; `size_bytes` is all its data; `metrics` the user's own numbers.
+    """
+
+    position: int
+    generation: int
+    number: int
+    step: int
+    epoch: int
+    shares: tuple[ObjectRef, ...]
+    size_bytes: int
+    at: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """The prefix all its data is stored under."""
+        return folder_of(self.shares[0].key)
+
+
+Entry = Generation | Commit
+_KINDS: Mapping[str, type[Generation] | type[Commit]] = {"generation": Generation, "commit": Commit}
+
+
+def key_of(position: int) -> str:
+    """The key of the journal's entry number `position` (from 1)."""
+    return f"{JOURNAL}{_TOP - position:012d}.json"
+
+
+def position_of(key: str) -> int | None:
+    """The position an entry's key stands for; None for a key that is no entry (a partial file, a stranger's)."""
+    name = key.removeprefix(JOURNAL).removesuffix(".json")
+    is_entry = key.startswith(JOURNAL) and key.endswith(".json") and len(name) == 12
+    return _TOP - int(name) if is_entry and name.isascii() and name.isdigit() else None
+
+
+def save_folder(generation: int, number: int, step: int, run_id: str) -> str:
+    """The prefix of one save's data: no two saves ever share one, and a person can read it."""
+    return f"{DATA}g{generation:06d}-n{number:06d}-step{step:09d}-{run_id}/"
+
+
+def share_key(folder: str, rank: int, world_size: int) -> str:
+    """The key of one rank's share document."""
+    return f"{folder}share-{rank:05d}-of-{world_size:05d}.json"
+
+
+def tensors_key(share: str) -> str:
+    """The key of the tensor file that belongs to a share document."""
+    return share.removesuffix(".json") + ".safetensors"
+
+
+def folder_of(key: str) -> str:
+    """The save folder a data key lies in."""
+    return "/".join(key.split("/")[:2]) + "/"
+
+
+def checksum(parts: Sequence[bytes | memoryview]) -> str:
+    """CRC-32 over the concatenated parts: against damage, not against forgers."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return f"crc32:{crc:08x}"
+
+
+def encode(entry: Entry) -> bytes:
+    """An entry as JSON, with a digest of itself."""
+    kind = "commit" if isinstance(entry, Commit) else "generation"
+    body = {"format": FORMAT, "kind": kind, **asdict(entry)}
+    return _canonical({**body, "sha256": _digest(body)})
+
+
+def decode(data: bytes, position: int) -> Entry:
+    """Read the entry found at `position`; DamagedError unless it is, to the bit, one that was encoded for it."""
+    try:
+        body = json.loads(data)
+        digest = body.pop("sha256")
+        if digest != _digest(body):
+            raise DamagedError(f"journal entry {position}: its digest does not match")
+        if body.pop("format") != FORMAT:
+            raise DamagedError(f"journal entry {position}: written by another version in a format unknown to this one")
+        kind = _KINDS[body.pop("kind")]
+        if kind is Commit:
+            body["shares"] = tuple(ObjectRef(**ref) for ref in body["shares"])
+        entry = kind(**body)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise DamagedError(f"journal entry {position}: not an entry ({e})") from e
+    if entry.position != position or (isinstance(entry, Commit) and not entry.shares):
+        raise DamagedError(f"journal entry {position}: says it is entry {entry.position}")
+    return entry
+
+
+def decode_commit(data: bytes, position: int) -> Commit:
+    """Read a commit; DamagedError for anything else."""
+    entry = decode(data, position)
+    if not isinstance(entry, Commit):
+        raise DamagedError(f"journal entry {position}: not a commit")
+    return entry
+
+
+def expired(commits: Sequence[Commit], keep_last: int) -> list[Commit]:
+    """The commits to delete, oldest first, so that the `keep_last` newest stay (at least one always does)."""
+    oldest_first = sorted(commits, key=lambda commit: commit.position)
+    return oldest_first[: max(0, len(oldest_first) - max(1, keep_last))]
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(body)).hexdigest()

@@ -1,0 +1,78 @@
+"""The group of ranks: joining it, and the few small messages this library passes between ranks.
+
+Messages are JSON in tensors over a gloo group of this library's own: `torch.distributed`'s object collectives pickle,
+and a collective on the training's group could meet one of DistributedDataParallel's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process's place among the ranks. `owned`: this library made the process group and takes it down."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+    group: dist.ProcessGroup | None = None
+    owned: bool = False
+
+    def broadcast(self, message: Any) -> Any:
+        """Rank 0's `message` (JSON data) on every rank; what the others pass is ignored. All ranks must call."""
+        if self.size == 1:
+            return message
+        data = torch.tensor(list(json.dumps(message).encode()) if self.rank == 0 else [], dtype=torch.uint8)
+        length = torch.tensor([len(data)], dtype=torch.int64)
+        dist.broadcast(length, src=0, group=self.group)
+        if self.rank != 0:
+            data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self.group)
+        return json.loads(bytes(data.numpy()))
+
+    def highest(self, *values: int) -> list[int]:
+        """The highest of each value over all ranks. All ranks must call."""
+        if self.size == 1:
+            return list(values)
+        numbers = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.group)
+        return [int(number) for number in numbers]
+
+
+def join(environ: Mapping[str, str] = os.environ) -> World:
+    """Join the group torchrun's environment describes, unless the script has; without either, a world of one.
+
+    The backend is nccl where there are GPUs and gloo where there are none.
+    """
+    device = _device(environ)
+    owned = not dist.is_initialized() and all(environ.get(name) for name in _TORCHRUN_VARIABLES)
+    if owned:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if not dist.is_initialized():
+        return World(device=device)
+    group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
+    return World(dist.get_rank(), dist.get_world_size(), device, group, owned)
+
+
+def leave(world: World) -> None:
+    """Take down the process group, if this library made it."""
+    if world.owned and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _device(environ: Mapping[str, str]) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,57 @@
+"""Every error this library raises on purpose, in one tree.
+
+    TrainError
+    ├── DataError               the dataset or the batch size does not fit what is asked of it
+    ├── StateError              the state holds something a checkpoint cannot hold; names the path in the tree
+    ├── RestoreError            a whole checkpoint was found, but it is not one of this model
+    └── StorageError            the storage refused or failed; what was committed before is untouched
+        ├── ExistsError             an object of that name is already there
+        ├── MissingError            no object of that name
+        ├── DamagedError            an object is not what was written: torn, truncated or altered
+        ├── SaveError               a checkpoint could not be written
+        └── FencedError             a younger run has taken over this URL
+
+Each message says what failed, the value, and what to do next, in one or two lines.
+"""
+
+from __future__ import annotations
+
+
+class TrainError(Exception):
+    """Base of all errors shown to a user as one clear line."""
+
+
+class DataError(TrainError):
+    """The dataset, the global batch or the use of the loader is wrong."""
+
+
+class StateError(TrainError):
+    """A value in the state cannot be kept in a checkpoint; nothing was written."""
+
+
+class RestoreError(TrainError):
+    """The checkpoint is whole but does not fit the objects it is to be put into."""
+
+
+class StorageError(TrainError):
+    """The storage cannot be reached, refused a request or failed in it."""
+
+
+class ExistsError(StorageError):
+    """The object was to be created and is already there."""
+
+
+class MissingError(StorageError):
+    """The object is not there."""
+
+
+class DamagedError(StorageError):
+    """The object does not match its checksum or its format."""
+
+
+class SaveError(StorageError):
+    """A checkpoint was not committed; the last committed one stands."""
+
+
+class FencedError(StorageError):
+    """A younger run owns the URL: this one may neither commit nor delete any more."""

@@ -1,0 +1,146 @@
+"""The journal in a storage: take over, append commits, find the newest, retire the old. See `commits` for the rules."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from elasticctl_train import commits
+from elasticctl_train.commits import Commit, Generation
+from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError
+from elasticctl_train.storage import Storage
+
+log = logging.getLogger("elasticctl_train")
+
+
+def read_entries(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError]]:
+    """Yield (position, entry) newest first, page by page; an entry that is damaged is yielded as its error."""
+    for position in _positions(storage):
+        try:
+            yield position, commits.decode(storage.get(commits.key_of(position)), position)
+        except DamagedError as e:
+            yield position, e
+        except MissingError:
+            continue  # retired since the page was listed
+
+
+def read_commits(storage: Storage) -> Iterator[Commit]:
+    """Yield the commits newest first; damaged entries are logged and passed over."""
+    for _, entry in read_entries(storage):
+        if isinstance(entry, DamagedError):
+            log.warning("%s: %s; passed over", storage.url, entry)
+        elif isinstance(entry, Commit):
+            yield entry
+
+
+class Writer:
+    """The one run that may append, until another takes over. Used by rank 0 alone, by one thread at a time."""
+
+    def __init__(self, storage: Storage, mine: Generation, commits_so_far: int) -> None:
+        self._storage = storage
+        self._mine = mine
+        self._tail = mine.position
+        self._number = commits_so_far
+        self._commits: list[Commit] | None = None
+        self._swept = False
+
+    @classmethod
+    def take_over(cls, storage: Storage) -> Writer:
+        """Append a new generation, which fences every older run. Raises StorageError."""
+        run_id, host = secrets.token_hex(4), socket.gethostname()
+        while True:
+            position, generation, number = _newest(storage)
+            mine = Generation(position + 1, generation + 1, run_id, host, time.time())
+            try:
+                storage.put(commits.key_of(mine.position), [commits.encode(mine)], if_absent=True)
+            except ExistsError:
+                continue  # another run was faster: take over from that one
+            return cls(storage, mine, number)
+
+    @property
+    def generation(self) -> Generation:
+        """This run's own entry."""
+        return self._mine
+
+    def append(self, commit: Commit) -> Commit:
+        """Make a checkpoint visible, behind this run's last entry; returns it with the position and number it got.
+
+        Raises FencedError when another run has taken over.
+        """
+        commit = replace(commit, position=self._tail + 1, number=self._number + 1)
+        try:
+            self._storage.put(commits.key_of(commit.position), [commits.encode(commit)], if_absent=True)
+        except ExistsError as e:
+            raise self._fenced() from e
+        self._tail, self._number = commit.position, commit.number
+        if self._commits is not None:
+            self._commits.append(commit)
+        return commit
+
+    def retire(self, keep_last: int) -> None:
+        """Delete all but the `keep_last` newest commits: the entry first, then its data. Call after an append only.
+
+        The first call also deletes what killed runs left: data no commit refers to. Raises FencedError, and deletes
+        nothing, when another run has taken over.
+        """
+        if next(_positions(self._storage), None) != self._tail:
+            raise self._fenced()
+        if self._commits is None:
+            self._commits = list(read_commits(self._storage))
+        for old in commits.expired(self._commits, keep_last):
+            self._storage.delete([commits.key_of(old.position)])
+            self._commits.remove(old)
+            self._storage.delete(list(_keys(self._storage, old.folder)))
+        if not self._swept:
+            kept = {commit.folder for commit in self._commits}
+            stray = [key for key in _keys(self._storage, commits.DATA) if commits.folder_of(key) not in kept]
+            self._storage.delete(stray)
+            self._swept = True
+
+    def sweep_again(self) -> None:
+        """Let the next `retire` look for leftovers once more: a save of this run has failed half-way."""
+        self._swept = False
+
+    def _fenced(self) -> FencedError:
+        who = ""
+        for _, entry in read_entries(self._storage):
+            if isinstance(entry, Generation) and entry.run_id != self._mine.run_id:
+                who = f", generation {entry.generation} on {entry.host},"
+                break
+        return FencedError(
+            f"{self._storage.url}: a younger run{who} has taken over; this one (generation {self._mine.generation}) "
+            f"stops. Give each job a storage URL of its own"
+        )
+
+
+def _newest(storage: Storage) -> tuple[int, int, int]:
+    """The newest position, generation and number of a commit; 0 for what there is none of."""
+    top, generation = 0, 0
+    for position, entry in read_entries(storage):
+        top = top or position
+        if isinstance(entry, DamagedError):
+            continue
+        generation = generation or entry.generation
+        if isinstance(entry, Commit):
+            return top, generation, entry.number
+    return top, generation, 0
+
+
+def _positions(storage: Storage) -> Iterator[int]:
+    """The positions of the journal's entries, newest first."""
+    for key in _keys(storage, commits.JOURNAL):
+        position = commits.position_of(key)
+        if position is not None:
+            yield position
+
+
+def _keys(storage: Storage, prefix: str) -> Iterator[str]:
+    """All keys below a prefix, in order, page by page."""
+    page = storage.list(prefix)
+    while page:
+        yield from page
+        page = storage.list(prefix, after=page[-1])

@@ -1,0 +1,39 @@
+"""`Storage`: the five things a checkpoint asks of the place it is kept at.
+
+Keys are `/`-separated names below the URL. One contract test runs over every implementation
+(tests/train/storage_contract.py). Every method may raise `StorageError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+PAGE_KEYS = 1000
+"""At most this many keys in one page of a listing."""
+
+
+class Storage(Protocol):
+    """A flat set of objects; each is written whole or not at all."""
+
+    @property
+    def url(self) -> str:
+        """The URL that opens this storage, fit to be shown: no credentials in it."""
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+        """Write the concatenated `parts` as one object; durable and visible to all when this returns.
+
+        With `if_absent`: ExistsError, and nothing changed, when the key is taken; of several writers exactly one wins.
+        """
+
+    def get(self, key: str) -> bytes:
+        """Return a small object; MissingError when it is not there."""
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        """Fill `into` from byte `start` of an object; MissingError, or DamagedError when the object ends too early."""
+
+    def list(self, prefix: str, *, after: str = "") -> list[str]:
+        """Return one page of the keys that start with `prefix` and sort behind `after`, in order; empty: no more."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects in the order given; one that is not there is no error."""
