@@ -25,10 +25,13 @@ from elasticctl_train.inbox import Inbox
 from elasticctl_train.ranks import Rank, RankGroup
 from elasticctl_train.rendezvous import ServiceRendezvous
 from elasticctl_train.service import POLL_TIMEOUT_S, ServiceAway, ServiceError, ServiceRefused
+from elasticctl_train.spares import Starter
 
 FAIL_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 300.0
 LEAVE_TIMEOUT_S = 2.0
+SPARE_DELAY_S = 2.0
+"""Spares are made ready once a generation has run this long: not while its own start needs the processor."""
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +57,19 @@ class _Event:
 
 
 class Agent(SimpleElasticAgent):
-    """Runs `argv` once per local rank, generation after generation; see the module's docstring.
+    """Runs what `starter` starts once per local rank, generation after generation; see the module's docstring.
 
     `stop_grace_s` is how long ranks get between SIGTERM and SIGKILL. `outcome` is None or the Failure to be left in the
     pod's termination message once `run` has returned.
     """
 
     def __init__(
-        self, spec: WorkerSpec, handler: ServiceRendezvous, argv: list[str], inbox: Inbox, stop_grace_s: float
+        self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, inbox: Inbox, stop_grace_s: float
     ) -> None:
         super().__init__(spec)
-        self._handler, self._argv, self._inbox, self._stop_grace_s = handler, argv, inbox, stop_grace_s
+        self._handler, self._starter, self._inbox, self._stop_grace_s = handler, starter, inbox, stop_grace_s
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._group = RankGroup(self._on_rank_exit)
+        self._group = RankGroup(starter, self._on_rank_exit)
         self._waiting = False
         self._terminated = False
         self.outcome: failure.Failure | None = None
@@ -106,8 +109,9 @@ class Agent(SimpleElasticAgent):
         """Wait for what ends this generation here: a failed rank, all ranks done, or word of a new generation."""
         while True:
             try:
-                event = self._events.get(timeout=60.0)
+                event = self._events.get(timeout=SPARE_DELAY_S)
             except queue.Empty:
+                self._starter.warm(self._worker_group.spec.local_world_size)
                 continue
             if event.kind is End.STALE and event.generation == self._handler.generation:
                 return event
@@ -200,7 +204,7 @@ class Agent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         environments = [(w.global_rank, self._environment(worker_group, w)) for w in worker_group.workers]
-        self._group.start(self._argv, environments)
+        self._group.start(environments)
         return {entry.local_rank: entry.process.pid for entry in self._group.ranks}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -216,17 +220,15 @@ class Agent(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._group.stop(self._stop_grace_s)
+        self._starter.close()
         self._handler.shutdown()
 
     def _environment(self, group: WorkerGroup, worker: Worker) -> Mapping[str, str]:
         """torchrun's variables, and ours (docs/architecture.md)."""
         handler = self._handler
-        loopback = handler.identity.host in ("127.0.0.1", "::1")
         generation = str(handler.generation)
         return {
-            **({"GLOO_SOCKET_IFNAME": "lo"} if loopback and os.path.exists("/sys/class/net/lo") else {}),
-            "OMP_NUM_THREADS": "1",
-            **os.environ,
+            **self._starter.environment,
             "RANK": str(worker.global_rank),
             "LOCAL_RANK": str(worker.local_rank),
             "GROUP_RANK": str(group.group_rank),

@@ -1,28 +1,88 @@
 """What a rank starts as: ask the kernel to kill it when the launcher dies, then become the user's command.
 
-Run as a file with `python -I -S`, so it imports nothing but the standard library and starts in a few milliseconds.
+Two ways, both run as a file, so that nothing of ours has to be importable:
+
+    bootstrap.py LAUNCHER_PID exec COMMAND...      become COMMAND (run with -I -S: a few milliseconds)
+    bootstrap.py LAUNCHER_PID spare MODULE...      import the modules ahead, wait for one line of JSON on stdin
+                                                   ({"argv": [...], "env": {...}}), then run that Python script
+
+A spare has done what takes long before it is needed. It holds no GPU context, opens no port and runs no code of the
+user's until then. Once assigned, it is what `python SCRIPT` would have been: `__main__`, `sys.argv` and `sys.path`.
 """
 
 import ctypes
+import importlib
+import importlib.util
+import json
 import os
+import runpy
 import signal
 import sys
+import types
 
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """argv: the launcher's pid, then the command to become; exits 127 when it cannot be started."""
-    launcher_pid, *command = sys.argv[1:]
+    """See the module's docstring; exits 127 when a command cannot be started."""
+    launcher_pid, mode, *rest = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(launcher_pid):
         sys.exit(1)  # the launcher died before the kernel was asked
+    if mode == "exec":
+        become(rest)
+    else:
+        wait_and_run(rest)
+
+
+def become(command: list[str]) -> None:
+    """Replace this process by `command`."""
     try:
         os.execvp(command[0], command)  # noqa: S606 (the user's own command)
     except OSError as error:
         sys.stderr.write(f"cannot start {command[0]!r}: {error.strerror}\n")
         sys.exit(127)
+
+
+def wait_and_run(modules: list[str]) -> None:
+    """Import `modules` (those that are installed), wait for the assignment, run it."""
+    sys.path.pop(0)  # this file's own folder: a script never sees it
+    for module in modules:
+        if importlib.util.find_spec(module.split(".")[0]):
+            importlib.import_module(module)
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)  # the launcher needs us no more
+    assignment = json.loads(line)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.environ.clear()
+    os.environ.update(assignment["env"])
+    run_script(assignment["argv"])
+
+
+def run_script(argv: list[str]) -> None:
+    """Do what `python ARGV...` does; argv is a script or `-m MODULE`, and its arguments."""
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        return
+    path = os.path.abspath(argv[0])
+    sys.argv = argv
+    sys.path.insert(0, os.path.dirname(path))
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"cannot open {argv[0]!r}: {error.strerror}\n")
+        sys.exit(2)
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = module  # so that classes of the script can be found again by DataLoader workers
+    exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102 (the user's own script)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import signal
 import sys
 from types import FrameType
 
+from elasticctl_train.spares import Starter
+
 EXIT_USAGE = 2
 REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", "ELASTICCTL_RDZV_TOKEN_FILE")
 
@@ -37,7 +39,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(command: list[str], options: argparse.Namespace) -> int:
-    # Imported here, so that a wrong call is answered before the seconds that torch takes.
+    starter = Starter(command, _environment(), options.preload.split(",") if options.preload else [])
+    starter.warm(options.nproc_per_node)
+    # Imported here: a wrong call is answered, and the ranks' own import is under way, before the seconds torch takes.
     from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
     from torch.distributed.elastic.rendezvous import RendezvousError
 
@@ -56,7 +60,7 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
         rdzv_handler=handler,
         max_restarts=0,
     )
-    agent = Agent(spec, handler, command, inbox, options.stop_grace)
+    agent = Agent(spec, handler, starter, inbox, options.stop_grace)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         agent.terminate()
@@ -80,6 +84,13 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
+def _environment() -> dict[str, str]:
+    """What all ranks have in common: this process's own, and torchrun's defaults for what it leaves open."""
+    loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
+    interface = {"GLOO_SOCKET_IFNAME": "lo"} if loopback and os.path.exists("/sys/class/net/lo") else {}
+    return {**interface, "OMP_NUM_THREADS": "1", **os.environ}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elasticctl-launch", description=__doc__.split("\n\n")[0])
     parser.add_argument("--nproc-per-node", type=_positive, default=1, metavar="N", help="ranks of this worker")
@@ -88,6 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--join-timeout", type=float, default=600.0, metavar="S", help="seconds to wait for a group to form"
+    )
+    parser.add_argument(
+        "--preload",
+        default="torch,elasticctl_train.run",
+        metavar="MODULES",
+        help="what a warm spare process per rank imports ahead, so that a restart is fast; '' for no spares",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
     return parser

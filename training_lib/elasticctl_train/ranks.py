@@ -1,4 +1,4 @@
-"""The training processes of one worker: start, watch, read, stop.
+"""The training processes of one worker: run, watch, read, stop.
 
 Each rank runs in a session of its own, with the kernel told to kill it when the launcher dies, so that a launcher
 that is killed outright leaves nobody behind. Its output is read line by line: passed on (with the rank's number when a
@@ -17,12 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from elasticctl_train.spares import Starter
 
 LAST_LINES = 20
 MAX_LINE_BYTES = 64 * 1024
 KILL_WAIT_S = 10.0
-BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 
 
 @dataclass(slots=True)
@@ -40,25 +40,15 @@ class Rank:
 class RankGroup:
     """The ranks of one generation on this worker; `on_exit(rank)` is called from a thread when one of them ends."""
 
-    def __init__(self, on_exit: Callable[[Rank], None]) -> None:
-        self._on_exit = on_exit
+    def __init__(self, starter: Starter, on_exit: Callable[[Rank], None]) -> None:
+        self._starter, self._on_exit = starter, on_exit
         self.ranks: list[Rank] = []
 
-    def start(self, argv: Sequence[str], environments: Sequence[tuple[int, Mapping[str, str]]]) -> None:
-        """Start one process per (global rank, environment). Raises OSError when `argv` cannot be started.
-
-        Must be called from the main thread: the kernel ties a process to the thread that started it.
-        """
+    def start(self, environments: Sequence[tuple[int, Mapping[str, str]]]) -> None:
+        """Start one process per (global rank, environment), from the main thread."""
         prefixed = len(environments) > 1
         for local_rank, (rank, env) in enumerate(environments):
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(BOOTSTRAP), str(os.getpid()), *argv],
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self._starter.start(env)
             entry = Rank(local_rank, rank, process)
             self.ranks.append(entry)
             reader = threading.Thread(target=_pass_on, args=(entry, f"[rank{rank}] " if prefixed else ""), daemon=True)

@@ -1,0 +1,181 @@
+"""A warm spare behaves as `python SCRIPT` does, only sooner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elasticctl_train.spares import PythonCommand, Starter
+
+SCRIPT = """
+import json, multiprocessing, os, sys
+from dataclasses import dataclass
+import beside
+
+@dataclass
+class Item:
+    value: int
+
+def double(item):
+    return Item(item.value * 2)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        doubled = pool.apply(double, (Item(21),)).value
+    print(json.dumps({
+        "argv": sys.argv[1:], "script": os.path.basename(sys.argv[0]), "file": __file__, "path0": sys.path[0],
+        "doubled": doubled, "beside": beside.NAME, "env": os.environ.get("GIVEN"), "left": os.environ.get("TAKEN"),
+        "stdin": sys.stdin.read(), "cwd": os.getcwd(),
+    }, sort_keys=True))
+    sys.exit(5)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("NAME = 'found beside the script'")
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def starters() -> Iterator[list[Starter]]:
+    made: list[Starter] = []
+    yield made
+    for starter in made:
+        starter.close()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "TAKEN": "by the spare alone"}
+
+
+def run(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output.decode()
+
+
+def ranks_environment() -> dict[str, str]:
+    return {**os.environ, "GIVEN": "to the rank"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--lr", "0.1", "a b", "{x}", "-m"]])
+def test_a_spare_is_what_python_script_is(script: Path, starters: list[Starter], arguments: Sequence[str]) -> None:
+    command = [sys.executable, str(script), *arguments]
+    plain, warm = Starter(command, environment(), []), Starter(command, environment(), ["json"])
+    starters += [plain, warm]
+    warm.warm(1)
+    results = [run(starter.start(ranks_environment())) for starter in (plain, warm)]
+    assert results[0] == results[1]
+    assert results[0][0] == 5
+    assert '"doubled": 42' in results[0][1]
+
+
+def test_a_spare_runs_a_module(script: Path, starters: list[Starter], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(script.parent)
+    starter = Starter([sys.executable, "-u", "-m", "train", "x"], environment(), ["json"])
+    starters.append(starter)
+    starter.warm(1)
+    code, output = run(starter.start(ranks_environment()))
+    assert (code, '"argv": ["x"]' in output) == (5, True), output
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "last"),
+    [
+        ("raise ValueError('no')", 1, "ValueError: no"),
+        ("x = (", 1, "SyntaxError: '(' was never closed"),
+        ("import os; os.abort()", -signal.SIGABRT, ""),
+    ],
+)
+def test_errors_look_the_same(tmp_path: Path, starters: list[Starter], source: str, code: int, last: str) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    starter = Starter([sys.executable, str(tmp_path / "bad.py")], environment(), ["json"])
+    starters.append(starter)
+    starter.warm(1)
+    got, output = run(starter.start(ranks_environment()))
+    assert got == code
+    assert output.rstrip().endswith(last)
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path, starters: list[Starter]) -> None:
+    starter = Starter([sys.executable, str(tmp_path / "none.py")], environment(), ["json"])
+    starters.append(starter)
+    starter.warm(1)
+    code, output = run(starter.start(ranks_environment()))
+    assert code == 2
+    assert output.strip() == f"cannot open '{tmp_path / 'none.py'}': No such file or directory"
+
+
+def test_a_dead_spare_is_replaced_by_a_fresh_process(script: Path, starters: list[Starter]) -> None:
+    starter = Starter([sys.executable, str(script)], environment(), ["json"])
+    starters.append(starter)
+    starter.warm(1)
+    (spare,) = [child for child in psutil.Process().children() if "spare" in child.cmdline()]
+    spare.kill()
+    psutil.wait_procs([spare], timeout=10)
+    assert run(starter.start(ranks_environment()))[0] == 5
+
+
+def test_spares_end_when_they_are_not_needed(script: Path) -> None:
+    starter = Starter([sys.executable, str(script)], environment(), ["json"])
+    starter.warm(2)
+    spares = [child for child in psutil.Process().children() if "spare" in child.cmdline()]
+    assert len(spares) == 2
+    starter.close()
+    assert not any(spare.is_running() and spare.status() != psutil.STATUS_ZOMBIE for spare in spares)
+
+
+@pytest.mark.parametrize(
+    ("command", "argv"),
+    [
+        (["python", "train.py", "-x"], ("train.py", "-x")),
+        ([sys.executable, "-u", "train.py"], ("train.py",)),
+        (["python3", "-m", "pkg.train", "y"], ("-m", "pkg.train", "y")),
+        (["python", "-X", "faulthandler", "train.py"], None),
+        (["python", "-c", "print()"], None),
+        (["python"], None),
+        (["bash", "run.sh"], None),
+        (["python-not-installed", "train.py"], None),
+    ],
+)
+def test_which_commands_have_spares(command: list[str], argv: tuple[str, ...] | None) -> None:
+    parsed = PythonCommand.parse(command)
+    assert (parsed.argv if parsed else None) == argv
+
+
+def test_importing_torch_ahead_saves_its_time(tmp_path: Path, starters: list[Starter]) -> None:
+    (tmp_path / "t.py").write_text("import torch; print('ready')")
+    command = [sys.executable, str(tmp_path / "t.py")]
+    took_s = {}
+    for kind, preload in (("fresh", []), ("warm", ["torch"])):
+        starter = Starter(command, environment(), preload)
+        starters.append(starter)
+        starter.warm(1)
+        for child in psutil.Process().children():
+            if "spare" in child.cmdline():
+                _until_idle(child)
+        before = time.monotonic()
+        assert run(starter.start(ranks_environment())) == (0, "ready\n")
+        took_s[kind] = time.monotonic() - before
+    assert took_s["warm"] < took_s["fresh"] / 2, took_s
+
+
+def _until_idle(process: psutil.Process) -> None:
+    """Wait until a spare has read its imports and sleeps on its pipe."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        used = process.cpu_times().user
+        time.sleep(0.3)
+        if process.cpu_times().user == used and used > 0.5:
+            return
+    pytest.fail("the spare never came to rest")

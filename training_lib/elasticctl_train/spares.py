@@ -1,0 +1,103 @@
+"""Starting training processes: at once, or from a warm spare that has imported torch ahead of need.
+
+A spare costs the memory of an idle Python with torch (docs/performance.md) and saves the seconds of importing it at
+each restart. Only Python can have one (`python SCRIPT …`, `python -m MODULE …`); other commands start as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+BOOTSTRAP = str(Path(__file__).with_name("bootstrap.py"))
+PLAIN_PYTHON_FLAGS = frozenset({"-u"})
+"""Interpreter flags that a spare may drop: output is unbuffered anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCommand:
+    """A command that a spare can run: the interpreter, and what follows it from the script on."""
+
+    interpreter: str
+    argv: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, command: Sequence[str]) -> PythonCommand | None:
+        """Read `python [-u] SCRIPT …` or `python [-u] -m MODULE …`; None for anything else."""
+        if not os.path.basename(command[0]).startswith("python"):
+            return None
+        interpreter = shutil.which(command[0])
+        rest = list(command[1:])
+        while rest and rest[0] in PLAIN_PYTHON_FLAGS:
+            del rest[0]
+        is_script = bool(rest) and not rest[0].startswith("-")
+        is_module = len(rest) > 1 and rest[0] == "-m"
+        return cls(interpreter, tuple(rest)) if interpreter and (is_script or is_module) else None
+
+
+class Starter:
+    """Starts the processes of one worker; `preload` names the modules a spare imports (empty: no spares).
+
+    `environment` is what all of them have in common; libraries read some of it while they are imported.
+
+    Every method must be called from the main thread: the kernel ties a process to the thread that started it.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], preload: Sequence[str]) -> None:
+        self._command, self._preload = list(command), list(preload)
+        self.environment = dict(environment)
+        self._python = PythonCommand.parse(command) if preload else None
+        self._spares: list[subprocess.Popen[bytes]] = []
+
+    def warm(self, count: int) -> None:
+        """Have `count` spares, starting those that are missing."""
+        self._spares = [spare for spare in self._spares if spare.poll() is None]
+        while self._python and len(self._spares) < count:
+            argv = [self._python.interpreter, BOOTSTRAP, str(os.getpid()), "spare", *self._preload]
+            self._spares.append(self._popen(argv, self.environment, subprocess.PIPE))
+
+    def start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start one training process with `environment`; its output (both streams) is `.stdout`."""
+        while self._python and self._spares:
+            spare = self._spares.pop(0)
+            assignment = json.dumps({"argv": self._python.argv, "env": dict(environment)})
+            with contextlib.suppress(OSError):  # it has died: the next one, or a fresh one
+                if spare.stdin and spare.poll() is None:
+                    spare.stdin.write(assignment.encode() + b"\n")
+                    spare.stdin.close()
+                    spare.stdin = None
+                    return spare
+            self._discard(spare)
+        argv = [sys.executable, "-I", "-S", BOOTSTRAP, str(os.getpid()), "exec", *self._command]
+        return self._popen(argv, environment, subprocess.DEVNULL)
+
+    def close(self) -> None:
+        """End the spares that were not needed."""
+        for spare in self._spares:
+            self._discard(spare)
+        self._spares.clear()
+
+    def _discard(self, spare: subprocess.Popen[bytes]) -> None:
+        spare.kill()
+        spare.wait()
+        for pipe in (spare.stdin, spare.stdout):
+            if pipe:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _popen(self, argv: Sequence[str], environment: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            env=dict(environment),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
