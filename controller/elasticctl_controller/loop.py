@@ -1,0 +1,217 @@
+"""The controller's loop: observe, reconcile, write the status, act.
+
+One pass over one job does each of these once, in this order; `reconcile` relies on it: nothing is done that the stored
+status does not already tell of. Whatever goes wrong ends the pass, is logged, and the job is looked at again after a
+pause. The loop knows neither Kubernetes nor processes: `Workload` is what it needs of the place jobs run at.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from elasticctl.errors import ConflictError, ElasticctlError
+from elasticctl.spec import ElasticJob, Pod
+from elasticctl.status import JobStatus
+from elasticctl_controller.actions import CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.ledger import only_progress_changed
+from elasticctl_controller.pods import build_pod
+from elasticctl_controller.reconcile import reconcile
+from elasticctl_controller.rendezvous import GroupView
+from elasticctl_controller.workqueue import WorkQueue
+
+PROGRESS_WRITE_S = 1.0
+"""Progress alone is written to a job's status at most this often."""
+PROGRESS_SETTLE_S = 0.1
+"""How long news of the rendezvous service may gather before a pass: ranks report every step."""
+PARALLEL_CALLS = 16
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Workload(Protocol):
+    """The jobs and pods of one cluster, as the loop reads and changes them; all methods may raise ElasticctlError."""
+
+    @property
+    def rendezvous_endpoint(self) -> str:
+        """URL of the rendezvous service, as a worker reaches it."""
+
+    def subscribe(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(key)` for every job there is, and from now on whenever a job or a pod of it changes."""
+
+    def get_job(self, key: str) -> Mapping[str, Any] | None:
+        """Return the job's manifest, or None when it is gone."""
+
+    def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
+        """Return the pods with the job's label, whoever owns them."""
+
+    def lost_nodes(self) -> frozenset[str]:
+        """Return the names of nodes that are gone or NotReady."""
+
+    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
+        """Create a pod of the job; ConflictError when its name is taken."""
+
+    def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
+        """Ask for the deletion of this very pod, without its grace period when forced; one that is gone is fine."""
+
+    def write_status(self, job: ElasticJob, status: JobStatus) -> None:
+        """Store the status; ConflictError when the job has changed since it was read, or is gone."""
+
+    def delete_job(self, job: ElasticJob) -> None:
+        """Delete this very job and all it has; fine when it is gone."""
+
+    def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
+        """Add an event about the job."""
+
+
+class Rendezvous(Protocol):
+    """The loop's side of `elasticctl_controller.rendezvous.RendezvousService`; thread-safe."""
+
+    def set_group(self, key: str, *, status: JobStatus, job_uid: str, alive: Mapping[str, str], minimum: int) -> None:
+        """Say which workers are alive (pod uid -> worker name); `status` seeds a job that is not known yet."""
+
+    def view(self, key: str) -> GroupView:
+        """Return what the workers of a job have reported."""
+
+    def drop(self, key: str) -> None:
+        """Forget a job that is gone."""
+
+
+class Controller:
+    """Keeps the jobs of one `Workload` going; `rendezvous` None: jobs bring their own."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        rendezvous: Rendezvous | None,
+        clock: Callable[[], float] = time.time,
+        queue: WorkQueue | None = None,
+    ) -> None:
+        self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
+        self._queue = queue or WorkQueue()
+        self._written_at: dict[str, float] = {}
+        self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
+        self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
+
+    def start(self) -> None:
+        """Look at every job once, then follow the changes, in a thread."""
+        self._workload.subscribe(self._queue.add)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the pass that runs, if one does, and end the thread."""
+        self._queue.shut_down()
+        self._thread.join()
+        self._calls.shutdown()
+
+    def reported(self, key: str) -> None:
+        """The rendezvous service has news of a job; from any thread."""
+        self._queue.add_after(key, PROGRESS_SETTLE_S)
+
+    def _run(self) -> None:
+        while (key := self._queue.get()) is not None:
+            try:
+                self.sync(key)
+                self._queue.forget(key)
+            except ConflictError as e:
+                log.debug("job %s: %s", key, e)
+                self._queue.add_rate_limited(key)
+            except ElasticctlError as e:
+                log.warning("job %s: %s; trying again", key, e)
+                self._queue.add_rate_limited(key)
+            except Exception:  # the edge of the loop: log, back off, look again
+                log.exception("job %s: the pass failed; trying again", key)
+                self._queue.add_rate_limited(key)
+            finally:
+                self._queue.done(key)
+
+    def sync(self, key: str) -> None:
+        """One pass over one job; raises what went wrong, and then nothing later in the pass was done."""
+        manifest = self._workload.get_job(key)
+        if manifest is None:
+            self._written_at.pop(key, None)
+            if self._rendezvous is not None:
+                self._rendezvous.drop(key)
+            return
+        job = ElasticJob.from_manifest(manifest)
+        observed = self._observe(job)
+        decision = reconcile(job, observed, self._clock())
+        self._write(job, decision)
+        self._gather(job, observed, decision.status)
+        for event in decision.events:
+            self._workload.record_event(job, event.type, event.reason, event.message)
+        self._act(job, decision)
+        if decision.requeue_s is not None:
+            self._queue.add_after(key, decision.requeue_s)
+
+    def _observe(self, job: ElasticJob) -> Observed:
+        pods = tuple(Pod.from_manifest(pod) for pod in self._workload.list_pods(job))
+        lost_nodes = self._workload.lost_nodes()
+        if self._rendezvous is None or job.rdzv_endpoint:
+            return Observed(pods=pods, lost_nodes=lost_nodes)
+        view = self._rendezvous.view(job.key)
+        return Observed(pods, lost_nodes, view.progress, view.checkpoint, view.generations)
+
+    def _write(self, job: ElasticJob, decision: Decision) -> None:
+        """Store the status if it says anything new; news of progress alone may wait a moment."""
+        if decision.status == job.status:
+            return
+        now = self._clock()
+        wait_s = self._written_at.get(job.key, 0.0) + PROGRESS_WRITE_S - now
+        too_soon = 0 < wait_s <= PROGRESS_WRITE_S and not decision.actions
+        if too_soon and only_progress_changed(job.status, decision.status):
+            self._queue.add_after(job.key, wait_s)
+            return
+        self._workload.write_status(job, decision.status)
+        self._written_at[job.key] = now
+
+    def _gather(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
+        """Tell the rendezvous service who is in the group: live workers that are going to stay."""
+        if self._rendezvous is None or job.rdzv_endpoint:
+            return
+        leaving = {worker.uid for worker in status.workers if worker.removal}
+
+        def stays(pod: Pod) -> bool:
+            gone = pod.ended or pod.deleting or pod.node in observed.lost_nodes
+            return pod.owner_uid == job.uid and not gone and pod.uid not in leaving
+
+        over = job.suspend or job.deleting or status.phase.terminal
+        staying = {} if over else {pod.uid: pod.name for pod in observed.pods if stays(pod)}
+        self._rendezvous.set_group(job.key, status=status, job_uid=job.uid, alive=staying, minimum=job.min)
+
+    def _act(self, job: ElasticJob, decision: Decision) -> None:
+        deletions = [action for action in decision.actions if isinstance(action, DeleteWorker)]
+        creations = [action for action in decision.actions if isinstance(action, CreateWorker)]
+        self._all(lambda action: self._workload.delete_pod(job, action.name, action.uid, force=action.force), deletions)
+        try:
+            slow_start(lambda batch: self._all(lambda action: self._create(job, action), batch), creations)
+        except ConflictError:
+            raise  # its predecessor of the same name is still there
+        except ElasticctlError as e:
+            self._workload.record_event(job, "Warning", "FailedCreate", str(e))
+            raise
+        if any(isinstance(action, DeleteJob) for action in decision.actions):
+            self._workload.delete_job(job)
+
+    def _create(self, job: ElasticJob, action: CreateWorker) -> None:
+        self._workload.create_pod(job, build_pod(job, action.index, self._workload.rendezvous_endpoint))
+
+    def _all(self, call: Callable[[T], None], items: list[T]) -> None:
+        """Make all calls, several at a time; raises the first error once all have been made."""
+        errors = [future.exception() for future in [self._calls.submit(call, item) for item in items]]
+        for error in errors:
+            if error is not None:
+                raise error
+
+
+def slow_start(call: Callable[[list[T]], None], items: list[T]) -> None:
+    """Give `items` to `call` in batches of 1, 2, 4, …: a call that cannot succeed is not made thousands of times."""
+    done, size = 0, 1
+    while done < len(items):
+        call(items[done : done + size])
+        done, size = done + size, size * 2

@@ -1,0 +1,117 @@
+"""The keys that wait to be looked at: each at most once, never by two threads at a time.
+
+A key added while it is being worked on comes back when that is done, so no change is missed and none is worked on
+twice at once. Delays keep the earliest time asked for; failures back off exponentially, with jitter.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+BASE_DELAY_S = 0.05
+MAX_DELAY_S = 60.0
+
+
+class WorkQueue:
+    """A thread-safe queue of keys; `clock` is monotonic seconds, `jitter` gives numbers in [0, 1)."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self._clock, self._jitter = clock, jitter
+        self._changed = threading.Condition()
+        self._ready: deque[str] = deque()
+        self._waiting: set[str] = set()
+        self._working: set[str] = set()
+        self._due: dict[str, float] = {}
+        self._timers: list[tuple[float, str]] = []
+        self._failures: dict[str, int] = {}
+        self._shut_down = False
+
+    def add(self, key: str) -> None:
+        """Have `key` looked at as soon as possible."""
+        with self._changed:
+            self._add(key)
+
+    def add_after(self, key: str, delay_s: float) -> None:
+        """Have `key` looked at in `delay_s` seconds; an earlier time asked for before stays."""
+        with self._changed:
+            due = self._clock() + max(0.0, delay_s)
+            if due < self._due.get(key, float("inf")):
+                self._due[key] = due
+                heapq.heappush(self._timers, (due, key))
+                self._changed.notify()
+
+    def add_rate_limited(self, key: str) -> None:
+        """Have `key` looked at after a pause that doubles with each failure in a row."""
+        with self._changed:
+            failures = self._failures.get(key, 0)
+            self._failures[key] = failures + 1
+        delay_s = min(BASE_DELAY_S * 2.0 ** min(failures, 30), MAX_DELAY_S)
+        self.add_after(key, delay_s * (0.5 + self._jitter() / 2))
+
+    def forget(self, key: str) -> None:
+        """The key has been dealt with: its next failure is the first again."""
+        with self._changed:
+            self._failures.pop(key, None)
+
+    def get(self, timeout_s: float | None = None) -> str | None:
+        """Take the next key, waiting for one at most `timeout_s` seconds (None: for ever); None: none, or shut down.
+
+        The taker owes a `done`.
+        """
+        with self._changed:
+            deadline = None if timeout_s is None else self._clock() + timeout_s
+            while not self._shut_down:
+                self._promote()
+                if self._ready:
+                    key = self._ready.popleft()
+                    self._waiting.discard(key)
+                    self._working.add(key)
+                    return key
+                pause_s = self._pause_s(deadline)
+                if pause_s is not None and pause_s <= 0:
+                    return None
+                self._changed.wait(pause_s)
+            return None
+
+    def done(self, key: str) -> None:
+        """The taker of `key` has finished with it."""
+        with self._changed:
+            self._working.discard(key)
+            if key in self._waiting:
+                self._ready.append(key)
+                self._changed.notify()
+
+    def shut_down(self) -> None:
+        """Make every `get` return None from now on."""
+        with self._changed:
+            self._shut_down = True
+            self._changed.notify_all()
+
+    def _add(self, key: str) -> None:
+        if key in self._waiting:
+            return
+        self._waiting.add(key)
+        if key not in self._working:
+            self._ready.append(key)
+            self._changed.notify()
+
+    def _promote(self) -> None:
+        """Move the keys whose time has come to the ready ones."""
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now:
+            due, key = heapq.heappop(self._timers)
+            if self._due.get(key) == due:  # not replaced by an earlier one
+                del self._due[key]
+                self._add(key)
+
+    def _pause_s(self, deadline: float | None) -> float | None:
+        """How long to sleep: until the next timer or the deadline, whichever is first; None: until notified."""
+        times = [time_ for time_ in (deadline, self._timers[0][0] if self._timers else None) if time_ is not None]
+        return min(times) - self._clock() if times else None

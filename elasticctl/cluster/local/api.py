@@ -1,0 +1,188 @@
+"""The supervisor's HTTP interface on its private socket: Kubernetes-like paths, JSON, one line per error.
+
+    GET    /v1/info                                       who answers, and what this machine has
+    POST   /v1/shutdown                                   {"workers": "stop" | "keep"}
+    GET    /v1/jobs                                       jobs of all namespaces
+    GET    /v1/namespaces/{namespace}/jobs                jobs of one
+    POST   /v1/namespaces/{namespace}/jobs[?dryRun=All]   a new job
+    GET    …/jobs/{name}     PATCH (merge patch)     DELETE
+    GET    …/jobs/{name}/pods     …/events     …/logs     (which log files there are, not their content)
+
+An error is `{"error": kind, "message": one line, "path": field path or ""}`; the kinds are `ERRORS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.local.command import gpus_wanted
+from elasticctl.cluster.local.objects import check_job
+from elasticctl.cluster.local.podstatus import has_ended
+from elasticctl.cluster.local.store import Store
+from elasticctl.errors import ClusterError, ConflictError, NotFoundError, SpecError, StorageFullError
+from elasticctl.spec import ElasticJob
+
+MAX_BODY_BYTES = 4 << 20
+
+ERRORS: Mapping[str, tuple[type[Exception], int]] = {
+    "invalid": (SpecError, 400),
+    "notFound": (NotFoundError, 404),
+    "conflict": (ConflictError, 409),
+    "full": (StorageFullError, 507),
+    "failed": (ClusterError, 500),
+}
+"""Kind of error on the wire -> our error and its HTTP status; the first match counts."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The handlers; `info` is answered as it is, `shut_down(stop_workers)` only starts the end."""
+
+    store: Store
+    info: Mapping[str, Any]
+    gpus: tuple[str, ...]
+    shut_down: Callable[[bool], None]
+
+    def app(self) -> web.Application:
+        """The aiohttp application; serve it on a private socket, it asks nobody who they are."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_explain])
+        job = "/v1/namespaces/{namespace}/jobs/{name}"
+        app.add_routes(
+            [
+                web.get("/v1/info", self._info),
+                web.post("/v1/shutdown", self._shutdown),
+                web.get("/v1/jobs", self._list_jobs),
+                web.get("/v1/namespaces/{namespace}/jobs", self._list_jobs),
+                web.post("/v1/namespaces/{namespace}/jobs", self._create_job),
+                web.get(job, self._get_job),
+                web.patch(job, self._patch_job),
+                web.delete(job, self._delete_job),
+                web.get(job + "/pods", self._pods),
+                web.get(job + "/events", self._events),
+                web.get(job + "/logs", self._logs),
+            ]
+        )
+        return app
+
+    async def _info(self, _: web.Request) -> web.Response:
+        return web.json_response(dict(self.info))
+
+    async def _shutdown(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        if body.get("workers") not in ("stop", "keep"):
+            raise SpecError('must be "stop" or "keep"', path="workers")
+        self.shut_down(body["workers"] == "stop")
+        return web.json_response({}, status=202)
+
+    async def _list_jobs(self, request: web.Request) -> web.Response:
+        namespace = request.match_info.get("namespace")
+        return _items(await asyncio.to_thread(self.store.list_jobs, namespace))
+
+    async def _create_job(self, request: web.Request) -> web.Response:
+        manifest = check_job(await _body(request))
+        manifest["metadata"].setdefault("namespace", request.match_info["namespace"])
+        if manifest["metadata"]["namespace"] != request.match_info["namespace"]:
+            raise SpecError("is not the namespace that the request is for", path="metadata.namespace")
+        self._check_fits(manifest)
+        dry_run = "dryRun" in request.query
+        job = await asyncio.to_thread(self.store.create_job, manifest, dry_run=dry_run)
+        return web.json_response(job, status=201)
+
+    async def _get_job(self, request: web.Request) -> web.Response:
+        return web.json_response(await asyncio.to_thread(self.store.get_job, *_job(request)))
+
+    async def _patch_job(self, request: web.Request) -> web.Response:
+        patch = await _body(request)
+
+        def check(result: Manifest) -> None:
+            check_job(result)
+            self._check_fits(result)
+
+        return web.json_response(await asyncio.to_thread(self.store.patch_job, *_job(request), patch, check))
+
+    async def _delete_job(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(self.store.delete_job, *_job(request))
+        return web.json_response({})
+
+    async def _pods(self, request: web.Request) -> web.Response:
+        job = await asyncio.to_thread(self.store.get_job, *_job(request))
+        found = await asyncio.to_thread(self.store.incarnations, job["metadata"]["uid"])
+        return _items([item.pod for item in found if item.pod is not None])
+
+    async def _events(self, request: web.Request) -> web.Response:
+        job = await asyncio.to_thread(self.store.get_job, *_job(request))
+        return _items(await asyncio.to_thread(self.store.list_events, job["metadata"]["uid"]))
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        manifest = await asyncio.to_thread(self.store.get_job, *_job(request))
+        found = await asyncio.to_thread(self.store.incarnations, manifest["metadata"]["uid"])
+        job = ElasticJob.from_manifest(manifest)
+        files = [
+            {"worker": item.worker, "uid": item.uid, "ended": item.pod is None or has_ended(item.pod)} for item in found
+        ]
+        return web.json_response({"finished": job.status.phase.terminal, "files": files})
+
+    def _check_fits(self, manifest: Manifest) -> None:
+        """Refuse a job that asks for more GPUs than this machine has: it would wait for ever."""
+        job = ElasticJob.from_manifest(manifest)
+        spec = job.template.get("spec")
+        each = gpus_wanted(spec) if isinstance(spec, dict) else 0
+        if job.desired * each > len(self.gpus):
+            raise SpecError(
+                f"{job.desired} workers x {each} GPUs are asked for, and this machine has {len(self.gpus)}: ask for"
+                " fewer, or use a context of a cluster that has them",
+                path="spec.replicaSpecs.Worker.replicas",
+            )
+
+
+def _job(request: web.Request) -> tuple[str, str]:
+    return request.match_info["namespace"], request.match_info["name"]
+
+
+def _items(items: list[Manifest]) -> web.Response:
+    return web.json_response({"items": items})
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.read())
+    except (ValueError, RecursionError) as e:
+        raise SpecError("the request is not JSON") from e
+    if not isinstance(body, dict):
+        raise SpecError(f"a JSON object is needed, not {type(body).__name__}")
+    return body
+
+
+@web.middleware
+async def _explain(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException:
+        raise
+    except Exception as e:  # the edge of a request: every error becomes an answer
+        for kind, (error, status) in ERRORS.items():
+            if isinstance(e, error):
+                path = e.path if isinstance(e, SpecError) else ""
+                return web.json_response({"error": kind, "message": _plain(e), "path": path}, status=status)
+        log.exception("%s %s failed", request.method, request.path)
+        message = f"the supervisor failed ({type(e).__name__}): its log says more"
+        return web.json_response({"error": "failed", "message": message, "path": ""}, status=500)
+
+
+def _plain(error: Exception) -> str:
+    """The message without the field path in front, which travels on its own."""
+    text = str(error)
+    return text.removeprefix(f"{error.path}: ") if isinstance(error, SpecError) else text

@@ -1,0 +1,95 @@
+"""`LocalCluster`: the embedded cluster as the command line sees it. Starts the supervisor when nobody answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest
+from elasticctl.cluster.local.connection import jobs_path, request
+from elasticctl.cluster.local.daemon import ensure_supervisor
+from elasticctl.cluster.local.logs import LogFiles, read_logs
+from elasticctl.cluster.local.paths import LocalPaths, local_paths
+from elasticctl.errors import UnreachableError
+from elasticctl.spec import LABEL_INDEX
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+class LocalCluster:
+    """`elasticctl.cluster.base.Cluster` over the supervisor's socket; `say` gets the rare line of talk."""
+
+    def __init__(self, paths: LocalPaths | None = None, say: Callable[[str], None] = _to_stderr) -> None:
+        self.paths = paths or local_paths()
+        self._say = say
+        self._checked = False
+
+    def create_job(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Store a new job; SpecError when it cannot be one or asks for more GPUs than this machine has."""
+        namespace = _namespace_of(manifest)
+        path = jobs_path(namespace) + ("?dryRun=All" if dry_run else "")
+        return self._object("POST", path, manifest)
+
+    def get_job(self, namespace: str, name: str) -> Manifest:
+        """Return one job."""
+        return self._object("GET", jobs_path(namespace, name))
+
+    def list_jobs(self, namespace: str | None) -> list[Manifest]:
+        """Return the jobs of a namespace (None: of all), oldest first."""
+        return self._items("/v1/jobs" if namespace is None else jobs_path(namespace))
+
+    def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+        """Apply a JSON merge patch to metadata and spec and return the result."""
+        return self._object("PATCH", jobs_path(namespace, name), patch)
+
+    def delete_job(self, namespace: str, name: str) -> None:
+        """Delete a job; its workers and logs follow."""
+        self._call("DELETE", jobs_path(namespace, name))
+
+    def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+        """Return the pods of a job, in order of index."""
+        return sorted(self._items(jobs_path(namespace, job, "pods")), key=_index)
+
+    def list_events(self, namespace: str, job: str) -> list[Manifest]:
+        """Return the events of a job and its pods, oldest first."""
+        return self._items(jobs_path(namespace, job, "events"))
+
+    def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
+        """Yield the lines of a job's workers; see `Cluster.logs`."""
+
+        def files() -> LogFiles:
+            return LogFiles.from_json(self._object("GET", jobs_path(namespace, job, "logs")))
+
+        return read_logs(files(), files, self.paths.log_file, query)
+
+    def _items(self, path: str) -> list[Manifest]:
+        items: list[Manifest] = self._object("GET", path)["items"]
+        return items
+
+    def _object(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        answer: dict[str, Any] = self._call(method, path, body)
+        return answer
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        if not self._checked:
+            ensure_supervisor(self.paths, self._say)
+            self._checked = True
+        try:
+            return request(self.paths.api_socket, method, path, body)
+        except UnreachableError:
+            ensure_supervisor(self.paths, self._say)
+        return request(self.paths.api_socket, method, path, body)
+
+
+def _namespace_of(manifest: Mapping[str, Any]) -> str:
+    metadata = manifest.get("metadata")
+    namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
+    return namespace if isinstance(namespace, str) and namespace else "default"
+
+
+def _index(pod: Manifest) -> tuple[int, str]:
+    text = pod["metadata"].get("labels", {}).get(LABEL_INDEX, "")
+    return (int(text) if text.isdigit() else 0, pod["metadata"]["name"])

@@ -1,0 +1,78 @@
+"""One request to the supervisor over its socket, with the standard library: it has to be quick to import."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from elasticctl.errors import (
+    ClusterError,
+    ConflictError,
+    NotFoundError,
+    SpecError,
+    StorageFullError,
+    UnreachableError,
+)
+
+REQUEST_TIMEOUT_S = 30.0
+
+_ERRORS: Mapping[str, type[ClusterError]] = {
+    "notFound": NotFoundError,
+    "conflict": ConflictError,
+    "full": StorageFullError,
+    "failed": ClusterError,
+}
+
+
+def request(api_socket: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Make one request and return the answer's JSON.
+
+    Raises UnreachableError when nobody answers (nothing was sent, or the answer was lost), otherwise the error that the
+    supervisor names.
+    """
+    import http.client
+
+    connection = http.client.HTTPConnection("localhost", timeout=REQUEST_TIMEOUT_S)
+    try:
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(REQUEST_TIMEOUT_S)
+        connection.sock.connect(str(api_socket))
+        content = None if body is None else json.dumps(body)
+        connection.request(method, path, content, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        status, text = response.status, response.read()
+    except (OSError, http.client.HTTPException) as e:
+        raise UnreachableError(f"the local supervisor does not answer on {api_socket}: {e or type(e).__name__}") from e
+    finally:
+        connection.close()
+    answer = _decoded(text)
+    if status >= 400:
+        raise _error(status, answer)
+    return answer
+
+
+def jobs_path(namespace: str, name: str = "", part: str = "") -> str:
+    """The path of a namespace's jobs, of one job, or of a part of it; names of any content are fine."""
+    words = ["v1", "namespaces", namespace, "jobs", *filter(None, (name, part))]
+    return "/" + "/".join(quote(word, safe="") for word in words)
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
+
+
+def _error(status: int, answer: Any) -> Exception:
+    kind = answer.get("error") if isinstance(answer, dict) else None
+    if kind is None:
+        return ClusterError(f"the local supervisor refused the request (HTTP {status})")
+    message = str(answer.get("message", ""))
+    if kind == "invalid":
+        return SpecError(message, path=str(answer.get("path", "")))
+    return _ERRORS.get(kind, ClusterError)(message)

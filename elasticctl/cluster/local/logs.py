@@ -1,0 +1,136 @@
+"""Read the workers' log files: all of them in order of time, or as they grow.
+
+Each line of a file is `<RFC 3339 time> <text>`. A worker's name may have had several incarnations, each with its own
+file; what is wanted is its newest one's (with `previous`: the earlier ones'). The pure part works on bytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from elasticctl.cluster.base import LogLine, LogQuery
+from elasticctl.codec import from_rfc3339
+from elasticctl.errors import NotFoundError
+
+POLL_S = 0.1
+LIST_EVERY_S = 0.4
+BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """One incarnation of a worker; `ended`: nothing will be added to its file."""
+
+    worker: str
+    uid: str
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """All incarnations of a job's workers, oldest first; `finished`: the job is over, no more will come."""
+
+    finished: bool
+    files: tuple[LogFile, ...]
+
+    @classmethod
+    def from_json(cls, answer: Mapping[str, Any]) -> LogFiles:
+        """Read the supervisor's answer."""
+        return cls(bool(answer["finished"]), tuple(LogFile(f["worker"], f["uid"], f["ended"]) for f in answer["files"]))
+
+    def wanted(self, query: LogQuery) -> tuple[LogFile, ...]:
+        """The files a query is about: of each worker's name the newest, or with `previous` the earlier ones."""
+        newest = {file.worker: file.uid for file in self.files}
+        return tuple(
+            file
+            for file in self.files
+            if (not query.workers or file.worker in query.workers)
+            and (newest[file.worker] == file.uid) is not query.previous
+        )
+
+
+def read_logs(
+    found: LogFiles, list_files: Callable[[], LogFiles], path_of: Callable[[str], Path], query: LogQuery
+) -> Iterator[LogLine]:
+    """Yield the lines that `query` asks for; `list_files` is called again and again while following."""
+    tails = {file.uid: Tail(file.worker, path_of(file.uid), query) for file in found.wanted(query)}
+    if not query.follow:
+        yield from heapq.merge(*(tail.read() for tail in tails.values()), key=lambda line: line.at)
+        return
+    next_list_at = 0.0
+    while True:
+        over = False
+        if time.monotonic() >= next_list_at:
+            try:
+                found = list_files()
+            except NotFoundError:  # deleted meanwhile, and its logs with it
+                return
+            next_list_at = time.monotonic() + LIST_EVERY_S
+            over = found.finished and all(file.ended for file in found.files)
+        for file in found.wanted(query):
+            if file.uid not in tails:
+                tails[file.uid] = Tail(file.worker, path_of(file.uid), query)
+        # Listed before read: a file that was complete when it was listed is read to its end here.
+        yield from sorted((line for tail in tails.values() for line in tail.read()), key=lambda line: line.at)
+        if over:
+            return
+        time.sleep(POLL_S)
+
+
+class Tail:
+    """A place in one worker's file; `read` yields what has been added since."""
+
+    def __init__(self, worker: str, path: Path, query: LogQuery) -> None:
+        self._worker, self._path, self._query = worker, path, query
+        self._offset: int | None = None
+        self._torn = b""
+
+    def read(self) -> Iterator[LogLine]:
+        """Yield the whole lines that are there now; a missing file is an empty one."""
+        try:
+            with self._path.open("rb") as file:
+                if self._offset is None:
+                    self._offset = self._beginning(file)
+                file.seek(self._offset)
+                while block := file.read(BLOCK_BYTES):
+                    self._offset += len(block)
+                    *lines, self._torn = (self._torn + block).split(b"\n")
+                    yield from self._parsed(lines)
+        except FileNotFoundError:
+            return
+
+    def _beginning(self, file: BinaryIO) -> int:
+        return 0 if self._query.tail is None else tail_offset(file, self._query.tail)
+
+    def _parsed(self, lines: list[bytes]) -> Iterator[LogLine]:
+        since = self._query.since
+        for line in lines:
+            stamp, _, text = line.decode("utf-8", "replace").partition(" ")
+            at = from_rfc3339(stamp)
+            if at is not None and (since is None or at >= since):
+                yield LogLine(self._worker, at, text)
+
+
+def tail_offset(file: BinaryIO, lines: int) -> int:
+    """Where the last `lines` lines of a file begin, reading from its end."""
+    size = file.seek(0, 2)
+    if lines == 0:
+        return size
+    wanted, end = lines + 1, size  # the file ends with a newline of its own
+    while end > 0:
+        start = max(0, end - BLOCK_BYTES)
+        file.seek(start)
+        block = file.read(end - start)
+        count = block.count(b"\n")
+        if count >= wanted:
+            position = len(block)
+            for _ in range(wanted):
+                position = block.rfind(b"\n", 0, position)
+            return start + position + 1
+        wanted, end = wanted - count, start
+    return 0

@@ -1,0 +1,138 @@
+"""Where the local cluster keeps its state: one private folder per user, and two sockets with short paths.
+
+<state>/state.db            jobs, pods, events (SQLite)
+<state>/secret              key of the workers' tokens, 0600
+<state>/supervisor.log      what the supervisor said
+<state>/pods/<uid>/         one worker: its log, its exit, its token
+<sockets>/api.sock          the command line talks here
+<sockets>/rendezvous.sock   the workers talk here
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticctl.errors import ClusterError, StorageFullError
+
+HOME_VARIABLE = "ELASTICCTL_HOME"
+MAX_SOCKET_PATH_BYTES = 100
+"""sun_path holds 108 bytes on Linux and 104 on macOS, the final NUL included."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPaths:
+    """The files of one local cluster; `sockets` is inside `state` unless that path is too long for a socket."""
+
+    state: Path
+    sockets: Path
+
+    @property
+    def database(self) -> Path:
+        return self.state / "state.db"
+
+    @property
+    def secret(self) -> Path:
+        return self.state / "secret"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.state / "supervisor.log"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Held by the supervisor for as long as it lives."""
+        return self.state / "supervisor.lock"
+
+    @property
+    def start_lock(self) -> Path:
+        """Held by the client that is starting the supervisor."""
+        return self.state / "start.lock"
+
+    @property
+    def pods(self) -> Path:
+        return self.state / "pods"
+
+    @property
+    def api_socket(self) -> Path:
+        return self.sockets / "api.sock"
+
+    @property
+    def rendezvous_socket(self) -> Path:
+        return self.sockets / "rendezvous.sock"
+
+    def pod_dir(self, uid: str) -> Path:
+        """The folder of one worker's incarnation."""
+        return self.pods / uid
+
+    def log_file(self, uid: str) -> Path:
+        """What one worker's incarnation printed."""
+        return self.pod_dir(uid) / "log"
+
+    def create(self) -> None:
+        """Make the folders, private to this user; ClusterError when they cannot be, or belong to somebody else."""
+        for folder in (self.state, self.pods, self.sockets):
+            make_private(folder)
+        if self.sockets.parent != self.state:
+            _remember_sockets(self)
+
+
+def local_paths(environ: Mapping[str, str] = os.environ) -> LocalPaths:
+    """Find this user's local cluster; `ELASTICCTL_HOME` moves it. Reads at most one symbolic link and makes nothing."""
+    home = environ.get(HOME_VARIABLE)
+    if home:
+        state = Path(home).absolute() / "local"
+    else:
+        import platformdirs
+
+        state = platformdirs.user_state_path("elasticctl") / "local"
+    return LocalPaths(state=state, sockets=_sockets_for(state))
+
+
+def make_private(folder: Path) -> None:
+    """Make `folder` with mode 0700, or check that an existing one is ours alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise ClusterError(f"{folder} is not a folder of yours: remove it, or set {HOME_VARIABLE} to another place")
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as e:
+        raise storage_error(f"make the folder {folder}", e) from e
+
+
+def storage_error(doing: str, error: OSError) -> ClusterError:
+    """Say in one line that the disk would not let us do something; `doing` completes "cannot …"."""
+    if error.errno in _NO_ROOM:
+        return StorageFullError(f"cannot {doing}: the disk is full. Free some space and try again")
+    return ClusterError(f"cannot {doing}: {error.strerror or error}")
+
+
+def _sockets_for(state: Path) -> Path:
+    near = state / "run"
+    if len(os.fsencode(near / "rendezvous.sock")) <= MAX_SOCKET_PATH_BYTES:
+        return near
+    # TMPDIR may differ from shell to shell; the link keeps everybody on the folder that was chosen first.
+    if near.is_symlink():
+        return near.readlink()
+    name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"elasticctl-{os.getuid()}-{name}"
+
+
+def _remember_sockets(paths: LocalPaths) -> None:
+    link = paths.state / "run"
+    try:
+        link.symlink_to(paths.sockets)
+    except FileExistsError:
+        pass
+    except OSError as e:
+        raise storage_error(f"make the link {link}", e) from e

@@ -1,0 +1,116 @@
+"""What every `Cluster` does. A test module per implementation subclasses `ClusterContract` and gives it a `cluster`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticctl.cluster.base import Cluster, LogQuery, Manifest
+from elasticctl.errors import ConflictError, NotFoundError
+from tests.jobs import FOREVER, shell_job
+from tests.waiting import wait_until
+
+
+def phase(cluster: Cluster, name: str) -> str:
+    return str(cluster.get_job("default", name).get("status", {}).get("phase", ""))
+
+
+def running(cluster: Cluster, name: str) -> list[Manifest]:
+    pods = cluster.list_pods("default", name)
+    return [pod for pod in pods if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]]
+
+
+def scale(workers: int) -> dict[str, Any]:
+    return {"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}}}
+
+
+class ClusterContract:
+    """Inherit, and define a fixture `cluster` that gives an empty cluster."""
+
+    def test_a_stored_job_is_the_one_that_was_given_and_has_an_identity(self, cluster: Cluster) -> None:
+        manifest = shell_job("first", "true", suspend=True)
+        stored = cluster.create_job(manifest)
+        assert stored["metadata"]["uid"]
+        assert stored["metadata"]["generation"] == 1
+        assert cluster.get_job("default", "first")["spec"] == stored["spec"]
+        assert stored["spec"]["replicaSpecs"]["Worker"]["replicas"] == 1
+
+    def test_a_name_is_given_once(self, cluster: Cluster) -> None:
+        first = cluster.create_job(shell_job("twice", "true", suspend=True))
+        with pytest.raises(ConflictError, match="twice"):
+            cluster.create_job(shell_job("twice", "false", suspend=True))
+        assert cluster.get_job("default", "twice")["metadata"]["uid"] == first["metadata"]["uid"]
+
+    def test_a_dry_run_stores_nothing(self, cluster: Cluster) -> None:
+        assert cluster.create_job(shell_job("dry", "true"), dry_run=True)["metadata"]["name"] == "dry"
+        assert cluster.list_jobs(None) == []
+
+    def test_a_job_that_is_not_there_is_not_found(self, cluster: Cluster) -> None:
+        for call in (cluster.get_job, cluster.delete_job, cluster.list_pods, cluster.list_events):
+            with pytest.raises(NotFoundError, match="absent"):
+                call("default", "absent")
+        with pytest.raises(NotFoundError, match="absent"):
+            cluster.patch_job("default", "absent", scale(2))
+        with pytest.raises(NotFoundError, match="absent"):
+            list(cluster.logs("default", "absent", LogQuery()))
+
+    def test_jobs_are_listed_oldest_first(self, cluster: Cluster) -> None:
+        for name in ("b", "a", "c"):
+            cluster.create_job(shell_job(name, "true", suspend=True))
+        assert [job["metadata"]["name"] for job in cluster.list_jobs("default")] == ["b", "a", "c"]
+        assert len(cluster.list_jobs(None)) == 3
+        assert cluster.list_jobs("other") == []
+
+    def test_a_patch_merges_and_counts_a_generation(self, cluster: Cluster) -> None:
+        cluster.create_job(shell_job("patched", "true", suspend=True, minReplicas=1, maxReplicas=4))
+        result = cluster.patch_job("default", "patched", {**scale(3), "metadata": {"labels": {"team": "vision"}}})
+        worker = result["spec"]["replicaSpecs"]["Worker"]
+        assert (worker["replicas"], worker["restartPolicy"]) == (3, "OnFailure")
+        assert result["metadata"]["labels"] == {"team": "vision"}
+        assert result["metadata"]["generation"] == 2
+
+    def test_a_patch_of_an_older_version_is_refused(self, cluster: Cluster) -> None:
+        old = cluster.create_job(shell_job("raced", "true", suspend=True, minReplicas=1, maxReplicas=4))
+        cluster.patch_job("default", "raced", scale(2))
+        condition = {"metadata": {"resourceVersion": old["metadata"]["resourceVersion"]}}
+        with pytest.raises(ConflictError, match="raced"):
+            cluster.patch_job("default", "raced", {**scale(4), **condition})
+        assert cluster.get_job("default", "raced")["spec"]["replicaSpecs"]["Worker"]["replicas"] == 2
+
+    def test_a_job_runs_to_its_end_and_its_logs_tell_of_it(self, cluster: Cluster) -> None:
+        cluster.create_job(shell_job("short", "echo one; echo two >&2; printf three", workers=2))
+        lines = list(cluster.logs("default", "short", LogQuery(follow=True)))
+        assert phase(cluster, "short") == "Succeeded"
+        for worker in ("short-worker-0", "short-worker-1"):
+            assert [line.text for line in lines if line.worker == worker] == ["one", "two", "three"]
+        assert list(cluster.logs("default", "short", LogQuery())) == lines
+        assert "ElasticJobSucceeded" in [event["reason"] for event in cluster.list_events("default", "short")]
+
+    def test_a_crashing_job_fails_after_its_budget(self, cluster: Cluster) -> None:
+        cluster.create_job(shell_job("broken", "exit 3", backoffLimit=2))
+        wait_until(lambda: phase(cluster, "broken") == "Failed", 60)
+        status = cluster.get_job("default", "broken")["status"]
+        assert status["restarts"] == {"ApplicationError": 3}
+        assert status["firstFailure"]["exitCode"] == 3
+
+    def test_scaling_adds_and_removes_workers_and_keeps_the_others(self, cluster: Cluster) -> None:
+        cluster.create_job(shell_job("elastic", FOREVER, workers=1, minReplicas=1, maxReplicas=3))
+        wait_until(lambda: len(running(cluster, "elastic")) == 1, 60)
+        first = running(cluster, "elastic")[0]["metadata"]["uid"]
+        cluster.patch_job("default", "elastic", scale(3))
+        wait_until(lambda: len(running(cluster, "elastic")) == 3, 60)
+        cluster.patch_job("default", "elastic", scale(1))
+        wait_until(lambda: len(cluster.list_pods("default", "elastic")) == 1, 60)
+        assert running(cluster, "elastic")[0]["metadata"]["uid"] == first
+
+    def test_a_deleted_job_is_gone_and_its_name_is_free(self, cluster: Cluster) -> None:
+        old = cluster.create_job(shell_job("again", FOREVER))
+        wait_until(lambda: running(cluster, "again"), 60)
+        cluster.delete_job("default", "again")
+        with pytest.raises(NotFoundError):
+            wait_until(lambda: not cluster.get_job("default", "again"))
+        new = cluster.create_job(shell_job("again", "echo new"))
+        assert new["metadata"]["uid"] != old["metadata"]["uid"]
+        wait_until(lambda: phase(cluster, "again") == "Succeeded", 60)
+        assert [line.text for line in cluster.logs("default", "again", LogQuery())] == ["new"]

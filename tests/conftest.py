@@ -1,0 +1,64 @@
+"""Fixtures that every part shares: a home for one test's local cluster, and patience without sleeps."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.cluster.local.daemon import shut_down
+from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
+from elasticctl.errors import ElasticctlError
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for ELASTICCTL_HOME, with a short path (sockets go there); whatever was started in it must end with it."""
+    folder = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))
+    monkeypatch.setenv(HOME_VARIABLE, str(folder))
+    paths = local_paths()
+    try:
+        yield folder
+    finally:
+        try:
+            shut_down(paths, keep_jobs=False, say=print)
+        except ElasticctlError as e:  # a test that broke the store on purpose has left nothing running either
+            print(f"could not shut down: {e}")
+        left = processes_of(folder)
+        for process in left:
+            process.kill()
+        log = paths.supervisor_log.read_text() if paths.supervisor_log.exists() else ""
+        shutil.rmtree(folder, ignore_errors=True)
+    assert not left, f"processes survived the local cluster: {left}"
+    assert "Traceback" not in log, log
+
+
+@pytest.fixture
+def local_cluster(home: Path) -> LocalCluster:
+    """An embedded cluster of its own; the supervisor starts on first use."""
+    return LocalCluster(local_paths())
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every process that was started for the local cluster at `home`, wherever it is in the process tree by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get(HOME_VARIABLE) == str(home) or str(home) in " ".join(process.cmdline())
+            if mine and process.pid != psutil.Process().pid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., object]:
+    """`wait_for(condition, timeout_s=20)`: see `wait_until`."""
+    return wait_until
