@@ -18,6 +18,8 @@ FIRST_SETTLE_S = 30.0
 """How long the first generation waits for workers that are alive but have not joined, once `min` have."""
 NEWCOMER_SETTLE_S = 2.0
 """How long a newcomer waits for others that are starting, so that they cost the group one re-forming, not several."""
+FIRST_STEP_S = 20.0
+"""How long newcomers leave a young generation alone that has not done its first step: training comes first."""
 REJOIN_S = 10.0
 """How long a member that is alive but silent holds up the others."""
 GENERATIONS_KEPT = 20
@@ -200,9 +202,11 @@ class Group:
         if not newcomers or self.first_join_at is None:
             return None
         starting = [uid for uid in self.alive if uid not in self.joined and not self._is_member(uid)]
-        wait_s = self.first_join_at + NEWCOMER_SETTLE_S - now
-        if starting and wait_s > 0:
-            return wait_s
+        waits = [self.first_join_at + NEWCOMER_SETTLE_S - now] if starting else []
+        if self.records and self.records[-1].first_step_at is None and self.records[-1].formed_at is not None:
+            waits.append(self.records[-1].formed_at + FIRST_STEP_S - now)
+        if max(waits, default=0.0) > 0:
+            return max(waits)
         self._open(f"{', '.join(newcomers)} joined", now)
         return self.settle(now)
 

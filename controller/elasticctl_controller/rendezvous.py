@@ -254,6 +254,7 @@ class RendezvousService:
                 if isinstance(message, Mapping):
                     changed |= note_report(group, message, now)
         if changed:
+            self._wake_here(key)  # newcomers may have been waiting for a first step
             self._on_change(key)
         return {}
 

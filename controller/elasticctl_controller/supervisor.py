@@ -182,7 +182,7 @@ async def _serve(app: web.Application, socket: Path) -> web.AppRunner:
     with suppress(FileNotFoundError):
         socket.unlink()
     try:
-        await web.UnixSite(runner, str(socket)).start()
+        await web.UnixSite(runner, str(socket), backlog=1024).start()
     except OSError as e:
         raise storage_error(f"listen on {socket}", e) from e
     return runner

@@ -39,7 +39,7 @@ class Site:
     async def _serve(self) -> None:
         runner = web.AppRunner(self.service.app(), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        await web.UnixSite(runner, str(self.path)).start()
+        await web.UnixSite(runner, str(self.path), backlog=1024).start()
         self._started.set()
         while not self._stop.is_set():
             await asyncio.sleep(0.02)

@@ -16,8 +16,10 @@ from elasticctl.status import Failure, JobStatus
 from .conftest import Lab
 
 RANK = """
-import os, sys, time
+import json, os, socket, sys, time
 e = os.environ
+step = {"kind": "progress", "rank": int(e["RANK"]), "generation": int(e["ELASTICCTL_GENERATION"]), "step": 1}
+socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(json.dumps(step).encode(), e["ELASTICCTL_AGENT_SOCKET"])
 print(f"rank {e['RANK']} of {e['WORLD_SIZE']} generation {e['ELASTICCTL_GENERATION']} pid {os.getpid()}", flush=True)
 while not os.path.exists(e["LAB"] + "/done"):
     if os.path.exists(e["LAB"] + "/fail-" + e["ELASTICCTL_WORKER"]):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from elasticctl.status import JobStatus, Progress
 from elasticctl_controller.membership import (
     FIRST_SETTLE_S,
+    FIRST_STEP_S,
     NEWCOMER_SETTLE_S,
     REJOIN_S,
     UNEXPLAINED_LIMIT,
@@ -26,10 +27,12 @@ def alive(*indexes: int) -> dict[str, str]:
 
 
 def formed(*indexes: int, minimum: int = 1) -> Group:
+    """A group that has formed at 0 s and has done its first step."""
     group = Group(job_uid="j")
     group.set_alive(alive(*indexes), minimum, 0.0)
     for i in indexes:
         group.join(member(i), 0, 0.0)
+    group.note_step(1, Progress(step=1), 0.0)
     return group
 
 
@@ -107,6 +110,29 @@ def test_newcomers_are_let_in_together() -> None:
     assert names(group) == [f"job-worker-{i}" for i in range(4)]
 
 
+def test_a_newcomer_lets_a_young_generation_do_its_first_step() -> None:
+    group = formed(0, 1)
+    group.set_alive(alive(0), 1, 10.0)
+    group.join(member(0), 1, 10.0)
+    group.set_alive(alive(0, 2), 1, 11.0)
+    group.join(member(2), 0, 11.0)
+    assert not group.is_open
+    assert group.settle(11.0) == pytest.approx(FIRST_STEP_S - 1.0)
+    group.note_step(2, Progress(step=2), 12.0)
+    group.settle(12.0)
+    assert group.is_open
+
+
+def test_a_newcomer_does_not_wait_for_ever_for_a_first_step() -> None:
+    group = formed(0, 1)
+    group.set_alive(alive(0), 1, 10.0)
+    group.join(member(0), 1, 10.0)
+    group.set_alive(alive(0, 2), 1, 11.0)
+    group.join(member(2), 0, 11.0)
+    group.settle(10.0 + FIRST_STEP_S)
+    assert group.is_open
+
+
 def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
     group = formed(0)
     group.set_alive(alive(0, 1, 2), 1, 5.0)
@@ -173,12 +199,12 @@ def test_finish_waits_for_every_member_that_lives() -> None:
 def test_steps_and_commits_are_recorded_by_generation() -> None:
     group = formed(0)
     group.note_resumed(1, 0)
-    assert group.note_step(1, Progress(step=5, metrics={"loss": 1.0}), 3.0)
+    assert not group.note_step(1, Progress(step=5, metrics={"loss": 1.0}), 3.0), "formed() did the first"
     assert not group.note_step(1, Progress(step=9, metrics={"accuracy": 0.9}), 4.0)
     assert not group.note_step(7, Progress(step=99), 4.0), "another generation's report"
     group.note_commit(8, "file:///x", 10, 0.1, 5.0)
     record = group.records[-1]
-    assert (record.resumed_step, record.first_step_at, record.last_step) == (0, 3.0, 9)
+    assert (record.resumed_step, record.first_step_at, record.last_step) == (0, 0.0, 9)
     assert group.progress is not None
     assert group.progress.metrics == {"loss": 1.0, "accuracy": 0.9}
     assert (group.checkpoint.step, group.checkpoint.committed) == (8, 1)
@@ -237,7 +263,8 @@ def test_whatever_happens_generations_grow_and_hold_live_workers_only(
     story = Story(minimum)
     for kind, i in events:
         story.act(kind, i)
-    for i in story.living:  # once all who live join again, there is a group, if there can be one
-        story.speak("join", i)
-    story.group.settle(story.now + 1000.0)
+    for later_s in (1000.0, 2000.0):  # a newcomer may open the group; its members then join once more
+        for i in story.living:
+            story.speak("join", i)
+        story.group.settle(story.now + later_s)
     assert (story.group.world is not None) == (len(story.living) >= minimum)
