@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elasticctl_train.imports import installed_imports
 from elasticctl_train.spares import PythonCommand, Starter
 
 SCRIPT = """
@@ -151,6 +152,20 @@ def test_spares_end_when_they_are_not_needed(script: Path) -> None:
 def test_which_commands_have_spares(command: list[str], argv: tuple[str, ...] | None) -> None:
     parsed = PythonCommand.parse(command)
     assert (parsed.argv if parsed else None) == argv
+
+
+def test_what_a_spare_imports_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('imported ahead of its time')")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import json, mine\nimport torch.nn as nn\nfrom sklearn.datasets import load_digits\n"
+        "from . import beside\nimport no_such_package\ndef f():\n    import wave\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed_imports(str(script)) == ["json", "torch.nn", "sklearn.datasets"]
+    script.write_text("x = (")
+    assert installed_imports(str(script)) == []
+    assert installed_imports(str(tmp_path / "none.py")) == []
 
 
 def test_importing_torch_ahead_saves_its_time(tmp_path: Path, starters: list[Starter]) -> None:

@@ -10,9 +10,9 @@ A spare has done what takes long before it is needed. It holds no GPU context, o
 user's until then. Once assigned, it is what `python SCRIPT` would have been: `__main__`, `sys.argv` and `sys.path`.
 """
 
+import contextlib
 import ctypes
 import importlib
-import importlib.util
 import json
 import os
 import runpy
@@ -49,7 +49,7 @@ def wait_and_run(modules: list[str]) -> None:
     """Import `modules` (those that are installed), wait for the assignment, run it."""
     sys.path.pop(0)  # this file's own folder: a script never sees it
     for module in modules:
-        if importlib.util.find_spec(module.split(".")[0]):
+        with contextlib.suppress(ImportError):  # the script's own import of it will say what is wrong
             importlib.import_module(module)
     line = sys.stdin.readline()
     if not line:

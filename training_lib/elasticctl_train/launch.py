@@ -15,7 +15,8 @@ import signal
 import sys
 from types import FrameType
 
-from elasticctl_train.spares import Starter
+from elasticctl_train.imports import installed_imports
+from elasticctl_train.spares import PythonCommand, Starter
 
 EXIT_USAGE = 2
 REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", "ELASTICCTL_RDZV_TOKEN_FILE")
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(command: list[str], options: argparse.Namespace) -> int:
-    starter = Starter(command, _environment(), options.preload.split(",") if options.preload else [])
+    starter = Starter(command, _environment(), _preload(options.preload, command))
     starter.warm(options.nproc_per_node)
     # Imported here: a wrong call is answered, and the ranks' own import is under way, before the seconds torch takes.
     from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
@@ -84,6 +85,16 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
+def _preload(wanted: str, command: list[str]) -> list[str]:
+    """The modules a spare imports; see --preload."""
+    if wanted == "none":
+        return []
+    if wanted != "auto":
+        return wanted.split(",")
+    python = PythonCommand.parse(command)
+    return ["torch", "elasticctl_train.run", *(installed_imports(python.argv[0]) if python else [])]
+
+
 def _environment() -> dict[str, str]:
     """What all ranks have in common: this process's own, and torchrun's defaults for what it leaves open."""
     loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
@@ -102,9 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--preload",
-        default="torch,elasticctl_train.run",
+        default="auto",
         metavar="MODULES",
-        help="what a warm spare process per rank imports ahead, so that a restart is fast; '' for no spares",
+        help="what a warm spare process per rank imports ahead, so that a restart is fast: names with commas, "
+        "'auto' for torch and the installed packages that the script imports, 'none' for no spares",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
     return parser
