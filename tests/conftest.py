@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for ELASTICCTL_HOME, with a short path (sockets go there); whatever was started in it must end with it."""
+    """A folder for ELASTICCTL_HOME, with a short path (sockets go there): what is started in it must end with it."""
     folder = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))
     monkeypatch.setenv(HOME_VARIABLE, str(folder))
     paths = local_paths()

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
-from elasticctl.cluster.local.connection import jobs_path, request
+from elasticctl.cluster.local.connection import NotSentError, jobs_path, request
 from elasticctl.cluster.local.daemon import ensure_supervisor
 from elasticctl.cluster.local.logs import LogFiles, read_logs
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.errors import UnreachableError
 from elasticctl.spec import LABEL_INDEX
+
+_REPEATABLE = ("GET", "PATCH")
+"""Harmless when done twice: a merge patch gives the same result, or is refused because the version has moved on."""
 
 
 def _to_stderr(line: str) -> None:
@@ -79,8 +82,12 @@ class LocalCluster:
             self._checked = True
         try:
             return request(self.paths.api_socket, method, path, body)
+        except NotSentError:
+            pass
         except UnreachableError:
-            ensure_supervisor(self.paths, self._say)
+            if method not in _REPEATABLE:
+                raise
+        ensure_supervisor(self.paths, self._say)
         return request(self.paths.api_socket, method, path, body)
 
 

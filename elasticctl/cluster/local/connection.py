@@ -28,31 +28,46 @@ _ERRORS: Mapping[str, type[ClusterError]] = {
 }
 
 
+class NotSentError(UnreachableError):
+    """Nobody listens: the request has not left this process, so it can be made again."""
+
+
 def request(api_socket: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """Make one request and return the answer's JSON.
 
-    Raises UnreachableError when nobody answers (nothing was sent, or the answer was lost), otherwise the error that the
-    supervisor names.
+    Raises NotSentError when nobody listens, UnreachableError when the answer was lost (what was asked for may have been
+    done), otherwise the error that the supervisor names.
     """
     import http.client
 
     connection = http.client.HTTPConnection("localhost", timeout=REQUEST_TIMEOUT_S)
+    connection.sock = _connected(api_socket)
     try:
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(REQUEST_TIMEOUT_S)
-        connection.sock.connect(str(api_socket))
         content = None if body is None else json.dumps(body)
         connection.request(method, path, content, {"Content-Type": "application/json"})
         response = connection.getresponse()
         status, text = response.status, response.read()
     except (OSError, http.client.HTTPException) as e:
-        raise UnreachableError(f"the local supervisor does not answer on {api_socket}: {e or type(e).__name__}") from e
+        raise UnreachableError(
+            f"the local supervisor's answer was lost ({e or type(e).__name__}): see `elasticctl list` for what was done"
+        ) from e
     finally:
         connection.close()
     answer = _decoded(text)
     if status >= 400:
         raise _error(status, answer)
     return answer
+
+
+def _connected(api_socket: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(REQUEST_TIMEOUT_S)
+    try:
+        connection.connect(str(api_socket))
+    except OSError as e:
+        connection.close()
+        raise NotSentError(f"the local supervisor does not answer on {api_socket}: {e}") from e
+    return connection
 
 
 def jobs_path(namespace: str, name: str = "", part: str = "") -> str:

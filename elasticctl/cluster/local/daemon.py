@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import elasticctl
-from elasticctl.cluster.local.connection import request
-from elasticctl.cluster.local.environment import POD_UID_VARIABLE
-from elasticctl.cluster.local.paths import LocalPaths, storage_error
+from elasticctl.cluster.local.connection import jobs_path, request
+from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths, storage_error
 from elasticctl.codec import from_rfc3339
 from elasticctl.errors import ClusterError, NotFoundError, UnreachableError
 
@@ -92,8 +90,6 @@ def shut_down(paths: LocalPaths, *, keep_jobs: bool, say: Callable[[str], None])
 
 
 def _delete_all_jobs(paths: LocalPaths) -> None:
-    from elasticctl.cluster.local.connection import jobs_path
-
     for job in request(paths.api_socket, "GET", "/v1/jobs")["items"]:
         try:
             request(paths.api_socket, "DELETE", jobs_path(job["metadata"]["namespace"], job["metadata"]["name"]))
@@ -118,6 +114,8 @@ def _parts(version: str) -> list[int]:
 
 def _start(paths: LocalPaths) -> None:
     """Run the supervisor's start command, which returns once it answers (or cannot)."""
+    import subprocess
+
     environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
     with _opened_log(paths.supervisor_log) as (log, size):
         try:

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from elasticctl.cluster.local.gpus import VISIBLE
-from elasticctl.cluster.local.paths import HOME_VARIABLE
-
-POD_UID_VARIABLE = "ELASTICCTL_POD_UID"
+from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE
 
 _PASSED_ON = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", HOME_VARIABLE}

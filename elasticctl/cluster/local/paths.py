@@ -11,10 +11,8 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,8 @@ from pathlib import Path
 from elasticctl.errors import ClusterError, StorageFullError
 
 HOME_VARIABLE = "ELASTICCTL_HOME"
+POD_UID_VARIABLE = "ELASTICCTL_POD_UID"
+"""In the environment of every process of a worker: how strays are found."""
 MAX_SOCKET_PATH_BYTES = 100
 """sun_path holds 108 bytes on Linux and 104 on macOS, the final NUL included."""
 
@@ -124,6 +124,9 @@ def _sockets_for(state: Path) -> Path:
     # TMPDIR may differ from shell to shell; the link keeps everybody on the folder that was chosen first.
     if near.is_symlink():
         return near.readlink()
+    import hashlib
+    import tempfile
+
     name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"elasticctl-{os.getuid()}-{name}"
 

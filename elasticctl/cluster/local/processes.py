@@ -17,7 +17,8 @@ import psutil
 
 from elasticctl.cluster.local import shim
 from elasticctl.cluster.local.command import Command
-from elasticctl.cluster.local.environment import POD_UID_VARIABLE, termination_log
+from elasticctl.cluster.local.environment import termination_log
+from elasticctl.cluster.local.paths import POD_UID_VARIABLE
 from elasticctl.cluster.local.podstatus import KILLED_EXIT_CODE, Exit
 
 POLL_S = 0.2
@@ -91,12 +92,9 @@ def find_running(pods: Path) -> dict[str, WorkerProcess]:
     for process in _own_processes():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if (
-                len(words) == 4
-                and words[2] == _SHIM
-                and Path(words[3]).parent == pods
-                and process.status() not in _ENDED
-            ):
+            # Any shim.py: that of another version, in another environment, serves as well.
+            is_shim = len(words) == 4 and Path(words[2]).name == "shim.py" and Path(words[3]).parent == pods
+            if is_shim and process.status() not in _ENDED:
                 found[Path(words[3]).name] = WorkerProcess(process.pid)
     return found
 
