@@ -72,6 +72,11 @@ class Lab:
         self.tell(status)
 
     def start(self, name: str, *command: str, options: tuple[str, ...] = (), **env: str) -> None:
+        """Start our launcher for the worker `name`; `options` are the launcher's."""
+        self.run(name, [sys.executable, "-m", "elasticctl_train.launch", *options, "--", *command], **env)
+
+    def run(self, name: str, argv: list[str], **env: str) -> None:
+        """Start any process as the worker `name`."""
         environment = {
             **os.environ,
             "ELASTICCTL_JOB": "job",
@@ -83,13 +88,7 @@ class Lab:
             **env,
         }
         with (self.folder / f"{name}.log").open("wb") as log:
-            self.workers[name] = subprocess.Popen(
-                [sys.executable, "-m", "elasticctl_train.launch", *options, "--", *command],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-            )
+            self.workers[name] = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, cwd=self.folder)
 
     def add(self, *names: str) -> None:
         self.alive |= {f"uid-{name}": name for name in names}

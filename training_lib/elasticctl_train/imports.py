@@ -17,7 +17,7 @@ MAX_SOURCE_BYTES = 1 << 20
 
 
 def installed_imports(script: str) -> list[str]:
-    """The installed modules that `script` imports at its top level, in order; empty when it cannot be read or parsed."""
+    """The installed modules that `script` imports at its top level, in order; empty when it cannot be parsed."""
     path = Path(script)
     try:
         if path.stat().st_size > MAX_SOURCE_BYTES:

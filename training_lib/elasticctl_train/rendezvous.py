@@ -109,8 +109,8 @@ class ServiceRendezvous(RendezvousHandler):
         return int(self.stale.is_set())
 
     def get_run_id(self) -> str:
-        """`namespace/job`."""
-        return f"{self.client.namespace}/{self.client.job}"
+        """`namespace.job`: torch makes folders of that name."""
+        return f"{self.client.namespace}.{self.client.job}"
 
     def shutdown(self) -> bool:
         """Stop watching."""
