@@ -11,17 +11,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elasticctl_train.checkpoint import Checkpointer
+    from elasticctl_train.checkpoint import Checkpointer, Label
     from elasticctl_train.data import ElasticSampler
     from elasticctl_train.errors import TrainError
     from elasticctl_train.policy import SavePolicy
     from elasticctl_train.run import Run
 
-__all__ = ["Checkpointer", "ElasticSampler", "Run", "SavePolicy", "TrainError"]
+__all__ = ["Checkpointer", "ElasticSampler", "Label", "Run", "SavePolicy", "TrainError"]
 
 _HOMES = {
     "Checkpointer": "checkpoint",
     "ElasticSampler": "data",
+    "Label": "checkpoint",
     "Run": "run",
     "SavePolicy": "policy",
     "TrainError": "errors",

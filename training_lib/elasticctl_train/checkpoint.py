@@ -1,9 +1,9 @@
 """`Checkpointer`: saves beside training, restores the newest whole checkpoint.
 
-    checkpoints = Checkpointer(storage.open("file:///runs/a"))     # takes the URL over from any older run
-    restored = checkpoints.restore()                               # None, or the newest whole checkpoint
-    checkpoints.save({"model": model.state_dict()}, step=100)      # copies, then writes in the background
-    checkpoints.settle()                                           # waits until it is committed
+    checkpoints = Checkpointer(storage.open("file:///runs/a"))      # takes the URL over from any older run
+    restored = checkpoints.restore()                                # None, or the newest whole checkpoint
+    checkpoints.save({"model": model.state_dict()}, Label(step=100))    # copies, then writes in the background
+    checkpoints.settle()                                            # waits until it is committed
 
 With several ranks all of them make the same calls in the same order; only `save` and `busy` involve no message.
 """

@@ -12,7 +12,7 @@ from dataclasses import replace
 from elasticctl_train import commits
 from elasticctl_train.commits import Commit, Generation
 from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError
-from elasticctl_train.storage import Storage
+from elasticctl_train.storage import Storage, all_keys
 
 log = logging.getLogger("elasticctl_train")
 
@@ -94,10 +94,10 @@ class Writer:
         for old in commits.expired(self._commits, keep_last):
             self._storage.delete([commits.key_of(old.position)])
             self._commits.remove(old)
-            self._storage.delete(list(_keys(self._storage, old.folder)))
+            self._storage.delete(list(all_keys(self._storage, old.folder)))
         if not self._swept:
             kept = {commit.folder for commit in self._commits}
-            stray = [key for key in _keys(self._storage, commits.DATA) if commits.folder_of(key) not in kept]
+            stray = [key for key in all_keys(self._storage, commits.DATA) if commits.folder_of(key) not in kept]
             self._storage.delete(stray)
             self._swept = True
 
@@ -132,15 +132,7 @@ def _newest(storage: Storage) -> tuple[int, int, int]:
 
 def _positions(storage: Storage) -> Iterator[int]:
     """The positions of the journal's entries, newest first."""
-    for key in _keys(storage, commits.JOURNAL):
+    for key in all_keys(storage, commits.JOURNAL):
         position = commits.position_of(key)
         if position is not None:
             yield position
-
-
-def _keys(storage: Storage, prefix: str) -> Iterator[str]:
-    """All keys below a prefix, in order, page by page."""
-    page = storage.list(prefix)
-    while page:
-        yield from page
-        page = storage.list(prefix, after=page[-1])

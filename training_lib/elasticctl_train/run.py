@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from elasticctl_train import data, dist, rng, storage
+from elasticctl_train import data, dist, parts, rng, storage
 from elasticctl_train.checkpoint import Checkpointer, Label, Restored
 from elasticctl_train.commits import Commit
 from elasticctl_train.data import Cursor, ElasticLoader, EpochPlan, Feed
-from elasticctl_train.errors import RestoreError, TrainError
+from elasticctl_train.parts import Stateful
 from elasticctl_train.policy import Cadence, SavePolicy
 from elasticctl_train.progress import Progress
 from elasticctl_train.report import Reporter
@@ -26,18 +26,7 @@ from elasticctl_train.report import Reporter
 log = logging.getLogger("elasticctl_train")
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
-_ABANDON_GRACE_S = 5.0
-_OWN_PART = "run"
-
-
-class Stateful(Protocol):
-    """Anything whose state a checkpoint can hold: a model, an optimizer, a scheduler, a GradScaler, …"""
-
-    def state_dict(self) -> Any:
-        """Return the state as a tree of dicts, lists, numbers, text and tensors."""
-
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Take over such a state."""
+_ABANDON_GRACE_S = 2.0
 
 
 class Run:
@@ -69,11 +58,13 @@ class Run:
 
         `url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are kept. `model` may be
         wrapped in DistributedDataParallel already; a bare one is moved to `run.device`. `others` are saved under their
-        names like the rest. Raises StorageError; RestoreError when the checkpoint found is not one of these objects.
+        names like the rest. Raises StateError for a state that a checkpoint cannot hold, StorageError, and RestoreError
+        when the checkpoint found is not one of these objects.
         """
         _show_log()
         self._given = model
-        self._parts = _parts(model=model, optimizer=optimizer, scheduler=scheduler, **others)
+        self._parts = parts.named(model=model, optimizer=optimizer, scheduler=scheduler, **others)
+        parts.check(self._parts)
         self._world = dist.join()
         self.rank, self.world_size = self._world.rank, self._world.size
         self.device = self._world.device
@@ -214,8 +205,8 @@ class Run:
 
     def _resume(self, restored: Restored, checkpoints: Checkpointer) -> None:
         where = f"{checkpoints.url}, step {restored.commit.step}"
-        _load(self._parts, restored.state, where)
-        own = restored.state[_OWN_PART]
+        parts.load(self._parts, restored.state, where)
+        own = restored.state[parts.OWN]
         self._cursor, self._seed = Cursor(**own["cursor"]), own["seed"]
         self._progress.metrics = dict(restored.commit.metrics)
         if restored.local is not None:
@@ -238,9 +229,9 @@ class Run:
 
     def _save(self, checkpoints: Checkpointer) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}
-        state[_OWN_PART] = {"cursor": asdict(self._cursor), "seed": self._seed}
+        state[parts.OWN] = {"cursor": asdict(self._cursor), "seed": self._seed}
         label = Label(self._cursor.step, self._cursor.epoch, dict(self._progress.metrics))
-        checkpoints.save(state, label, local={"rng": rng.capture()}, rank_0_only=_rank_0_only(self._parts))
+        checkpoints.save(state, label, local={"rng": rng.capture()}, rank_0_only=parts.rank_0_only(self._parts))
 
     def _committed(self, commit: Commit, duration_s: float) -> None:
         self._reporter.send(
@@ -251,38 +242,6 @@ class Run:
             duration_s=round(duration_s, 4),
             url=self._checkpoints.url if self._checkpoints else None,
         )
-
-
-def _parts(**parts: Stateful | None) -> dict[str, Stateful]:
-    """What is saved, by name; DistributedDataParallel unwrapped, so that a checkpoint fits one rank and many."""
-    if _OWN_PART in parts:
-        raise TrainError(f"Run(…, {_OWN_PART}=…): this name is taken; choose another one")
-    given = {name: part for name, part in parts.items() if part is not None}
-    return {n: part.module if isinstance(part, DistributedDataParallel) else part for n, part in given.items()}
-
-
-def _rank_0_only(parts: dict[str, Stateful]) -> set[str]:
-    """What rank 0 writes alone: all but what DistributedDataParallel keeps equal, parameters and optimizer states."""
-    alone = {_OWN_PART}
-    for name, part in parts.items():
-        if isinstance(part, torch.nn.Module):
-            alone |= {f"{name}/{buffer}" for buffer, _ in part.named_buffers()}
-        elif not isinstance(part, torch.optim.Optimizer):
-            alone.add(name)
-    return alone
-
-
-def _load(parts: dict[str, Stateful], state: dict[str, Any], where: str) -> None:
-    for name, part in parts.items():
-        if name not in state:
-            has = ", ".join(sorted(state.keys() - {_OWN_PART}))
-            raise RestoreError(f"{where}: the checkpoint has no {name!r}, only {has}; use another storage URL")
-        try:
-            part.load_state_dict(state[name])
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise RestoreError(f"{where}: the checkpoint does not fit this {name}: {e}") from e
-    for name in sorted(state.keys() - parts.keys() - {_OWN_PART}):
-        log.warning("%s: the checkpoint also holds %r, which this run does not use and will not save", where, name)
 
 
 def _show_log() -> None:

@@ -21,7 +21,7 @@ import torch
 from elasticctl_train import commits, tensors, tree
 from elasticctl_train.commits import Commit, ObjectRef
 from elasticctl_train.errors import DamagedError, SaveError
-from elasticctl_train.storage import Storage
+from elasticctl_train.storage import Storage, all_keys
 
 _LOCAL = "$rank"  # prefix of the rank's own tensors: no part of the state can be called that
 _POLL_S, _POLL_MAX_S = 0.005, 0.5
@@ -89,7 +89,7 @@ def gather(
     found: dict[int, tuple[ObjectRef, Any]] = {}
     deadline, pause_s = time.monotonic() + timeout_s, _POLL_S
     while True:
-        listed = set(storage.list(folder))
+        listed = set(all_keys(storage, folder))
         for rank in range(world_size):
             key = commits.share_key(folder, rank, world_size)
             if rank not in found and key in listed:

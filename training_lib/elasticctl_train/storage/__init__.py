@@ -6,9 +6,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from elasticctl_train.errors import StorageError
-from elasticctl_train.storage.base import Storage
+from elasticctl_train.storage.base import Storage, all_keys
 
-__all__ = ["Storage", "open"]
+__all__ = ["Storage", "all_keys", "open"]
 
 
 def open(url: str) -> Storage:

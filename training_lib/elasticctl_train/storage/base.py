@@ -1,12 +1,12 @@
 """`Storage`: the five things a checkpoint asks of the place it is kept at.
 
-Keys are `/`-separated names below the URL. One contract test runs over every implementation
+Keys are `/`-separated names below the URL; no key is the folder of another. One contract test runs over every implementation
 (tests/train/storage_contract.py). Every method may raise `StorageError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 PAGE_KEYS = 1000
@@ -37,3 +37,11 @@ class Storage(Protocol):
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects in the order given; one that is not there is no error."""
+
+
+def all_keys(storage: Storage, prefix: str) -> Iterator[str]:
+    """All keys that start with `prefix`, in order, page by page."""
+    page = storage.list(prefix)
+    while page:
+        yield from page
+        page = storage.list(prefix, after=page[-1])

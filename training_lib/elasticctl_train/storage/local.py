@@ -122,7 +122,7 @@ class LocalStorage:
 def _write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> None:
     with path.open("xb", buffering=0) as file:
         for part in parts:
-            view = memoryview(part).cast("B")
+            view = memoryview(part).cast("B") if len(part) else b""  # a view without elements cannot be cast
             while view:
                 view = view[file.write(view) :]
         os.fsync(file.fileno())

@@ -1,0 +1,174 @@
+"""What the processes of the tests run.
+
+Imported once, by the fork server, so every import is at the top: torch's optimizers would import `torch._dynamo` on
+first use, and that takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch.utils.data import Dataset
+
+from elasticctl_train import Run, SavePolicy, shares
+from elasticctl_train.checkpoint import Checkpointer, Label
+from elasticctl_train.commits import Commit
+from elasticctl_train.errors import SaveError, StorageError
+from elasticctl_train.storage.local import LocalStorage
+
+torch.set_num_threads(1)
+
+
+class Numbers(Dataset[int]):
+    """0, 1, 2, …"""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def state_of(step: int) -> dict[str, Any]:
+    """A state that tells, in every bit of it, which step it is of."""
+    torch.manual_seed(step)
+    tensors = {"w": torch.randn(300), "b": torch.randn(3, 3).bfloat16(), "n": torch.tensor(step)}
+    return {"model": tensors, "scheduler": {"last": step}}
+
+
+def save_and_die(root: str, acknowledged: str, die_at: int, saves: int = 4) -> None:
+    """Resume, then save `saves` steps; SIGKILL oneself just before the `die_at`-th change of the file system.
+
+    Every commit that is acknowledged is noted in the file `acknowledged` first.
+    """
+    changes = 0
+
+    def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            nonlocal changes
+            changes += 1
+            if changes == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **options)
+
+        return wrapped
+
+    def on_commit(commit: Commit, duration_s: float) -> None:
+        os.write(notes, f"{commit.step}\n".encode())
+
+    notes = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for name in ("fsync", "link", "replace", "unlink", "rmdir", "mkdir"):
+        setattr(os, name, deadly(getattr(os, name)))
+    checkpoints = Checkpointer(LocalStorage(Path(root)), keep_last=2, on_commit=on_commit)
+    restored = checkpoints.restore()
+    step = restored.commit.step if restored else 0
+    for _ in range(saves):
+        step += 1
+        checkpoints.save(state_of(step), Label(step))
+        checkpoints.settle()
+
+
+def save_for_ever(root: str, acknowledged: str) -> None:
+    """Resume and save one step after the other until killed."""
+    save_and_die(root, acknowledged, die_at=0, saves=1_000_000)
+
+
+def train(url: str, notes: str, end: dict[str, Any]) -> None:
+    """Train on `end["samples"]` numbers for `end["epochs"]`; note which samples this rank trained on in which step.
+
+    `end` may also name a step after which all ranks stop cleanly (`stop`) or are killed (`kill`), and options of Run.
+    """
+    model = torch.nn.Linear(3, 1).double()
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.fill_(0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = Run(url or None, model=model, optimizer=optimizer, save=SavePolicy(every_steps=end.get("every_steps", 2)))
+    with run, open(f"{notes}-{run.rank}.jsonl", "a", buffering=1) as file:
+        file.write(json.dumps({"resumed": run.steps_done, "world_size": run.world_size}) + "\n")
+        for epoch in run.epochs(end["epochs"]):
+            for batch in run.loader(Numbers(end["samples"]), global_batch=end["global_batch"], shuffle=True, seed=7):
+                x = batch.double()[:, None] / end["samples"]
+                x = torch.cat([x, x.square(), x.sin()], dim=1)
+                loss = (run.model(x) - x.sum(dim=1, keepdim=True)).square().mean()
+                optimizer.zero_grad()
+                run.scale_loss(loss).backward()
+                optimizer.step()
+                own = batch[: run.own_samples].tolist()
+                file.write(json.dumps({"step": run.steps_done + 1, "epoch": epoch, "samples": own}) + "\n")
+                run.step(loss=loss)
+                if run.steps_done == end.get("kill"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if run.steps_done == end.get("stop"):
+                    return
+        if run.is_main:
+            weights = [parameter.tolist() for parameter in model.parameters()]
+            Path(f"{notes}-weights.json").write_text(json.dumps(weights))
+
+
+def lose_a_rank_in_mid_save(url: str) -> None:
+    """Rank 1 dies in its second save, its tensors written and its share document not."""
+    put, documents = LocalStorage.put, 0
+
+    def deadly(storage: LocalStorage, key: str, *arguments: Any, **options: Any) -> None:
+        nonlocal documents
+        documents += key.startswith("data/") and key.endswith(".json")
+        if documents == 2 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        put(storage, key, *arguments, **options)
+
+    LocalStorage.put = deadly  # type: ignore[method-assign, assignment]
+    train(url, f"{url}-notes", {"epochs": 1000, "samples": 64, "global_batch": 8, "every_steps": 4})
+
+
+def fail_saves_on_rank_1(url: str, failing: list[int], outcome: str) -> None:
+    """Rank 1 cannot write its shares of these numbers; each rank notes how the run ended."""
+    write, saves = shares.Share.write, 0
+
+    def failing_write(share: shares.Share, storage: Any, key: str) -> None:
+        nonlocal saves
+        saves += 1
+        if saves in failing and os.environ["RANK"] == "1":
+            raise StorageError("the disk is full")
+        write(share, storage, key)
+
+    shares.Share.write = failing_write  # type: ignore[method-assign]
+    run = Run(url, model=torch.nn.Linear(2, 2), save=SavePolicy(every_steps=1))
+    for _ in range(20):
+        run.step()
+    try:
+        run.finish()
+        ended = "finished"
+    except SaveError as e:
+        ended = str(e)
+    Path(f"{outcome}-{run.rank}").write_text(ended)
+
+
+def note_random_numbers(url: str, outcome: str) -> None:
+    """Resume, note the next numbers of every generator, make a step, save."""
+    run = Run(url, model=torch.nn.Linear(1, 1))
+    if run.steps_done == 0:
+        torch.manual_seed(run.rank)
+    Path(f"{outcome}-{run.rank}").write_text(json.dumps(torch.rand(2).tolist()))
+    run.step()
+    run.finish()
+
+
+def save_differing_buffers(url: str) -> None:
+    """A model whose buffers differ by rank, as DistributedDataParallel leaves them after a step."""
+    model = torch.nn.BatchNorm1d(3)
+    run = Run(url, model=model)
+    with torch.no_grad():
+        model.running_mean.fill_(float(run.rank + 1))  # type: ignore[union-attr, operator]
+    run.step()
+    run.finish()

@@ -1,0 +1,192 @@
+"""Saving beside training and restoring, by one rank; several are in test_ranks.py."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticctl_train.checkpoint import Checkpointer, Label
+from elasticctl_train.commits import Commit
+from elasticctl_train.errors import FencedError, StateError, StorageError
+from elasticctl_train.journal import read_commits
+from elasticctl_train.storage import all_keys
+from elasticctl_train.storage.local import LocalStorage
+from tests.train.states import same
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((50,), float(step))}, "scheduler": {"last": step}}
+
+
+class Gated(LocalStorage):
+    """A folder whose writes of data wait until `gate` is open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+        if key.startswith("data/"):
+            assert self.gate.wait(60)
+        super().put(key, parts, if_absent=if_absent)
+
+
+class Full(LocalStorage):
+    """A folder without room for data."""
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+        if key.startswith("data/"):
+            raise StorageError("the disk is full")
+        super().put(key, parts, if_absent=if_absent)
+
+
+def test_what_is_saved_is_restored(tmp_path: Path) -> None:
+    first = Checkpointer(LocalStorage(tmp_path))
+    assert first.restore() is None
+    first.save(state_of(5), Label(5, 1, {"loss": 0.5}), local={"rank": 0})
+    assert first.settle() == 5
+    restored = Checkpointer(LocalStorage(tmp_path)).restore()
+    assert restored is not None
+    assert same(restored.state, state_of(5))
+    assert same(restored.local, {"rank": 0})
+    assert (restored.commit.step, restored.commit.epoch, restored.commit.metrics) == (5, 1, {"loss": 0.5})
+
+
+def test_training_may_change_the_state_as_soon_as_save_returns(tmp_path: Path) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage)
+    state = state_of(1)
+    checkpoints.save(state, Label(1))
+    assert checkpoints.busy
+    state["model"]["w"].zero_()
+    storage.gate.set()
+    checkpoints.settle()
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+
+
+def test_a_save_that_is_due_while_one_is_in_flight_is_skipped_and_counted(tmp_path: Path) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage)
+    assert checkpoints.agree(True, 2) == (True, 2)
+    checkpoints.save(state_of(1), Label(1))
+    assert checkpoints.agree(True, 3) == (False, 3)
+    assert checkpoints.agree(False, 4) == (False, 4)
+    assert checkpoints.skipped == 1
+    storage.gate.set()
+    checkpoints.settle()
+    assert checkpoints.agree(True, 5) == (True, 5)
+
+
+def test_nothing_is_visible_before_the_commit(tmp_path: Path) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1))
+    assert list(read_commits(storage)) == []
+    storage.gate.set()
+    checkpoints.settle()
+    assert [commit.step for commit in read_commits(storage)] == [1]
+
+
+def test_a_failed_save_is_logged_and_kept_for_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = Checkpointer(LocalStorage(tmp_path))
+    whole.save(state_of(1), Label(1))
+    whole.settle()
+    full = Checkpointer(Full(tmp_path))
+    full.restore()
+    full.save(state_of(2), Label(2))
+    assert full.settle() == 1
+    assert "the checkpoint of step 2 was not saved: the disk is full" in caplog.text
+    assert "the disk is full" in str(full.failure())
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [1]
+
+
+def test_the_older_of_two_runs_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, young = Checkpointer(LocalStorage(tmp_path)), Checkpointer(LocalStorage(tmp_path))
+    old.save(state_of(1), Label(1))
+    with pytest.raises(FencedError, match="a younger run, generation 2"):
+        old.settle()
+    with pytest.raises(FencedError):
+        old.agree(False, 2)
+    young.save(state_of(2), Label(2))
+    assert young.settle() == 2
+    assert young.restore() is not None
+
+
+def test_a_state_that_cannot_be_kept_is_refused_at_once(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    with pytest.raises(StateError, match="ema/hook"):
+        checkpoints.save({"ema": {"hook": print}}, Label(1))
+    assert not checkpoints.busy
+    assert list(all_keys(LocalStorage(tmp_path), "data/")) == []
+
+
+def test_a_commit_is_told_with_its_number_and_size(tmp_path: Path) -> None:
+    told: list[tuple[Commit, float]] = []
+    checkpoints = Checkpointer(LocalStorage(tmp_path), on_commit=lambda commit, took_s: told.append((commit, took_s)))
+    for step in (1, 2):
+        checkpoints.save(state_of(step), Label(step))
+        checkpoints.settle()
+    assert [(commit.number, commit.step) for commit, _ in told] == [(1, 1), (2, 2)]
+    assert all(commit.size_bytes > 200 and took_s > 0 for commit, took_s in told)
+
+
+def test_the_last_three_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    for step in range(6):
+        checkpoints.save(state_of(step), Label(step))
+    checkpoints.settle()
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [5, 4, 3]
+
+
+def damage_newest(storage: LocalStorage, kind: str) -> None:
+    folder = next(read_commits(storage)).folder
+    key = next(key for key in all_keys(storage, folder) if key.endswith(kind))
+    data = storage.get(key)
+    storage.put(key, [data[:-1] + bytes([data[-1] ^ 1])])
+
+
+def test_damage_falls_back_to_the_one_before_and_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    for step in (1, 2, 3):
+        checkpoints.save(state_of(step), Label(step))
+    checkpoints.settle()
+    damage_newest(storage, ".safetensors")
+    with caplog.at_level(logging.WARNING):
+        restored = Checkpointer(storage).restore()
+    assert restored is not None
+    assert same(restored.state, state_of(2))
+    assert "the checkpoint of step 3 is damaged" in caplog.text
+    younger = Checkpointer(storage)
+    younger.restore()
+    younger.save(state_of(4), Label(4))
+    assert younger.settle() == 4
+
+
+def test_nothing_whole_is_a_start_from_scratch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.settle()
+    damage_newest(storage, ".json")
+    assert Checkpointer(storage).restore() is None
+    assert "the checkpoint of step 1 is damaged" in caplog.text
+
+
+def test_a_run_that_fails_does_not_wait_for_long(tmp_path: Path) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.abandon(grace_s=0.0)
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.abandon(grace_s=0.0)
+    assert checkpoints.busy
+    storage.gate.set()
+    checkpoints.settle()

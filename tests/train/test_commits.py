@@ -1,0 +1,103 @@
+"""The journal's names and format."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_train import commits
+from elasticctl_train.commits import Commit, Generation, ObjectRef
+from elasticctl_train.errors import DamagedError
+
+SHARE = ObjectRef("data/g000001-n000001-step000000010-ab/share-00000-of-00001.json", 10, "crc32:00000000")
+
+
+def a_commit(position: int, step: int = 10) -> Commit:
+    return Commit(position, 1, position, step, 0, (SHARE,), 1000, 12.5, {"loss": 0.5})
+
+
+entries = st.one_of(
+    st.builds(Generation, st.integers(1, 10**11), st.integers(1, 10**6), st.text(), st.text(), st.floats(0, 1e10)),
+    st.builds(a_commit, st.integers(1, 10**11), st.integers(0, 10**9)),
+)
+
+
+@given(entries)
+def test_an_entry_survives_its_encoding(entry: commits.Entry) -> None:
+    assert commits.decode(commits.encode(entry), entry.position) == entry
+
+
+@given(entries, st.data())
+@settings(max_examples=200)
+def test_any_changed_byte_and_any_lost_tail_is_noticed(entry: commits.Entry, data: st.DataObject) -> None:
+    encoded = commits.encode(entry)
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    other = data.draw(st.integers(0, 255).filter(lambda byte: byte != encoded[at]))
+    for damaged in (encoded[:at] + bytes([other]) + encoded[at + 1 :], encoded[:at]):
+        with pytest.raises(DamagedError):
+            commits.decode(damaged, entry.position)
+
+
+@given(
+    st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: json.dumps(x).encode())
+)
+def test_anything_else_is_damage_and_nothing_worse(data: bytes) -> None:
+    with pytest.raises(DamagedError):
+        commits.decode(data, 1)
+
+
+def test_an_entry_at_another_position_is_damage() -> None:
+    with pytest.raises(DamagedError, match="journal entry 8"):
+        commits.decode(commits.encode(a_commit(7)), 8)
+
+
+def test_a_newer_format_is_named() -> None:
+    body = {"format": 2, "kind": "commit"}
+    body["sha256"] = commits._digest(body)
+    with pytest.raises(DamagedError, match="another version"):
+        commits.decode(json.dumps(body).encode(), 1)
+
+
+def test_a_generation_is_no_commit() -> None:
+    entry = Generation(3, 1, "ab")
+    with pytest.raises(DamagedError, match="not a commit"):
+        commits.decode_commit(commits.encode(entry), 3)
+
+
+@given(st.integers(1, 10**11), st.integers(1, 10**11))
+def test_newer_entries_sort_first(a: int, b: int) -> None:
+    assert (commits.key_of(a) < commits.key_of(b)) == (a > b)
+    assert commits.position_of(commits.key_of(a)) == a
+
+
+@pytest.mark.parametrize(
+    "key", ["journal/", "journal/1.json", "journal/99999999999x.json", "data/999999999998.json",
+            "journal/999999999998.json.ab12cd34.partial", "journal/９９９９９９９９９９９９.json"]  # noqa: RUF001
+)  # fmt: skip
+def test_a_strangers_key_has_no_position(key: str) -> None:
+    assert commits.position_of(key) is None
+
+
+def test_names_of_a_save_belong_together() -> None:
+    folder = commits.save_folder(3, 2, 120, "ab12cd34")
+    share = commits.share_key(folder, 1, 3)
+    assert share == "data/g000003-n000002-step000000120-ab12cd34/share-00001-of-00003.json"
+    assert commits.tensors_key(share).endswith("share-00001-of-00003.safetensors")
+    assert commits.folder_of(share) == commits.folder_of(commits.tensors_key(share)) == folder
+
+
+@given(st.sets(st.integers(1, 1000), min_size=1), st.integers(-1, 10))
+def test_retention_keeps_the_newest(positions: set[int], keep_last: int) -> None:
+    gone = [commit.position for commit in commits.expired([a_commit(position) for position in positions], keep_last)]
+    kept = sorted(positions - set(gone))
+    assert len(kept) == min(len(positions), max(1, keep_last))
+    assert gone == sorted(gone)
+    assert all(old < kept[0] for old in gone)
+
+
+def test_a_checksum_is_over_the_concatenation() -> None:
+    assert commits.checksum([b"123456789"]) == "crc32:cbf43926"  # the check value of CRC-32/ISO-HDLC
+    assert commits.checksum([b"1234", memoryview(b"56789")]) == commits.checksum([b"123456789"])

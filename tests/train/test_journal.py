@@ -1,0 +1,183 @@
+"""The journal in a storage: who owns the URL, what is committed, what is deleted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from elasticctl_train import commits
+from elasticctl_train.commits import Commit, ObjectRef
+from elasticctl_train.errors import FencedError
+from elasticctl_train.journal import Writer, read_commits, read_entries
+from elasticctl_train.storage import Storage, all_keys
+from elasticctl_train.storage.local import LocalStorage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return LocalStorage(tmp_path)
+
+
+def commit(storage: Storage, writer: Writer, step: int) -> Commit:
+    """A commit with one data object."""
+    mine = writer.generation
+    key = commits.share_key(commits.save_folder(mine.generation, step, step, mine.run_id), 0, 1)
+    storage.put(key, [b"data"])
+    ref = ObjectRef(key, 4, commits.checksum([b"data"]))
+    return writer.append(Commit(0, mine.generation, 0, step, 0, (ref,), 4))
+
+
+def steps(storage: Storage) -> list[int]:
+    return [entry.step for entry in read_commits(storage)]
+
+
+def test_generations_and_commits_are_numbered_and_found_newest_first(storage: Storage) -> None:
+    first = Writer.take_over(storage)
+    assert [commit(storage, first, step).number for step in (10, 20)] == [1, 2]
+    second = Writer.take_over(storage)
+    assert second.generation.generation == 2
+    assert commit(storage, second, 15).number == 3
+    assert steps(storage) == [15, 20, 10]
+    assert [position for position, _ in read_entries(storage)] == [5, 4, 3, 2, 1]
+
+
+def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
+    old = Writer.take_over(storage)
+    for step in (1, 2, 3):
+        commit(storage, old, step)
+    young = Writer.take_over(storage)
+    before = list(all_keys(storage, ""))
+    with pytest.raises(
+        FencedError, match=r"a younger run, generation 2 on .*, has taken over; this one \(generation 1\)"
+    ):
+        commit(storage, old, 4)
+    with pytest.raises(FencedError):
+        old.retire(keep_last=1)
+    assert set(before) <= set(all_keys(storage, ""))
+    assert steps(storage) == [3, 2, 1]
+    commit(storage, young, 4)
+    assert steps(storage) == [4, 3, 2, 1]
+
+
+def test_a_zombie_stays_fenced_however_much_was_committed_and_deleted_since(storage: Storage) -> None:
+    zombie = Writer.take_over(storage)
+    commit(storage, zombie, 1)
+    young = Writer.take_over(storage)
+    for step in range(2, 8):
+        commit(storage, young, step)
+        young.retire(keep_last=1)
+    with pytest.raises(FencedError):
+        commit(storage, zombie, 100)
+    assert steps(storage) == [7]
+
+
+def test_of_several_that_take_over_at_once_the_last_one_owns_the_url(storage: Storage) -> None:
+    barrier, writers = threading.Barrier(6), []
+
+    def take_over() -> None:
+        barrier.wait()
+        writers.append(Writer.take_over(storage))
+
+    threads = [threading.Thread(target=take_over) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writers.sort(key=lambda writer: writer.generation.generation)
+    assert [writer.generation.generation for writer in writers] == [1, 2, 3, 4, 5, 6]
+    for fenced in writers[:-1]:
+        with pytest.raises(FencedError):
+            commit(storage, fenced, 1)
+    commit(storage, writers[-1], 2)
+    assert steps(storage) == [2]
+
+
+def test_retiring_keeps_the_last_and_the_data_of_no_other(storage: Storage) -> None:
+    writer = Writer.take_over(storage)
+    for step in range(1, 6):
+        commit(storage, writer, step)
+        writer.retire(keep_last=2)
+        assert steps(storage) == list(range(step, max(0, step - 2), -1))
+    folders = {commits.folder_of(key) for key in all_keys(storage, commits.DATA)}
+    assert folders == {entry.folder for entry in read_commits(storage)}
+
+
+def test_a_younger_run_retires_what_older_ones_left(storage: Storage) -> None:
+    old = Writer.take_over(storage)
+    for step in range(1, 5):
+        commit(storage, old, step)
+    young = Writer.take_over(storage)
+    commit(storage, young, 5)
+    young.retire(keep_last=3)
+    assert steps(storage) == [5, 4, 3]
+
+
+def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(storage: Storage) -> None:
+    storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00002.safetensors", [b"half"])
+    storage.put("data/g000001-n000009-step000000009-dead/share-00001-of-00002.json.12ab.partial", [b"ha"])
+    writer = Writer.take_over(storage)
+    assert len(list(all_keys(storage, commits.DATA))) == 2
+    newest = commit(storage, writer, 1)
+    writer.retire(keep_last=3)
+    assert [commits.folder_of(key) for key in all_keys(storage, commits.DATA)] == [newest.folder]
+
+
+def test_a_failed_save_of_this_run_is_swept_when_asked(storage: Storage) -> None:
+    writer = Writer.take_over(storage)
+    commit(storage, writer, 1)
+    writer.retire(keep_last=3)
+    storage.put("data/failed/share", [b"half"])
+    commit(storage, writer, 2)
+    writer.retire(keep_last=3)
+    assert "data/failed/share" in list(all_keys(storage, commits.DATA))
+    writer.sweep_again()
+    writer.retire(keep_last=3)
+    assert "data/failed/share" not in list(all_keys(storage, commits.DATA))
+
+
+def test_a_damaged_entry_is_passed_over_and_reported(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    writer = Writer.take_over(storage)
+    commit(storage, writer, 1)
+    newest = commit(storage, writer, 2)
+    storage.put(commits.key_of(newest.position), [storage.get(commits.key_of(newest.position))[:-3]])
+    with caplog.at_level(logging.WARNING):
+        assert steps(storage) == [1]
+    assert "journal entry 3" in caplog.text
+    younger = Writer.take_over(storage)
+    assert (younger.generation.position, younger.generation.generation) == (4, 2)
+    commit(storage, younger, 3)
+    younger.retire(keep_last=3)
+    assert steps(storage) == [3, 1]
+
+
+def test_a_strangers_file_in_the_journal_does_no_harm(storage: Storage) -> None:
+    storage.put("journal/README", [b"hello"])
+    storage.put("journal/000000000000.json.12ab.partial", [b"{"])
+    writer = Writer.take_over(storage)
+    commit(storage, writer, 1)
+    writer.retire(keep_last=1)
+    assert steps(storage) == [1]
+
+
+def test_the_newest_of_many_commits_is_on_the_first_page(storage: Storage, tmp_path: Path) -> None:
+    class Counting:
+        """Counts pages."""
+
+        url, pages = storage.url, 0
+
+        def list(self, prefix: str, *, after: str = "") -> list[str]:
+            Counting.pages += 1
+            return storage.list(prefix, after=after)
+
+        def get(self, key: str) -> bytes:
+            return storage.get(key)
+
+    (tmp_path / "journal").mkdir()
+    for position in range(1, 2_501):
+        entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, ""),), 0)
+        (tmp_path / commits.key_of(position)).write_bytes(commits.encode(entry))
+    assert next(read_commits(Counting())).step == 2_500  # type: ignore[arg-type]
+    assert Counting.pages == 1

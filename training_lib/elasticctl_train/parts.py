@@ -1,0 +1,67 @@
+"""What a run saves: the model, the optimizer and the others, by name, and how ranks share the writing of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from elasticctl_train import tree
+from elasticctl_train.errors import RestoreError, TrainError
+
+log = logging.getLogger("elasticctl_train")
+
+OWN = "run"
+"""The part of the state that is `Run`'s own: counters and the position in the data."""
+
+
+class Stateful(Protocol):
+    """Anything whose state a checkpoint can hold: a model, an optimizer, a scheduler, a GradScaler, …"""
+
+    def state_dict(self) -> Any:
+        """Return the state as a tree of dicts, lists, numbers, text and tensors."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take over such a state."""
+
+
+def named(**given: Stateful | None) -> dict[str, Stateful]:
+    """The parts that were given; DistributedDataParallel unwrapped, so that a checkpoint fits one rank and many."""
+    if OWN in given:
+        raise TrainError(f"Run(…, {OWN}=…): this name is taken; choose another one")
+    parts = {name: part for name, part in given.items() if part is not None}
+    return {n: part.module if isinstance(part, DistributedDataParallel) else part for n, part in parts.items()}
+
+
+def check(parts: Mapping[str, Stateful]) -> None:
+    """Raise StateError now rather than at the first save when a part holds what a checkpoint cannot."""
+    for name, part in parts.items():
+        tree.Flattener().encode(part.state_dict(), name)
+
+
+def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
+    """What rank 0 writes alone: all but what DistributedDataParallel keeps equal, parameters and optimizer states."""
+    alone = {OWN}
+    for name, part in parts.items():
+        if isinstance(part, torch.nn.Module):
+            alone |= {f"{name}/{buffer}" for buffer, _ in part.named_buffers()}
+        elif not isinstance(part, torch.optim.Optimizer):
+            alone.add(name)
+    return alone
+
+
+def load(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> None:
+    """Put a checkpoint's state into the parts. `where` names the checkpoint; RestoreError when it does not fit."""
+    for name, part in parts.items():
+        if name not in state:
+            has = ", ".join(sorted(state.keys() - {OWN}))
+            raise RestoreError(f"{where}: the checkpoint has no {name!r}, only {has}; use another storage URL")
+        try:
+            part.load_state_dict(state[name])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise RestoreError(f"{where}: the checkpoint does not fit this {name}: {e}") from e
+    for name in sorted(state.keys() - parts.keys() - {OWN}):
+        log.warning("%s: the checkpoint also holds %r, which this run does not use and will not save", where, name)
