@@ -111,7 +111,8 @@ class WorkerStatus:
 class Failure:
     """How a rank failed; the launcher writes it as JSON to the worker's termination message.
 
-    `verdict` says whose fault it was as far as the launcher knows: "application", "collateral", "stuck" or "preempted".
+    `verdict` says whose fault it was as far as the launcher knows: "application", "collateral", "stuck", "killed" or
+    "preempted".
     """
 
     verdict: str = ""

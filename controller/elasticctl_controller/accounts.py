@@ -73,7 +73,8 @@ def describe_failure(failure: Failure) -> str:
 
 def note_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     """Write down a change of the wanted number of workers since the last pass."""
-    if status.observed_generation == 0 or status.desired == job.desired:
+    first_pass = not status.conditions
+    if first_pass or status.desired == job.desired:
         return status
     scaling = Scaling(at=Timestamp(now), from_workers=status.desired, to_workers=job.desired, by=job.scaled_by)
     return replace(status, scalings=(*status.scalings, scaling)[-MAX_SCALINGS:])
@@ -94,10 +95,9 @@ def _enter(policy: Policy, status: JobStatus, end: End) -> JobStatus:
 def _pause(policy: Policy, backoff: Backoff, end: End) -> Backoff:
     """Lengthen the pause once a round: workers that were alive before the last pause ended belong to its round."""
     row = backoff.failures
-    started = end.worker.started_at
     if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
         row = 1
-    elif backoff.until is None or started is None or started >= backoff.until - CLOCK_STEP_S:
+    elif backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S:
         row = min(row + 1, MAX_ROW)
     pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0 ** (max(row, 1) - 1))
     return Backoff(failures=max(row, 1), until=Timestamp(max(backoff.until or 0.0, end.at + pause_s)))

@@ -21,7 +21,7 @@ MAX_MESSAGE_CHARS = 65_536
 MAX_LINES, MAX_LINE_CHARS = 20, 400
 
 APPLICATION, COLLATERAL, STUCK, PREEMPTED = "application", "collateral", "stuck", "preempted"
-_VERDICTS = (APPLICATION, COLLATERAL, STUCK, PREEMPTED)
+_VERDICTS = (APPLICATION, COLLATERAL, STUCK, PREEMPTED, "killed")
 _SHUTDOWN_REASONS = frozenset({"Terminated", "Shutdown", "NodeShutdown", "Preempting"})
 _KILLED_CODES = frozenset({137, 143})  # 128 + SIGKILL, 128 + SIGTERM
 

@@ -36,7 +36,7 @@ def _scalings(old: JobStatus, new: JobStatus) -> list[Event]:
 
 
 def _phase(old: JobStatus, new: JobStatus) -> list[Event]:
-    if old.phase is new.phase and old.observed_generation:
+    if old.phase is new.phase and old.conditions:
         return []
     kind = WARNING if new.phase in (Phase.FAILED, Phase.RESTARTING) else NORMAL
     return [Event(kind, f"ElasticJob{new.phase.value}", new.message)]

@@ -29,27 +29,18 @@ TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is bei
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A worker's end, seen for the first time; `worker` carries its cause and time."""
+    """A worker's end, seen for the first time.
+
+    `lived_s` is from its start (its creation if it never started) to its end; None when neither is known.
+    """
 
     worker: WorkerStatus
+    cause: Cause
+    at: Timestamp
+    lived_s: float | None = None
     exit_code: int | None = None
     failure: Failure | None = None
     message: str = ""
-
-    @property
-    def cause(self) -> Cause:
-        """Why it ended."""
-        return self.worker.cause or Cause.DELETED
-
-    @property
-    def at(self) -> Timestamp:
-        """When it ended."""
-        return self.worker.ended_at or Timestamp(0.0)
-
-    @property
-    def lived_s(self) -> float | None:
-        """Seconds from its start to its end; None when it never started."""
-        return None if self.worker.started_at is None else max(0.0, self.at - self.worker.started_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +59,7 @@ def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
     present = {uid: _refresh(known.get(uid), pod, job) for uid, pod in pods.items()}
     ends = _vanished(known, pods, observed.lost_nodes, now)
     ends += _ended(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
-    closed = {end.worker.uid: end.worker for end in ends}
+    closed = {end.worker.uid: replace(end.worker, cause=end.cause, ended_at=end.at) for end in ends}
     # A completed worker stays on the roster when its pod is gone: it is why the job is about to succeed.
     completed = {uid: w for uid, w in (known | closed).items() if w.cause is Cause.COMPLETED and uid not in pods}
     workers = completed | {uid: closed.get(uid, worker) for uid, worker in present.items()}
@@ -80,7 +71,7 @@ def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
     return {
         pod.uid: pod
         for pod in pods
-        if pod.uid and pod.owner_uid == job.uid and worker_index(job.name, pod.name) is not None
+        if pod.uid and pod.owner_uid and pod.owner_uid == job.uid and worker_index(job.name, pod.name) is not None
     }
 
 
@@ -117,7 +108,7 @@ def _vanished(
 ) -> list[End]:
     gone = [worker for uid, worker in known.items() if uid not in pods and worker.cause is None]
     return [
-        End(replace(worker, cause=classify_vanished(worker, lost_nodes), ended_at=Timestamp(now)))
+        End(worker, classify_vanished(worker, lost_nodes), Timestamp(now), _lived_s(worker.started_at, now))
         for worker in sorted(gone, key=_order)
     ]
 
@@ -152,7 +143,20 @@ def _ended(
 def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:
     failure = parse_failure(pod.message)
     message = failure.error if failure else clean_text(pod.message or pod.reason, MAX_LINE_CHARS)
-    return End(replace(worker, cause=cause, ended_at=ended_at(pod, now)), pod.exit_code, failure, message)
+    at = ended_at(pod, now)
+    return End(
+        worker,
+        cause,
+        at,
+        lived_s=_lived_s(pod.created_at if pod.started_at is None else pod.started_at, at),
+        exit_code=pod.exit_code,
+        failure=failure,
+        message=message,
+    )
+
+
+def _lived_s(start: Timestamp | None, end: float) -> float | None:
+    return None if start is None else max(0.0, end - start)
 
 
 def _past_losses(status: JobStatus) -> list[Loss]:

@@ -41,7 +41,7 @@ def a_pod(index: int, phase: PodPhase = PodPhase.RUNNING, **fields: Any) -> Pod:
 def an_end(index: int, exit_code: int | None, **fields: Any) -> Pod:
     """The same pod, ended just now with this exit code."""
     phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
-    return a_pod(index, phase, **({"exit_code": exit_code, "finished_at": Timestamp(NOW)} | fields))
+    return a_pod(index, **({"phase": phase, "exit_code": exit_code, "finished_at": Timestamp(NOW)} | fields))
 
 
 def told(verdict: str, **fields: Any) -> str:
