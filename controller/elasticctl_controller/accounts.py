@@ -13,7 +13,7 @@ from dataclasses import replace
 from elasticctl.codec import Timestamp
 from elasticctl.spec import ElasticJob, Policy, RestartPolicy
 from elasticctl.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling
-from elasticctl_controller.classify import APPLICATION, STUCK
+from elasticctl_controller.classify import APPLICATION
 from elasticctl_controller.roster import FINISHED, SUSPENDED, End
 
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
@@ -50,13 +50,10 @@ def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> st
 
 
 def failure_of(end: End) -> Failure:
-    """How this worker failed, as its launcher told or, where none did, as far as the pod shows."""
-    told = end.failure or Failure(
-        verdict=STUCK if end.cause is Cause.STUCK else APPLICATION,
-        error=end.message or end.cause.value,
-    )
-    exit_code = told.exit_code if told.exit_code is not None else end.exit_code
-    return replace(told, worker=end.worker.name, exit_code=exit_code, at=told.at or end.at)
+    """The report of this worker's failure, complete with who and when."""
+    told = end.failure
+    error = told.error or end.cause.value
+    return replace(told, verdict=told.verdict or APPLICATION, error=error, worker=end.worker.name, at=told.at or end.at)
 
 
 def describe_failure(failure: Failure) -> str:
@@ -109,7 +106,7 @@ def _interruption(status: JobStatus, end: End) -> Interruption:
         worker=end.worker.name,
         uid=end.worker.uid,
         cause=end.cause,
-        message=end.message,
+        message=end.failure.error,
         exit_code=end.exit_code,
         generation=_last_generation_of(status, end.worker.name),
     )

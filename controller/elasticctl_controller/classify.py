@@ -101,9 +101,19 @@ def parse_failure(message: str) -> Failure | None:
     )
 
 
-def clean_text(text: str, limit: int = MAX_LINE_CHARS) -> str:
-    """Cut to `limit` characters and replace what UTF-8 cannot hold, so that it can always be stored."""
-    return text[:limit].encode("utf-8", "replace").decode("utf-8")
+def read_failure(pod: Pod) -> Failure:
+    """How the worker failed, as its launcher told or, where none did, as far as the pod shows."""
+    told = parse_failure(pod.message)
+    if told is not None:
+        return replace(told, exit_code=pod.exit_code if told.exit_code is None else told.exit_code)
+    lines = [clean_text(line) for line in pod.message[-MAX_MESSAGE_CHARS:].splitlines() if line.strip()][-MAX_LINES:]
+    error = lines[-1].strip() if lines else clean_text(pod.reason)
+    return Failure(exit_code=pod.exit_code, error=error, last_lines=tuple(lines))
+
+
+def clean_text(text: str) -> str:
+    """Cut to `MAX_LINE_CHARS` and replace what UTF-8 cannot hold, so that it can always be stored."""
+    return text[:MAX_LINE_CHARS].encode("utf-8", "replace").decode("utf-8")
 
 
 def _from_cluster(pod: Pod, lost: bool) -> Cause | None:

@@ -68,7 +68,7 @@ def _finish(job: ElasticJob, crew: Crew, done_at: float, now: float) -> Standing
 def _blame(job: ElasticJob, status: JobStatus, crew: Crew) -> str:
     counted = [end for end in crew.ends if end.cause.counted]
     last = failure_of(counted[-1]) if counted else status.first_failure
-    budget = f"{status.failures} failures, backoffLimit {job.backoff_limit}"
+    budget = f"failures: {status.failures}, backoffLimit: {job.backoff_limit}"
     return f"{describe_failure(last)}; {budget}" if last else budget
 
 

@@ -13,15 +13,7 @@ from elasticctl.codec import Timestamp
 from elasticctl.spec import ElasticJob, Pod, worker_name
 from elasticctl.status import Cause, Failure, JobStatus, WorkerStatus
 from elasticctl_controller.actions import Observed
-from elasticctl_controller.classify import (
-    MAX_LINE_CHARS,
-    Loss,
-    classify,
-    classify_vanished,
-    clean_text,
-    ended_at,
-    parse_failure,
-)
+from elasticctl_controller.classify import Loss, classify, classify_vanished, ended_at, read_failure
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
 TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is being deleted
@@ -39,8 +31,7 @@ class End:
     at: Timestamp
     lived_s: float | None = None
     exit_code: int | None = None
-    failure: Failure | None = None
-    message: str = ""
+    failure: Failure = Failure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +132,6 @@ def _ended(
 
 
 def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:
-    failure = parse_failure(pod.message)
-    message = failure.error if failure else clean_text(pod.message or pod.reason, MAX_LINE_CHARS)
     at = ended_at(pod, now)
     return End(
         worker,
@@ -150,8 +139,7 @@ def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:
         at,
         lived_s=_lived_s(pod.created_at if pod.started_at is None else pod.started_at, at),
         exit_code=pod.exit_code,
-        failure=failure,
-        message=message,
+        failure=read_failure(pod),
     )
 
 
