@@ -144,7 +144,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 def _rendered(template: Template, spec: JobSpec, values: _Values) -> str:
     """The template's text with tokens for values."""
     environment = _Sandbox(undefined=jinja2.StrictUndefined, finalize=values.keep, keep_trailing_newline=True)
-    environment.filters["literal"] = lambda text: text if spec.provider == "local" else escape_expansion(str(text))
+    environment.filters["literal"] = escape_expansion
     try:
         tree = environment.parse(template.text)
         for loop in tree.find_all(jinja2.nodes.For):
@@ -167,7 +167,7 @@ def _rendered(template: Template, spec: JobSpec, values: _Values) -> str:
 
 def escape_expansion(text: str) -> str:
     """`text` such that Kubernetes, which replaces $(NAME) in args and variables, hands on exactly `text`."""
-    return text.replace("$", "$$")
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def _where(template: Template, line: int | None) -> str:

@@ -59,6 +59,7 @@ def test_field_references(path: str, value: str) -> None:
         ("$(NAME)", "value"),
         ("a$(NAME)b$(NAME)", "avaluebvalue"),
         ("$$(NAME)", "$(NAME)"),
+        ("a$$b $x $", "a$b $x $"),
         ("$(UNKNOWN)", "$(UNKNOWN)"),
         ("$NAME $( NAME)", "$NAME $( NAME)"),
     ],

@@ -17,7 +17,7 @@ from elasticctl.spec import WORKER_CONTAINER
 GPU_RESOURCE = "nvidia.com/gpu"
 POD_IP = "127.0.0.1"
 
-_REFERENCE = re.compile(r"\$(\$?)\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+_REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 _KEYED_FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
@@ -99,13 +99,10 @@ def _field(pod: Manifest, path: str) -> str:
 
 
 def _expanded(text: str, env: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by the variable's value as Kubernetes does; `$$(NAME)` stands for itself without one `$`."""
+    """Replace `$(NAME)` by the variable's value as Kubernetes does: `$$` is one `$`, an unknown name stays as it is."""
 
     def replacement(found: re.Match[str]) -> str:
-        escaped, name = found[1], found[2]
-        if escaped:
-            return f"$({name})"
-        return env.get(name, found[0])
+        return "$" if found[1] else env.get(found[2], found[0])
 
     return _REFERENCE.sub(replacement, text)
 
