@@ -109,12 +109,17 @@ def save(config: Config, path: Path) -> None:
     """Write the contexts file atomically, mode 0600 in a folder of mode 0700; ConfigError when that fails."""
     from elasticctl.yamltext import dump
 
-    text = dump({_CURRENT: config.current, _CONTEXTS: [_encode(context) for context in config.contexts]})
+    text = dump(encode(config))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _replace(path, text)
     except OSError as e:
         raise ConfigError(f"cannot write {path}: {e.strerror}; the file is as it was") from e
+
+
+def encode(config: Config) -> dict[str, Any]:
+    """The content of the contexts file, as data."""
+    return {_CURRENT: config.current, _CONTEXTS: [_encode(context) for context in config.contexts]}
 
 
 def _replace(path: Path, text: str) -> None:

@@ -33,5 +33,10 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(head)} or {last}" if head else last
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 worker`, `3 workers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _printable(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")

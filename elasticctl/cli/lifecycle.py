@@ -1,0 +1,80 @@
+"""`suspend`, `resume`, `cancel`, `delete`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from elasticctl.cli import options, views
+from elasticctl.cli.output import hint, say
+from elasticctl.cli.target import Target, Where, reach
+from elasticctl.errors import ConflictError, UsageError
+from elasticctl.spec import ElasticJob
+
+
+@click.command()
+@options.JOBS
+@options.target
+def suspend(where: Where, jobs: tuple[str, ...]) -> None:
+    """Stop a job's workers; `resume` goes on from the last checkpoint."""
+    target = reach(where)
+    for name in jobs:
+        job = _patched(target, name, {"suspend": True}, "suspended")
+        say(f"{job.name}: its workers are being stopped")
+        hint(f"go on: elasticctl resume {job.name}")
+
+
+@click.command()
+@options.JOBS
+@options.target
+def resume(where: Where, jobs: tuple[str, ...]) -> None:
+    """Start the workers of a suspended job again."""
+    target = reach(where)
+    for name in jobs:
+        job = _patched(target, name, {"suspend": False}, "resumed")
+        say(f"{job.name}: going on with {job.desired} workers")
+
+
+@click.command()
+@options.JOBS
+@options.target
+def cancel(where: Where, jobs: tuple[str, ...]) -> None:
+    """Stop a job for good; its status, logs and checkpoints stay."""
+    target = reach(where)
+    for name in jobs:
+        job = _patched(target, name, {"cancel": True}, "cancelled")
+        say(f"{job.name}: cancelled")
+        hint(f"remove it: elasticctl delete {job.name}")
+
+
+@click.command()
+@options.JOBS
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, even when the job is still running.")
+@options.target
+def delete(where: Where, jobs: tuple[str, ...], yes: bool) -> None:
+    """Delete a job, its workers and its logs; its checkpoints stay."""
+    target = reach(where)
+    for name in jobs:
+        job = ElasticJob.from_manifest(target.find(name))
+        if not (yes or job.status.phase.terminal or _confirmed(job)):
+            say(f"{job.name}: kept")
+            continue
+        target.cluster.delete_job(target.namespace, job.name)
+        storage = views.hardware(job).storage
+        say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
+
+
+def _patched(target: Target, name: str, spec: dict[str, Any], done: str) -> ElasticJob:
+    """The job with its spec changed; ConflictError once it has ended."""
+    job = ElasticJob.from_manifest(target.find(name))
+    if job.status.phase.terminal:
+        raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be {done}")
+    return ElasticJob.from_manifest(target.cluster.patch_job(target.namespace, job.name, {"spec": spec}))
+
+
+def _confirmed(job: ElasticJob) -> bool:
+    if not sys.stdin.isatty():
+        raise UsageError(f"{job.name} is still {job.status.phase.value}; add --yes to delete it all the same")
+    return click.confirm(f"{job.name} is still {job.status.phase.value}. Delete it?", err=True)

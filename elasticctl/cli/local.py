@@ -1,0 +1,63 @@
+"""`local`: the cluster that is built into this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from elasticctl.cli import options
+from elasticctl.cli.output import Table, emit, hint, print_table, say, span
+from elasticctl.errors import UsageError
+
+
+@click.group()
+@options.bare
+def local() -> None:
+    """The cluster that is built into this machine: jobs are processes of yours, no cloud is needed."""
+
+
+@local.command("status")
+@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table")
+@options.bare
+def local_status(form: str) -> None:
+    """Show whether the supervisor runs (it starts by itself when needed), and what it has."""
+    from elasticctl.cluster.local.daemon import supervisor_info
+    from elasticctl.cluster.local.paths import local_paths
+
+    paths = local_paths()
+    info = supervisor_info(paths)
+    if form == "json":
+        found = {"running": info is not None, "stateDir": str(paths.state)}
+        if info is not None:
+            found |= {"pid": info.pid, "version": info.version, "gpus": list(info.gpus)}
+        emit(json.dumps(found, indent=2))
+        return
+    rows = [("State", str(paths.state)), ("Log", str(paths.supervisor_log))]
+    if info is None:
+        rows.insert(0, ("Supervisor", "not running; it starts with the next job"))
+    else:
+        rows.insert(0, ("Supervisor", f"running for {span(time.time() - info.started_at)}, pid {info.pid}"))
+        rows.append(("GPUs", str(len(info.gpus)) if info.gpus else "none: jobs run on CPUs"))
+    print_table(Table(("FIELD", "VALUE"), rows))
+    hint("its jobs: elasticctl list --context local")
+
+
+@local.command("down")
+@click.option("--delete-jobs", is_flag=True, help="Delete the jobs too; their checkpoints stay.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting jobs.")
+@options.bare
+def local_down(delete_jobs: bool, yes: bool) -> None:
+    """Stop the workers and the supervisor; jobs go on from their checkpoints when it next starts."""
+    import sys
+
+    from elasticctl.cluster.local.daemon import shut_down
+    from elasticctl.cluster.local.paths import local_paths
+
+    if delete_jobs and not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("--delete-jobs deletes every job of the local cluster; add --yes to do so")
+        click.confirm("Delete every job of the local cluster?", abort=True, err=True)
+    stopped = shut_down(local_paths(), keep_jobs=not delete_jobs, say=say)
+    say("the local cluster is down" if stopped else "the local cluster has never been started")

@@ -1,0 +1,127 @@
+"""Make a manifest to submit: from a script and flags through a template, or from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticctl import specfile
+from elasticctl.cli import plan
+from elasticctl.cli.output import say
+from elasticctl.cli.settings import set_field
+from elasticctl.cli.target import templates_folder
+from elasticctl.cluster.base import Manifest
+from elasticctl.config import LOCAL, Context
+from elasticctl.errors import UsageError
+from elasticctl.spec import JobSpec
+from elasticctl.wording import did_you_mean, shown
+
+Settings = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job to be: its name, whether we made that up (another will do), and its manifest under a given name."""
+
+    name: str
+    name_is_ours: bool
+    make: Callable[[str], Manifest]
+
+
+def from_script(
+    script: str, args: Sequence[str], request: plan.Request, context: Context, settings: Settings, *, template: str
+) -> Draft:
+    """A job that runs `script`; says the plan. Raises UsageError, SpecError or TemplateError."""
+    from elasticctl.manifests import render
+    from elasticctl.templates import find
+
+    size = plan.size_of(request, context, _machine_gpus(context))
+    spec = plan.job_spec(request, context, size, _command(script, args, context))
+    name = plan.check_name(request.name) if request.name else plan.name_from(script)
+    shape = find(template, templates_folder())
+    if size.note:
+        say(size.note)
+
+    def make(final_name: str) -> Manifest:
+        final = _placed(dataclasses.replace(spec, name=final_name), request, context)
+        say(plan.summary(final, context))
+        return _with(render(final, shape), settings)
+
+    return Draft(name, not request.name, make)
+
+
+def from_file(path: str, settings: Settings, *, name: str, namespace: str, default_namespace: str) -> Draft:
+    """The job that a manifest file describes (`-`: stdin), under another name or in another namespace if one is given.
+
+    Raises UsageError or SpecError.
+    """
+    try:
+        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as e:
+        raise UsageError(f"cannot read {path}: {e.strerror}") from e
+    document = specfile.parse(text, "stdin" if path == "-" else path)
+    if isinstance(document.data, dict) and isinstance(document.data.get("metadata"), dict):
+        metadata = document.data["metadata"]
+        if name:
+            metadata["name"] = plan.check_name(name)
+        metadata["namespace"] = namespace or metadata.get("namespace", default_namespace)
+    if not settings:
+        specfile.validate(document)
+    manifest = _with(document.data, settings)
+    return Draft(manifest["metadata"]["name"], False, lambda _: manifest)
+
+
+def _with(manifest: Manifest, settings: Settings) -> Manifest:
+    """The manifest with --set applied, checked again."""
+    if settings:
+        if not isinstance(manifest, dict):
+            raise UsageError("--set needs a manifest that is a mapping")
+        for path, value in settings:
+            set_field(manifest, path, value)
+        specfile.validate(specfile.Document(manifest, {}, "with --set"))
+    return manifest
+
+
+def _machine_gpus(context: Context) -> int:
+    if context.provider != LOCAL:
+        return 0
+    from elasticctl.cluster.local.gpus import discover
+
+    return len(discover(os.environ))
+
+
+def _command(script: str, args: Sequence[str], context: Context) -> tuple[str, ...]:
+    """What the launcher starts. On this machine: this very Python, and a script that exists."""
+    if context.provider != LOCAL:
+        return ("python", script, *args)
+    path = Path(script).absolute()
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        near = did_you_mean(path.name, (found.name for found in path.parent.glob("*.py")))
+        raise UsageError(f"the script {shown(script)} {what}{near}")
+    if path.suffix != ".py" and os.access(path, os.X_OK):
+        return (str(path), *args)
+    return (sys.executable, str(path), *args)
+
+
+def _placed(spec: JobSpec, request: plan.Request, context: Context) -> JobSpec:
+    """The job with what depends on its name, and on where it was typed."""
+    here = os.getcwd()
+    unique = f"{spec.name}-{secrets.token_hex(4)}"
+    local = context.provider == LOCAL
+    if request.storage:
+        storage = plan.storage_url(request.storage, here)
+    elif context.storage:
+        storage = f"{plan.storage_url(context.storage, here).rstrip('/')}/{unique}"
+    elif local:
+        from elasticctl.cluster.local.paths import local_paths
+
+        storage = (local_paths().state / "storage" / unique).as_uri()
+    else:
+        raise UsageError(f"--storage is needed in context {context.name} (or set it: elasticctl config set-context)")
+    return dataclasses.replace(spec, storage=storage, working_dir=here if local else "")

@@ -1,0 +1,142 @@
+"""Printing: stdout is data, stderr is talk.
+
+On a terminal a table is aligned and may be coloured; anywhere else it is tab-separated, one line a row. rich is
+imported for a terminal only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from elasticctl.cluster.base import Manifest
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells under a header."""
+
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+_PHASE_STYLES = {
+    "Running": "green",
+    "Succeeded": "bold green",
+    "Failed": "bold red",
+    "Cancelled": "dim",
+    "Suspended": "yellow",
+    "Restarting": "yellow",
+    "Pending": "cyan",
+}
+
+
+def say(line: str) -> None:
+    """One line of talk."""
+    sys.stderr.write(_encodable(line, sys.stderr) + "\n")
+    sys.stderr.flush()
+
+
+def hint(line: str) -> None:
+    """What to type next, for a person: nothing is said to a program."""
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        say(line)
+
+
+def emit(text: str) -> None:
+    """Text for stdout, with a newline at its end."""
+    sys.stdout.write(_encodable(text, sys.stdout).removesuffix("\n") + "\n")
+
+
+def print_table(table: Table) -> None:
+    """Print a table as the reader of stdout likes it."""
+    if on_terminal():
+        console().print(grid(table))
+    else:
+        emit(tabbed(table))
+
+
+def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> None:
+    """Print whole objects as json, yaml or names; `one`: the object itself, not a List of it."""
+    if form == "name":
+        for manifest in manifests:
+            emit(manifest["metadata"]["name"])
+        return
+    data: Any = manifests[0] if one else {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+    if form == "json":
+        emit(json.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        from elasticctl.yamltext import dump
+
+        emit(dump(data))
+
+
+def tabbed(table: Table) -> str:
+    """A table for a pipe: cells apart by tabs, a dash for an empty one."""
+    return "\n".join("\t".join(_cell(cell) for cell in row) for row in (table.header, *table.rows))
+
+
+def grid(table: Table) -> RenderableType:
+    """A table for a terminal; long cells are cut to what the terminal is wide."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for name in table.header:
+        shown.add_column(name, no_wrap=True, overflow="ellipsis")
+    for row in table.rows:
+        shown.add_row(*(Text(cell, style=_PHASE_STYLES.get(cell, "")) for cell in row))
+    return shown
+
+
+def console(stream: TextIO | None = None, width: int | None = None) -> Console:
+    """A console on stdout that keeps to NO_COLOR."""
+    from rich.console import Console
+
+    return Console(file=stream or sys.stdout, width=width, highlight=False, markup=False, soft_wrap=False)
+
+
+def on_terminal() -> bool:
+    """True when a person reads stdout."""
+    return sys.stdout.isatty()
+
+
+def colour() -> bool:
+    """True when stdout takes colours: a terminal, and no NO_COLOR."""
+    return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def span(seconds: float) -> str:
+    """Seconds as a person says them: 0.4s, 12s, 3m40s, 2h05m, 3d4h."""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600}h"
+
+
+def joined(parts: Iterable[str]) -> str:
+    """The parts that say something, apart by two spaces."""
+    return "  ".join(part for part in parts if part)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()) or "-"
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,203 @@
+"""From flags to a JobSpec: how many workers, what each has, what it runs. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elasticctl.catalog import GpuType, gpu_type, place
+from elasticctl.config import LOCAL, Context
+from elasticctl.errors import UsageError
+from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_WORKERS, JobSpec, RestartPolicy
+from elasticctl.wording import counted, shown
+
+SCHEMES = ("file", "s3", "gs")
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_MAX_NAME = 51
+_MAX_MADE_NAME = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the flags of `submit` said; None or empty: not said. Times in seconds."""
+
+    name: str = ""
+    namespace: str = "default"
+    gpus: int | None = None
+    gpu_type: str = ""
+    gpus_per_node: int | None = None
+    workers: int | None = None
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    storage: str = ""
+    spot: bool = True
+    backoff_limit: int = DEFAULT_BACKOFF_LIMIT
+    deadline: int | None = None
+    ttl: int | None = None
+    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many workers and what each has; `note` is what the person should be told about it, once."""
+
+    workers: int
+    min_workers: int
+    max_workers: int | None
+    gpus_per_worker: int
+    ranks_per_worker: int
+    note: str = ""
+
+
+def job_spec(request: Request, context: Context, size: Size, command: tuple[str, ...]) -> JobSpec:
+    """The job; its name, storage and working folder are for the caller to fill in."""
+    kind = _gpu_kind(request, context)
+    placement = place(context.provider, kind, size.gpus_per_worker, spot=request.spot)
+    image = request.image or context.image
+    # On this machine a job runs in elasticctl's own environment.
+    if context.provider != LOCAL and not image:
+        raise UsageError(f"--image is needed in context {context.name} (or set one: elasticctl config set-context)")
+    return JobSpec(
+        name=request.name,
+        namespace=request.namespace,
+        command=command,
+        workers=size.workers,
+        min_workers=size.min_workers,
+        max_workers=size.max_workers,
+        ranks_per_worker=size.ranks_per_worker,
+        gpus_per_worker=size.gpus_per_worker,
+        gpu_type=kind.name if kind else "",
+        spot=request.spot,
+        provider=context.provider,
+        image=image,
+        env=request.env,
+        node_terms=placement.terms,
+        tolerations=placement.tolerations,
+        restart_policy=request.restart_policy,
+        backoff_limit=request.backoff_limit,
+        deadline_s=request.deadline,
+        ttl_s=request.ttl,
+    )
+
+
+def size_of(request: Request, context: Context, machine_gpus: int) -> Size:
+    """Turn GPUs and workers into a size; `machine_gpus` counts for the local context only.
+
+    Raises UsageError for numbers that contradict each other, the machine or the catalog.
+    """
+    each = _gpus_per_worker(request, context, machine_gpus)
+    workers = _workers(request.gpus, "--gpus", request.workers, each) or 1
+    low = _workers(request.min_gpus, "--min-gpus", request.min_workers, each)
+    high = _workers(request.max_gpus, "--max-gpus", request.max_workers, each)
+    _check(low, workers, high)
+    size = Size(workers, low or 1, high, each, max(each, 1))
+    if context.provider != LOCAL or each == 0 or workers * each <= machine_gpus:
+        return size
+    if machine_gpus:
+        raise UsageError(
+            f"{workers * each} GPUs are wanted, and this machine has {machine_gpus}; say --gpus {machine_gpus}"
+        )
+    note = f"this machine has no GPU: the job runs on {counted(workers * each, 'CPU rank')} instead"
+    return dataclasses.replace(size, gpus_per_worker=0, note=note)
+
+
+def name_from(script: str) -> str:
+    """A job name made from a script's: `My_Train.py` -> `my-train`."""
+    stem = script.replace("\\", "/").rstrip("/").rpartition("/")[2].partition(".")[0].lower()
+    made = re.sub(r"[^a-z0-9]+", "-", stem)[:_MAX_MADE_NAME]
+    return re.sub(r"^[^a-z]+|-+$", "", made) or "job"
+
+
+def check_name(name: str) -> str:
+    """`name` if a job can be called so; UsageError otherwise."""
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+        raise UsageError(
+            f"--name {shown(name)}: a name is lower-case letters, digits and '-', starts with a letter, does not end"
+            f" with '-', and has {_MAX_NAME} characters at most"
+        )
+    return name
+
+
+def storage_url(given: str, working_dir: str) -> str:
+    """A storage URL, or a path made into one; UsageError for a scheme that is not known."""
+    scheme, separator, rest = given.partition("://")
+    if not separator:
+        from pathlib import Path
+
+        return Path(working_dir, given).resolve().as_uri()
+    if scheme not in SCHEMES or not rest:
+        raise UsageError(
+            f"--storage {shown(given)}: give a folder, file:///path, s3://bucket/prefix or gs://bucket/prefix"
+        )
+    return given
+
+
+def summary(spec: JobSpec, context: Context) -> str:
+    """The plan in a line: what will run where, and where its state goes."""
+    each = counted(spec.ranks_per_worker, "CPU rank")
+    if spec.gpus_per_worker:
+        each = counted(spec.gpus_per_worker, f"{spec.gpu_type} GPU".strip())
+    bounds = f"{spec.min_workers} to {'any number' if spec.max_workers is None else spec.max_workers}"
+    market = "" if context.provider == LOCAL else (", spot" if spec.spot else ", on demand")
+    workers = counted(spec.workers, "worker")
+    return (
+        f"{spec.name}: {workers} with {each} each ({bounds}), context {context.name}{market}, state in {spec.storage}"
+    )
+
+
+def _gpu_kind(request: Request, context: Context) -> GpuType | None:
+    name = request.gpu_type or context.gpu_type
+    return gpu_type(name) if name and request.gpus != 0 else None
+
+
+def _gpus_per_worker(request: Request, context: Context, machine_gpus: int) -> int:
+    kind = _gpu_kind(request, context)
+    asked = request.gpus_per_node
+    if request.gpus and request.workers and asked is None:
+        if request.gpus % request.workers:
+            raise UsageError(f"--gpus {request.gpus} cannot be shared evenly by --workers {request.workers}")
+        return request.gpus // request.workers
+    if asked is not None:
+        return asked
+    if request.gpus == 0 or (request.gpus is None and request.workers is not None and kind is None):
+        return 0
+    if context.provider == LOCAL:
+        return 1 if request.gpus or kind or machine_gpus else 0
+    if kind is None:
+        if request.gpus:
+            raise UsageError(f"--gpu-type is needed with --gpus in context {context.name}")
+        return 0
+    return context.gpus_per_node or min(kind.nodes(context.provider), default=1)
+
+
+def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int | None:
+    """Workers for a number of GPUs, or as given; UsageError when the two disagree."""
+    if gpus is None or (gpus == 0 and each == 0):
+        return workers
+    if each == 0 or gpus % each:
+        has = counted(each, "GPU") if each else "no GPUs"
+        raise UsageError(
+            f"{flag} {gpus}: each worker has {has}" + (f", so it must be a multiple of {each}" if each else "")
+        )
+    if workers is not None and workers * each != gpus:
+        raise UsageError(
+            f"{flag} {gpus} and {counted(workers, 'worker')} with {counted(each, 'GPU')} each disagree; leave one out"
+        )
+    return gpus // each
+
+
+def _check(low: int | None, workers: int, high: int | None) -> None:
+    if low is not None and high is not None and low > high:
+        raise UsageError(f"the minimum of {low} workers is more than the maximum of {high}")
+    if low is not None and workers < low:
+        raise UsageError(f"{workers} workers are fewer than the minimum of {low}")
+    if high is not None and workers > high:
+        raise UsageError(f"{workers} workers are more than the maximum of {high}")
+    if max(workers, high or 0) > MAX_WORKERS:
+        raise UsageError(f"{max(workers, high or 0)} workers are more than elasticctl can look after, {MAX_WORKERS}")

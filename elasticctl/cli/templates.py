@@ -1,0 +1,57 @@
+"""`template`: the shapes that jobs are made in."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from elasticctl.cli import options
+from elasticctl.cli.output import Table, emit, hint, print_table, say
+from elasticctl.cli.target import templates_folder
+from elasticctl.errors import TemplateError, UsageError
+from elasticctl.templates import DEFAULT, SUFFIX, available, find
+from elasticctl.wording import shown
+
+
+@click.group()
+@options.bare
+def template() -> None:
+    """The shapes that jobs are made in: shipped ones, and your own."""
+
+
+@template.command("list")
+@options.bare
+def list_templates() -> None:
+    """List the templates; one of your own hides a shipped one of its name."""
+    rows = [(each.name, str(each.path or "shipped")) for each in available(templates_folder())]
+    print_table(Table(("NAME", "FROM"), rows))
+    hint("make your own: elasticctl template new NAME")
+
+
+@template.command("show")
+@click.argument("name", default=DEFAULT)
+@options.bare
+def show(name: str) -> None:
+    """Print a template."""
+    emit(find(name, templates_folder()).text)
+
+
+@template.command("new")
+@click.argument("name")
+@click.option("--from", "base", default=DEFAULT, metavar="NAME", show_default=True, help="The template to begin with.")
+@options.bare
+def new(name: str, base: str) -> None:
+    """Copy a template to your own folder, to be changed there."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}", name):
+        raise UsageError(f"{shown(name)}: a template's name is letters, digits, '-' and '_'")
+    text = find(base, templates_folder()).text
+    path = templates_folder() / f"{name}{SUFFIX}"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as e:
+        raise TemplateError(f"{path} is there already; change it, or choose another name") from e
+    emit(str(path))
+    say(f"change it, then: elasticctl submit train.py --template {name}")

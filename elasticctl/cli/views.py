@@ -1,0 +1,243 @@
+"""Jobs as tables: what each column says. Pure; `now` is a parameter (seconds since the epoch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from elasticctl.cli.output import Table, joined, span
+from elasticctl.cluster.base import Manifest
+from elasticctl.spec import ElasticJob
+from elasticctl.status import JobStatus, Phase
+
+_LIST = ("NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE")
+_WIDE = ("GPUS", "STORAGE", "REASON")
+_GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a job's pod template says about GPUs and storage."""
+
+    gpus_per_worker: int
+    storage: str
+
+
+def hardware(job: ElasticJob) -> Hardware:
+    """Read the worker container of a job's pod template; zeros and blanks where it says nothing."""
+    containers = _get(job.template, "spec", "containers")
+    container = containers[0] if isinstance(containers, list) and containers else {}
+    limit = _get(container, "resources", "limits", _GPU)
+    env = _get(container, "env")
+    values = {_get(item, "name"): _get(item, "value") for item in env} if isinstance(env, list) else {}
+    gpus = (
+        int(limit) if isinstance(limit, int) or (isinstance(limit, str) and limit.isascii() and limit.isdigit()) else 0
+    )
+    return Hardware(gpus, str(values.get("ELASTICCTL_STORAGE") or ""))
+
+
+def job_table(manifests: Sequence[Manifest], now: float, *, wide: bool = False, namespaces: bool = False) -> Table:
+    """One row a job."""
+    header = (("NAMESPACE",) if namespaces else ()) + _LIST + (_WIDE if wide else ())
+    jobs = [ElasticJob.from_manifest(manifest) for manifest in manifests]
+    rows = [((job.namespace,) if namespaces else ()) + _row(job, now) + (_wide(job) if wide else ()) for job in jobs]
+    return Table(header, rows)
+
+
+def _row(job: ElasticJob, now: float) -> tuple[str, ...]:
+    status, progress = job.status, job.status.progress
+    checkpoint = status.checkpoint
+    restarts = sum(count for cause, count in status.restarts.items() if cause not in ("ScaledIn", "Completed"))
+    return (
+        job.name,
+        status.phase.value,
+        f"{status.active}/{job.desired} {bounds(job)}",
+        _of(progress.step, progress.total_steps),
+        _of(progress.epoch, progress.total_epochs),
+        "" if progress.samples_per_s is None else f"{progress.samples_per_s:,.0f}/s",
+        "" if checkpoint.step is None else f"{checkpoint.step}{_ago(checkpoint.at, now, status)}",
+        str(restarts),
+        "" if job.created_at is None else span(now - job.created_at),
+    )
+
+
+def _wide(job: ElasticJob) -> tuple[str, ...]:
+    found = hardware(job)
+    gpus = str(found.gpus_per_worker * job.desired) if found.gpus_per_worker else "cpu"
+    return gpus, found.storage, job.status.reason
+
+
+def bounds(job: ElasticJob) -> str:
+    """`(1-4)`: the fewest and the most workers a job trains with."""
+    return f"({job.min}-{job.max})"
+
+
+def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Table:
+    """Everything about one job, a field a row; fields with nothing to say are left out."""
+    job = ElasticJob.from_manifest(manifest)
+    status, found = job.status, hardware(job)
+    kind = f"{found.gpus_per_worker} GPU(s) each" if found.gpus_per_worker else "CPU"
+    fields = [
+        ("Name", joined((job.name, f"namespace {job.namespace}"))),
+        ("Phase", joined((status.phase.value, _lasting(job, now)))),
+        ("Workers", f"{status.active} of {job.desired} training {bounds(job)}, {kind}"),
+        ("Waiting", _waiting(status, pods)),
+        ("Progress", _progress(status)),
+        ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
+        ("Checkpoint", _checkpoint(status, now)),
+        ("Storage", found.storage),
+        ("Restarts", joined(f"{cause} {count}" for cause, count in sorted(status.restarts.items()) if count)),
+        ("Failures", f"{status.failures} of {job.backoff_limit} allowed" if status.failures else ""),
+        *(("Interruption", text) for text in interruptions(status)),
+        *(("Scaling", text) for text in scalings(status)),
+        *(("Failed first", text) for text in failure_lines(status)),
+    ]
+    return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text])
+
+
+def history_table(manifest: Manifest) -> Table:
+    """The interruptions and scalings of a job in order of time."""
+    status = ElasticJob.from_manifest(manifest).status
+    events: list[tuple[float, tuple[str, ...]]] = [
+        (
+            item.at or 0.0,
+            ("interruption", item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone)),
+        )
+        for item in status.interruptions
+    ]
+    events += [
+        (
+            item.at or 0.0,
+            (
+                "scaling",
+                f"{item.from_workers} -> {item.to_workers}",
+                item.by,
+                _seconds(item.recovery_s),
+                _count(item.steps_redone),
+            ),
+        )
+        for item in status.scalings
+    ]
+    rows = [(clock(at), *cells) for at, cells in sorted(events)]
+    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "STEPS REDONE"), rows)
+
+
+def interruptions(status: JobStatus) -> list[str]:
+    """Each interruption on a line: when, who, why, what it cost."""
+    return [
+        joined(
+            (
+                clock(item.at),
+                item.worker,
+                item.cause or "",
+                f"training again after {span(item.recovery_s)}" if item.recovery_s is not None else "not yet recovered",
+                f"{item.steps_redone} steps done again" if item.steps_redone is not None else "",
+            )
+        )
+        for item in status.interruptions
+    ]
+
+
+def scalings(status: JobStatus) -> list[str]:
+    """Each scaling on a line: when, from how many to how many, on whose wish, how long it took."""
+    return [
+        joined(
+            (
+                clock(item.at),
+                f"{item.from_workers} -> {item.to_workers} workers",
+                f"by {item.by}" if item.by else "",
+                f"training after {span(item.recovery_s)}" if item.recovery_s is not None else "",
+            )
+        )
+        for item in status.scalings
+    ]
+
+
+def failure_lines(status: JobStatus) -> list[str]:
+    """The first failing rank and the last lines it printed."""
+    failure = status.first_failure
+    if failure is None:
+        return []
+    rank = "" if failure.rank is None else f"rank {failure.rank} of "
+    code = "" if failure.exit_code is None else f"exit code {failure.exit_code}"
+    end = failure.signal or code
+    head = f"{rank}{failure.worker or 'a worker'}: " + (
+        ", ".join(part for part in (end, failure.error) if part) or "failed"
+    )
+    return [head, *(f"  {line}" for line in failure.last_lines)]
+
+
+def clock(at: float | None) -> str:
+    """A moment in the reader's own time zone."""
+    return "" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _lasting(job: ElasticJob, now: float) -> str:
+    status = job.status
+    if status.start_time is None:
+        return ""
+    if status.phase.terminal:
+        return f"after {span((status.completion_time or now) - status.start_time)}"
+    return f"for {span(now - status.start_time)}"
+
+
+def _waiting(status: JobStatus, pods: Iterable[Manifest]) -> str:
+    """Why a job is not training: its own reason, and what keeps its pods from starting."""
+    if status.phase in (Phase.RUNNING, Phase.SUCCEEDED):
+        return ""
+    reasons = [": ".join(part for part in (status.reason, status.message) if part)]
+    for pod in pods:
+        conditions = _get(pod, "status", "conditions")
+        for condition in conditions if isinstance(conditions, list) else []:
+            if _get(condition, "type") == "PodScheduled" and _get(condition, "status") == "False":
+                reasons.append(f"{_get(pod, 'metadata', 'name')}: {_get(condition, 'message')}")
+    return "; ".join(reason for reason in dict.fromkeys(reasons) if reason)
+
+
+def _progress(status: JobStatus) -> str:
+    progress = status.progress
+    if progress.step is None:
+        return ""
+    epoch = _of(progress.epoch, progress.total_epochs)
+    return joined(
+        (
+            f"step {_of(progress.step, progress.total_steps)}",
+            f"epoch {epoch}" if epoch else "",
+            "" if progress.samples_per_s is None else f"{progress.samples_per_s:,.0f} samples/s",
+        )
+    )
+
+
+def _checkpoint(status: JobStatus, now: float) -> str:
+    checkpoint = status.checkpoint
+    if checkpoint.step is None:
+        return ""
+    return f"step {checkpoint.step}{_ago(checkpoint.at, now, status)}, {checkpoint.committed} committed"
+
+
+def _ago(at: float | None, now: float, status: JobStatus) -> str:
+    """The age of a checkpoint counts while something could be lost."""
+    return "" if at is None or status.phase.terminal else f" {span(now - at)} ago"
+
+
+def _of(part: int | None, whole: int | None) -> str:
+    if part is None:
+        return ""
+    return str(part) if whole is None else f"{part}/{whole}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else span(value)
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _get(data: Any, *path: str) -> Any:
+    """The value at `path` of an object of any content, or None."""
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data
