@@ -15,6 +15,7 @@ from elasticctl.spec import ElasticJob, Pod, PodPhase, worker_name
 from elasticctl.status import Cause, JobStatus, WorkerStatus
 from elasticctl_controller.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.reconcile import reconcile
+from elasticctl_controller.roster import own_pods
 
 START = 1_000_000.0
 FACT_OF_CAUSE = {
@@ -229,7 +230,7 @@ def check_decision(job: ElasticJob, observed: Observed, decision: Decision) -> N
     creates = [worker_name(job.name, a.index) for a in decision.actions if isinstance(a, CreateWorker)]
     deletes = [a.name for a in decision.actions if isinstance(a, DeleteWorker)]
     names = {pod.name for pod in observed.pods}
-    live = sum(pod.owner_uid == job.uid and not pod.ended for pod in observed.pods)
+    live = sum(not pod.ended for pod in own_pods(job, observed.pods).values())
     assert len({*creates, *deletes}) == len(creates) + len(deletes), "one index twice in a pass"
     assert not names & {*creates}
     assert not creates or live + len(creates) <= job.max
