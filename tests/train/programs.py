@@ -46,7 +46,7 @@ def state_of(step: int) -> dict[str, Any]:
     return {"model": tensors, "scheduler": {"last": step}}
 
 
-def save_and_die(root: str, acknowledged: str, die_at: int, saves: int = 4) -> None:
+def save_and_die(root: str, acknowledged: str, die_at: int, saves: int = 3) -> None:
     """Resume, then save `saves` steps; SIGKILL oneself just before the `die_at`-th change of the file system.
 
     Every commit that is acknowledged is noted in the file `acknowledged` first.
@@ -69,7 +69,7 @@ def save_and_die(root: str, acknowledged: str, die_at: int, saves: int = 4) -> N
     notes = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for name in ("fsync", "link", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, deadly(getattr(os, name)))
-    checkpoints = Checkpointer(LocalStorage(Path(root)), keep_last=2, on_commit=on_commit)
+    checkpoints = Checkpointer(LocalStorage(Path(root)), keep_last=1, on_commit=on_commit)
     restored = checkpoints.restore()
     step = restored.commit.step if restored else 0
     for _ in range(saves):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -82,8 +83,8 @@ class StorageContract:
 
     def test_a_long_listing_comes_in_pages(self, storage: Storage) -> None:
         keys = [f"many/{number:05d}" for number in range(PAGE_KEYS + 7)]
-        for key in reversed(keys):
-            storage.put(key, [b""])
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda key: storage.put(key, [b""]), reversed(keys)))
         assert storage.list("many/") == keys[:PAGE_KEYS]
         assert storage.list("many/", after=keys[PAGE_KEYS - 1]) == keys[PAGE_KEYS:]
         assert list(all_keys(storage, "many/")) == keys

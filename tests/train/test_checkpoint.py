@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import resource
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from elasticctl_train.checkpoint import Checkpointer, Label
-from elasticctl_train.commits import Commit
-from elasticctl_train.errors import FencedError, StateError, StorageError
+from elasticctl_train.commits import DATA, Commit, folder_of
+from elasticctl_train.errors import FencedError, StateError
 from elasticctl_train.journal import read_commits
 from elasticctl_train.storage import all_keys
 from elasticctl_train.storage.local import LocalStorage
@@ -37,20 +38,11 @@ class Gated(LocalStorage):
         super().put(key, parts, if_absent=if_absent)
 
 
-class Full(LocalStorage):
-    """A folder without room for data."""
-
-    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
-        if key.startswith("data/"):
-            raise StorageError("the disk is full")
-        super().put(key, parts, if_absent=if_absent)
-
-
 def test_what_is_saved_is_restored(tmp_path: Path) -> None:
     first = Checkpointer(LocalStorage(tmp_path))
     assert first.restore() is None
     first.save(state_of(5), Label(5, 1, {"loss": 0.5}), local={"rank": 0})
-    assert first.settle() == 5
+    assert first.settle()
     restored = Checkpointer(LocalStorage(tmp_path)).restore()
     assert restored is not None
     assert same(restored.state, state_of(5))
@@ -95,17 +87,31 @@ def test_nothing_is_visible_before_the_commit(tmp_path: Path) -> None:
     assert [commit.step for commit in read_commits(storage)] == [1]
 
 
-def test_a_failed_save_is_logged_and_kept_for_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    whole = Checkpointer(LocalStorage(tmp_path))
-    whole.save(state_of(1), Label(1))
-    whole.settle()
-    full = Checkpointer(Full(tmp_path))
-    full.restore()
-    full.save(state_of(2), Label(2))
-    assert full.settle() == 1
-    assert "the checkpoint of step 2 was not saved: the disk is full" in caplog.text
-    assert "the disk is full" in str(full.failure())
-    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [1]
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond 64 KiB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_save_without_room_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1))
+    assert checkpoints.settle()
+    checkpoints.save({"model": torch.zeros(1 << 20)}, Label(2))
+    assert not checkpoints.settle()
+    assert "the checkpoint of step 2 was not saved: cannot write" in caplog.text
+    assert "ulimit -f" in str(checkpoints.failure())
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+    assert {folder_of(key) for key in all_keys(storage, DATA)} == {restored.commit.folder}
+    checkpoints.save(state_of(3), Label(3))
+    assert checkpoints.settle()
 
 
 def test_the_older_of_two_runs_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -116,7 +122,7 @@ def test_the_older_of_two_runs_stops(tmp_path: Path, caplog: pytest.LogCaptureFi
     with pytest.raises(FencedError):
         old.agree(False, 2)
     young.save(state_of(2), Label(2))
-    assert young.settle() == 2
+    assert young.settle()
     assert young.restore() is not None
 
 
@@ -168,7 +174,7 @@ def test_damage_falls_back_to_the_one_before_and_is_reported(tmp_path: Path, cap
     younger = Checkpointer(storage)
     younger.restore()
     younger.save(state_of(4), Label(4))
-    assert younger.settle() == 4
+    assert younger.settle()
 
 
 def test_nothing_whole_is_a_start_from_scratch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -41,7 +41,7 @@ def gather(storage: Storage, world_size: int) -> Commit:
 
 
 @given(st.dictionaries(st.text(max_size=5), trees, max_size=4), st.lists(trees, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_state_survives_storage_at_any_world_size(state: dict[str, Any], own: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         storage = LocalStorage(Path(folder))

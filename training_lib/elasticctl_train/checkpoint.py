@@ -74,8 +74,8 @@ class Checkpointer:
         self._abandon = threading.Event()
         self._thread: threading.Thread | None = None
         self._share: shares.Share | None = None
+        self._committed_save = 0
         self.skipped = 0
-        self.committed_step = -1
 
     @property
     def url(self) -> str:
@@ -98,7 +98,6 @@ class Checkpointer:
             commit = commits.decode_commit(message[1].encode(), message[0])
             restored = self._read(commit)
             if not any(self._world.highest(restored is None)):
-                self.committed_step = commit.step
                 return restored
 
     def save(
@@ -140,11 +139,12 @@ class Checkpointer:
         self._react(failed, fenced)
         if anyone_due and busy:
             self.skipped += 1
-            log.info("a save came due while the one before is still being written: skipped (%d so far)", self.skipped)
+            if self.skipped & (self.skipped - 1) == 0:  # the 1st, 2nd, 4th, …: enough to be told
+                log.info("a save came due while the last is still being written: skipped (%d so far)", self.skipped)
         return bool(anyone_due and not busy), check
 
-    def settle(self) -> int:
-        """Wait, on all ranks, until no save is in flight; returns the step of the newest commit (-1: none).
+    def settle(self) -> bool:
+        """Wait, on all ranks, until no save is in flight; False, on all of them, if the last one was not committed.
 
         Raises FencedError on every rank when a younger run has taken over.
         """
@@ -153,9 +153,9 @@ class Checkpointer:
         self._react(*self._world.highest(self._failed_save, self._fenced is not None))
         if self._thread is not None:
             self._thread.join()
-        fenced, step = self._world.highest(self._fenced is not None, self.committed_step)
+        fenced, committed = self._world.highest(self._fenced is not None, self._committed_save)
         self._react(0, fenced)
-        return step
+        return committed == self._saves
 
     def failure(self) -> SaveError:
         """The last failed save as an error to be raised."""
@@ -213,7 +213,7 @@ class Checkpointer:
             metrics=label.metrics,
         )
         commit = writer.append(draft)
-        self.committed_step = commit.step
+        self._committed_save = self._saves
         if self._on_commit is not None:
             self._on_commit(commit, time.monotonic() - started_s)
         try:

@@ -63,5 +63,9 @@ def load(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) ->
             part.load_state_dict(state[name])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise RestoreError(f"{where}: the checkpoint does not fit this {name}: {e}") from e
+        if isinstance(part, torch.optim.Optimizer):
+            # What a step sets. At the end of an epoch the next call is the scheduler's, and torch would warn, wrongly,
+            # that the optimizer has made no step yet.
+            part._opt_called = True  # type: ignore[attr-defined]
     for name in sorted(state.keys() - parts.keys() - {OWN}):
         log.warning("%s: the checkpoint also holds %r, which this run does not use and will not save", where, name)

@@ -74,7 +74,7 @@ class Run:
             model.to(self.device)
         self._reporter = Reporter(self.rank)
         self._progress = Progress(self._reporter)
-        self._cursor = Cursor()
+        self._cursor = self._saved = Cursor()
         self._feed = Feed(self.rank, self.world_size)
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
@@ -170,9 +170,9 @@ class Run:
             return
         self._finished = True
         checkpoints = self._checkpoints
-        if checkpoints is not None and checkpoints.settle() != self._cursor.step:
+        if checkpoints is not None and not (checkpoints.settle() and self._saved == self._cursor):
             self._save(checkpoints)
-            if checkpoints.settle() != self._cursor.step:
+            if not checkpoints.settle():
                 raise checkpoints.failure()
         self._progress.send(self._cursor, self._progress.metrics)
         self._reporter.close()
@@ -207,7 +207,8 @@ class Run:
         where = f"{checkpoints.url}, step {restored.commit.step}"
         parts.load(self._parts, restored.state, where)
         own = restored.state[parts.OWN]
-        self._cursor, self._seed = Cursor(**own["cursor"]), own["seed"]
+        self._cursor = self._saved = Cursor(**own["cursor"])
+        self._seed = own["seed"]
         self._progress.metrics = dict(restored.commit.metrics)
         if restored.local is not None:
             self._rng = restored.local["rng"]
@@ -230,6 +231,7 @@ class Run:
     def _save(self, checkpoints: Checkpointer) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}
         state[parts.OWN] = {"cursor": asdict(self._cursor), "seed": self._seed}
+        self._saved = self._cursor
         label = Label(self._cursor.step, self._cursor.epoch, dict(self._progress.metrics))
         checkpoints.save(state, label, local={"rng": rng.capture()}, rank_0_only=parts.rank_0_only(self._parts))
 

@@ -1,7 +1,7 @@
 """`Storage`: the five things a checkpoint asks of the place it is kept at.
 
-Keys are `/`-separated names below the URL; no key is the folder of another. One contract test runs over every implementation
-(tests/train/storage_contract.py). Every method may raise `StorageError`.
+Keys are `/`-separated names below the URL; no key is the folder of another. One contract test runs over every
+implementation (tests/train/storage_contract.py). Every method may raise `StorageError`.
 """
 
 from __future__ import annotations

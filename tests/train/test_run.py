@@ -1,0 +1,236 @@
+"""`Run` in a single process, without torchrun's environment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from elasticctl_train import Run, SavePolicy, TrainError
+from elasticctl_train.errors import DataError, FencedError, RestoreError, SaveError, StateError
+from elasticctl_train.journal import read_commits
+from elasticctl_train.storage.local import LocalStorage
+from tests.train.programs import Numbers
+from tests.train.states import same
+
+EVERY_STEP = SavePolicy(every_steps=1)
+
+
+class StopHere(Exception):
+    """The process is gone, as far as the test is concerned."""
+
+
+class Augmented(Dataset[torch.Tensor]):
+    """Draws random numbers while it is read, as augmentations do."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(4) + index
+
+
+def train(url: str | None, epochs: int = 3, stop_at: int = -1) -> tuple[dict[str, Any], list[int]]:
+    """Train a network with dropout, saving every step; returns the final state and the epochs that were ended."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    ended = []
+    with Run(url, model=model, optimizer=optimizer, scheduler=scheduler, save=EVERY_STEP) as run:
+        for epoch in run.epochs(epochs):
+            for batch in run.loader(Augmented(), global_batch=6, shuffle=True):
+                loss = run.model(batch).square().mean()
+                optimizer.zero_grad()
+                run.scale_loss(loss).backward()
+                optimizer.step()
+                run.step(loss=loss)
+                while run._checkpoints is not None and run._checkpoints.busy:
+                    time.sleep(0.001)  # lest a slow disk has the next save skipped
+                if run.steps_done == stop_at:
+                    raise StopHere
+            ended.append(epoch)
+            scheduler.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "lr": scheduler.state_dict()}, ended
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    return train(None)[0]
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 5, 8, 11])
+def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(
+    tmp_path: Path, undisturbed: dict[str, Any], stop_at: int
+) -> None:
+    with pytest.raises(StopHere):
+        train(str(tmp_path), stop_at=stop_at)
+    state, ended = train(str(tmp_path))
+    assert same(state, undisturbed)
+    assert ended == list(range((stop_at - 1) // 4, 3))  # an epoch whose end was not reached is ended now, even if empty
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    state, _ = train(str(tmp_path))
+    again, ended = train(str(tmp_path))
+    assert same(again, state)
+    assert ended == []
+    longer, ended = train(str(tmp_path), epochs=4)
+    assert ended == [3]
+    assert not same(longer, state)
+
+
+def test_without_a_url_the_jobs_own_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICCTL_STORAGE", (tmp_path / "job").as_uri())
+    train(None, epochs=1)
+    assert next(read_commits(LocalStorage(tmp_path / "job"))).step == 4
+
+
+def test_without_any_url_it_says_once_that_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    train(None, epochs=1)
+    assert [record.message for record in caplog.records] == [
+        "no storage URL and no $ELASTICCTL_STORAGE: no checkpoints are kept"
+    ]
+
+
+def test_it_says_where_it_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="elasticctl_train"):
+        train(str(tmp_path), epochs=1)
+        train(str(tmp_path), epochs=1)
+    assert caplog.messages == [
+        f"no checkpoint at file://{tmp_path} yet: starting at step 0",
+        f"resumed from step 4, epoch 1 (file://{tmp_path}, 1 -> 1 ranks)",
+    ]
+
+
+def test_the_launcher_hears_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "agent"))
+        agent.setblocking(False)
+        monkeypatch.setenv("ELASTICCTL_AGENT_SOCKET", str(tmp_path / "agent"))
+        monkeypatch.setenv("ELASTICCTL_GENERATION", "2")
+        with Run(str(tmp_path / "state"), model=torch.nn.Linear(1, 1)) as run:
+            run.step(loss=0.5)
+            run.log(accuracy=0.75)
+        heard = []
+        with suppress(BlockingIOError):
+            while True:
+                heard.append(json.loads(agent.recv(65536)))
+    assert [message["kind"] for message in heard] == ["resumed", "progress", "progress", "committed", "progress"]
+    assert all(message["rank"] == 0 and message["generation"] == 2 for message in heard)
+    committed = heard[3]
+    assert (committed["step"], committed["committed"]) == (1, 1)
+    assert committed["url"] == (tmp_path / "state").as_uri()
+    assert committed["size_bytes"] > 0
+    assert heard[4]["metrics"] == {"loss": 0.5, "accuracy": 0.75}
+    assert next(read_commits(LocalStorage(tmp_path / "state"))).metrics == {"loss": 0.5, "accuracy": 0.75}
+
+
+def test_gradients_accumulated_over_batches_move_the_position_by_all_of_them(tmp_path: Path) -> None:
+    seen: Counter[int] = Counter()
+    for stop_at in (2, None):
+        with Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP) as run:
+            for _ in run.epochs(1):
+                for index, batch in enumerate(run.loader(Numbers(30), global_batch=3)):
+                    seen.update(batch.tolist())
+                    if index % 2:
+                        run.step()
+                    if run.steps_done == stop_at:
+                        break
+                if stop_at:
+                    break
+    assert seen == Counter(range(30))
+
+
+def test_the_older_of_two_runs_on_one_url_stops(tmp_path: Path) -> None:
+    old = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP)
+    young = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP)
+    old.step()
+    with pytest.raises(FencedError, match="a younger run, generation 2"):
+        old.finish()
+    young.step()
+    young.finish()
+    assert [commit.generation for commit in read_commits(LocalStorage(tmp_path))] == [2]
+
+
+def test_an_end_that_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
+    run = Run(str(tmp_path), model=torch.nn.Linear(1, 1))
+    run.step()
+    (tmp_path / "data").write_text("in the way")
+    with pytest.raises(SaveError, match=r"the last checkpoint was not committed: cannot write .*data"):
+        run.finish()
+
+
+def test_finish_is_idle_the_second_time(tmp_path: Path) -> None:
+    with Run(str(tmp_path), model=torch.nn.Linear(1, 1)) as run:
+        run.step()
+        run.finish()
+    run.finish()
+    assert len(list(read_commits(LocalStorage(tmp_path)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"model": torch.nn.Linear(2, 2)}, r"(?s)step 1: the checkpoint does not fit this model: .*size mismatch"),
+        ({"model": torch.nn.Sequential(torch.nn.Linear(1, 1))}, r"(?s)Missing key.*0\.weight.*Unexpected key"),
+        (
+            {"model": torch.nn.Linear(1, 1), "ema": torch.nn.Linear(1, 1)},
+            "the checkpoint has no 'ema', only model; use another storage URL",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, parts: dict[str, Any], said: str) -> None:
+    with Run(str(tmp_path), model=torch.nn.Linear(1, 1)) as run:
+        run.step()
+    with pytest.raises(RestoreError, match=said):
+        Run(str(tmp_path), **parts)
+    assert len(list(read_commits(LocalStorage(tmp_path)))) == 1
+
+
+def test_a_part_that_is_no_longer_given_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Run(str(tmp_path), model=torch.nn.Linear(1, 1), ema=torch.nn.Linear(1, 1)) as run:
+        run.step()
+    Run(str(tmp_path), model=torch.nn.Linear(1, 1)).finish()
+    assert "the checkpoint also holds 'ema'" in caplog.text
+
+
+class Opaque(torch.nn.Linear):
+    """Keeps a function among its state."""
+
+    def get_extra_state(self) -> Any:
+        return {"hook": print}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError(state)
+
+
+def test_a_state_that_cannot_be_kept_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"model/_extra_state/hook: a checkpoint cannot hold a builtins\.builtin"):
+        Run(str(tmp_path), model=Opaque(1, 1))
+
+
+def test_a_part_cannot_take_the_runs_own_name(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match="this name is taken"):
+        Run(str(tmp_path), model=torch.nn.Linear(1, 1), run=torch.nn.Linear(1, 1))
+
+
+def test_other_data_in_mid_epoch_is_refused(tmp_path: Path) -> None:
+    with Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP) as run:
+        for _ in run.epochs(1):
+            for _ in run.loader(Numbers(30), global_batch=10):
+                run.step()
+                break
+            break
+    run = Run(str(tmp_path), model=torch.nn.Linear(1, 1))
+    with pytest.raises(DataError, match="begun with samples=30"):
+        run.loader(Numbers(31), global_batch=10)
