@@ -46,23 +46,26 @@ class LogFiles:
     def wanted(self, query: LogQuery) -> tuple[LogFile, ...]:
         """The files a query is about: of each worker's name the newest, or with `previous` the earlier ones."""
         newest = {file.worker: file.uid for file in self.files}
-        return tuple(
-            file
-            for file in self.files
-            if (not query.workers or file.worker in query.workers)
-            and (newest[file.worker] == file.uid) is not query.previous
-        )
+        return tuple(f for f in self._of(query) if (newest[f.worker] == f.uid) is not query.previous)
+
+    def added(self, since: LogFiles, query: LogQuery) -> tuple[LogFile, ...]:
+        """The files of a query that were not there in an earlier list: all of them, for some end within moments."""
+        known = {file.uid for file in since.files}
+        return () if query.previous else tuple(f for f in self._of(query) if f.uid not in known)
+
+    def _of(self, query: LogQuery) -> Iterator[LogFile]:
+        return (file for file in self.files if not query.workers or file.worker in query.workers)
 
 
 def read_logs(
-    found: LogFiles, list_files: Callable[[], LogFiles], path_of: Callable[[str], Path], query: LogQuery
+    first: LogFiles, list_files: Callable[[], LogFiles], path_of: Callable[[str], Path], query: LogQuery
 ) -> Iterator[LogLine]:
-    """Yield the lines that `query` asks for; `list_files` is called again and again while following."""
-    tails = {file.uid: Tail(file.worker, path_of(file.uid), query) for file in found.wanted(query)}
+    """Yield the lines that `query` asks for of the files in `first`; following, of those that `list_files` adds too."""
+    tails = {file.uid: Tail(file.worker, path_of(file.uid), query) for file in first.wanted(query)}
     if not query.follow:
         yield from heapq.merge(*(tail.read() for tail in tails.values()), key=lambda line: line.at)
         return
-    next_list_at = 0.0
+    found, next_list_at = first, 0.0
     while True:
         over = False
         if time.monotonic() >= next_list_at:
@@ -72,7 +75,7 @@ def read_logs(
                 return
             next_list_at = time.monotonic() + LIST_EVERY_S
             over = found.finished and all(file.ended for file in found.files)
-        for file in found.wanted(query):
+        for file in found.added(first, query):
             if file.uid not in tails:
                 tails[file.uid] = Tail(file.worker, path_of(file.uid), query)
         # Listed before read: a file that was complete when it was listed is read to its end here.
