@@ -17,7 +17,7 @@ from typing import Any
 
 import elasticctl
 from elasticctl.cluster.local.connection import jobs_path, request
-from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths, storage_error
+from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, LocalPaths, storage_error
 from elasticctl.codec import from_rfc3339
 from elasticctl.errors import ClusterError, NotFoundError, UnreachableError
 
@@ -74,19 +74,22 @@ def ensure_supervisor(paths: LocalPaths, say: Callable[[str], None]) -> Supervis
 
 
 def shut_down(paths: LocalPaths, *, keep_jobs: bool, say: Callable[[str], None]) -> bool:
-    """Stop all workers, with their grace periods, and the supervisor; returns False when there was nothing to stop.
+    """Stop all workers, with their grace periods, and the supervisor; returns False when nothing was running.
 
     The jobs stay stored, and go on from their last checkpoint when a supervisor next starts; `keep_jobs` False deletes
     them first. A supervisor that was killed is started once more, to end the workers it has left behind.
     """
-    if not paths.database.exists():
+    from elasticctl.cluster.local.processes import any_left
+
+    idle = supervisor_info(paths) is None and not any_left(paths.pods)
+    if not paths.database.exists() or (idle and keep_jobs):
         return False
     ensure_supervisor(paths, say)
     if not keep_jobs:
         _delete_all_jobs(paths)
     request(paths.api_socket, "POST", "/v1/shutdown", {"workers": "stop"})
     _wait_until_gone(paths)
-    return True
+    return not idle
 
 
 def _delete_all_jobs(paths: LocalPaths) -> None:
@@ -117,6 +120,8 @@ def _start(paths: LocalPaths) -> None:
     import subprocess
 
     environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
+    if HOME_VARIABLE in environ:  # which may be relative to this process's folder; the supervisor's is another
+        environ[HOME_VARIABLE] = str(paths.state.parent)
     with _opened_log(paths.supervisor_log) as (log, size):
         try:
             started = subprocess.run(

@@ -10,6 +10,8 @@ from pathlib import Path
 from elasticctl.cluster.local.gpus import VISIBLE
 from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE
 
+TERMINATION_LOG = "ELASTICCTL_TERMINATION_LOG"
+
 _PASSED_ON = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", HOME_VARIABLE}
 )
@@ -41,6 +43,6 @@ def pinned_environment(pod_dir: Path, uid: str, gpus: tuple[str, ...]) -> dict[s
     return {
         POD_UID_VARIABLE: uid,
         "ELASTICCTL_RDZV_TOKEN_FILE": str(token_file(pod_dir)),
-        "ELASTICCTL_TERMINATION_LOG": str(termination_log(pod_dir)),
+        TERMINATION_LOG: str(termination_log(pod_dir)),
         VISIBLE: ",".join(gpus),
     }

@@ -244,18 +244,19 @@ class Keeper:
         uid = pod["metadata"]["uid"]
         pod_dir = self._paths.pod_dir(uid)
         self._forget(uid)
-        processes.sweep(uid)
         if not processes.has_exited(pod_dir) and processes.read_started(pod_dir) is None:
-            return RETRY_S  # the shim did not get as far as starting it: nothing of the worker has run
+            processes.sweep(uid)
+            return RETRY_S  # the shim did not get as far as starting it, or not as far as saying so
+        metadata = pod["metadata"]
+        self._on_exit(f"{metadata['namespace']}/{metadata.get('labels', {}).get(LABEL_JOB, '')}", uid)
+        processes.sweep(uid)
         self._end(pod, processes.read_exit(pod_dir, now))
         return NEVER
 
     def _end(self, pod: Manifest, how: podstatus.Exit) -> None:
-        metadata = pod["metadata"]
-        job = metadata.get("labels", {}).get(LABEL_JOB, "")
-        self._on_exit(f"{metadata['namespace']}/{job}", metadata["uid"])
-        self._store.update_pod(metadata["uid"], lambda p: podstatus.ended(p, how))
-        self._retry_at.pop(metadata["uid"], None)
+        uid = pod["metadata"]["uid"]
+        self._store.update_pod(uid, lambda p: podstatus.ended(p, how))
+        self._retry_at.pop(uid, None)
         if how.reason == "StartError":
             self._say(pod, "Warning", "StartError", how.message)
 

@@ -17,7 +17,7 @@ import psutil
 
 from elasticctl.cluster.local import shim
 from elasticctl.cluster.local.command import Command
-from elasticctl.cluster.local.environment import termination_log
+from elasticctl.cluster.local.environment import TERMINATION_LOG, termination_log
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE
 from elasticctl.cluster.local.podstatus import KILLED_EXIT_CODE, Exit
 
@@ -97,6 +97,14 @@ def find_running(pods: Path) -> dict[str, WorkerProcess]:
             if is_shim and process.status() not in _ENDED:
                 found[Path(words[3]).name] = WorkerProcess(process.pid)
     return found
+
+
+def any_left(pods: Path) -> bool:
+    """True while any process of a worker under the folder `pods` runs, with its shim or without."""
+    folder = f"{pods}{os.sep}"
+    return bool(find_running(pods)) or any(
+        _environment(p, TERMINATION_LOG).startswith(folder) for p in _own_processes()
+    )
 
 
 def sweep(uid: str) -> None:
@@ -207,7 +215,12 @@ def _own_processes() -> Iterator[psutil.Process]:
 
 
 def _carrying(uid: str) -> Iterator[psutil.Process]:
-    for process in _own_processes():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(POD_UID_VARIABLE) == uid and process.status() not in _ENDED:
-                yield process
+    return (process for process in _own_processes() if _environment(process, POD_UID_VARIABLE) == uid)
+
+
+def _environment(process: psutil.Process, name: str) -> str:
+    """A variable of a running process; "" where it has none, or we may not look, or it has ended."""
+    try:
+        return process.environ().get(name, "") if process.status() not in _ENDED else ""
+    except psutil.Error:
+        return ""
