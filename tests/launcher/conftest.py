@@ -73,7 +73,7 @@ class Lab:
 
     def start(self, name: str, *command: str, options: tuple[str, ...] = (), **env: str) -> None:
         """Start our launcher for the worker `name`; `options` are the launcher's."""
-        self.run(name, [sys.executable, "-m", "elasticctl_train.launch", *options, "--", *command], **env)
+        self.run(name, [sys.executable, "-m", "elasticctl_train.launcher.main", *options, "--", *command], **env)
 
     def run(self, name: str, argv: list[str], **env: str) -> None:
         """Start any process as the worker `name`."""

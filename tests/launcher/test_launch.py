@@ -147,7 +147,7 @@ def test_a_command_that_does_not_exist_fails_with_its_name(lab: Lab) -> None:
 def test_usage_errors_are_one_line(arguments: tuple[str, ...], line: str) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICCTL_")}
     done = subprocess.run(
-        [sys.executable, "-m", "elasticctl_train.launch", *arguments],
+        [sys.executable, "-m", "elasticctl_train.launcher.main", *arguments],
         env=environment,
         capture_output=True,
         text=True,

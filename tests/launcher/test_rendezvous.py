@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.status import JobStatus
-from elasticctl_train.service import ServiceAway, ServiceClient, ServiceRefused
+from elasticctl_train.launcher.service import ServiceAway, ServiceClient, ServiceRefused
 
 from .conftest import KEY, TOKEN, Lab
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticctl_train.imports import installed_imports
-from elasticctl_train.spares import PythonCommand, Starter
+from elasticctl_train.launcher.imports import installed_imports
+from elasticctl_train.launcher.spares import PythonCommand, Starter
 
 SCRIPT = """
 import json, multiprocessing, os, sys

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from elasticctl_train.spares import Starter
+from elasticctl_train.launcher.spares import Starter
 
 LAST_LINES = 20
 MAX_LINE_BYTES = 64 * 1024

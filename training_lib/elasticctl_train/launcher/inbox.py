@@ -15,7 +15,7 @@ import tempfile
 import threading
 from typing import Any
 
-from elasticctl_train.service import ServiceClient, ServiceError
+from elasticctl_train.launcher.service import ServiceClient, ServiceError
 
 FLUSH_S = 0.5
 MAX_DATAGRAM_BYTES = 65_536

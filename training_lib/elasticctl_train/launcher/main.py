@@ -15,8 +15,8 @@ import signal
 import sys
 from types import FrameType
 
-from elasticctl_train.imports import installed_imports
-from elasticctl_train.spares import PythonCommand, Starter
+from elasticctl_train.launcher.imports import installed_imports
+from elasticctl_train.launcher.spares import PythonCommand, Starter
 
 EXIT_USAGE = 2
 REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", "ELASTICCTL_RDZV_TOKEN_FILE")
@@ -46,10 +46,10 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
     from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    from elasticctl_train.agent import Agent
-    from elasticctl_train.failure import APPLICATION, Failure
-    from elasticctl_train.inbox import Inbox
-    from elasticctl_train.rendezvous import handler_from_environment
+    from elasticctl_train.launcher.agent import Agent
+    from elasticctl_train.launcher.failure import APPLICATION, Failure
+    from elasticctl_train.launcher.inbox import Inbox
+    from elasticctl_train.launcher.rendezvous import handler_from_environment
 
     handler = handler_from_environment("", options.nproc_per_node, options.join_timeout)
     inbox = Inbox(handler.client)

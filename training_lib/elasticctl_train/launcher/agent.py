@@ -20,12 +20,12 @@ from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticA
 from torch.distributed.elastic.agent.server.api import WorkerState as State
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from elasticctl_train import failure
-from elasticctl_train.inbox import Inbox
-from elasticctl_train.ranks import Rank, RankGroup
-from elasticctl_train.rendezvous import ServiceRendezvous
-from elasticctl_train.service import POLL_TIMEOUT_S, ServiceAway, ServiceError, ServiceRefused
-from elasticctl_train.spares import Starter
+from elasticctl_train.launcher import failure
+from elasticctl_train.launcher.inbox import Inbox
+from elasticctl_train.launcher.ranks import Rank, RankGroup
+from elasticctl_train.launcher.rendezvous import ServiceRendezvous
+from elasticctl_train.launcher.service import POLL_TIMEOUT_S, ServiceAway, ServiceError, ServiceRefused
+from elasticctl_train.launcher.spares import Starter
 
 FAIL_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 300.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elasticctl_train.ranks import Rank
+from elasticctl_train.launcher.ranks import Rank
 
 APPLICATION, COLLATERAL, KILLED = "application", "collateral", "killed"
 TERMINATION_LOG = "/dev/termination-log"

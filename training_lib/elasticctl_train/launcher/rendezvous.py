@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from elasticctl_train.service import POLL_TIMEOUT_S, RETRY_MAX_S, ServiceAway, ServiceClient, ServiceRefused
+from elasticctl_train.launcher.service import POLL_TIMEOUT_S, RETRY_MAX_S, ServiceAway, ServiceClient, ServiceRefused
 
 JOIN_TIMEOUT_S = 600.0
 UNKNOWN_JOB_S = 30.0

@@ -13,7 +13,7 @@ def backend() -> Callable[[Any], Any]:
     """Return the function that makes the handler from torch's RendezvousParameters."""
 
     def create(parameters: Any) -> Any:
-        from elasticctl_train.rendezvous import create_handler
+        from elasticctl_train.launcher.rendezvous import create_handler
 
         return create_handler(parameters)
 

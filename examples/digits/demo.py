@@ -1,0 +1,167 @@
+"""The main job, end to end: submit, lose a worker, scale up, finish; then show what the job's status says of it.
+
+    make demo                          # or: python examples/digits/demo.py
+
+Uses nothing but the `elasticctl` command, and SIGKILL for the worker's processes. Exits 1 and says what did not happen
+if any of it did not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
+NAME = f"digits-{os.getpid()}"
+EPOCHS, STEP_DELAY_S = 20, 0.06
+ACCURACY_AIM = 0.95
+TIMEOUT_S = 110.0
+
+
+class DidNotHappen(Exception):
+    """Something the demo promises did not come true."""
+
+
+def elasticctl(*arguments: str) -> str:
+    """Run one command and return what it prints; its messages go to the terminal."""
+    done = subprocess.run([ELASTICCTL, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise DidNotHappen(f"elasticctl {' '.join(arguments)}: exit code {done.returncode}")
+    return done.stdout
+
+
+def status() -> dict[str, Any]:
+    """The job's status as JSON."""
+    job: dict[str, Any] = json.loads(elasticctl("status", NAME, "-o", "json"))
+    found: dict[str, Any] = job["status"]
+    return found
+
+
+def until(what: str, condition: Callable[[dict[str, Any]], Any], deadline: float) -> dict[str, Any]:
+    """Wait until `condition` holds for the job's status."""
+    while True:
+        now = status()
+        if condition(now):
+            return now
+        if now.get("phase") in ("Failed", "Succeeded", "Cancelled"):
+            raise DidNotHappen(f"{what}: the job is already {now['phase']}: {now.get('message', '')}")
+        if time.monotonic() > deadline:
+            raise DidNotHappen(f"{what}: not within {TIMEOUT_S:.0f} s")
+        time.sleep(0.3)
+
+
+def kill_process_tree(uid: str) -> int:
+    """SIGKILL to every process of a worker, its keeper included, as when a machine goes: returns how many."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("ELASTICCTL_POD_UID") == uid:
+                found += [process, process.parent()] if "shim" in " ".join(process.parent().cmdline()) else [process]
+        except (psutil.Error, AttributeError):
+            continue
+    pids = {process.pid for process in found}
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return len(pids)
+
+
+def follow_logs() -> threading.Thread:
+    """Print the workers' output while the job runs."""
+    thread = threading.Thread(target=lambda: subprocess.run([ELASTICCTL, "logs", "-f", NAME], check=False))
+    thread.start()
+    return thread
+
+
+def step_of(now: dict[str, Any]) -> int:
+    """The highest step reported so far."""
+    return int(now.get("progress", {}).get("step", 0))
+
+
+def mid_epoch(now: dict[str, Any]) -> bool:
+    """True between a quarter and three quarters of an epoch, after the first two."""
+    progress = now.get("progress", {})
+    steps = progress.get("totalSteps", 0) // max(1, progress.get("totalEpochs", 1))
+    return bool(steps) and step_of(now) > 2 * steps and 0.25 < step_of(now) % steps / steps < 0.75
+
+
+def run() -> dict[str, Any]:
+    """The story; returns the final status."""
+    say = Console(stderr=True, highlight=False).print
+    deadline = time.monotonic() + TIMEOUT_S
+    elasticctl(
+        "submit", "--context", "local", "--name", NAME, "--workers", "3", "--min-workers", "1", "--max-workers", "4",
+        "--detach", str(HERE / "train.py"), "--", "--epochs", str(EPOCHS), "--step-delay-s", str(STEP_DELAY_S),
+    )  # fmt: skip
+    logs = follow_logs()
+    now = until("training on 3 workers", lambda s: mid_epoch(s) and s.get("active") == 3, deadline)
+    victim = now["workers"][1]
+    killed = kill_process_tree(victim["uid"])
+    say(f"[bold red]demo: killed {victim['name']} outright ({killed} processes) at step {step_of(now)}[/]")
+    now = until("a step after the loss", lambda s: (s.get("interruptions") or [{}])[-1].get("recoveredAt"), deadline)
+    now = until("3 workers again", lambda s: len(s["generations"][-1]["workers"]) == 3, deadline)
+    say(f"[bold green]demo: scaling 3 -> 4 at step {step_of(now)}[/]")
+    elasticctl("scale", NAME, "--to", "4")
+    elasticctl("wait", NAME, "--timeout", f"{max(1.0, deadline - time.monotonic()):.0f}s")
+    logs.join(30)
+    return status()
+
+
+def report(final: dict[str, Any]) -> list[str]:
+    """Print the table; returns what did not happen."""
+    accuracy = final.get("progress", {}).get("metrics", {}).get("test_accuracy", 0.0)
+    interruptions = final.get("interruptions", [])
+    first = interruptions[0] if interruptions else {}
+    scalings = final.get("scalings", [])
+    committed = final.get("checkpoint", {}).get("committed", 0)
+    scaled = [f"{s['fromWorkers']} -> {s['toWorkers']}" for s in scalings if s.get("doneAt")]
+    table = Table(title=f"{NAME}: {final.get('phase')}", show_header=False)
+    table.add_row("final test accuracy", f"{accuracy:.4f}")
+    table.add_row("interruptions", f"{len(interruptions)} ({first.get('worker')}: {first.get('cause')})")
+    table.add_row("loss to next training step", f"{first.get('recoveryS', float('nan')):.2f} s")
+    table.add_row(
+        "steps done again", f"{first.get('stepsRedone')} after the loss, {final.get('stepsRedone', 0)} in all"
+    )
+    table.add_row("scaled", ", ".join(scaled) or "not at all")
+    table.add_row("checkpoints committed", str(committed))
+    Console().print(table)
+    checks = {
+        "the job succeeded": final.get("phase") == "Succeeded",
+        f"test accuracy >= {ACCURACY_AIM}": accuracy >= ACCURACY_AIM,
+        "exactly 1 interruption": len(interruptions) == 1,
+        "its cause is known": bool(first.get("cause")),
+        "training went on after it": first.get("recoveryS") is not None,
+        "steps done again are known": first.get("stepsRedone") is not None,
+        "scaled 3 -> 4": "3 -> 4" in scaled,
+        "checkpoints were committed": committed > 0,
+    }
+    return [what for what, held in checks.items() if not held]
+
+
+def main() -> int:
+    """Run the demo; 0 when all of it happened."""
+    try:
+        missing = report(run())
+    except DidNotHappen as error:
+        missing = [str(error)]
+    for what in missing:
+        print(f"demo: did not happen: {what}", file=sys.stderr)
+    if not missing:
+        print(f"\nLook closer:  {ELASTICCTL} history {NAME}\nStop it all:  {ELASTICCTL} local down")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
