@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ MAX_LOG_BYTES = 4 << 20
 LOG_LINES_SHOWN = 3
 
 _POLL_S = 0.02
+_LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def _last_words(path: Path, since_bytes: int) -> str:
     with path.open("rb") as file:
         file.seek(since_bytes)
         lines = file.read().decode(errors="replace").splitlines()
-    said = " | ".join(line.strip() for line in lines[-LOG_LINES_SHOWN:]) or "it said nothing"
+    said = " | ".join(_LOG_PREFIX.sub("", line) for line in lines[-LOG_LINES_SHOWN:]) or "it said nothing"
     return f"{said} (see {path})"
 
 

@@ -5,6 +5,7 @@ Transactions from several threads, all or nothing; SQLite's errors as ours, one 
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -70,12 +71,18 @@ class Database:
         if found == 0:
             connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {version}; COMMIT;")
 
+    def _is_full(self, error: sqlite3.Error) -> bool:
+        """True for SQLite's own code, and for the I/O errors that a full disk gives where it maps a file."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        io_error = code & 0xFF == sqlite3.SQLITE_IOERR
+        return code == sqlite3.SQLITE_FULL or (io_error and shutil.disk_usage(self._path.parent).free == 0)
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as e:
-            if getattr(e, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            if self._is_full(e):
                 raise StorageFullError(
                     f"cannot write {self._path}: the disk is full. Nothing was changed; free some space and try again"
                 ) from e
