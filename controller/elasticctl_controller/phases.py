@@ -34,7 +34,7 @@ def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standin
         return Standing(Phase.CANCELLED, "Cancelled", "cancelled on request")
     done_at = completed_at(crew.workers)
     if done_at is not None:
-        return _finish(job, crew, done_at, now)
+        return _finish(job, status, crew, done_at, now)
     fatal = fatal_failure(job, status, crew.ends)
     if fatal is not None:
         return Standing(Phase.FAILED, fatal, _blame(job, status, crew))
@@ -56,8 +56,10 @@ def stragglers_until(job: ElasticJob, done_at: float) -> float:
     return done_at + job.policy.straggler_seconds
 
 
-def _finish(job: ElasticJob, crew: Crew, done_at: float, now: float) -> Standing:
-    behind = sum(map(is_active, crew.workers))
+def _finish(job: ElasticJob, status: JobStatus, crew: Crew, done_at: float, now: float) -> Standing:
+    """Wait for the others of the group that completed; one that was still on its way into it has nothing to add."""
+    group = status.generations[-1].workers if status.generations else ()
+    behind = sum(is_active(worker) and (not group or worker.name in group) for worker in crew.workers)
     if behind == 0 or now >= stragglers_until(job, done_at):
         first = min(crew.workers, key=lambda worker: (worker.ended_at != done_at, worker.index))
         return Standing(Phase.SUCCEEDED, "Completed", f"worker {first.name} completed")

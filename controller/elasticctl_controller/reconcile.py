@@ -37,8 +37,9 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         standing = Standing(status.phase, status.reason, status.message)
     else:
         finishing = completed_at(crew.workers) is not None
-        status = charge(job, note_scaling(job, _clocked(job, status, now), now), crew.ends, finishing)
+        status = charge(job, note_scaling(job, status, now), crew.ends, finishing)
         standing = stand(job, status, crew, now)
+        status = _clocked(status, standing.phase, now)
     workers = mark(job, crew, standing)
     status = _sealed(job, _described(job, settle(status), standing, workers, now), now)
     actions = _actions(job, crew, observed, status, now)
@@ -50,11 +51,12 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     )
 
 
-def _clocked(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
+def _clocked(status: JobStatus, phase: Phase, now: float) -> JobStatus:
     """Start the job's clock; suspension stops it and resuming starts it anew, as for a batch/Job."""
-    if job.suspend:
+    if phase is Phase.SUSPENDED:
         return replace(status, start_time=None)
-    return status if status.start_time is not None else replace(status, start_time=Timestamp(now))
+    starting = status.start_time is None and not phase.terminal
+    return replace(status, start_time=Timestamp(now)) if starting else status
 
 
 def _described(

@@ -14,6 +14,7 @@ from elasticctl_controller.actions import CreateWorker, DeleteJob, DeleteWorker,
 from elasticctl_controller.reconcile import reconcile
 from tests.controller.samples import (
     NOW,
+    a_generation,
     a_job,
     a_pod,
     a_running_job,
@@ -323,6 +324,11 @@ class TestEnding:
         job, _ = a_step(a_running_job(), [an_end(0, 0), an_end(1, 0), an_end(2, 0)])
         assert job.status.phase is Phase.SUCCEEDED
         assert job.status.replica_statuses["Worker"].succeeded == 3
+
+    def test_a_worker_on_its_way_into_the_group_is_not_waited_for(self):
+        pods = [an_end(0, 0), an_end(1, 0), a_pod(2)]
+        assert a_step(a_running_job(), pods, generations=(a_generation(1, 3),))[0].status.reason == "Finishing"
+        assert a_step(a_running_job(), pods, generations=(a_generation(1, 2),))[0].status.phase is Phase.SUCCEEDED
 
     def test_success_is_remembered_when_its_pod_is_gone(self):
         job, _ = a_step(a_running_job(), [an_end(0, 0), a_pod(1), a_pod(2)])
