@@ -116,14 +116,14 @@ def train(url: str, notes: str, end: dict[str, Any]) -> None:
             Path(f"{notes}-weights.json").write_text(json.dumps(weights))
 
 
-def lose_a_rank_in_mid_save(url: str) -> None:
-    """Rank 1 dies in its second save, its tensors written and its share document not."""
-    put, documents = LocalStorage.put, 0
+def lose_a_rank_in_mid_save(url: str, die_at: int) -> None:
+    """Rank 1 dies before it writes its data object number `die_at`; a save writes two."""
+    put, objects = LocalStorage.put, 0
 
     def deadly(storage: LocalStorage, key: str, *arguments: Any, **options: Any) -> None:
-        nonlocal documents
-        documents += key.startswith("data/") and key.endswith(".json")
-        if documents == 2 and os.environ["RANK"] == "1":
+        nonlocal objects
+        objects += key.startswith("data/")
+        if objects == die_at and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         put(storage, key, *arguments, **options)
 

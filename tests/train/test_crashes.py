@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+from elasticctl_train import shares
 from elasticctl_train.checkpoint import Checkpointer
 from elasticctl_train.commits import DATA, folder_of
 from elasticctl_train.journal import read_commits
@@ -18,9 +19,12 @@ from tests.train.states import same
 
 
 def check(root: Path, acknowledged: Path) -> int:
-    """Resume as a new run would; returns the step."""
+    """Look at all commits, then resume as a new run would; returns the step."""
     noted = acknowledged.read_text().split() if acknowledged.exists() else []
-    restored = Checkpointer(LocalStorage(root)).restore()
+    storage = LocalStorage(root)
+    for commit in read_commits(storage):
+        assert same(shares.read(storage, commit, rank=0)[0], programs.state_of(commit.step))
+    restored = Checkpointer(storage).restore()
     step = restored.commit.step if restored else 0
     assert step >= max((int(number) for number in noted), default=0)
     assert restored is None or same(restored.state, programs.state_of(step))

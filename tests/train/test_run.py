@@ -47,6 +47,7 @@ def train(url: str | None, epochs: int = 3, stop_at: int = -1) -> tuple[dict[str
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     ended = []
     with Run(url, model=model, optimizer=optimizer, scheduler=scheduler, save=EVERY_STEP) as run:
+        torch.rand(3)  # as code that sets things up may
         for epoch in run.epochs(epochs):
             for batch in run.loader(Augmented(), global_batch=6, shuffle=True):
                 loss = run.model(batch).square().mean()
