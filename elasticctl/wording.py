@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,14 +14,19 @@ def shown(value: Any) -> str:
         # Cut before encoding: a value may be megabytes long.
         text = '"' + "".join(map(_printable, value[: _SHOWN_CHARS + 1])) + '"'
     else:
+        import json
+
         text = "".join(map(_printable, json.dumps(value, ensure_ascii=False, default=str)))
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean "x"?)` with the nearest of `known`, or nothing when none is near."""
+    import difflib  # takes as long to import as all of this package, and few command lines are wrong
+
     folded = {option.lower(): option for option in known}
-    near = difflib.get_close_matches(name.lower()[:100], folded, n=1, cutoff=0.6)
+    # One wrong letter of two is half of a name such as t4.
+    near = difflib.get_close_matches(name.lower()[:100], folded, n=1, cutoff=0.5 if len(name) <= 3 else 0.6)
     return f" (did you mean {shown(folded[near[0]])}?)" if near else ""
 
 
@@ -31,6 +34,11 @@ def listed(names: Iterable[str]) -> str:
     """`a, b or c`."""
     *head, last = list(names)
     return f"{', '.join(head)} or {last}" if head else last
+
+
+def counted_are(number: int, noun: str) -> str:
+    """`1 worker is`, `3 workers are`."""
+    return f"{counted(number, noun)} {'is' if number == 1 else 'are'}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticctl import specfile
@@ -215,3 +215,37 @@ def test_the_schema_is_structural() -> None:
         assert not ("properties" in node and "additionalProperties" in node)
         assert ("items" in node) == (node["type"] == "array")
         assert set(node.get("required", ())) <= set(node.get("properties", ()))
+
+
+@pytest.fixture(scope="module")
+def rules() -> list[Any]:
+    """The CEL rules of the CRD, compiled."""
+    import celpy
+
+    environment = celpy.Environment()
+    texts = [rule["rule"] for rule in schema()["properties"]["spec"]["x-kubernetes-validations"]]
+    return [environment.program(environment.compile(text)) for text in texts]
+
+
+COUNT = st.none() | st.integers(1, 4)
+
+
+@given(COUNT, COUNT, st.integers(1, 4))
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_client_and_the_cel_rules_agree(rules: list[Any], low: int | None, high: int | None, replicas: int) -> None:
+    from celpy.adapter import json_to_cel
+
+    manifest = copy.deepcopy(specfile.load(GOOD))
+    spec = manifest["spec"]
+    for name, value in (("minReplicas", low), ("maxReplicas", high)):
+        del spec[name]
+        if value is not None:
+            spec[name] = value
+    spec["replicaSpecs"]["Worker"]["replicas"] = replicas
+    holds = all(rule.evaluate({"self": json_to_cel(spec)}) for rule in rules)
+    accepted = True
+    try:
+        specfile.validate(Document(manifest, {}))
+    except SpecError:
+        accepted = False
+    assert accepted == holds

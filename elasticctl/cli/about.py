@@ -24,7 +24,7 @@ def version() -> None:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(list(_WHERE)))
+@click.argument("shell", metavar="SHELL", type=click.Choice(list(_WHERE)))
 @options.bare
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

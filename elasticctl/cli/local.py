@@ -40,7 +40,7 @@ def local_status(form: str) -> None:
     else:
         rows.insert(0, ("Supervisor", f"running for {span(time.time() - info.started_at)}, pid {info.pid}"))
         rows.append(("GPUs", str(len(info.gpus)) if info.gpus else "none: jobs run on CPUs"))
-    print_table(Table(("FIELD", "VALUE"), rows))
+    print_table(Table(("FIELD", "VALUE"), rows, wraps=True))
     hint("its jobs: elasticctl list --context local")
 
 

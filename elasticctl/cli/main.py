@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
 import click
 
 from elasticctl.errors import ElasticctlError
+from elasticctl.wording import did_you_mean, shown
 
 # name -> (module and command, what it does); in the order of the help
 _JOBS = {
@@ -53,6 +53,13 @@ class Verbs(click.Group):
         assert isinstance(command, click.Command)  # noqa: S101 - of our own table
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _VERBS:
+            ctx.fail(f"there is no verb {shown(args[0])}{did_you_mean(args[0], _VERBS)}.")
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
         names = (name for name in _VERBS if name.startswith(incomplete))
         return [click.shell_completion.CompletionItem(name, help=_VERBS[name][1]) for name in names]
@@ -79,7 +86,11 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code: see CLI.md's table in docs/reference/cli.md."""
+    """Run one command line and return its exit code.
+
+    0 done; 1 a job failed, or something did; 2 wrong use; 3 not there, or no answer from the cluster; 4 cancelled;
+    124 timed out; 130 interrupted; 141 nobody reads the output any more.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     # A command's own words may be followed by --, after which everything belongs to the training script.
     ours = args[: args.index("--")] if "--" in args else args
@@ -105,7 +116,7 @@ def _failed(error: click.ClickException | ElasticctlError | OSError, debug: bool
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if debug:
-        traceback.print_exception(error)
+        _trace(error)
     if isinstance(error, click.ClickException):
         _say_error(_usage(error))
         return error.exit_code
@@ -118,10 +129,16 @@ def _failed(error: click.ClickException | ElasticctlError | OSError, debug: bool
 
 def _bug(error: Exception, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        _trace(error)
     else:
         _say_error(f"this is a bug in elasticctl: {type(error).__name__}: {error} (--debug shows where)")
     return 1
+
+
+def _trace(error: Exception) -> None:
+    import traceback
+
+    traceback.print_exception(error)
 
 
 def _usage(error: click.ClickException) -> str:
@@ -130,7 +147,7 @@ def _usage(error: click.ClickException) -> str:
     if context is None:
         return message
     if isinstance(error, click.NoSuchOption) and context.info_name == "submit":
-        message += " The script's own arguments come after `--`."
+        message = f"submit has no option {error.option_name}; the script's own arguments come after `--`."
     return f"{message} See `{context.command_path} --help`."
 
 

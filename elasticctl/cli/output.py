@@ -6,6 +6,7 @@ imported for a terminal only.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells under a header."""
+    """Rows of cells under a header.
+
+    `spare` names columns that a narrow terminal does without, the first to go first; `wraps`: the last column may go
+    on in the next line instead of being cut.
+    """
 
     header: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
+    spare: tuple[str, ...] = ()
+    wraps: bool = False
 
 
+_GAP = 2
 _PHASE_STYLES = {
     "Running": "green",
     "Succeeded": "bold green",
@@ -58,7 +66,8 @@ def emit(text: str) -> None:
 def print_table(table: Table) -> None:
     """Print a table as the reader of stdout likes it."""
     if on_terminal():
-        console().print(grid(table))
+        screen = console()
+        screen.print(grid(fitted(table, screen.width)))
     else:
         emit(tabbed(table))
 
@@ -83,18 +92,33 @@ def tabbed(table: Table) -> str:
     return "\n".join("\t".join(_cell(cell) for cell in row) for row in (table.header, *table.rows))
 
 
+def fitted(table: Table, width: int) -> Table:
+    """The table without the spare columns that `width` has no room for."""
+    for name in table.spare:
+        if sum(_widths(table)) + _GAP * (len(table.header) - 1) <= width:
+            break
+        kept = [index for index, title in enumerate(table.header) if title != name]
+        rows = [tuple(row[index] for index in kept) for row in table.rows]
+        table = dataclasses.replace(table, header=tuple(table.header[index] for index in kept), rows=rows)
+    return table
+
+
 def grid(table: Table) -> RenderableType:
-    """A table for a terminal; long cells are cut to what the terminal is wide."""
-    from rich import box
+    """A table for a terminal: all columns as wide as they need, the last one as wide as there is room."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for name in table.header:
-        shown.add_column(name, no_wrap=True, overflow="ellipsis")
+    shown = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for name, width in zip(table.header[:-1], _widths(table), strict=False):
+        shown.add_column(name, no_wrap=True, overflow="ellipsis", min_width=width)
+    shown.add_column(table.header[-1], no_wrap=not table.wraps, overflow="fold" if table.wraps else "ellipsis")
     for row in table.rows:
         shown.add_row(*(Text(cell, style=_PHASE_STYLES.get(cell, "")) for cell in row))
     return shown
+
+
+def _widths(table: Table) -> list[int]:
+    return [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
 
 
 def console(stream: TextIO | None = None, width: int | None = None) -> Console:

@@ -11,7 +11,7 @@ from elasticctl.catalog import GpuType, gpu_type, place
 from elasticctl.config import LOCAL, Context
 from elasticctl.errors import UsageError
 from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_WORKERS, JobSpec, RestartPolicy
-from elasticctl.wording import counted, shown
+from elasticctl.wording import counted, counted_are, shown
 
 SCHEMES = ("file", "s3", "gs")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -100,9 +100,8 @@ def size_of(request: Request, context: Context, machine_gpus: int) -> Size:
     if context.provider != LOCAL or each == 0 or workers * each <= machine_gpus:
         return size
     if machine_gpus:
-        raise UsageError(
-            f"{workers * each} GPUs are wanted, and this machine has {machine_gpus}; say --gpus {machine_gpus}"
-        )
+        wanted, has = counted_are(workers * each, "GPU"), counted(machine_gpus, "GPU")
+        raise UsageError(f"{wanted} wanted, but this machine has {has}; say --gpus {machine_gpus}")
     note = f"this machine has no GPU: the job runs on {counted(workers * each, 'CPU rank')} instead"
     return dataclasses.replace(size, gpus_per_worker=0, note=note)
 
@@ -196,8 +195,8 @@ def _check(low: int | None, workers: int, high: int | None) -> None:
     if low is not None and high is not None and low > high:
         raise UsageError(f"the minimum of {low} workers is more than the maximum of {high}")
     if low is not None and workers < low:
-        raise UsageError(f"{workers} workers are fewer than the minimum of {low}")
+        raise UsageError(f"{counted_are(workers, 'worker')} fewer than the minimum of {low}")
     if high is not None and workers > high:
-        raise UsageError(f"{workers} workers are more than the maximum of {high}")
+        raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {high}")
     if max(workers, high or 0) > MAX_WORKERS:
         raise UsageError(f"{max(workers, high or 0)} workers are more than elasticctl can look after, {MAX_WORKERS}")

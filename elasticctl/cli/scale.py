@@ -14,6 +14,7 @@ from elasticctl.cli.target import Target, Where, full_worker_name, reach
 from elasticctl.cluster.base import Manifest
 from elasticctl.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob
+from elasticctl.wording import counted_are
 
 TIMED_OUT = 124
 _POLL_EVERY_S = 0.25
@@ -82,7 +83,7 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[st
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be scaled")
     leaving = _leaving(job, pods, wish.remove_worker)
-    workers = _workers(job, wish)
+    workers = _workers(job, wish) - len(leaving)
     _check_bounds(job, manifest["spec"], workers)
     spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": workers}}}
     if leaving:
@@ -117,16 +118,16 @@ def _workers(job: ElasticJob, wish: Wish) -> int:
         return wish.gpus // each
     if wish.to is not None:
         return wish.to
-    return job.desired + (wish.add or 0) - (wish.remove or 0) - len(set(wish.remove_worker))
+    return job.desired + (wish.add or 0) - (wish.remove or 0)
 
 
 def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
     low = spec.get("minReplicas") or 1
     high = spec.get("maxReplicas") or MAX_WORKERS
     if workers < low:
-        raise UsageError(f"{workers} workers are fewer than the minimum of {job.name}, {low}")
+        raise UsageError(f"{counted_are(workers, 'worker')} fewer than the minimum of {job.name}, {low}")
     if workers > high:
-        raise UsageError(f"{workers} workers are more than the maximum of {job.name}, {high}")
+        raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {job.name}, {high}")
 
 
 def _await(target: Target, name: str, workers: int, timeout_s: int | None) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from elasticctl.cli import options
 from elasticctl.cli.attach import attach
-from elasticctl.cli.making import Draft, from_file, from_script
 from elasticctl.cli.outcome import await_end
 from elasticctl.cli.output import hint, print_objects, say
 from elasticctl.cli.plan import Request
@@ -21,6 +20,9 @@ from elasticctl.cluster import connect
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.errors import ConflictError, UsageError
 from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, RestartPolicy
+
+if TYPE_CHECKING:
+    from elasticctl.cli.making import Draft
 
 _ATTEMPTS = 5
 _SUFFIX_CHARS = "bcdfghjkmnpqrstvwxz23456789"
@@ -95,6 +97,8 @@ def submit(ctx: click.Context, /, where: Where, script: str | None, args: tuple[
       elasticctl submit train.py --gpus 16 --gpu-type t4 --min-gpus 4
       elasticctl submit -f job.yaml --set spec.backoffLimit=10
     """
+    from elasticctl.cli.making import from_file, from_script  # reads and writes YAML, which --help need not
+
     how = How(**{field.name: given.pop(field.name) for field in dataclasses.fields(How)})
     if how.form and not (how.detach or how.dry_run):
         raise UsageError("--output goes with --detach or --dry-run; otherwise stdout is the job's own output")

@@ -43,7 +43,7 @@ def job_table(manifests: Sequence[Manifest], now: float, *, wide: bool = False, 
     header = (("NAMESPACE",) if namespaces else ()) + _LIST + (_WIDE if wide else ())
     jobs = [ElasticJob.from_manifest(manifest) for manifest in manifests]
     rows = [((job.namespace,) if namespaces else ()) + _row(job, now) + (_wide(job) if wide else ()) for job in jobs]
-    return Table(header, rows)
+    return Table(header, rows, spare=("STORAGE", "RATE", "EPOCH", "CHECKPOINT", "RESTARTS"))
 
 
 def _row(job: ElasticJob, now: float) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Ta
         *(("Scaling", text) for text in scalings(status)),
         *(("Failed first", text) for text in failure_lines(status)),
     ]
-    return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text])
+    return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text], wraps=True)
 
 
 def history_table(manifest: Manifest) -> Table:

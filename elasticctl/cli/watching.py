@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elasticctl.cli import views
-from elasticctl.cli.output import Table, console, emit, grid, on_terminal, tabbed
+from elasticctl.cli.output import Table, console, emit, fitted, grid, on_terminal, tabbed
 from elasticctl.cli.target import Target
 from elasticctl.cluster.base import Manifest
 from elasticctl.spec import ElasticJob
@@ -29,7 +29,7 @@ def watch_list(target: Target, namespace: str | None, *, wide: bool) -> None:
     if on_terminal():
         with _live() as live:
             while True:
-                live.update(grid(table(target.cluster.list_jobs(namespace), time.time())), refresh=True)
+                _draw(live, table(target.cluster.list_jobs(namespace), time.time()))
                 time.sleep(REDRAW_EVERY_S)
     changes = _Changes(table)
     while True:
@@ -57,7 +57,7 @@ def _redraw(live: Live, target: Target, name: str) -> bool:
     """Show the job as it is now; True once it has ended."""
     job = target.cluster.get_job(target.namespace, name)
     pods = target.cluster.list_pods(target.namespace, name)
-    live.update(grid(views.status_table(job, pods, time.time())), refresh=True)
+    _draw(live, views.status_table(job, pods, time.time()))
     return _ended(job)
 
 
@@ -85,6 +85,10 @@ def _live() -> Live:
     from rich.live import Live
 
     return Live(console=console(), auto_refresh=False, vertical_overflow="crop")
+
+
+def _draw(live: Live, table: Table) -> None:
+    live.update(grid(fitted(table, live.console.width)), refresh=True)
 
 
 def _ended(job: Manifest) -> bool:

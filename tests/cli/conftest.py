@@ -1,0 +1,73 @@
+"""The command line, in this process (`run`) and as a process of its own (`start`)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from elasticctl.cli.main import main
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home in which no cluster is ever started."""
+    monkeypatch.setenv("ELASTICCTL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("ELASTICCTL_CONTEXT", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run("list", "-o", "json")` in this process."""
+
+    def call(*args: str) -> Done:
+        capsys.readouterr()
+        code = main(args)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return Done(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start("logs", "-f", "x")` as a process, with pipes."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*args: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elasticctl.cli", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "COLUMNS": "120"},
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

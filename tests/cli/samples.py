@@ -1,0 +1,93 @@
+"""Jobs as a cluster reports them, for tests that need no cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+AT = 1_700_000_000.0
+
+
+def at(seconds: float) -> str:
+    """AT + seconds as it stands in a status."""
+    from elasticctl.codec import to_rfc3339
+
+    return to_rfc3339(AT + seconds)
+
+
+def job(name: str = "digits", **status: Any) -> dict[str, Any]:
+    """A job that has been interrupted and scaled; `status` fields go over it."""
+    return {
+        "apiVersion": "elastic.pytorch.org/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "resourceVersion": "7",
+            "creationTimestamp": at(0),
+        },
+        "spec": {
+            "minReplicas": 1,
+            "maxReplicas": 4,
+            "backoffLimit": 3,
+            "replicaSpecs": {
+                "Worker": {
+                    "replicas": 4,
+                    "template": {
+                        "spec": {
+                            "containers": [
+                                {
+                                    "name": "elasticjob-worker",
+                                    "env": [{"name": "ELASTICCTL_STORAGE", "value": "file:///state/digits"}],
+                                }
+                            ]
+                        }
+                    },
+                }
+            },
+        },
+        "status": {
+            "phase": "Running",
+            "active": 4,
+            "startTime": at(1),
+            "restarts": {"Preempted": 1, "Completed": 2},
+            "progress": {
+                "step": 120,
+                "totalSteps": 560,
+                "epoch": 2,
+                "totalEpochs": 8,
+                "samplesPerS": 8123.4,
+                "metrics": {"loss": 0.21},
+            },
+            "checkpoint": {"step": 100, "at": at(57), "committed": 6, "url": "file:///state/digits"},
+            "interruptions": [
+                {
+                    "at": at(20),
+                    "worker": "digits-worker-1",
+                    "cause": "Preempted",
+                    "recoveredAt": at(22.5),
+                    "recoveryS": 2.5,
+                    "stepsRedone": 12,
+                }
+            ],
+            "scalings": [{"at": at(30), "fromWorkers": 3, "toWorkers": 4, "by": "user", "recoveryS": 1.25}],
+            **status,
+        },
+    }
+
+
+FAILED: dict[str, Any] = {
+    "phase": "Failed",
+    "active": 0,
+    "reason": "BackoffLimitExceeded",
+    "message": "4 failures, 3 allowed",
+    "failures": 4,
+    "completionTime": at(100),
+    "firstFailure": {
+        "worker": "digits-worker-1",
+        "rank": 1,
+        "exitCode": 1,
+        "error": "ValueError: bad learning rate",
+        "lastLines": ["Traceback (most recent call last):", "ValueError: bad learning rate"],
+    },
+}

@@ -1,0 +1,164 @@
+"""Each mistake is one clear line on stderr and the right exit code, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+GOOD = """\
+apiVersion: elastic.pytorch.org/v1alpha1
+kind: ElasticJob
+metadata: {name: a}
+spec:
+  replicaSpecs:
+    Worker:
+      template: {spec: {containers: [{name: elasticjob-worker, command: [sh]}]}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) -> Path:
+    """Where the command is typed: a script, a manifest."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "job.yaml").write_text(GOOD)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("submt", 2, 'there is no verb "submt" (did you mean "submit"?). See `elasticctl --help`.'),
+        ("submit", 2, "what is to run? Give a script, or a manifest with -f; see `elasticctl submit --help`"),
+        ("submit tarin.py", 2, 'the script "tarin.py" does not exist (did you mean "train.py"?)'),
+        ("submit .", 2, 'the script "." is not a file'),
+        ("submit train.py --epochs 3", 2, "submit has no option --epochs; the script's own arguments come after `--`."),
+        ("submit train.py --gpu-type t5", 2, 'unknown GPU type "t5" (did you mean "t4"?); known are t4, v100, '),
+        ("submit train.py --workers 2 --min-workers 3", 2, "2 workers are fewer than the minimum of 3"),
+        (
+            "submit train.py --min-workers 3 --max-workers 2",
+            2,
+            "the minimum of 3 workers is more than the maximum",
+        ),
+        ("submit train.py --workers none", 2, "Invalid value for '--workers': \"none\" is not a whole number"),
+        ("submit train.py --env A", 2, "Invalid value for '--env': \"A\" is not of the form NAME=VALUE."),
+        ("submit train.py --env a=b=c --env =x", 2, "Invalid value for '--env': \"=x\" is not of the form"),
+        ("submit train.py --deadline 5y", 2, "Invalid value for '--deadline': \"5y\" is not a duration such as"),
+        ("submit train.py --name A_b", 2, '--name "A_b": a name is lower-case letters'),
+        ("submit train.py --storage ftp://x", 2, '--storage "ftp://x": give a folder'),
+        ("submit train.py --template none", 2, 'no job template "none"; `elasticctl template list` shows'),
+        ("submit train.py --template ./none.yaml.j2", 2, "cannot read the template none.yaml.j2: No such file"),
+        ("submit train.py --set spec.backofLimit=3", 2, "with --set: spec.backofLimit: unknown field (did you mean"),
+        ("submit train.py --set a", 2, "Invalid value for '--set': \"a\" is not of the form PATH=VALUE."),
+        ("submit train.py -o json", 2, "--output goes with --detach or --dry-run"),
+        ("submit train.py -f job.yaml", 2, "give a script or a manifest with -f, not both"),
+        ("submit -f job.yaml --gpus 2", 2, "--gpus does not go with -f; change the manifest with --set PATH=VALUE"),
+        ("submit -f none.yaml", 2, "cannot read none.yaml: No such file or directory"),
+        ("submit -f train.py", 2, "train.py:1: must be a mapping, not \"print('hello')\"; an ElasticJob manifest"),
+        ("submit -f job.yaml --context prod", 3, 'no context "prod"; `elasticctl config get-contexts` lists them'),
+        ("list --context prod", 3, 'no context "prod"'),
+        ("list -o xml", 2, "Invalid value for '-o' / '--output': 'xml' is not one of"),
+        ("list -w -o json", 2, "--watch shows tables; it does not go with --output json"),
+        ("status", 0, ""),
+        ("scale a", 2, "say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME"),
+        ("scale a --to 2 --add 1", 2, "say how: one of"),
+        ("wait", 2, "Missing argument 'JOB'."),
+        ("config use-context prod", 3, 'no context "prod"'),
+        ("config set-context prod", 2, "context prod is new: say --provider aws or --provider gcp"),
+        ("config set-context prod --provider local", 2, "the context local and the provider local belong together"),
+        ("config set-context prod --provider aws --gpu-type t5", 2, 'unknown GPU type "t5"'),
+        ("config delete-context local", 2, "the context local is built in and cannot be deleted"),
+        ("template show none", 2, 'no job template "none"'),
+        ("template new a/b", 2, '"a/b": a template\'s name is letters, digits'),
+        ("local down --delete-jobs", 2, "--delete-jobs deletes every job of the local cluster; add --yes"),
+        ("completion tcsh", 2, "Invalid value for 'SHELL': 'tcsh' is not one of"),
+    ],
+)
+def test_one_line(run: Run, folder: Path, line: str, code: int, message: str) -> None:
+    words = line.split()
+    if words[0] == "submit" and "--context" not in words and "-o" not in words:
+        words.insert(1, "--dry-run")
+    if line == "status":
+        words, code, message = ["status", "a", "-w", "-o", "json"], 2, "--watch shows tables"
+    done = run(*words)
+    *talk, last = done.err.splitlines()
+    assert done.code == code
+    assert last.startswith(f"error: {message}")
+    assert not any(other.startswith("error") for other in talk)
+    assert done.out == ""
+    assert not (folder / "home").exists()
+
+
+def test_a_cloud_context_is_told_what_it_lacks(run: Run, folder: Path) -> None:
+    assert run("config", "set-context", "prod", "--provider", "aws", "--gpu-type", "T4").code == 0
+    submit = ("submit", "train.py", "--context", "prod", "--dry-run", "--gpus", "4")
+    assert run(*submit).err == (
+        "error: --image is needed in context prod (or set one: elasticctl config set-context)\n"
+    )
+    assert run(*submit, "--image", "i").err.startswith("error: --storage is needed in context prod")
+    good = run(*submit, "--image", "i", "--storage", "s3://b/p")
+    assert good.code == 0
+    assert "nvidia.com/gpu: 1" in good.out
+    assert run(*submit[:-2], "--image", "i", "--gpus", "3", "--gpus-per-node", "3").err.startswith(
+        "error: aws has no node with 3 t4 GPUs; --gpus-per-node can be 1, 4 or 8"
+    )
+    done = run("list", "--context", "prod")
+    assert done.code == 3
+    assert done.err.startswith('error: context "prod": this version of elasticctl cannot talk to aws clusters')
+
+
+def test_more_gpus_than_the_machine_has(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    done = run("submit", "--dry-run", "train.py", "--gpus", "4")
+    assert (done.code, done.err) == (2, "error: 4 GPUs are wanted, but this machine has 2 GPUs; say --gpus 2\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run("submit", "--dry-run", "train.py", "--gpus", "4")
+    assert done.code == 0
+    assert done.err.count("this machine has no GPU: the job runs on 4 CPU ranks instead\n") == 1
+
+
+def test_a_corrupt_contexts_file_stops_everything_and_stays(run: Run, folder: Path) -> None:
+    file = folder / "home" / "config.yaml"
+    file.parent.mkdir()
+    file.write_text("contexts:\n  - {name: prod, provider: aws")
+    for words in (["list"], ["config", "set-context", "new", "--provider", "aws"], ["submit", "train.py", "--dry-run"]):
+        done = run(*words)
+        assert done.code == 2
+        assert done.err.startswith(f"error: {file}:2: not YAML: ")
+        assert done.err.count("\n") == 1
+    assert file.read_text() == "contexts:\n  - {name: prod, provider: aws"
+
+
+def test_a_full_disk_leaves_the_contexts_as_they_were(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("config", "set-context", "prod", "--provider", "aws").code == 0
+    before = (folder / "home" / "config.yaml").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    done = run("config", "use-context", "prod")
+    assert done.code == 2
+    assert "No space left on device; the file is as it was" in done.err
+    assert (folder / "home" / "config.yaml").read_bytes() == before
+
+
+def test_a_bug_of_ours_is_one_line_unless_asked(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from elasticctl.cli.main import main
+
+    def broken() -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("elasticctl.cli.contexts.contexts", broken)
+    done = run("config", "view")
+    assert (done.code, done.err.splitlines()[-1]) == (
+        1,
+        "error: this is a bug in elasticctl: ZeroDivisionError: oh (--debug shows where)",
+    )
+    assert main(["config", "view", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err

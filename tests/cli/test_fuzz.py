@@ -1,0 +1,113 @@
+"""No command line and no manifest file gives a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticctl.cli.main import main
+from tests.test_specfile import GOOD
+
+# fmt: off
+FLAGS = [
+    "--gpus", "--gpu-type", "--gpus-per-node", "--workers", "--min-gpus", "--max-gpus", "--min-workers",
+    "--max-workers", "--name", "--image", "--env", "--storage", "--spot", "--on-demand", "--backoff-limit",
+    "--deadline", "--ttl", "--restart-policy", "--template", "-f", "--set", "-d", "--wait", "--dry-run",
+    "--dry-run=client", "--context", "-n", "-o", "-h", "--", "-", "--worker", "--tail", "--since", "--to", "--add",
+    "--from", "--provider", "-y", "-A",
+]
+VALUES = [
+    "4", "0", "-1", "99999999999999999999", "t4", "h100", "train.py", "job.yaml", "bad.yaml", "A=B", "=", "90s", "5y",
+    "x", "spec.backoffLimit=1", "spec.a[0]=[", "a.b=c", "s3://b/p", "file:///", "😀", "json", "default", "local", "..",
+    "/", "~", "", " ", "\n", "\x1b[31m", "\udcff",
+]
+# fmt: on
+# Verbs that read a cluster are left out here: they would start one. test_real.py runs them.
+HEADS = [
+    ["submit", "--dry-run"],
+    ["submit", "--dry-run", "train.py"],
+    ["submit", "-f", "job.yaml", "--dry-run"],
+    ["config", "set-context"],
+    ["config", "get-contexts"],
+    ["config", "use-context"],
+    ["config", "delete-context"],
+    ["config", "view"],
+    ["template", "list"],
+    ["template", "show"],
+    ["template", "new"],
+    ["completion"],
+    ["version"],
+    ["config"],
+    [],
+    ["list", "-o", "xml"],
+    ["nothing"],
+]  # fmt: skip
+WORDS = st.lists(st.sampled_from(FLAGS) | st.sampled_from(VALUES) | st.text(max_size=6), max_size=6)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder to type in, with a home in it."""
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        environ = {"ELASTICCTL_HOME": f"{name}/home", "CUDA_VISIBLE_DEVICES": ""}
+        with mock.patch.dict(os.environ, environ):
+            Path("train.py").touch()
+            Path("job.yaml").write_text(GOOD)
+            Path("bad.yaml").write_text("a: [")
+            yield Path(name)
+
+
+def outcome(args: list[str]) -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    nothing = mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), nothing:
+        code = main(args)
+    return code, err.getvalue()
+
+
+def check(code: int, err: str) -> None:
+    assert "Traceback" not in err
+    assert "bug in elasticctl" not in err
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == (code != 0)
+    assert code in (0, 1, 2, 3)
+
+
+@given(st.sampled_from(HEADS), WORDS)
+@settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_command_line(folder: Path, head: list[str], words: list[str]) -> None:
+    check(*outcome([*head, *words]))
+    assert not (folder / "home" / "local").exists()
+
+
+LINES = GOOD.splitlines()
+INSERTS = ["", "  ", "- ", "x: ", "1", "[", "&a ", "*a", "~", "\t", "a: b"]
+MANGLED = st.lists(
+    st.tuples(
+        st.integers(0, len(LINES) - 1),
+        st.sampled_from(["", "  ", "- ", "x: ", "1", "[", "&a ", "*a", "~", "\t", "a: b"]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(MANGLED, st.binary(max_size=4))
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_manifest_file(folder: Path, changes: list[tuple[int, str]], tail: bytes) -> None:
+    lines = list(LINES)
+    for index, text in changes:
+        lines[index] = text + lines[index][len(text) // 2 :]
+    Path("fuzz.yaml").write_bytes("\n".join(lines).encode() + tail)
+    code, err = outcome(["submit", "-f", "fuzz.yaml", "--dry-run"])
+    check(code, err)
+    assert code in (0, 2)

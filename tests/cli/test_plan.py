@@ -1,0 +1,148 @@
+"""Flags -> size, name, storage of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.cli.plan import Request, Size, check_name, job_spec, name_from, size_of, storage_url, summary
+from elasticctl.config import Context
+from elasticctl.errors import UsageError
+from elasticctl.spec import MAX_WORKERS
+
+LOCAL = Context("local", "local")
+AWS = Context("prod", "aws", image="example/train:1", storage="s3://b/j", gpu_type="t4", gpus_per_node=4)
+ON_CPU = "this machine has no GPU: the job runs on 4 CPU ranks instead"
+CPU_CLOUD = Context("cpu", "gcp", image="i", storage="gs://b/j")
+
+
+@pytest.mark.parametrize(
+    ("context", "machine_gpus", "said", "size"),
+    [
+        (LOCAL, 0, {}, Size(1, 1, None, 0, 1)),
+        (LOCAL, 2, {}, Size(1, 1, None, 1, 1)),
+        (LOCAL, 0, {"workers": 3, "min_workers": 2, "max_workers": 4}, Size(3, 2, 4, 0, 1)),
+        (LOCAL, 8, {"workers": 3}, Size(3, 1, None, 0, 1)),
+        (LOCAL, 8, {"gpus": 4}, Size(4, 1, None, 1, 1)),
+        (LOCAL, 8, {"gpus": 4, "workers": 2}, Size(2, 1, None, 2, 2)),
+        (LOCAL, 8, {"gpus": 8, "gpus_per_node": 4, "min_gpus": 4, "max_gpus": 8}, Size(2, 1, 2, 4, 4)),
+        (LOCAL, 8, {"gpus": 0}, Size(1, 1, None, 0, 1)),
+        (LOCAL, 8, {"gpus": 0, "workers": 2}, Size(2, 1, None, 0, 1)),
+        (LOCAL, 0, {"gpus": 4}, Size(4, 1, None, 0, 1, ON_CPU)),
+        (LOCAL, 0, {"gpus": 4, "gpus_per_node": 2}, Size(2, 1, None, 0, 2, ON_CPU)),
+        (AWS, 0, {"gpus": 16}, Size(4, 1, None, 4, 4)),
+        (AWS, 0, {"gpus": 16, "gpus_per_node": 1, "min_gpus": 4}, Size(16, 4, None, 1, 1)),
+        (AWS, 0, {"workers": 2}, Size(2, 1, None, 4, 4)),
+        (AWS, 0, {"gpus": 0, "workers": 2}, Size(2, 1, None, 0, 1)),
+        (CPU_CLOUD, 0, {"workers": 2}, Size(2, 1, None, 0, 1)),
+        (CPU_CLOUD, 0, {"gpus": 2, "gpu_type": "l4"}, Size(2, 1, None, 1, 1)),
+    ],
+)  # fmt: skip
+def test_sizes(context: Context, machine_gpus: int, said: dict[str, Any], size: Size) -> None:
+    assert size_of(Request(**said), context, machine_gpus) == size
+
+
+@pytest.mark.parametrize(
+    ("context", "machine_gpus", "said", "message"),
+    [
+        (LOCAL, 2, {"gpus": 4}, "4 GPUs are wanted, but this machine has 2 GPUs; say --gpus 2"),
+        (LOCAL, 8, {"gpus": 3, "gpus_per_node": 2}, "--gpus 3: each worker has 2 GPUs, so it must be a multiple of 2"),
+        (LOCAL, 8, {"gpus": 4, "workers": 3}, "--gpus 4 cannot be shared evenly by --workers 3"),
+        (LOCAL, 8, {"gpus": 4, "gpus_per_node": 2, "workers": 4}, "--gpus 4 and 4 workers with 2 GPUs each disagree"),
+        (LOCAL, 0, {"workers": 2, "min_gpus": 2}, "--min-gpus 2: each worker has no GPUs"),
+        (LOCAL, 0, {"min_workers": 4, "max_workers": 2}, "the minimum of 4 workers is more than the maximum of 2"),
+        (LOCAL, 0, {"workers": 1, "min_workers": 2}, "1 worker is fewer than the minimum of 2"),
+        (LOCAL, 0, {"workers": 5, "max_workers": 4}, "5 workers are more than the maximum of 4"),
+        (LOCAL, 0, {"workers": MAX_WORKERS + 1}, f"{MAX_WORKERS + 1} workers are more than elasticctl can look after"),
+        (CPU_CLOUD, 0, {"gpus": 2}, "--gpu-type is needed with --gpus in context cpu"),
+        (CPU_CLOUD, 0, {"gpus": 2, "gpu_type": "h10"}, 'unknown GPU type "h10" (did you mean "h100"?)'),
+    ],
+)
+def test_numbers_that_contradict_each_other(
+    context: Context, machine_gpus: int, said: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        size_of(Request(**said), context, machine_gpus)
+    assert str(caught.value).startswith(message)
+
+
+COUNT = st.none() | st.integers(0, 20)
+
+
+@given(
+    st.fixed_dictionaries(
+        dict.fromkeys(("gpus", "gpus_per_node", "workers", "min_gpus", "max_gpus", "min_workers", "max_workers"), COUNT)
+    ),
+    st.sampled_from([LOCAL, AWS, CPU_CLOUD]),
+    st.integers(0, 8),
+)
+@settings(deadline=None, max_examples=300)
+def test_any_numbers_give_a_size_within_its_bounds_or_one_line(
+    said: dict[str, Any], context: Context, machine_gpus: int
+) -> None:
+    said = {name: value or None if name != "gpus" else value for name, value in said.items()}
+    try:
+        size = size_of(Request(**said), context, machine_gpus)
+    except UsageError:
+        return
+    assert 1 <= size.min_workers <= size.workers <= (size.max_workers or MAX_WORKERS)
+    assert size.ranks_per_worker >= max(1, size.gpus_per_worker)
+    if said["gpus"] and not size.note:
+        assert size.workers * size.gpus_per_worker == said["gpus"]
+    if said["workers"]:
+        assert size.workers == said["workers"]
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train.py", "train"),
+        ("a/b/My_Train.v2.py", "my-train"),
+        ("0_start.py", "start"),
+        ("...", "job"),
+        ("Ünïcode.py", "n-code"),
+        ("x" * 90 + ".py", "x" * 40),
+    ],
+)
+def test_names_are_made_from_scripts(script: str, name: str) -> None:
+    assert name_from(script) == name
+
+
+@given(st.text(max_size=80))
+@settings(deadline=None, max_examples=200)
+def test_every_made_name_is_a_name(script: str) -> None:
+    assert check_name(name_from(script)) == name_from(script)
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "1a", "a\n", "a" * 52, "a.b"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        check_name(name)
+
+
+def test_storage_is_a_url() -> None:
+    assert storage_url("out dir", "/home/me") == "file:///home/me/out%20dir"
+    assert storage_url("/data", "/home/me") == "file:///data"
+    assert storage_url("s3://b/p", "/home/me") == "s3://b/p"
+    for wrong in ("ftp://x/y", "s3://", "://"):
+        with pytest.raises(UsageError, match="give a folder"):
+            storage_url(wrong, "/home/me")
+
+
+def test_a_cloud_job_needs_an_image() -> None:
+    context = Context("bare", "aws")
+    with pytest.raises(UsageError, match="--image is needed in context bare"):
+        job_spec(Request(), context, size_of(Request(), context, 0), ("python", "train.py"))
+
+
+def test_the_plan_says_what_and_where() -> None:
+    import dataclasses
+
+    request = Request(name="digits", gpus=16, min_gpus=4)
+    spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "train.py"))
+    assert summary(dataclasses.replace(spec, storage="s3://b/j/digits"), AWS) == (
+        "digits: 4 workers with 4 t4 GPUs each (1 to any number), context prod, spot, state in s3://b/j/digits"
+    )

@@ -1,0 +1,143 @@
+"""Jobs as tables, on a terminal of 80 columns and of 200, and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.cli.output import Table, console, fitted, grid, span, tabbed
+from elasticctl.cli.views import history_table, job_table, status_table
+from tests.cli.samples import AT, FAILED, at, job
+
+NOW = AT + 60.4
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def drawn(table: Table, width: int) -> list[str]:
+    stream = io.StringIO()
+    console(stream, width).print(grid(fitted(table, width)))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+def test_a_list_in_a_pipe_is_tab_separated() -> None:
+    assert tabbed(job_table([job()], NOW)).split("\n") == [
+        "NAME\tPHASE\tWORKERS\tSTEP\tEPOCH\tRATE\tCHECKPOINT\tRESTARTS\tAGE",
+        "digits\tRunning\t4/4 (1-4)\t120/560\t2/8\t8,123/s\t100 3.4s ago\t1\t1m00s",
+    ]
+
+
+SECOND = job("a-second-job", phase="Pending", active=0, progress={}, checkpoint={}, restarts={})
+
+
+def test_a_list_fits_80_columns() -> None:
+    assert drawn(job_table([job(), SECOND], NOW), 80) == [
+        "NAME          PHASE    WORKERS    STEP     EPOCH  CHECKPOINT    RESTARTS  AGE",
+        "digits        Running  4/4 (1-4)  120/560  2/8    100 3.4s ago  1         1m00s",
+        "a-second-job  Pending  0/4 (1-4)                                0         1m00s",
+    ]
+
+
+def test_a_wide_list_at_200_columns_is_whole() -> None:
+    assert drawn(job_table([job(), SECOND], NOW, wide=True, namespaces=True), 200) == [
+        "NAMESPACE  NAME          PHASE    WORKERS    STEP     EPOCH  RATE     CHECKPOINT    RESTARTS  AGE    GPUS"
+        "  STORAGE               REASON",
+        "default    digits        Running  4/4 (1-4)  120/560  2/8    8,123/s  100 3.4s ago  1         1m00s  cpu "
+        "  file:///state/digits",
+        "default    a-second-job  Pending  0/4 (1-4)                                         0         1m00s  cpu "
+        "  file:///state/digits",
+    ]
+
+
+def test_a_long_value_goes_on_in_the_next_line() -> None:
+    lines = drawn(status_table(job(), [], NOW), 62)
+    assert lines[9:11] == [
+        "Interruption  2023-11-14 22:13:40  digits-worker-1  Preempted",
+        "              training again after 2.5s  12 steps done again",
+    ]
+
+
+def test_status_tells_the_whole_story() -> None:
+    assert tabbed(status_table(job(), [], NOW)).split("\n") == [
+        "FIELD\tVALUE",
+        "Name\tdigits namespace default",
+        "Phase\tRunning for 59s",
+        "Workers\t4 of 4 training (1-4), CPU",
+        "Progress\tstep 120/560 epoch 2/8 8,123 samples/s",
+        "Metrics\tloss 0.21",
+        "Checkpoint\tstep 100 3.4s ago, 6 committed",
+        "Storage\tfile:///state/digits",
+        "Restarts\tCompleted 2 Preempted 1",
+        "Interruption\t2023-11-14 22:13:40 digits-worker-1 Preempted training again after 2.5s 12 steps done again",
+        "Scaling\t2023-11-14 22:13:50 3 -> 4 workers by user training after 1.2s",
+    ]
+
+
+def test_a_failed_job_names_its_first_failing_rank() -> None:
+    lines = tabbed(status_table(job(**FAILED), [], NOW)).split("\n")
+    assert "Phase\tFailed after 1m39s" in lines
+    assert "Waiting\tBackoffLimitExceeded: 4 failures, 3 allowed" in lines
+    assert "Failures\t4 of 3 allowed" in lines
+    assert "Failed first\trank 1 of digits-worker-1: exit code 1, ValueError: bad learning rate" in lines
+
+
+def test_a_waiting_job_says_why() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes have a free GPU"}
+    pods = [{"metadata": {"name": "digits-worker-0"}, "status": {"conditions": [condition]}}]
+    table = status_table(job(phase="Pending"), pods, NOW)
+    assert ("Waiting", "digits-worker-0: 0/3 nodes have a free GPU") in table.rows
+
+
+def test_history_is_in_order_of_time() -> None:
+    later = {"at": at(40), "worker": "digits-worker-2", "cause": "NodeLost"}
+    manifest = job(interruptions=[later, job()["status"]["interruptions"][0]])
+    assert tabbed(history_table(manifest)).split("\n")[1:] == [
+        "2023-11-14 22:13:40\tinterruption\tdigits-worker-1\tPreempted\t2.5s\t12",
+        "2023-11-14 22:13:50\tscaling\t3 -> 4\tuser\t1.2s\t-",
+        "2023-11-14 22:14:00\tinterruption\tdigits-worker-2\tNodeLost\t-\t-",
+    ]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5) | st.just(at(0)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*job(**FAILED)["status"], "generations", "min"]), JSON), JSON, JSON)
+@settings(deadline=None, max_examples=150)
+def test_any_object_can_be_shown(status: dict[str, Any], template: Any, pods: Any) -> None:
+    manifest = {
+        "metadata": {"name": "a"},
+        "spec": {"replicaSpecs": {"Worker": {"template": template}}},
+        "status": status,
+    }
+    for table in (
+        job_table([manifest], NOW, wide=True),
+        status_table(manifest, pods if isinstance(pods, list) else [pods], NOW),
+        history_table(manifest),
+    ):
+        text = tabbed(table)
+        assert all(line.count("\t") == len(table.header) - 1 for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0s"), (-3, "0.0s"), (9.94, "9.9s"), (59.4, "59s"), (59.6, "1m00s"), (3599.6, "1h00m"), (90000, "1d1h")],
+)
+def test_spans(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_no_colour_codes_off_a_terminal() -> None:
+    assert "\x1b" not in "\n".join(drawn(job_table([job()], NOW), 120))

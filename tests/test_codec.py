@@ -1,0 +1,84 @@
+"""Dataclasses <-> JSON: whole one way, lenient the other."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.codec import Timestamp, camel, from_json, from_rfc3339, to_json, to_rfc3339
+from elasticctl.status import (
+    Backoff,
+    CheckpointStatus,
+    Failure,
+    Interruption,
+    JobStatus,
+    Phase,
+    Progress,
+    Scaling,
+    WorkerStatus,
+)
+
+MOMENTS = st.integers(0, 4_000_000_000_000_000).map(lambda us: Timestamp(us / 1e6))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("2024-01-01T00:00:00Z"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = [
+    "phase", "conditions", "replicaStatuses", "workers", "restarts", "backoff", "interruptions", "scalings", "progress",
+    "checkpoint", "firstFailure", "startTime", "active", "generations", "workerSeconds",
+]  # fmt: skip
+
+
+@given(MOMENTS)
+@settings(deadline=None)
+def test_times_keep_their_microseconds(at: Timestamp) -> None:
+    parsed = from_rfc3339(to_rfc3339(at))
+    assert parsed is not None
+    assert math.isclose(parsed, at, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", 5, None, "2024-13-01T00:00:00Z", "99999-01-01"])
+def test_what_is_no_time_is_none(text: object) -> None:
+    assert from_rfc3339(text) is None
+
+
+def test_a_status_survives_the_trip() -> None:
+    status = JobStatus(
+        phase=Phase.RESTARTING,
+        active=2,
+        start_time=Timestamp(1.5),
+        workers=(WorkerStatus(name="a-worker-0", uid="u", index=0),),
+        restarts={"Preempted": 2},
+        backoff=Backoff(1, Timestamp(2.0)),
+        interruptions=(Interruption(at=Timestamp(3.0), worker="a-worker-0", recovery_s=0.5, steps_redone=0),),
+        scalings=(Scaling(at=Timestamp(4.0), from_workers=1, to_workers=2, by="user"),),
+        progress=Progress(step=7, metrics={"loss": 0.5}),
+        checkpoint=CheckpointStatus(step=5, committed=1),
+        first_failure=Failure(rank=0, exit_code=1, last_lines=("oh",)),
+    )
+    assert from_json(JobStatus, json.loads(json.dumps(to_json(status)))) == status
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON))
+@settings(deadline=None, max_examples=300)
+def test_any_object_decodes(data: dict[str, Any]) -> None:
+    status = from_json(JobStatus, data)
+    assert from_json(JobStatus, to_json(status)) == status or "nan" in repr(status).lower()
+
+
+def test_what_says_nothing_is_left_out() -> None:
+    encoded = to_json(JobStatus())
+    assert encoded["phase"] == "Pending"
+    assert None not in encoded.values()
+    assert "conditions" not in encoded
+
+
+def test_names_are_camel_case() -> None:
+    assert camel("steps_redone") == "stepsRedone"
+    assert camel("step") == "step"
