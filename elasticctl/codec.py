@@ -11,7 +11,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NewType, TypeVar
 
@@ -51,7 +51,8 @@ def to_json(value: Any) -> Any:
     """Encode a dataclass (or a container of them) as JSON data; None and empty containers are left out of objects."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         encoded = {
-            camel(name): _encode_field(getattr(value, name), is_timestamp) for name, _, is_timestamp in _fields(type(value))
+            camel(name): _encode_field(getattr(value, name), is_timestamp)
+            for name, _, is_timestamp in _fields(type(value))
         }
         return {key: item for key, item in encoded.items() if item is not None and item != [] and item != {}}
     if isinstance(value, enum.Enum):
@@ -67,7 +68,7 @@ def from_json(cls: type[T], data: object) -> T:
     """Decode JSON data into the dataclass `cls`, leniently (see the module's docstring)."""
     source = data if isinstance(data, Mapping) else {}
     found: dict[str, Any] = {}
-    for name, hint, _ in _fields(cls):
+    for name, hint, _ in _fields(typing.cast(Hashable, cls)):  # which mypy does not see of a type variable's class
         value = _decode(hint, source.get(camel(name), _MISSING))
         if value is not _MISSING:
             found[name] = value

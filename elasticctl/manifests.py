@@ -23,9 +23,8 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from elasticctl import specfile
-from elasticctl.cluster.base import Manifest
 from elasticctl.errors import SpecError, TemplateError
-from elasticctl.spec import JobSpec
+from elasticctl.spec import JobSpec, Manifest
 from elasticctl.templates import Template
 from elasticctl.wording import shown
 

@@ -17,6 +17,9 @@ from elasticctl.status import JobStatus
 
 E = TypeVar("E", bound=StrEnum)
 
+Manifest = dict[str, Any]
+"""A Kubernetes object as JSON data."""
+
 GROUP = "elastic.pytorch.org"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from elasticctl.cluster.base import Manifest
 from elasticctl.errors import SpecError
-from elasticctl.spec import API_VERSION, KIND
+from elasticctl.spec import API_VERSION, KIND, Manifest
 from elasticctl.wording import did_you_mean, listed, shown
 from elasticctl.yamltext import Document, FieldPath, dump, format_path, parse
 

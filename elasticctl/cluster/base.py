@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Manifest = dict[str, Any]
-"""A Kubernetes object as JSON data."""
+from elasticctl.spec import Manifest as Manifest
 
 
 @dataclass(frozen=True, slots=True)
