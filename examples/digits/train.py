@@ -43,7 +43,7 @@ def accuracy(model: nn.Module, test: TensorDataset, device: torch.device) -> flo
 def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the training data")
     parser.add_argument("--global-batch", type=int, default=64, help="samples of a step over all ranks together")
     parser.add_argument("--storage", help="folder or URL for checkpoints; default: the job's own")
     parser.add_argument("--save-every-s", type=float, default=1.0, help="seconds between checkpoints")

@@ -28,6 +28,22 @@ class StorageContract:
         storage.put("k", [b"second"])
         assert storage.get("k") == b"second"
 
+    def test_nobody_sees_half_an_object(self, storage: Storage) -> None:
+        bodies = [bytes([letter]) * (1 << 18) for letter in b"ab"]
+        storage.put("k", [bodies[0]])
+        done = threading.Event()
+
+        def replace() -> None:
+            for turn in range(40):
+                storage.put("k", [bodies[turn % 2]])
+            done.set()
+
+        thread = threading.Thread(target=replace)
+        thread.start()
+        while not done.is_set():
+            assert storage.get("k") in bodies
+        thread.join()
+
     def test_if_absent_refuses_a_taken_key_and_changes_nothing(self, storage: Storage) -> None:
         storage.put("k", [b"first"], if_absent=True)
         with pytest.raises(ExistsError):
