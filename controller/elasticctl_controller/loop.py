@@ -72,8 +72,20 @@ class Workload(Protocol):
 class Rendezvous(Protocol):
     """The loop's side of `elasticctl_controller.rendezvous.RendezvousService`; thread-safe."""
 
-    def set_group(self, key: str, *, status: JobStatus, job_uid: str, alive: Mapping[str, str], minimum: int) -> None:
-        """Say which workers are alive (pod uid -> worker name); `status` seeds a job that is not known yet."""
+    def set_group(
+        self,
+        key: str,
+        *,
+        status: JobStatus,
+        job_uid: str,
+        alive: Mapping[str, str],
+        minimum: int,
+        leaving: frozenset[str],
+    ) -> None:
+        """Say which workers are alive (pod uid -> worker name), and which of them have been told to go.
+
+        `status` seeds a job that is not known yet.
+        """
 
     def view(self, key: str) -> GroupView:
         """Return what the workers of a job have reported."""
@@ -171,18 +183,17 @@ class Controller:
         self._written_at[job.key] = now
 
     def _gather(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
-        """Tell the rendezvous service who is in the group: live workers that are going to stay."""
+        """Tell the rendezvous service who is alive, and who of them is on the way out."""
         if self._rendezvous is None or job.rdzv_endpoint:
             return
-        leaving = {worker.uid for worker in status.workers if worker.removal}
-
-        def stays(pod: Pod) -> bool:
-            gone = pod.ended or pod.deleting or pod.node in observed.lost_nodes
-            return pod.owner_uid == job.uid and not gone and pod.uid not in leaving
-
-        over = job.suspend or job.deleting or status.phase.terminal
-        staying = {} if over else {pod.uid: pod.name for pod in observed.pods if stays(pod)}
-        self._rendezvous.set_group(job.key, status=status, job_uid=job.uid, alive=staying, minimum=job.min)
+        removed = {worker.uid for worker in status.workers if worker.removal}
+        over = job.deleting or status.phase.terminal
+        here = [pod for pod in observed.pods if pod.owner_uid == job.uid and not over]
+        alive = {pod.uid: pod.name for pod in here if not (pod.ended or pod.node in observed.lost_nodes)}
+        leaving = frozenset(pod.uid for pod in here if job.suspend or pod.deleting or pod.uid in removed)
+        self._rendezvous.set_group(
+            job.key, status=status, job_uid=job.uid, alive=alive, minimum=job.min, leaving=leaving & alive.keys()
+        )
 
     def _act(self, job: ElasticJob, decision: Decision) -> None:
         deletions = [action for action in decision.actions if isinstance(action, DeleteWorker)]

@@ -4,6 +4,9 @@ A group is either *formed* (its members train as generation N) or *open* (they s
 when a member is lost, leaves or fails, and when a newcomer is ready. It forms as soon as everybody has joined who is
 alive and was in it before: nobody waits for a last call, and nobody waits for a worker that is still starting, except
 at the very beginning, where forming early would only mean forming twice.
+
+A change that is known beforehand (a newcomer, a removal, a spot notice) is announced first: the formed group *drains*,
+which means that its ranks agree on a step, commit it and stop, so that no step is lost. Draining has a deadline.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ FIRST_STEP_S = 20.0
 """How long newcomers leave a young generation alone that has not done its first step: training comes first."""
 REJOIN_S = 10.0
 """How long a member that is alive but silent holds up the others."""
+DRAIN_S = 10.0
+"""How long members have to commit the step they agreed to stop at, before the group opens without it."""
 GENERATIONS_KEPT = 20
 UNEXPLAINED_LIMIT = 3
 """Re-formings in a row without a step, a loss or an error of somebody's own, before the first to fail is blamed."""
@@ -46,6 +51,14 @@ class World:
     members: tuple[Member, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """An announced change: why, and until when (seconds since the epoch) the members may take to stop in order."""
+
+    reason: str
+    deadline: float
+
+
 @dataclass(slots=True)
 class Group:
     """The rendezvous of one job. Every method that can change it takes `now`, seconds since the epoch."""
@@ -65,6 +78,9 @@ class Group:
     checkpoint: CheckpointStatus = CheckpointStatus()
     records: list[Generation] = field(default_factory=list)
     finished: set[str] = field(default_factory=set)
+    leaving: frozenset[str] = frozenset()
+    gone: set[str] = field(default_factory=set)
+    drain: Drain | None = None
 
     @classmethod
     def restored(cls, job_uid: str, status: JobStatus) -> Group:
@@ -81,10 +97,17 @@ class Group:
         """True while there is no formed generation."""
         return self.world is None
 
-    def set_alive(self, alive: Mapping[str, str], minimum: int, now: float) -> None:
-        """Take over the controller's list of live workers (uid -> name); a member that is missing from it is lost."""
-        self.alive, self.min = dict(alive), max(1, minimum)
-        for uid in [uid for uid in self.joined if uid not in self.alive]:
+    def set_alive(
+        self, alive: Mapping[str, str], minimum: int, now: float, leaving: frozenset[str] = frozenset()
+    ) -> None:
+        """Take over the controller's list of live workers (uid -> name); a member that is missing from it is lost.
+
+        Those in `leaving` have been told to go: they are members until they have gone, but not of the next generation.
+        """
+        self.gone &= alive.keys()
+        self.alive = {uid: name for uid, name in alive.items() if uid not in self.gone}
+        self.min, self.leaving = max(1, minimum), leaving
+        for uid in [uid for uid in self.joined if uid not in self.alive or uid in leaving]:
             del self.joined[uid]
         if self.world:
             lost = [m.name for m in self.world.members if m.uid not in self.alive and m.uid not in self.finished]
@@ -94,10 +117,12 @@ class Group:
 
     def join(self, member: Member, generation: int, now: float) -> None:
         """An agent is ready for a generation after `generation`, the last it was in (0: none)."""
+        if member.uid in self.leaving:
+            return
         if self.world and self._is_member(member.uid):
             if generation < self.world.generation:
                 return  # it has not yet heard that it is in: the answer is the world
-            self._open(f"{member.name} joins again", now)
+            self._open(self.drain.reason if self.drain else f"{member.name} joins again", now)
         self.generation = max(self.generation, generation)
         if generation and self.world is None and self.opened_at is None:
             self.opened_at = now  # this service was restarted: its old world has just lost a member
@@ -116,9 +141,15 @@ class Group:
         if not self.records or self.records[-1].generation != world.generation:
             self._record(Generation(world.generation, tuple(m.name for m in world.members), "service restarted"))
 
+    def notice(self, uid: str, reason: str, now: float) -> None:
+        """A member will have to go soon: let the group drain."""
+        if self._is_member(uid) and uid not in self.finished:
+            self._begin_drain(reason, now)
+
     def leave(self, uid: str, reason: str, now: float) -> None:
         """An agent goes, or has to be left out; the others re-form."""
         self.joined.pop(uid, None)
+        self.gone.add(uid)
         self.alive = {other: name for other, name in self.alive.items() if other != uid}
         if self.world and self._is_member(uid) and uid not in self.finished:
             self._open(reason, now)
@@ -149,11 +180,15 @@ class Group:
 
     def settle(self, now: float) -> float | None:
         """Open or form the group if it is time; returns after how many seconds to look again (None: no need)."""
-        if self.world is not None:
+        if self.world is not None and self.drain is None:
             return self._settle_newcomers(now)
+        if self.world is not None and self.drain is not None:
+            if now < self.drain.deadline:
+                return self.drain.deadline - now
+            self._open(self.drain.reason, now)
         if not self.joined:
             return None
-        missing = [uid for uid in self.alive if uid not in self.joined]
+        missing = [uid for uid in self.alive if uid not in self.joined and uid not in self.leaving]
         if len(self.joined) < self.min:
             return None
         wait_s = self._patience_s(missing, now)
@@ -207,8 +242,8 @@ class Group:
             waits.append(self.records[-1].formed_at + FIRST_STEP_S - now)
         if max(waits, default=0.0) > 0:
             return max(waits)
-        self._open(f"{', '.join(newcomers)} joined", now)
-        return self.settle(now)
+        self._begin_drain(f"{', '.join(newcomers)} joined", now)
+        return DRAIN_S
 
     def _patience_s(self, missing: list[str], now: float) -> float:
         """How long still to wait for workers that are alive but have not joined; <= 0: not at all."""
@@ -220,9 +255,13 @@ class Group:
             return (self.opened_at if self.opened_at is not None else self.first_join_at or now) + REJOIN_S - now
         return 0.0
 
+    def _begin_drain(self, reason: str, now: float) -> None:
+        if self.drain is None:
+            self.drain = Drain(reason, now + DRAIN_S)
+
     def _open(self, reason: str, now: float) -> None:
         """End the formed generation; its members are told to stop and to join the next."""
-        self.world = None
+        self.world = self.drain = None
         self.finished.clear()
         self.opened_at, self.reason = now, reason
 

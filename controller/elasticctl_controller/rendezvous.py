@@ -80,15 +80,27 @@ class RendezvousService:
 
     # The controller's side; thread-safe.
 
-    def set_group(self, key: str, *, status: JobStatus, job_uid: str, alive: Mapping[str, str], minimum: int) -> None:
-        """Say who is alive (uid -> worker name). `status` seeds a job that this service does not know yet."""
+    def set_group(
+        self,
+        key: str,
+        *,
+        status: JobStatus,
+        job_uid: str,
+        alive: Mapping[str, str],
+        minimum: int,
+        leaving: frozenset[str] = frozenset(),
+    ) -> None:
+        """Say who is alive (uid -> worker name), and who of them has been told to go.
+
+        `status` seeds a job that this service does not know yet.
+        """
         with self._lock:
             group = self._groups.get(key)
             if group is None or group.job_uid != job_uid:
                 group = self._groups[key] = Group.restored(job_uid, status)
-            if group.alive == alive and group.min == minimum:
+            if (group.alive, group.min, group.leaving) == (alive, minimum, leaving):
                 return
-            group.set_alive(alive, minimum, self._clock())
+            group.set_alive(alive, minimum, self._clock(), leaving)
         self._wake(key)
 
     def lose(self, key: str, uid: str) -> None:
@@ -97,7 +109,8 @@ class RendezvousService:
             group = self._groups.get(key)
             if group is None or uid not in group.alive:
                 return
-            group.set_alive({u: n for u, n in group.alive.items() if u != uid}, group.min, self._clock())
+            others = {other: name for other, name in group.alive.items() if other != uid}
+            group.set_alive(others, group.min, self._clock(), group.leaving)
         self._wake(key)
 
     def view(self, key: str) -> GroupView:
@@ -131,6 +144,7 @@ class RendezvousService:
             "join": self._join,
             "watch": self._watch,
             "finish": self._finish,
+            "notice": self._notice,
             "leave": self._leave,
             "fail": self._fail,
             "report": self._report,
@@ -201,15 +215,17 @@ class RendezvousService:
             if uid in group.alive:
                 group.adopt(world)
 
-        def stale(group: Group) -> str | None:
+        def news(group: Group) -> tuple[str, str] | None:
             if uid not in group.alive:
-                return "removed"
+                return "stale", "removed"
             if group.world is None:
-                return group.reason
-            return None if group.world.generation == generation and uid in group.order else "another generation"
+                return "stale", group.reason
+            if group.world.generation != generation or uid not in group.order:
+                return "stale", "another generation"
+            return ("drain", group.drain.reason) if group.drain and body.get("draining") is not True else None
 
-        reason = await self._poll(key, stale)
-        return {"state": "current"} if reason is None else {"state": "stale", "reason": reason}
+        state, reason = await self._poll(key, news) or ("current", "")
+        return {"state": state, "reason": reason}
 
     async def _finish(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
@@ -223,6 +239,15 @@ class RendezvousService:
             return "done" if group.finish(uid) else None
 
         return {"state": await self._poll(key, done) or "waiting"}
+
+    async def _notice(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            group = self._group(key)
+            uid = read_text(body, "uid")
+            name = group.alive.get(uid, "a worker")
+            group.notice(uid, f"{name} has to go: {read_text(body, 'reason')}", self._clock())
+        self._wake_here(key)
+        return {}
 
     async def _leave(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:

@@ -6,24 +6,37 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 
 from elasticctl.codec import from_json
 from elasticctl.status import Failure, JobStatus
+from elasticctl_train.launcher.agent import DRAIN_S
 
 from .conftest import Lab
 
 RANK = """
 import json, os, socket, sys, time
 e = os.environ
-step = {"kind": "progress", "rank": int(e["RANK"]), "generation": int(e["ELASTICCTL_GENERATION"]), "step": 1}
-socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(json.dumps(step).encode(), e["ELASTICCTL_AGENT_SOCKET"])
+known = {"rank": int(e["RANK"]), "generation": int(e["ELASTICCTL_GENERATION"])}
+wire = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+def report(kind, step):
+    wire.sendto(json.dumps({"kind": kind, "step": step, **known}).encode(), e["ELASTICCTL_AGENT_SOCKET"])
+if "SILENT" not in e:
+    report("progress", 1)
 print(f"rank {e['RANK']} of {e['WORLD_SIZE']} generation {e['ELASTICCTL_GENERATION']} pid {os.getpid()}", flush=True)
 while not os.path.exists(e["LAB"] + "/done"):
     if os.path.exists(e["LAB"] + "/fail-" + e["ELASTICCTL_WORKER"]):
         raise ValueError("the loss is not a number")
+    if os.path.exists(e["ELASTICCTL_NOTICE_FILE"]) and "STUBBORN" not in e:
+        mark = f"{e['LAB']}/reached-{known['generation']}-"
+        open(mark + e["RANK"], "w").close()  # the library's ranks agree on a step; these ones wait for each other
+        while not all(os.path.exists(mark + str(rank)) for rank in range(int(e["WORLD_SIZE"]))):
+            time.sleep(0.02)
+        report("drained", 7)
+        time.sleep(60)
     time.sleep(0.02)
 """
 
@@ -67,6 +80,7 @@ def test_a_newcomer_joins(pair: Lab) -> None:
     pair.add("a-2")
     python(pair, "a-2")
     pair.until(lambda: all(f"rank {i} of 3 generation 2" in pair.output(f"a-{i}") for i in range(3)))
+    assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "the old ranks ended in order"
 
 
 def test_an_error_of_ones_own_ends_that_worker_with_its_story(pair: Lab) -> None:
@@ -86,11 +100,33 @@ def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
 
 
-def test_sigterm_leaves_the_group_at_once(pair: Lab) -> None:
+def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
     pair.workers["a-0"].terminate()
     assert pair.workers["a-0"].wait(20) == 143
     assert from_json(Failure, pair.message("a-0")).verdict == "preempted"
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-1"))
+    assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "both committed the same step"
+    assert pair.site.service.view("default/job").generations[-1].reason == "a-0 has to go: SIGTERM"
+
+
+def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:
+    lab.add("a-0", "a-1")
+    for name in ("a-0", "a-1"):
+        python(lab, name, SILENT="1")
+    lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
+    before = time.monotonic()
+    lab.workers["a-1"].terminate()
+    assert lab.workers["a-1"].wait(20) == 143
+    lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-0"))
+    assert time.monotonic() - before < DRAIN_S / 2
+
+
+def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) -> None:
+    lab.add("a-0")
+    python(lab, "a-0", STUBBORN="1")
+    lab.until(lambda: "rank 0 of 1" in lab.output("a-0"))
+    lab.workers["a-0"].terminate()
+    assert lab.workers["a-0"].wait(DRAIN_S + 15) == 143
 
 
 def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None:
@@ -101,6 +137,7 @@ def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None
     python(pair, "a-2")
     pair.until(lambda: "rank 2 of 3 generation 2" in pair.output("a-2"))
     assert before[0] in pids(pair, "a-0")
+    pair.until(lambda: len(pids(pair, "a-0")) > 1)
     assert len(pids(pair, "a-0")) == 2, "stopped once, for the newcomer, not for the restart"
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from elasticctl.status import JobStatus, Progress
 from elasticctl_controller.membership import (
+    DRAIN_S,
     FIRST_SETTLE_S,
     FIRST_STEP_S,
     NEWCOMER_SETTLE_S,
@@ -104,8 +105,9 @@ def test_newcomers_are_let_in_together() -> None:
     group.join(member(2), 0, 6.0)
     assert not group.is_open, "training goes on while another newcomer is starting"
     group.join(member(3), 0, 6.5)
-    assert group.is_open
+    assert group.drain is not None
     group.join(member(0), 1, 7.0)
+    assert group.is_open, "a member that joins again has drained"
     group.join(member(1), 1, 7.0)
     assert names(group) == [f"job-worker-{i}" for i in range(4)]
 
@@ -118,9 +120,10 @@ def test_a_newcomer_lets_a_young_generation_do_its_first_step() -> None:
     group.join(member(2), 0, 11.0)
     assert not group.is_open
     assert group.settle(11.0) == pytest.approx(FIRST_STEP_S - 1.0)
+    assert group.drain is None
     group.note_step(2, Progress(step=2), 12.0)
     group.settle(12.0)
-    assert group.is_open
+    assert group.drain is not None
 
 
 def test_a_newcomer_does_not_wait_for_ever_for_a_first_step() -> None:
@@ -130,7 +133,7 @@ def test_a_newcomer_does_not_wait_for_ever_for_a_first_step() -> None:
     group.set_alive(alive(0, 2), 1, 11.0)
     group.join(member(2), 0, 11.0)
     group.settle(10.0 + FIRST_STEP_S)
-    assert group.is_open
+    assert group.drain is not None
 
 
 def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
@@ -139,7 +142,37 @@ def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
     group.join(member(1), 0, 6.0)
     assert group.settle(6.0) == pytest.approx(NEWCOMER_SETTLE_S)
     group.settle(6.0 + NEWCOMER_SETTLE_S)
+    assert group.drain is not None
+
+
+def test_draining_has_a_deadline() -> None:
+    group = formed(0, 1)
+    group.notice("u1", "spot notice", 5.0)
+    assert group.settle(6.0) == pytest.approx(DRAIN_S - 1.0)
+    assert not group.is_open
+    group.settle(5.0 + DRAIN_S)
     assert group.is_open
+    assert group.reason == "spot notice"
+
+
+def test_one_that_is_told_to_go_is_not_in_the_next_generation_and_not_waited_for() -> None:
+    group = formed(0, 1, 2)
+    group.set_alive(alive(0, 1, 2), 1, 5.0, frozenset({"u2"}))
+    assert not group.is_open, "it is a member until it goes"
+    group.notice("u2", "scaled in", 5.0)
+    for i in range(3):
+        group.join(member(i), 1, 6.0)
+    assert names(group) == ["job-worker-0", "job-worker-1"]
+
+
+def test_one_that_has_left_is_not_waited_for_while_its_pod_still_ends() -> None:
+    group = formed(0, 1)
+    group.leave("u1", "goes", 5.0)
+    group.set_alive(alive(0, 1), 1, 5.1)
+    group.join(member(0), 1, 5.2)
+    assert names(group) == ["job-worker-0"]
+    group.set_alive(alive(0), 1, 6.0)
+    assert not group.is_open
 
 
 def test_blame_goes_to_the_first_error_of_ones_own() -> None:
@@ -210,7 +243,7 @@ def test_steps_and_commits_are_recorded_by_generation() -> None:
     assert (group.checkpoint.step, group.checkpoint.committed) == (8, 1)
 
 
-KINDS = ["live", "die", "join", "fail", "leave", "wait"]
+KINDS = ["live", "die", "join", "fail", "leave", "notice", "wait"]
 
 
 class Story:
@@ -218,30 +251,39 @@ class Story:
 
     def __init__(self, minimum: int) -> None:
         self.group, self.minimum, self.now = Group(job_uid="j"), minimum, 0.0
+        self.slots = list(range(6))  # which worker is in which slot: one that has gone never comes back
         self.living: set[int] = set()
-        self.last_seen = dict.fromkeys(range(6), 0)
+        self.last_seen: dict[int, int] = {}
         self.highest = 0
 
-    def act(self, kind: str, i: int) -> None:
+    def act(self, kind: str, slot: int) -> None:
         self.now += 60.0 if kind == "wait" else 0.5
+        i = self.slots[slot]
         if kind == "live":
             self.living.add(i)
-        elif kind == "die":
-            self.living.discard(i)
+        elif kind == "die" and i in self.living:
+            self.go(slot)
         elif i in self.living and f"u{i}" in self.group.alive:
             self.speak(kind, i)
+            if kind == "leave":
+                self.go(slot)
         self.group.set_alive(alive(*self.living), self.minimum, self.now)
         self.group.settle(self.now)
         self.check()
 
+    def go(self, slot: int) -> None:
+        self.living.discard(self.slots[slot])
+        self.slots[slot] += 6
+
     def speak(self, kind: str, i: int) -> None:
         if kind == "join":
-            self.group.join(member(i), self.last_seen[i], self.now)
+            self.group.join(member(i), self.last_seen.get(i, 0), self.now)
         elif kind == "fail":
             self.group.fail(f"u{i}", f"job-worker-{i}", self.group.generation, of_peers=False, now=self.now)
+        elif kind == "notice":
+            self.group.notice(f"u{i}", "has to go", self.now)
         elif kind == "leave":
             self.group.leave(f"u{i}", "goes", self.now)
-            self.living.discard(i)
 
     def check(self) -> None:
         assert self.group.generation >= self.highest

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, Worker, WorkerGroup, WorkerSpec
@@ -30,6 +31,8 @@ from elasticctl_train.launcher.spares import Starter
 FAIL_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 300.0
 LEAVE_TIMEOUT_S = 2.0
+DRAIN_S = 10.0
+"""How long ranks get to agree on a step and commit it, once they are told to."""
 SPARE_DELAY_S = 2.0
 """Spares are made ready once a generation has run this long: not while its own start needs the processor."""
 
@@ -37,23 +40,28 @@ log = logging.getLogger(__name__)
 
 
 class End(Enum):
-    """Why a generation is over for this worker."""
+    """Why a generation is over for this worker, or shall be (DRAIN)."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STALE = "stale"
     TERMINATED = "terminated"
+    DRAIN = "drain"
+    DRAINED = "drained"
 
 
 class Terminated(Exception):
-    """SIGTERM arrived while the agent was waiting."""
+    """SIGTERM arrived while the agent was waiting for a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
+    """`rank` is set for FAILED (of whatever exit code), `number` is the global rank of DRAINED."""
+
     kind: End
     rank: Rank | None = None
     generation: int = 0
+    number: int = -1
 
 
 class Agent(SimpleElasticAgent):
@@ -63,63 +71,97 @@ class Agent(SimpleElasticAgent):
     pod's termination message once `run` has returned.
     """
 
-    def __init__(
-        self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, inbox: Inbox, stop_grace_s: float
-    ) -> None:
+    def __init__(self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, stop_grace_s: float) -> None:
         super().__init__(spec)
-        self._handler, self._starter, self._inbox, self._stop_grace_s = handler, starter, inbox, stop_grace_s
+        self._handler, self._starter, self._stop_grace_s = handler, starter, stop_grace_s
+        self._inbox = Inbox(handler.client, self._on_drained)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._group = RankGroup(starter, self._on_rank_exit)
-        self._waiting = False
+        self._joining = False
         self._terminated = False
+        self._drained: set[int] = set()
+        self._drain_until: float | None = None
         self.outcome: failure.Failure | None = None
-        handler.on_stale = lambda: self._events.put(  # type: ignore[method-assign]
-            _Event(End.STALE, generation=handler.generation)
-        )
+        handler.on_stale = lambda generation: self._events.put(_Event(End.STALE, generation=generation))
+        handler.on_drain = lambda generation: self._events.put(_Event(End.DRAIN, generation=generation))
 
     def terminate(self) -> None:
-        """Handle SIGTERM (from the signal handler): leave the group and end."""
+        """Handle SIGTERM (from the signal handler): leave the group in order, and end."""
+        if self._terminated:
+            return
         self._terminated = True
-        if self._waiting:
-            self._waiting = False
+        self._events.put(_Event(End.TERMINATED))
+        if self._joining:
             raise Terminated
+
+    def close(self) -> None:
+        """Send what ranks have reported last, and stop listening to them."""
+        self._inbox.close()
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         while True:
             try:
-                self._interruptible(lambda: self._initialize_workers(self._worker_group))
-                event = self._interruptible(self._next_event)
+                self._joining = True
+                if self._terminated:
+                    raise Terminated
+                self._initialize_workers(self._worker_group)
+                self._joining = False
             except Terminated:
-                event = _Event(End.TERMINATED)
-            result = self._conclude(event)
+                self._joining = False
+                return self._depart()
+            self._drained.clear()
+            self._drain_until = None
+            result = self._conclude(self._next_event())
             if result is not None:
                 return result
 
-    def _interruptible(self, wait: Any) -> Any:
-        """Call `wait`, during which a SIGTERM raises Terminated; one that came before raises at once."""
-        self._waiting = True
-        try:
-            if self._terminated:
-                raise Terminated
-            return wait()
-        finally:
-            self._waiting = False
-
     def _next_event(self) -> _Event:
-        """Wait for what ends this generation here: a failed rank, all ranks done, or word of a new generation."""
+        """Wait for what ends this generation here: a failed rank, all ranks done or drained, or that it is over."""
         while True:
+            patience_s = SPARE_DELAY_S if self._drain_until is None else self._drain_until - time.monotonic()
             try:
-                event = self._events.get(timeout=SPARE_DELAY_S)
+                event = self._events.get(timeout=max(0.0, patience_s))
             except queue.Empty:
+                if self._drain_until is not None:
+                    return _Event(End.DRAINED)  # out of patience: the last checkpoint has to do
                 self._starter.warm(self._worker_group.spec.local_world_size)
                 continue
-            if event.kind is End.STALE and event.generation == self._handler.generation:
+            ended = self._weigh(event)
+            if ended is not None:
+                return ended
+
+    def _weigh(self, event: _Event) -> _Event | None:
+        """What an event means for the running generation; None: it goes on."""
+        if event.kind is End.TERMINATED:
+            return None if self._drain("SIGTERM") else event
+        if event.kind is End.FAILED:
+            if event.rank not in self._group.ranks or event.rank is None:
+                return None  # of an older generation
+            if event.rank.code != 0:
                 return event
-            if event.rank is not None and event.rank in self._group.ranks:
-                if event.rank.code != 0:
-                    return event
-                if all(rank.code == 0 for rank in self._group.ranks):
-                    return _Event(End.SUCCEEDED)
+            return _Event(End.SUCCEEDED) if all(rank.code == 0 for rank in self._group.ranks) else None
+        if event.generation != self._handler.generation:
+            return None
+        if event.kind is End.DRAIN:
+            return None if self._drain("") else event
+        if event.kind is End.DRAINED:
+            self._drained.add(event.number)
+            return event if self._drained >= {rank.rank for rank in self._group.ranks} else None
+        return event
+
+    def _drain(self, notice: str) -> bool:
+        """Have the ranks agree on a step, commit it and stop; False when the script cannot, not using our library.
+
+        With a `notice`, this worker is the reason, and the service tells the others.
+        """
+        if self._inbox.heard < self._handler.generation:
+            return False
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + DRAIN_S
+            Path(self._inbox.notice_file(self._handler.generation)).touch()
+        if notice:
+            self._tell("notice", notice)
+        return True
 
     def _conclude(self, event: _Event) -> RunResult | None:
         """Act on the end of a generation; None: go on with the next."""
@@ -127,16 +169,21 @@ class Agent(SimpleElasticAgent):
             self._inbox.flush()
             self._finish()
             return RunResult(State.SUCCEEDED, return_values={rank.rank: None for rank in self._group.ranks})
+        if self._terminated:
+            return self._depart()
         if event.kind is End.FAILED and event.rank is not None:
             return self._conclude_failure(event.rank)
-        if event.kind is End.TERMINATED:
-            self._leave("SIGTERM")
-            self._stop_workers(self._worker_group)
-            self.outcome = failure.Failure.of_signal("preempted", self._handler.identity.name, self._handler.generation)
-            return RunResult(State.FAILED)
-        log.info("generation %d is over (%s): stopping its ranks", self._handler.generation, self._handler.stale_reason)
+        log.info("generation %d is over (%s)", self._handler.generation, self._handler.stale_reason)
         self._stop_workers(self._worker_group)
         return None
+
+    def _depart(self) -> RunResult:
+        """Leave the group for good: this worker was told to go."""
+        identity = self._handler.identity
+        self._tell("leave", "SIGTERM")
+        self._stop_workers(self._worker_group)
+        self.outcome = failure.Failure.of_signal("preempted", identity.name, self._handler.generation)
+        return RunResult(State.FAILED)
 
     def _conclude_failure(self, rank: Rank) -> RunResult | None:
         found = failure.Failure.of_rank(self._handler.identity.name, self._handler.generation, rank)
@@ -147,7 +194,7 @@ class Agent(SimpleElasticAgent):
         if verdict == "rejoin":
             log.info("a peer of generation %d was lost: joining the next", self._handler.generation)
             return None
-        self._leave(found.describe())
+        self._tell("leave", found.describe())
         self.outcome = found
         detail = ProcessFailure(rank.local_rank, rank.process.pid, rank.code or 1, "")
         return RunResult(State.FAILED, failures={rank.rank: detail})
@@ -179,12 +226,16 @@ class Agent(SimpleElasticAgent):
             except ServiceRefused:
                 return  # the job is over
 
-    def _leave(self, reason: str) -> None:
-        body = {"uid": self._handler.identity.uid, "reason": reason[:200]}
+    def _tell(self, verb: str, reason: str) -> None:
+        """Say `notice` or `leave`; without an answer, the service finds out by itself."""
         try:
-            self._handler.client.call("leave", body, LEAVE_TIMEOUT_S)
+            body = {"uid": self._handler.identity.uid, "reason": reason[:200]}
+            self._handler.client.call(verb, body, LEAVE_TIMEOUT_S)
         except ServiceError as error:
-            log.warning("could not take leave: %s", error)
+            log.warning("%s: %s", verb, error)
+
+    def _on_drained(self, generation: int, number: int) -> None:
+        self._events.put(_Event(End.DRAINED, generation=generation, number=number))
 
     def _on_rank_exit(self, rank: Rank) -> None:
         self._events.put(_Event(End.FAILED, rank, self._handler.generation))
@@ -208,7 +259,8 @@ class Agent(SimpleElasticAgent):
         return {entry.local_rank: entry.process.pid for entry in self._group.ranks}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._group.stop(self._stop_grace_s)
+        drained = bool(self._drained) and self._drained >= {rank.rank for rank in self._group.ranks}
+        self._group.stop(0.0 if drained else self._stop_grace_s)
         self._inbox.flush()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -248,4 +300,5 @@ class Agent(SimpleElasticAgent):
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             "ELASTICCTL_GENERATION": generation,
             "ELASTICCTL_AGENT_SOCKET": self._inbox.path,
+            "ELASTICCTL_NOTICE_FILE": self._inbox.notice_file(handler.generation),
         }

@@ -2,6 +2,9 @@
 
 Ranks send datagrams and never wait (`elasticctl_train.report`). Of many progress reports only the furthest is sent on;
 what a status must not miss (first step, resume, commit) goes at once.
+
+The other way there is one word only: a file whose appearance tells the ranks of a generation to come to an end in
+order. When a rank has, it reports `drained`, which stays here.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import shutil
 import socket
 import tempfile
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from elasticctl_train.launcher.service import ServiceClient, ServiceError
@@ -25,10 +29,14 @@ log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Listens on `path` until `close`; sends to the service from a thread of its own."""
+    """Listens on `path` until `close`; sends to the service from a thread of its own.
 
-    def __init__(self, client: ServiceClient) -> None:
-        self._client = client
+    `on_drained(generation, rank)` is called from a thread; `heard` is the newest generation whose ranks have reported
+    anything, which tells that the script uses the training library.
+    """
+
+    def __init__(self, client: ServiceClient, on_drained: Callable[[int, int], None]) -> None:
+        self._client, self._on_drained = client, on_drained
         self._folder = tempfile.mkdtemp(prefix="elasticctl-")
         self.path = os.path.join(self._folder, "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -37,6 +45,7 @@ class Inbox:
         self._sending = threading.Lock()
         self._pending: list[dict[str, Any]] = []
         self._furthest: dict[str, Any] | None = None
+        self.heard = -1
         self._stepped_generation = -1
         self._due = threading.Event()
         self._closed = False
@@ -46,6 +55,10 @@ class Inbox:
     def error_file(self, rank: int) -> str:
         """Where torch's `@record` writes the exception of a rank."""
         return os.path.join(self._folder, f"error-{rank}.json")
+
+    def notice_file(self, generation: int) -> str:
+        """The file that tells the ranks of a generation to agree on a step, commit it and stop."""
+        return os.path.join(self._folder, f"notice-{generation}")
 
     def flush(self) -> None:
         """Send what is pending now; what the service does not take is dropped with a line in the log."""
@@ -84,6 +97,10 @@ class Inbox:
     def _take(self, message: dict[str, Any]) -> None:
         generation, step = message.get("generation"), message.get("step")
         if not isinstance(generation, int) or not isinstance(step, int):
+            return
+        self.heard = max(self.heard, generation)
+        if message.get("kind") == "drained":
+            self._on_drained(generation, message.get("rank", -1))
             return
         with self._lock:
             if message.get("kind") != "progress":

@@ -48,11 +48,9 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
 
     from elasticctl_train.launcher.agent import Agent
     from elasticctl_train.launcher.failure import APPLICATION, Failure
-    from elasticctl_train.launcher.inbox import Inbox
     from elasticctl_train.launcher.rendezvous import handler_from_environment
 
     handler = handler_from_environment("", options.nproc_per_node, options.join_timeout)
-    inbox = Inbox(handler.client)
     spec = WorkerSpec(
         role="default",
         local_world_size=options.nproc_per_node,
@@ -61,7 +59,7 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
         rdzv_handler=handler,
         max_restarts=0,
     )
-    agent = Agent(spec, handler, starter, inbox, options.stop_grace)
+    agent = Agent(spec, handler, starter, options.stop_grace)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         agent.terminate()
@@ -78,7 +76,7 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
         sys.stderr.write(f"[launcher] {error}\n")
         outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
     finally:
-        inbox.close()
+        agent.close()
     if outcome is None:
         return 0
     outcome.write()
@@ -92,7 +90,8 @@ def _preload(wanted: str, command: list[str]) -> list[str]:
     if wanted != "auto":
         return wanted.split(",")
     python = PythonCommand.parse(command)
-    return ["torch", "elasticctl_train.run", *(installed_imports(python.argv[0]) if python else [])]
+    # torch imports torch._dynamo at the first use of an optimizer, which takes as long as torch itself.
+    return ["torch", "torch._dynamo", "elasticctl_train.run", *(installed_imports(python.argv[0]) if python else [])]
 
 
 def _environment() -> dict[str, str]:

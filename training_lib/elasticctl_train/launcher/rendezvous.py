@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -46,7 +46,11 @@ class Identity:
 
 
 class ServiceRendezvous(RendezvousHandler):
-    """A RendezvousHandler whose decisions are the service's; see the module's docstring."""
+    """A RendezvousHandler whose decisions are the service's; see the module's docstring.
+
+    `on_stale(generation)` and `on_drain(generation)` are called from a thread when that generation is over, or shall
+    come to an end in order. Without `on_drain` (stock torchrun) a generation that drains is over at once.
+    """
 
     def __init__(self, client: ServiceClient, identity: Identity, join_timeout_s: float = JOIN_TIMEOUT_S) -> None:
         self.client, self.identity = client, identity
@@ -54,6 +58,8 @@ class ServiceRendezvous(RendezvousHandler):
         self.stale = threading.Event()
         self.stale_reason = ""
         self.members: list[dict[str, Any]] = []
+        self.on_stale: Callable[[int], None] | None = None
+        self.on_drain: Callable[[int], None] | None = None
         self._join_timeout_s = join_timeout_s
         self._server: TCPStore | None = None
         self._watched = 0
@@ -139,26 +145,29 @@ class ServiceRendezvous(RendezvousHandler):
         """Watch this generation in the background; sets `stale` when it is over."""
         self.stale.clear()
         generation = self._watched = self.generation
-        body = {"uid": self.identity.uid, "generation": generation, "members": self.members}
+        body = {"uid": self.identity.uid, "generation": generation, "members": self.members, "draining": False}
 
         def watch() -> None:
-            pause_s = RETRY_MAX_S
             while self._watched == generation:
                 try:
                     answer = self.client.call("watch", body, POLL_TIMEOUT_S)
                 except (ServiceAway, ServiceRefused):
-                    time.sleep(pause_s)  # the service is away or starting: training goes on without it
+                    time.sleep(RETRY_MAX_S)  # the service is away or starting: training goes on without it
                     continue
-                if answer.get("state") == "stale" and self._watched == generation:
-                    self.stale_reason = str(answer.get("reason", ""))
-                    self.stale.set()
-                    self.on_stale()
-                    return
+                state = answer.get("state")
+                if state == "current" or self._watched != generation:
+                    continue
+                self.stale_reason = str(answer.get("reason", ""))
+                if state == "drain" and self.on_drain is not None:
+                    body["draining"] = True
+                    self.on_drain(generation)
+                    continue
+                self.stale.set()
+                if self.on_stale is not None:
+                    self.on_stale(generation)
+                return
 
         threading.Thread(target=watch, name=f"watch-{generation}", daemon=True).start()
-
-    def on_stale(self) -> None:
-        """Called from the watcher's thread when the generation is over; the launcher's agent replaces it."""
 
 
 def create_handler(parameters: RendezvousParameters) -> ServiceRendezvous:
