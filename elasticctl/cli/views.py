@@ -83,7 +83,7 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Ta
         ("Name", joined((job.name, f"namespace {job.namespace}"))),
         ("Phase", joined((status.phase.value, _lasting(job, now)))),
         ("Workers", f"{status.active} of {job.desired} training {bounds(job)}, {kind}"),
-        ("Waiting", _waiting(status, pods)),
+        ("Reason", _reason(status, pods)),
         ("Progress", _progress(status)),
         ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
         ("Checkpoint", _checkpoint(status, now)),
@@ -183,8 +183,8 @@ def _lasting(job: ElasticJob, now: float) -> str:
     return f"for {span(now - status.start_time)}"
 
 
-def _waiting(status: JobStatus, pods: Iterable[Manifest]) -> str:
-    """Why a job is not training: its own reason, and what keeps its pods from starting."""
+def _reason(status: JobStatus, pods: Iterable[Manifest]) -> str:
+    """Why a job does not train (any more): its own reason, and what keeps its pods from starting."""
     if status.phase in (Phase.RUNNING, Phase.SUCCEEDED):
         return ""
     reasons = [": ".join(part for part in (status.reason, status.message) if part)]

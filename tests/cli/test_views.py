@@ -85,7 +85,7 @@ def test_status_tells_the_whole_story() -> None:
 def test_a_failed_job_names_its_first_failing_rank() -> None:
     lines = tabbed(status_table(job(**FAILED), [], NOW)).split("\n")
     assert "Phase\tFailed after 1m39s" in lines
-    assert "Waiting\tBackoffLimitExceeded: 4 failures, 3 allowed" in lines
+    assert "Reason\tBackoffLimitExceeded: 4 failures, 3 allowed" in lines
     assert "Failures\t4 of 3 allowed" in lines
     assert "Failed first\trank 1 of digits-worker-1: exit code 1, ValueError: bad learning rate" in lines
 
@@ -94,7 +94,7 @@ def test_a_waiting_job_says_why() -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes have a free GPU"}
     pods = [{"metadata": {"name": "digits-worker-0"}, "status": {"conditions": [condition]}}]
     table = status_table(job(phase="Pending"), pods, NOW)
-    assert ("Waiting", "digits-worker-0: 0/3 nodes have a free GPU") in table.rows
+    assert ("Reason", "digits-worker-0: 0/3 nodes have a free GPU") in table.rows
 
 
 def test_history_is_in_order_of_time() -> None:
