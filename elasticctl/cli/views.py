@@ -126,13 +126,14 @@ def history_table(manifest: Manifest) -> Table:
 
 def interruptions(status: JobStatus) -> list[str]:
     """Each interruption on a line: when, who, why, what it cost."""
+    open_end = "never recovered" if status.phase.terminal else "not yet recovered"
     return [
         joined(
             (
                 clock(item.at),
                 item.worker,
                 item.cause or "",
-                f"training again after {span(item.recovery_s)}" if item.recovery_s is not None else "not yet recovered",
+                f"training again after {span(item.recovery_s)}" if item.recovery_s is not None else open_end,
                 f"{item.steps_redone} steps done again" if item.steps_redone is not None else "",
             )
         )
