@@ -99,6 +99,10 @@ class Bench:
     def alive(self) -> set[str]:
         return set(self.rendezvous._groups[KEY].alive.values())
 
+    def leaving(self) -> set[str]:
+        group = self.rendezvous._groups[KEY]
+        return {group.alive[uid] for uid in group.leaving}
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
@@ -167,9 +171,13 @@ def test_the_group_is_who_is_alive_and_stays(bench: Bench) -> None:
     scale = {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}}
     bench.store.patch_job("default", "job", scale, check=lambda _: None)
     bench.controller.sync(KEY)
-    # Told before it is asked to stop: the survivors re-form while the leaver still saves.
-    assert bench.alive() == {"job-worker-0"}
+    # A member until it has gone, so that all of them can commit one last step together.
+    assert bench.alive() == {"job-worker-0", "job-worker-1"}
+    assert bench.leaving() == {"job-worker-1"}
     bench.store.patch_job("default", "job", {"spec": {"suspend": True}}, check=lambda _: None)
+    bench.controller.sync(KEY)
+    assert bench.leaving() == {"job-worker-0", "job-worker-1"}
+    bench.store.patch_job("default", "job", {"spec": {"cancel": True}}, check=lambda _: None)
     bench.controller.sync(KEY)
     assert bench.alive() == set()
 

@@ -116,6 +116,16 @@ def train(url: str, notes: str, end: dict[str, Any]) -> None:
             Path(f"{notes}-weights.json").write_text(json.dumps(weights))
 
 
+def train_until_notice(url: str, notes: str, end: dict[str, Any], folder: str) -> None:
+    """Train under a launcher that listens at `folder`/agent and gives notice by the file `folder`/notice-RANK."""
+    os.environ |= {
+        "ELASTICCTL_AGENT_SOCKET": f"{folder}/agent",
+        "ELASTICCTL_GENERATION": "4",
+        "ELASTICCTL_NOTICE_FILE": f"{folder}/notice-{os.environ['RANK']}",
+    }
+    train(url, notes, end)
+
+
 def lose_a_rank_in_mid_save(url: str, die_at: int) -> None:
     """Rank 1 dies before it writes its data object number `die_at`; a save writes two."""
     put, objects = LocalStorage.put, 0

@@ -67,14 +67,14 @@ def test_training_may_change_the_state_as_soon_as_save_returns(tmp_path: Path) -
 def test_a_save_that_is_due_while_one_is_in_flight_is_skipped_and_counted(tmp_path: Path) -> None:
     storage = Gated(tmp_path)
     checkpoints = Checkpointer(storage)
-    assert checkpoints.agree(True, 2) == (True, 2)
+    assert checkpoints.agree(True, 2) == (True, 2, False)
     checkpoints.save(state_of(1), Label(1))
-    assert checkpoints.agree(True, 3) == (False, 3)
-    assert checkpoints.agree(False, 4) == (False, 4)
+    assert checkpoints.agree(True, 3) == (False, 3, False)
+    assert checkpoints.agree(False, 4, notice=True) == (False, 4, True)
     assert checkpoints.skipped == 1
     storage.gate.set()
     checkpoints.settle()
-    assert checkpoints.agree(True, 5) == (True, 5)
+    assert checkpoints.agree(True, 5) == (True, 5, False)
 
 
 def test_nothing_is_visible_before_the_commit(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl_train.errors import TrainError
-from elasticctl_train.policy import Cadence, SavePolicy
+from elasticctl_train.policy import NOTICE_CHECK_S, Cadence, SavePolicy
 
 
 def walk(cadence: Cadence, first_step: int, step_times_s: list[float]) -> tuple[list[int], list[int]]:
@@ -45,6 +45,18 @@ def test_a_step_longer_than_the_interval_is_saved_each_time() -> None:
 def test_the_default_is_half_a_minute() -> None:
     _, due = walk(Cadence(SavePolicy(), 0, 0.0), 0, [1.0] * 100)
     assert due == [30, 60, 90]
+
+
+@pytest.mark.parametrize("policy", [SavePolicy(every_s=10.0), SavePolicy(every_steps=1000)])
+def test_where_notice_can_come_checks_are_close_and_saves_the_same(policy: SavePolicy) -> None:
+    checks, due = walk(Cadence(policy, 0, 0.0, notice_possible=True), 0, [0.01] * 10_000)
+    _, without = walk(Cadence(policy, 0, 0.0), 0, [0.01] * 10_000)
+    gap = round(NOTICE_CHECK_S / 0.01)
+    assert all(b - a <= gap for a, b in pairwise(checks))
+    assert len(checks) < 2.2 * 10_000 / gap, "but not in every step"
+    assert len(due) in (len(without), len(without) - 1, len(without) + 1)
+    if policy.every_steps:
+        assert due == without
 
 
 @given(st.lists(st.floats(0.001, 0.1), max_size=300), st.floats(0.001, 0.1))

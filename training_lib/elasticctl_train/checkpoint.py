@@ -126,22 +126,22 @@ class Checkpointer:
         self._thread = threading.Thread(target=self._write, args=arguments, name="elasticctl-save", daemon=True)
         self._thread.start()
 
-    def agree(self, due: bool, next_check: int) -> tuple[bool, int]:
-        """All ranks meet: is a save to be started now, and when is the next check? Rank 0's arguments count.
+    def agree(self, due: bool, next_check: int, notice: bool = False) -> tuple[bool, int, bool]:
+        """All ranks meet: is a save to be started now, when is the next check, has any rank seen notice?
 
-        A save that is due while one is in flight on any rank is skipped and counted. Raises FencedError on every rank
-        when a younger run has taken over.
+        Rank 0's `due` and `next_check` count, and anybody's `notice`. A save that is due while one is in flight on any
+        rank is skipped and counted. Raises FencedError on every rank when a younger run has taken over.
         """
         mine = (due, next_check) if self._world.rank == 0 else (0, 0)
-        anyone_due, check, busy, failed, fenced = self._world.highest(
-            *mine, self.busy, self._failed_save, self._fenced is not None
+        anyone_due, check, noticed, busy, failed, fenced = self._world.highest(
+            *mine, notice, self.busy, self._failed_save, self._fenced is not None
         )
         self._react(failed, fenced)
         if anyone_due and busy:
             self.skipped += 1
             if self.skipped & (self.skipped - 1) == 0:  # the 1st, 2nd, 4th, …: enough to be told
                 log.info("a save came due while the last is still being written: skipped (%d so far)", self.skipped)
-        return bool(anyone_due and not busy), check
+        return bool(anyone_due and not busy), check, bool(noticed)
 
     def settle(self) -> bool:
         """Wait, on all ranks, until no save is in flight; False, on all of them, if the last one was not committed.

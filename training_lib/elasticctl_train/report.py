@@ -10,6 +10,7 @@ from contextlib import suppress
 
 SOCKET_VARIABLE = "ELASTICCTL_AGENT_SOCKET"
 GENERATION_VARIABLE = "ELASTICCTL_GENERATION"
+SURELY_S = 5.0
 
 
 class Reporter:
@@ -32,6 +33,13 @@ class Reporter:
         data = json.dumps({"kind": kind, **self._base, **known}).encode()
         with suppress(OSError):  # no listener yet or any more, or its queue is full
             self._socket.sendto(data, self._path)
+
+    def send_surely(self, kind: str, **fields: object) -> None:
+        """Send one report that somebody waits for: stands still until there is room for it, at most `SURELY_S`."""
+        if self._socket is not None:
+            self._socket.settimeout(SURELY_S)
+            self.send(kind, **fields)
+            self._socket.setblocking(False)
 
     def close(self) -> None:
         """Close the socket; later reports are dropped."""

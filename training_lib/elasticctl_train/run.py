@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -18,8 +19,10 @@ from elasticctl_train import data, dist, parts, rng, storage
 from elasticctl_train.checkpoint import Checkpointer, Label, Restored
 from elasticctl_train.commits import Commit
 from elasticctl_train.data import Cursor, ElasticLoader, EpochPlan, Feed
+from elasticctl_train.errors import TrainError
 from elasticctl_train.parts import Stateful
 from elasticctl_train.policy import Cadence, SavePolicy
+from elasticctl_train.preemption import Notice
 from elasticctl_train.progress import Progress
 from elasticctl_train.report import Reporter
 
@@ -27,6 +30,7 @@ log = logging.getLogger("elasticctl_train")
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 _ABANDON_GRACE_S = 2.0
+_DRAINED_WAIT_S = 60.0
 
 
 class Run:
@@ -80,7 +84,8 @@ class Run:
         self._rng: dict[str, Any] | None = None
         self._finished = False
         self._checkpoints = self._open(url, save)
-        self._cadence = Cadence(save, self._cursor.step)
+        self._notice = Notice.from_environment()
+        self._cadence = Cadence(save, self._cursor.step, notice_possible=self._notice.possible)
         self._next_check = self._cadence.first_check
         self._reporter.send("resumed", step=self._cursor.step)
 
@@ -146,15 +151,14 @@ class Run:
     def step(self, *, loss: torch.Tensor | float | None = None) -> None:
         """Call last in the loop's body, after `optimizer.step()`: counts, reports, and saves when it is time.
 
-        Raises FencedError when a younger run has taken over the storage URL.
+        Where the launcher gives notice that the group has to change, does not return: all ranks commit the same step
+        and wait to be stopped. Raises FencedError when a younger run has taken over the storage URL.
         """
         samples = self._feed.take()
         self._cursor = replace(self._cursor, step=self._cursor.step + 1, position=self._cursor.position + samples)
         self._progress.step(self._cursor, samples, loss)
-        if self._checkpoints is not None and self._cursor.step >= self._next_check:
-            due, self._next_check = self._checkpoints.agree(*self._cadence.check(self._cursor.step))
-            if due:
-                self._save(self._checkpoints)
+        if self._cursor.step >= self._next_check:
+            self._meet()
 
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Report numbers of one's own; the newest of each also goes into the next checkpoint's entry."""
@@ -169,11 +173,8 @@ class Run:
         if self._finished:
             return
         self._finished = True
-        checkpoints = self._checkpoints
-        if checkpoints is not None and not (checkpoints.settle() and self._saved == self._cursor):
-            self._save(checkpoints)
-            if not checkpoints.settle():
-                raise checkpoints.failure()
+        if self._checkpoints is not None and not self._commit_here(self._checkpoints):
+            raise self._checkpoints.failure()
         self._progress.send(self._cursor, self._progress.metrics)
         self._reporter.close()
         self._world.highest(0)  # nobody takes the group down while another still uses it
@@ -227,6 +228,37 @@ class Run:
         if self._rng is not None:
             rng.restore(self._rng)
             self._rng = None
+
+    def _meet(self) -> None:
+        """The ranks agree: is it time to save, to stop, and when do they meet again."""
+        due, next_check = self._cadence.check(self._cursor.step)
+        if self._checkpoints is not None:
+            due, self._next_check, stop = self._checkpoints.agree(due, next_check, self._notice.given())
+        else:
+            due = False
+            mine = next_check if self.is_main else 0
+            self._next_check, noticed = self._world.highest(mine, self._notice.given())
+            stop = bool(noticed)
+        if stop:
+            self._drain()
+        if due and self._checkpoints is not None:
+            self._save(self._checkpoints)
+
+    def _drain(self) -> NoReturn:
+        """Commit this step on all ranks, tell the launcher, and wait for it to stop this process."""
+        if self._checkpoints is not None and not self._commit_here(self._checkpoints):
+            log.warning("%s; an older one has to do", self._checkpoints.failure())
+        self._progress.send(self._cursor, self._progress.metrics)
+        self._reporter.send_surely("drained", step=self._cursor.step)
+        time.sleep(_DRAINED_WAIT_S)
+        raise TrainError(f"stopped at step {self._cursor.step} as told, but nobody ended this process")
+
+    def _commit_here(self, checkpoints: Checkpointer) -> bool:
+        """Have this very step committed, on all ranks; False when that failed."""
+        if checkpoints.settle() and self._saved == self._cursor:
+            return True
+        self._save(checkpoints)
+        return checkpoints.settle()
 
     def _save(self, checkpoints: Checkpointer) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}

@@ -1,0 +1,108 @@
+"""Notice: all ranks stop behind the same step, and that step is committed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticctl_train.journal import read_commits
+from elasticctl_train.preemption import Notice
+from elasticctl_train.storage.local import LocalStorage
+from tests.train import programs, ranks
+from tests.train.test_ranks import trained
+
+END = {"epochs": 200, "samples": 1000, "global_batch": 8, "every_steps": 100_000}
+"""More than can be done in the time, saved too rarely to matter: only notice commits a step."""
+
+
+class Launcher:
+    """The launcher's end of the wire: hears reports, gives notice."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(folder / "agent"))
+        self.socket.settimeout(30)
+
+    def give_notice(self, rank: int) -> None:
+        (self.folder / f"notice-{rank}").touch()
+
+    def hear(self, kind: str, count: int) -> dict[int, int]:
+        """Wait for `count` reports of a kind; returns rank -> step."""
+        heard: dict[int, int] = {}
+        while len(heard) < count:
+            report = json.loads(self.socket.recv(65536))
+            if report["kind"] == kind:
+                heard[report["rank"]] = report["step"]
+        return heard
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
+        made = Launcher(Path(folder))
+        yield made
+        made.socket.close()
+
+
+@pytest.mark.parametrize(("world_size", "noticed"), [(1, 0), (2, 1), (3, 0)])
+def test_all_ranks_stop_behind_the_same_committed_step(
+    tmp_path: Path, launcher: Launcher, world_size: int, noticed: int
+) -> None:
+    url = str(tmp_path / "state")
+    arguments = (url, str(tmp_path / "before"), END, str(launcher.folder))
+    processes = ranks.start(programs.train_until_notice, world_size, *arguments)
+    launcher.hear("progress", world_size)
+    launcher.give_notice(noticed)
+    drained = launcher.hear("drained", world_size)
+    for process in processes:
+        assert process.is_alive(), "a drained rank waits to be stopped"
+        process.kill()
+        process.join()
+    (step,) = set(drained.values())
+    newest = next(iter(read_commits(LocalStorage(Path(url)))))
+    assert newest.step == step
+    per_epoch = 1000 // 8
+    rest = {**END, "epochs": step // per_epoch + 1}
+    assert ranks.run(programs.train, 1, url, str(tmp_path / "after"), rest) == [0]
+    samples = [n for s in trained([tmp_path / "before", tmp_path / "after"]).values() for n in s]
+    assert Counter(samples) == Counter(dict.fromkeys(range(1000), rest["epochs"]))
+
+
+def test_without_storage_the_ranks_still_stop_together(tmp_path: Path, launcher: Launcher) -> None:
+    processes = ranks.start(programs.train_until_notice, 2, "", str(tmp_path / "notes"), END, str(launcher.folder))
+    launcher.hear("progress", 2)
+    launcher.give_notice(0)
+    assert len(set(launcher.hear("drained", 2).values())) == 1
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def test_notice_is_heeded_soon_whatever_the_save_policy(tmp_path: Path, launcher: Launcher) -> None:
+    (process,) = ranks.start(
+        programs.train_until_notice, 1, str(tmp_path / "s"), str(tmp_path / "notes"), END, str(launcher.folder)
+    )
+    launcher.hear("progress", 1)
+    before = time.monotonic()
+    launcher.give_notice(0)
+    launcher.hear("drained", 1)
+    assert time.monotonic() - before < 5
+    process.kill()
+    process.join()
+
+
+def test_nobody_can_give_notice_without_a_launcher(tmp_path: Path) -> None:
+    assert not Notice.from_environment({}).possible
+    notice = Notice.from_environment({"ELASTICCTL_NOTICE_FILE": str(tmp_path / "n")})
+    assert notice.possible
+    assert not notice.given()
+    (tmp_path / "n").touch()
+    assert notice.given()
