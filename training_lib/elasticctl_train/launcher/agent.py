@@ -31,6 +31,7 @@ from elasticctl_train.launcher.spares import Starter
 FAIL_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 300.0
 LEAVE_TIMEOUT_S = 2.0
+WARM_TIMEOUT_S = 60.0
 DRAIN_S = 10.0
 """How long ranks get to agree on a step and commit it, once they are told to."""
 SPARE_DELAY_S = 2.0
@@ -104,6 +105,8 @@ class Agent(SimpleElasticAgent):
                 self._joining = True
                 if self._terminated:
                     raise Terminated
+                # A newcomer that is not ready would have the others wait for its imports instead of training.
+                self._starter.wait_until_warm(WARM_TIMEOUT_S)
                 self._initialize_workers(self._worker_group)
                 self._joining = False
             except Terminated:

@@ -3,8 +3,8 @@
 Two ways, both run as a file, so that nothing of ours has to be importable:
 
     bootstrap.py LAUNCHER_PID exec COMMAND...      become COMMAND (run with -I -S: a few milliseconds)
-    bootstrap.py LAUNCHER_PID spare MODULE...      import the modules ahead, wait for one line of JSON on stdin
-                                                   ({"argv": [...], "env": {...}}), then run that Python script
+    bootstrap.py LAUNCHER_PID spare FD MODULE...   import the modules ahead, say so by closing FD, wait for one line
+                                                   of JSON on stdin ({"argv": [...], "env": {...}}), run that script
 
 A spare has done what takes long before it is needed. It holds no GPU context, opens no port and runs no code of the
 user's until then. Once assigned, it is what `python SCRIPT` would have been: `__main__`, `sys.argv` and `sys.path`.
@@ -33,7 +33,7 @@ def main() -> None:
     if mode == "exec":
         become(rest)
     else:
-        wait_and_run(rest)
+        wait_and_run(int(rest[0]), rest[1:])
 
 
 def become(command: list[str]) -> None:
@@ -45,12 +45,13 @@ def become(command: list[str]) -> None:
         sys.exit(127)
 
 
-def wait_and_run(modules: list[str]) -> None:
+def wait_and_run(ready_fd: int, modules: list[str]) -> None:
     """Import `modules` (those that are installed), wait for the assignment, run it."""
     sys.path.pop(0)  # this file's own folder: a script never sees it
     for module in modules:
         with contextlib.suppress(ImportError):  # the script's own import of it will say what is wrong
             importlib.import_module(module)
+    os.close(ready_fd)
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)  # the launcher needs us no more
@@ -82,7 +83,13 @@ def run_script(argv: list[str]) -> None:
     module.__file__ = path
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = module  # so that classes of the script can be found again by DataLoader workers
-    exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102 (the user's own script)
+    try:
+        exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102 (the user's own script)
+    except Exception as error:  # noqa: BLE001 (what Python itself would do, but for our own lines)
+        # The traceback begins with the script, as it would without us.
+        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +57,32 @@ class Starter:
         self.environment = dict(environment)
         self._python = PythonCommand.parse(command) if preload else None
         self._spares: list[subprocess.Popen[bytes]] = []
+        self._unready: list[int] = []  # pipes that close when a spare is ready
 
     def warm(self, count: int) -> None:
         """Have `count` spares, starting those that are missing."""
         self._spares = [spare for spare in self._spares if spare.poll() is None]
         while self._python and len(self._spares) < count:
-            argv = [self._python.interpreter, BOOTSTRAP, str(os.getpid()), "spare", *self._preload]
-            self._spares.append(self._popen(argv, self.environment, subprocess.PIPE))
+            ready, tell = os.pipe()
+            argv = [self._python.interpreter, BOOTSTRAP, str(os.getpid()), "spare", str(tell), *self._preload]
+            try:
+                spare = self._popen(argv, self.environment, subprocess.PIPE, pass_fds=(tell,))
+            except OSError:
+                os.close(ready)
+                raise
+            finally:
+                os.close(tell)
+            self._spares.append(spare)
+            self._unready.append(ready)
+
+    def wait_until_warm(self, timeout_s: float) -> None:
+        """Wait until every spare has imported what it is to import, or has ended; at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while self._unready:
+            ready, _, _ = select.select(self._unready[:1], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready and time.monotonic() < deadline:
+                continue
+            os.close(self._unready.pop(0))
 
     def start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start one training process with `environment`; its output (both streams) is `.stdout`."""
@@ -80,6 +101,7 @@ class Starter:
 
     def close(self) -> None:
         """End the spares that were not needed."""
+        self.wait_until_warm(0.0)
         for spare in self._spares:
             self._discard(spare)
         self._spares.clear()
@@ -92,9 +114,12 @@ class Starter:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
-    def _popen(self, argv: Sequence[str], environment: Mapping[str, str], stdin: int) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, argv: Sequence[str], environment: Mapping[str, str], stdin: int, pass_fds: tuple[int, ...] = ()
+    ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             argv,
+            pass_fds=pass_fds,
             env=dict(environment),
             stdin=stdin,
             stdout=subprocess.PIPE,
