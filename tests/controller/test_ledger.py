@@ -88,6 +88,27 @@ def test_a_restarted_service_takes_nothing_away():
     assert (after.checkpoint.step, after.checkpoint.committed) == (70, 6)
 
 
+def test_a_generation_that_fell_off_the_end_is_not_counted_again():
+    world = tuple(replace(SECOND, generation=number) for number in range(1, 26))
+    status = JobStatus()
+    for item in world:
+        status = fold(status, generations=(item,))
+    assert status.steps_redone == 24 * 10
+    assert [item.generation for item in status.generations] == list(range(6, 26))
+    assert fold(status, generations=world) == status
+
+
+def test_times_finer_than_what_is_stored_do_not_change_the_status_again():
+    fine = replace(FIRST, first_step_at=Timestamp(NOW + 0.123456789))
+    seen: dict[str, Any] = {
+        "generations": (fine,),
+        "progress": Progress(step=1, at=Timestamp(NOW + 0.123456789)),
+        "checkpoint": CheckpointStatus(step=1, at=Timestamp(NOW + 0.123456789)),
+    }
+    status = fold(JobStatus(), **seen)
+    assert settle(fold_reports(status, Observed(**seen))) == status
+
+
 def test_an_older_checkpoint_does_not_replace_a_newer_one():
     newer = CheckpointStatus(step=70, at=Timestamp(NOW))
     status = fold(JobStatus(checkpoint=newer), checkpoint=CheckpointStatus(step=60, at=Timestamp(NOW - 5)))
