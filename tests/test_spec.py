@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.spec import (
+    MAX_SECONDS,
     MAX_WORKERS,
     CleanPodPolicy,
     ElasticJob,
     Pod,
     PodPhase,
+    Policy,
     RestartPolicy,
     WorkerRef,
     worker_labels,
@@ -129,3 +131,27 @@ def test_a_pod_tells_how_its_worker_ended() -> None:
     )
     assert (pod.name, pod.index, pod.owner_uid, pod.node) == ("a-worker-2", 2, "u", "n")
     assert (pod.ended, pod.exit_code, pod.message, pod.disruption_target) == (True, 7, "oh", True)
+
+
+@pytest.mark.parametrize("seconds", [10**400, float("inf"), 1e300])
+def test_times_without_end_are_cut_to_what_a_date_can_hold(seconds: Any) -> None:
+    job = ElasticJob.from_manifest(manifest(activeDeadlineSeconds=seconds, policy={"backoffSeconds": seconds}))
+    assert (job.deadline_s, job.policy.backoff_seconds) == (MAX_SECONDS, MAX_SECONDS)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), True, "5", None])
+def test_times_that_are_none_take_the_default(seconds: Any) -> None:
+    job = ElasticJob.from_manifest(manifest(activeDeadlineSeconds=seconds, policy={"backoffSeconds": seconds}))
+    assert (job.deadline_s, job.policy) == (None, Policy())
+
+
+@pytest.mark.parametrize(("containers", "exit_code"), [(["trainer", "aide"], 3), (["aide", "elasticjob-worker"], None)])
+def test_the_exit_code_is_the_workers_own_whatever_the_order_of_statuses(
+    containers: list[str], exit_code: int | None
+) -> None:
+    statuses = [
+        {"name": "aide", "state": {"terminated": {"exitCode": 0}}},
+        {"name": "trainer", "state": {"terminated": {"exitCode": 3}}},
+    ]
+    spec = {"containers": [{"name": name} for name in containers]}
+    assert Pod.from_manifest({"spec": spec, "status": {"containerStatuses": statuses}}).exit_code == exit_code
