@@ -1,0 +1,218 @@
+"""Notices of the clouds, asked of a fake metadata service."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from elasticctl_train.launcher import metadata
+from elasticctl_train.launcher.metadata import (
+    AUTO,
+    AWS,
+    AWS_REBALANCE,
+    GCP,
+    GIVE_UP_AFTER,
+    AwsNotices,
+    MetadataError,
+    Server,
+    Watch,
+    check_url,
+    make_source,
+)
+from tests.waiting import wait_until
+
+from .metadata_server import (
+    ACTION,
+    ACTION_PATH,
+    PREEMPTED_PATH,
+    REBALANCE_PATH,
+    TOKEN_PATH,
+    FakeMetadata,
+    fake_metadata,
+)
+
+INTERRUPTION = "AWS spot interruption at 2026-03-01T08:22:00Z"
+POLL_S = 0.01
+
+
+@pytest.fixture
+def aws() -> Iterator[FakeMetadata]:
+    with fake_metadata("aws") as server:
+        yield server
+
+
+@pytest.fixture
+def gcp() -> Iterator[FakeMetadata]:
+    with fake_metadata("gcp") as server:
+        yield server
+
+
+Notices = queue.SimpleQueue[str]
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[metadata.Source], Notices]]:
+    """Starts a watch; what it has noticed comes out of the queue."""
+    watches = []
+
+    def start(source: metadata.Source) -> Notices:
+        notices: Notices = queue.SimpleQueue()
+        watches.append(Watch(source, notices.put, POLL_S))
+        watches[-1].start()
+        return notices
+
+    yield start
+    for each in watches:
+        each.close()
+
+
+def nobody() -> str:
+    """A URL at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("choice", [AWS, AWS_REBALANCE, AUTO])
+def test_aws_gives_notice(aws: FakeMetadata, watch: Callable[..., Notices], choice: str) -> None:
+    notices = watch(make_source(choice, aws.url))
+    wait_until(lambda: aws.asked.count(f"GET {ACTION_PATH}") >= 3)
+    assert notices.empty(), "404 is no notice"
+    aws.answers[ACTION_PATH] = 200, ACTION
+    assert notices.get(timeout=10) == INTERRUPTION
+
+
+@pytest.mark.parametrize("choice", [GCP, AUTO])
+def test_gcp_gives_notice(gcp: FakeMetadata, watch: Callable[..., Notices], choice: str) -> None:
+    notices = watch(make_source(choice, gcp.url))
+    wait_until(lambda: gcp.asked.count(f"GET {PREEMPTED_PATH}") >= 3)
+    assert notices.empty()
+    gcp.answers[PREEMPTED_PATH] = 200, "TRUE"
+    assert notices.get(timeout=10) == "GCP preemption"
+
+
+def test_the_cloud_that_answers_is_the_only_one_asked_from_then_on(gcp: FakeMetadata) -> None:
+    source = make_source(AUTO, gcp.url)
+    assert [source.look(), source.look(), source.look()] == [None, None, None]
+    assert [line for line in gcp.asked if "latest" in line] == [f"PUT {TOKEN_PATH}"]
+
+
+def test_a_token_is_fetched_once_and_again_when_it_has_expired(aws: FakeMetadata) -> None:
+    source = make_source(AWS, aws.url)
+    assert source.look() is None
+    assert source.look() is None
+    assert aws.tokens == 1
+    aws.tokens += 1  # the one that is held is of no use any more
+    assert source.look() is None
+    aws.answers[ACTION_PATH] = 200, ACTION
+    assert source.look() == INTERRUPTION
+    assert aws.tokens == 3
+
+
+def test_a_recommendation_is_notice_only_when_asked_for(aws: FakeMetadata) -> None:
+    aws.answers[REBALANCE_PATH] = 200, '{"noticeTime": "2026-03-01T08:00:00Z"}'
+    assert make_source(AWS, aws.url).look() is None
+    assert f"GET {REBALANCE_PATH}" not in aws.asked
+    assert make_source(AWS_REBALANCE, aws.url).look() == "AWS rebalance recommendation at 2026-03-01T08:00:00Z"
+
+
+GARBAGE = ["", "<html>Log in</html>", "[]", "{}", '{"action": 7}', "TRUE", "\0\xff", "9" * 10_000]
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+def test_garbage_is_no_notice_and_no_end(aws: FakeMetadata, watch: Callable[..., Notices], text: str) -> None:
+    notices = watch(make_source(AWS, aws.url))
+    wait_until(lambda: f"GET {ACTION_PATH}" in aws.asked)
+    aws.answers[ACTION_PATH] = 200, text
+    seen = len(aws.asked)
+    wait_until(lambda: len(aws.asked) >= seen + 3)
+    assert notices.empty()
+    aws.answers[ACTION_PATH] = 200, ACTION
+    assert notices.get(timeout=10) == INTERRUPTION
+
+
+@pytest.mark.parametrize("text", ["true", "<html>TRUE</html>", "", "FALSE TRUE"])
+def test_garbage_is_no_preemption(gcp: FakeMetadata, text: str) -> None:
+    gcp.answers[PREEMPTED_PATH] = 200, text
+    with pytest.raises(MetadataError, match="instance/preempted: HTTP 200"):
+        make_source(GCP, gcp.url).look()
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\nX-Evil: 1", "é"])
+def test_a_token_that_is_none_is_not_sent_anywhere(aws: FakeMetadata, token: str) -> None:
+    aws.answers[TOKEN_PATH] = 200, token
+    with pytest.raises(MetadataError, match="api/token: HTTP 200"):
+        make_source(AWS, aws.url).look()
+    assert aws.asked == [f"PUT {TOKEN_PATH}"]
+
+
+@pytest.mark.parametrize("time_text", ["soon", 7, None, "2026-03-01T08:22:00Z\nevil"])
+def test_what_is_no_time_is_left_out(aws: FakeMetadata, time_text: object) -> None:
+    aws.answers[ACTION_PATH] = 200, json.dumps({"action": "stop", "time": time_text})
+    assert make_source(AWS, aws.url).look() == "AWS spot interruption"
+
+
+@pytest.mark.parametrize("status", [500, 503, 403, 0])
+def test_trouble_in_between_is_outlasted_and_said_once(
+    aws: FakeMetadata, watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    notices = watch(AwsNotices(Server(aws.url, timeout_s=0.05)))
+    wait_until(lambda: f"GET {ACTION_PATH}" in aws.asked)
+    aws.answers[ACTION_PATH] = status, "trouble"
+    seen = len(aws.asked)
+    wait_until(lambda: len(aws.asked) >= seen + 4)
+    aws.answers[ACTION_PATH] = 200, ACTION
+    assert notices.get(timeout=10) == INTERRUPTION
+    assert len([r for r in caplog.records if "in trouble" in r.message]) == 1
+
+
+@pytest.mark.parametrize("choice", [AWS, GCP, AUTO])
+def test_where_nobody_answers_it_stops_and_says_so_once(
+    watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture, choice: str
+) -> None:
+    notices = watch(make_source(choice, nobody()))
+    wait_until(lambda: caplog.records)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "going on without" in caplog.text
+    assert notices.empty()
+
+
+def test_a_service_that_always_fails_is_asked_a_bounded_number_of_times(
+    aws: FakeMetadata, watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture
+) -> None:
+    aws.answers[TOKEN_PATH] = 403, "Forbidden"
+    watch(make_source(AWS, aws.url))
+    wait_until(lambda: "HTTP 403" in caplog.text)
+    assert aws.asked == [f"PUT {TOKEN_PATH}"] * GIVE_UP_AFTER
+
+
+def test_a_service_that_hangs_holds_nobody_up(aws: FakeMetadata) -> None:
+    aws.answers[TOKEN_PATH] = 0, ""
+    before = time.monotonic()
+    with pytest.raises(MetadataError, match="timed out"):
+        AwsNotices(Server(aws.url, timeout_s=0.1)).look()
+    assert time.monotonic() - before < 2
+
+
+def test_no_proxy_is_asked(gcp: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", nobody())
+    monkeypatch.setenv("HTTP_PROXY", nobody())
+    assert make_source(GCP, gcp.url).look() is None
+
+
+@pytest.mark.parametrize(
+    "url", ["", "169.254.169.254", "https://x", "file:///x", "http://", "http://x/y", "http://x:y"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"http://HOST|port|Port"):
+        check_url(url)
+
+
+def test_an_address_may_be_ipv6() -> None:
+    assert check_url("http://[fd00:ec2::254]/") == "http://[fd00:ec2::254]"

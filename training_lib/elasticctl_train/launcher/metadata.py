@@ -1,0 +1,225 @@
+"""Notice from the cloud: its metadata service says when this machine is about to be taken away.
+
+AWS says so two minutes ahead (`spot/instance-action`, behind the token of IMDSv2), Google Cloud 30 seconds
+(`instance/preempted`). The service is asked once a second, at a link-local address that belongs to the machine:
+http.client goes through no proxy and follows no redirect.
+
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+OFF, AUTO, AWS, AWS_REBALANCE, GCP = "off", "auto", "aws", "aws-rebalance", "gcp"
+CHOICES = (OFF, AUTO, AWS, AWS_REBALANCE, GCP)
+"""What can be listened to; `aws-rebalance` takes AWS's earlier guess that it may come to that for notice too."""
+
+DEFAULT_URL = "http://169.254.169.254"
+POLL_S = 1.0
+RETRY_MAX_S = 5.0
+GIVE_UP_AFTER = 6
+"""So many failures in a row, and never an answer before: there is no such service here."""
+ANSWER_TIMEOUT_S = 2.0
+MAX_ANSWER_BYTES = 4096
+TOKEN_TTL_S = 21_600
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{5,16}Z")
+
+log = logging.getLogger(__name__)
+
+
+class MetadataError(Exception):
+    """The metadata service gave no answer that can be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP status, and the text that came with it."""
+
+    status: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The metadata service at `url` (http://HOST[:PORT])."""
+
+    url: str = DEFAULT_URL
+    timeout_s: float = ANSWER_TIMEOUT_S
+
+    def ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        """Make one request; MetadataError when nobody answers within `timeout_s`."""
+        url = urlsplit(self.url)
+        connection = http.client.HTTPConnection(url.hostname or "", url.port or 80, timeout=self.timeout_s)
+        try:
+            connection.request(method, path, headers=dict(headers))
+            response = connection.getresponse()
+            return Answer(response.status, response.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise MetadataError(f"{self.url}{path}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+
+    def unusable(self, path: str, answer: Answer) -> MetadataError:
+        """The error to raise for an answer that makes no sense."""
+        return MetadataError(f"{self.url}{path}: HTTP {answer.status}, {answer.text[:60]!r}")
+
+
+class Source(Protocol):
+    """A cloud that can be asked."""
+
+    def look(self) -> str | None:
+        """Return the notice, in one line, or None while there is none; raises MetadataError."""
+
+
+class AwsNotices:
+    """AWS's instance metadata service, version 2."""
+
+    def __init__(self, server: Server, *, rebalance: bool = False) -> None:
+        self._server, self._rebalance = server, rebalance
+        self._token = ""
+
+    def look(self) -> str | None:
+        """See `Source.look`."""
+        action = self._document("spot/instance-action", "action")
+        if action is not None:
+            return f"AWS spot interruption{_at(action.get('time'))}"
+        advice = self._document("events/recommendations/rebalance", "noticeTime") if self._rebalance else None
+        return f"AWS rebalance recommendation{_at(advice['noticeTime'])}" if advice is not None else None
+
+    def _document(self, name: str, field: str) -> dict[str, Any] | None:
+        """The JSON object called `name`, which has the text `field`; None while there is none (404)."""
+        path = f"/latest/meta-data/{name}"
+        answer = self._get(path)
+        if answer.status == http.client.UNAUTHORIZED:  # the token has expired
+            self._token = ""
+            answer = self._get(path)
+        if answer.status == http.client.NOT_FOUND:
+            return None
+        try:
+            found = json.loads(answer.text)
+        except ValueError:
+            found = None
+        if answer.status != http.client.OK or not isinstance(found, dict) or not isinstance(found.get(field), str):
+            raise self._server.unusable(path, answer)
+        return found
+
+    def _get(self, path: str) -> Answer:
+        self._token = self._token or self._fresh_token()
+        return self._server.ask("GET", path, {"X-aws-ec2-metadata-token": self._token})
+
+    def _fresh_token(self) -> str:
+        path = "/latest/api/token"
+        answer = self._server.ask("PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)})
+        if answer.status != http.client.OK or not re.fullmatch(r"[!-~]{1,1000}", answer.text):
+            raise self._server.unusable(path, answer)
+        return answer.text
+
+
+class GcpNotices:
+    """Google Cloud's metadata server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def look(self) -> str | None:
+        """See `Source.look`."""
+        path = "/computeMetadata/v1/instance/preempted"
+        answer = self._server.ask("GET", path, {"Metadata-Flavor": "Google"})
+        if answer.status != http.client.OK or answer.text not in ("TRUE", "FALSE"):
+            raise self._server.unusable(path, answer)
+        return "GCP preemption" if answer.text == "TRUE" else None
+
+
+class EitherNotices:
+    """Several sources of which one is there: the first that answers is the one from then on."""
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = sources
+
+    def look(self) -> str | None:
+        """See `Source.look`."""
+        errors = []
+        for source in self._sources:
+            try:
+                notice = source.look()
+            except MetadataError as error:
+                errors.append(str(error))
+                continue
+            self._sources = (source,)
+            return notice
+        raise MetadataError("; ".join(errors))
+
+
+def make_source(choice: str, url: str = DEFAULT_URL) -> Source:
+    """The source called `choice`, one of `CHOICES` but `OFF`; raises KeyError for any other."""
+    server = Server(url)
+    sources: Mapping[str, Callable[[], Source]] = {
+        AUTO: lambda: EitherNotices(AwsNotices(server), GcpNotices(server)),
+        AWS: lambda: AwsNotices(server),
+        AWS_REBALANCE: lambda: AwsNotices(server, rebalance=True),
+        GCP: lambda: GcpNotices(server),
+    }
+    return sources[choice]()
+
+
+def check_url(url: str) -> str:
+    """`url` itself when a metadata service can be at it, http://HOST[:PORT]; else ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.port == 0:
+        raise ValueError(f"{url!r} is not of the form http://HOST[:PORT]")
+    return url.rstrip("/")
+
+
+class Watch:
+    """Asks `source` every `poll_s` seconds, in a thread; calls `on_notice(notice)` from it, once, and ends.
+
+    Where nobody ever answers it gives up and says so; a service that has answered before is asked for good.
+    """
+
+    def __init__(self, source: Source, on_notice: Callable[[str], None], poll_s: float = POLL_S) -> None:
+        self._source, self._on_notice, self._poll_s = source, on_notice, poll_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more; returns at once."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        failures, answered = 0, False
+        while not self._closed.is_set():
+            try:
+                notice = self._source.look()
+            except MetadataError as error:
+                failures += 1
+                if not answered and failures == GIVE_UP_AFTER:
+                    log.warning("no notice from the cloud can be heard, going on without: %s", error)
+                    return
+                if answered and failures == 1:
+                    log.warning("the cloud's metadata service is in trouble, asking on: %s", error)
+            else:
+                failures, answered = 0, True
+                if notice is not None:
+                    log.warning("notice: %s", notice)
+                    self._on_notice(notice)
+                    return
+            self._closed.wait(min(RETRY_MAX_S, self._poll_s * 2.0 ** min(failures, 10)))
+
+
+def _at(time: object) -> str:
+    return f" at {time}" if isinstance(time, str) and _TIME.fullmatch(time) else ""
