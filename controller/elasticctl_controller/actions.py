@@ -11,7 +11,8 @@ from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
 @dataclass(frozen=True, slots=True)
 class Observed:
     """The world at one instant: pods (the job's and possibly strangers'), nodes that are gone or NotReady, and what
-    the rendezvous service has been told (`generations` oldest first; all empty where a job brings its own rendezvous).
+    the rendezvous service has been told (`generations` oldest first, `silent`: uids of workers that live but did not
+    join again when the group re-formed; all empty where a job brings its own rendezvous).
     """
 
     pods: tuple[Pod, ...] = ()
@@ -19,6 +20,7 @@ class Observed:
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     generations: tuple[Generation, ...] = ()
+    silent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

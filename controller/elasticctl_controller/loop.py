@@ -167,7 +167,7 @@ class Controller:
         if self._rendezvous is None or job.rdzv_endpoint:
             return Observed(pods=pods, lost_nodes=lost_nodes)
         view = self._rendezvous.view(job.key)
-        return Observed(pods, lost_nodes, view.progress, view.checkpoint, view.generations)
+        return Observed(pods, lost_nodes, view.progress, view.checkpoint, view.generations, view.silent)
 
     def _write(self, job: ElasticJob, decision: Decision) -> None:
         """Store the status if it says anything new; news of progress alone may wait a moment."""
@@ -186,13 +186,13 @@ class Controller:
         """Tell the rendezvous service who is alive, and who of them is on the way out."""
         if self._rendezvous is None or job.rdzv_endpoint:
             return
-        removed = {worker.uid for worker in status.workers if worker.removal}
         over = job.deleting or status.phase.terminal
-        here = [pod for pod in observed.pods if pod.owner_uid == job.uid and not over]
-        alive = {pod.uid: pod.name for pod in here if not (pod.ended or pod.node in observed.lost_nodes)}
-        leaving = frozenset(pod.uid for pod in here if job.suspend or pod.deleting or pod.uid in removed)
+        here = [worker for worker in status.workers if worker.cause is None and not over]
+        terminating = {pod.uid for pod in observed.pods if pod.deleting}
+        alive = {worker.uid: worker.name for worker in here}
+        leaving = {w.uid for w in here if w.removal or job.suspend or w.uid in terminating}
         self._rendezvous.set_group(
-            job.key, status=status, job_uid=job.uid, alive=alive, minimum=job.min, leaving=leaving & alive.keys()
+            job.key, status=status, job_uid=job.uid, alive=alive, minimum=job.min, leaving=frozenset(leaving)
         )
 
     def _act(self, job: ElasticJob, decision: Decision) -> None:

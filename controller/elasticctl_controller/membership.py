@@ -81,6 +81,7 @@ class Group:
     leaving: frozenset[str] = frozenset()
     gone: set[str] = field(default_factory=set)
     drain: Drain | None = None
+    silent: set[str] = field(default_factory=set)
 
     @classmethod
     def restored(cls, job_uid: str, status: JobStatus) -> Group:
@@ -105,6 +106,7 @@ class Group:
         Those in `leaving` have been told to go: they are members until they have gone, but not of the next generation.
         """
         self.gone &= alive.keys()
+        self.silent &= alive.keys()
         self.alive = {uid: name for uid, name in alive.items() if uid not in self.gone}
         self.min, self.leaving = max(1, minimum), leaving
         for uid in [uid for uid in self.joined if uid not in self.alive or uid in leaving]:
@@ -128,6 +130,7 @@ class Group:
             self.opened_at = now  # this service was restarted: its old world has just lost a member
         if not self.joined:
             self.first_join_at = now
+        self.silent.discard(member.uid)
         self.joined[member.uid] = member
         self.settle(now)
 
@@ -266,7 +269,11 @@ class Group:
         self.opened_at, self.reason = now, reason
 
     def _form(self, now: float) -> None:
-        """Number the members (survivors keep their order, newcomers follow by name) and start the generation."""
+        """Number the members (survivors keep their order, newcomers follow by name) and start the generation.
+
+        Members of the last one who live but have not come by now are `silent`: the controller should replace them.
+        """
+        self.silent |= self.order.keys() & self.alive.keys() - self.joined.keys() - self.leaving
         newcomers = len(self.order)
         members = sorted(self.joined.values(), key=lambda m: (self.order.get(m.uid, newcomers), len(m.name), m.name))
         self.generation += 1

@@ -106,6 +106,7 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
         "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
         "ELASTICCTL_MIN_WORKERS": str(_nodes(job.min)),
         "ELASTICCTL_MAX_WORKERS": str(_nodes(job.max)),
+        "ELASTICCTL_HANG_TIMEOUT_S": f"{job.policy.hang_timeout_seconds:g}",
     }
     references = {"ELASTICCTL_POD_UID": "metadata.uid", "ELASTICCTL_POD_IP": "status.podIP"}
     return [

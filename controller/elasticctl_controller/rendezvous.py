@@ -41,11 +41,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What the service knows of a job, for its status."""
+    """What the service knows of a job, for its status.
+
+    `silent` are the uids of workers that live but did not join again when the group re-formed.
+    """
 
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     generations: tuple[Generation, ...] = ()
+    silent: frozenset[str] = frozenset()
 
 
 class RendezvousService:
@@ -119,7 +123,7 @@ class RendezvousService:
             group = self._groups.get(key)
             if group is None:
                 return GroupView()
-            return GroupView(group.progress, group.checkpoint, tuple(group.records))
+            return GroupView(group.progress, group.checkpoint, tuple(group.records), frozenset(group.silent))
 
     def drop(self, key: str) -> None:
         """Forget a job; its agents are answered 410."""

@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from elasticctl.codec import Timestamp
-from elasticctl.spec import ElasticJob, Pod, worker_name
+from elasticctl.spec import ElasticJob, Pod, PodPhase, worker_name
 from elasticctl.status import Cause, Failure, JobStatus, WorkerStatus
 from elasticctl_controller.actions import Observed
 from elasticctl_controller.classify import Loss, classify, classify_vanished, ended_at, read_failure
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
+SILENT_MESSAGE = '{"verdict": "stuck", "error": "it lives, but did not answer when the group formed again"}'
 TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is being deleted
 
 
@@ -46,7 +47,7 @@ class Crew:
 def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
     """Bring the roster up to date with what is observed; the order of pods makes no difference."""
     known = {worker.uid: worker for worker in job.status.workers if worker.uid}
-    pods = own_pods(job, observed.pods)
+    pods = {uid: _given_up(pod, observed.silent) for uid, pod in own_pods(job, observed.pods).items()}
     present = {uid: _refresh(known.get(uid), pod, job) for uid, pod in pods.items()}
     ends = _vanished(known, pods, observed.lost_nodes, now)
     ends += _ended(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
@@ -129,6 +130,13 @@ def _ended(
             ends.append(_end(present[pod.uid], pod, cause, now))
             losses = losses + _losses(ends[-1:])
     return ends
+
+
+def _given_up(pod: Pod, silent: Collection[str]) -> Pod:
+    """A worker that lives but no longer answers is as good as ended: it is counted, deleted and replaced as one."""
+    if pod.uid not in silent or pod.ended:
+        return pod
+    return replace(pod, phase=PodPhase.FAILED, reason="Stuck", message=SILENT_MESSAGE)
 
 
 def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:

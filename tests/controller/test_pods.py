@@ -92,6 +92,7 @@ def test_the_worker_and_only_it_learns_who_it_is():
         "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
         "ELASTICCTL_MIN_WORKERS": "1",
         "ELASTICCTL_MAX_WORKERS": "4",
+        "ELASTICCTL_HANG_TIMEOUT_S": "1800",
         "LEVEL": "1",
     }
     assert len(worker["env"]) == len(env)

@@ -107,6 +107,18 @@ class TestReplacing:
             job, _ = a_step(job, pods)
         assert (job.status.restarts, job.status.failures) == ({"ApplicationError": 1}, 1)
 
+    def test_a_worker_that_lives_but_answers_no_more_is_counted_deleted_and_replaced(self):
+        silent = frozenset({"uid-1"})
+        job, decision = a_step(a_running_job(), THREE, silent=silent)
+        assert decision.status.restarts == {"Stuck": 1}
+        assert decision.status.failures == 1, "a deadlock of the script's own must not go on for ever"
+        assert decision.status.interruptions[-1].cause is Cause.STUCK
+        assert decision.actions == (), "counted first, deleted once that is stored"
+        job, decision = a_step(job, THREE, silent=silent)
+        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1", force=True),)
+        later = NOW + 2
+        assert created(a_step(job, [a_pod(0), a_pod(2)], now=later)[1]) == [1]
+
     def test_a_pod_on_a_lost_node_is_replaced_at_once_and_by_force(self):
         job, _ = a_step(a_running_job(), THREE, lost_nodes=frozenset({"node-1"}))
         assert job.status.restarts == {"NodeLost": 1}

@@ -13,6 +13,7 @@ import pytest
 
 from elasticctl.codec import from_json
 from elasticctl.status import Failure, JobStatus
+from elasticctl_controller.membership import REJOIN_S
 from elasticctl_train.launcher.agent import DRAIN_S
 
 from .conftest import Lab
@@ -24,6 +25,7 @@ known = {"rank": int(e["RANK"]), "generation": int(e["ELASTICCTL_GENERATION"])}
 wire = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 def report(kind, step):
     wire.sendto(json.dumps({"kind": kind, "step": step, **known}).encode(), e["ELASTICCTL_AGENT_SOCKET"])
+steps = 0
 if "SILENT" not in e:
     report("progress", 1)
 print(f"rank {e['RANK']} of {e['WORLD_SIZE']} generation {e['ELASTICCTL_GENERATION']} pid {os.getpid()}", flush=True)
@@ -37,6 +39,15 @@ while not os.path.exists(e["LAB"] + "/done"):
             time.sleep(0.02)
         report("drained", 7)
         time.sleep(60)
+    if "COUPLED" in e:  # in step with the others, as training is
+        steps = steps + 1
+        counter = f"{e['LAB']}/steps-{known['generation']}-"
+        with open(counter + e["RANK"], "a") as file:
+            file.write("x")
+        for rank in range(int(e["WORLD_SIZE"])):
+            while not os.path.exists(counter + str(rank)) or os.path.getsize(counter + str(rank)) < steps:
+                time.sleep(0.01)
+        report("progress", steps)
     time.sleep(0.02)
 """
 
@@ -139,6 +150,39 @@ def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None
     assert before[0] in pids(pair, "a-0")
     pair.until(lambda: len(pids(pair, "a-0")) > 1)
     assert len(pids(pair, "a-0")) == 2, "stopped once, for the newcomer, not for the restart"
+
+
+@pytest.fixture
+def coupled(lab: Lab) -> Lab:
+    """Two workers that do steps together and are given up after a second without one."""
+    lab.add("a-0", "a-1")
+    for name in ("a-0", "a-1"):
+        command = [sys.executable, "-c", RANK]
+        lab.start(name, *command, options=("--hang-timeout", "1"), LAB=str(lab.folder), COUPLED="1")
+    lab.until(lambda: (lab.folder / "steps-1-0").exists() and (lab.folder / "steps-1-0").stat().st_size > 20)
+    return lab
+
+
+def test_a_stopped_rank_is_found_and_its_worker_given_up(coupled: Lab) -> None:
+    os.kill(pids(coupled, "a-1")[0], signal.SIGSTOP)
+    assert coupled.workers["a-1"].wait(20) == 1
+    failure = from_json(Failure, coupled.message("a-1"))
+    assert (failure.verdict, failure.rank) == ("stuck", 1)
+    coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"))
+
+
+def test_a_worker_that_is_stopped_as_a_whole_is_left_out_and_named(coupled: Lab) -> None:
+    for process in (coupled.workers["a-1"].pid, *pids(coupled, "a-1")):
+        os.kill(process, signal.SIGSTOP)
+    coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"), REJOIN_S + 20)
+    assert coupled.site.service.view("default/job").silent == {"uid-a-1"}
+
+
+def test_ranks_that_move_are_left_alone(coupled: Lab) -> None:
+    steps = coupled.folder / "steps-1-0"
+    before = steps.stat().st_size
+    coupled.until(lambda: steps.stat().st_size > before + 100)
+    assert len(pids(coupled, "a-0")) == 1
 
 
 def test_several_ranks_of_a_worker_are_told_apart(lab: Lab) -> None:

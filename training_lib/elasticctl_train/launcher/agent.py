@@ -12,14 +12,13 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.api import WorkerState as State
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elasticctl_train.launcher import failure
 from elasticctl_train.launcher.inbox import Inbox
@@ -49,6 +48,7 @@ class End(Enum):
     TERMINATED = "terminated"
     DRAIN = "drain"
     DRAINED = "drained"
+    HUNG = "hung"
 
 
 class Terminated(Exception):
@@ -65,16 +65,25 @@ class _Event:
     number: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`stop_grace_s`: what ranks get between SIGTERM and SIGKILL. `hang_timeout_s`: how long ranks may go without a
+    sign of life, once they have given one, before the group re-forms; 0: for ever.
+    """
+
+    stop_grace_s: float = 5.0
+    hang_timeout_s: float = 0.0
+
+
 class Agent(SimpleElasticAgent):
     """Runs what `starter` starts once per local rank, generation after generation; see the module's docstring.
 
-    `stop_grace_s` is how long ranks get between SIGTERM and SIGKILL. `outcome` is None or the Failure to be left in the
-    pod's termination message once `run` has returned.
+    `outcome` is None or the Failure to be left in the pod's termination message once `run` has returned.
     """
 
-    def __init__(self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, stop_grace_s: float) -> None:
+    def __init__(self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, limits: Limits) -> None:
         super().__init__(spec)
-        self._handler, self._starter, self._stop_grace_s = handler, starter, stop_grace_s
+        self._handler, self._starter, self._limits = handler, starter, limits
         self._inbox = Inbox(handler.client, self._on_drained)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._group = RankGroup(starter, self._on_rank_exit)
@@ -128,6 +137,8 @@ class Agent(SimpleElasticAgent):
                 if self._drain_until is not None:
                     return _Event(End.DRAINED)  # out of patience: the last checkpoint has to do
                 self._starter.warm(self._worker_group.spec.local_world_size)
+                if self._is_hung():
+                    return _Event(End.HUNG)
                 continue
             ended = self._weigh(event)
             if ended is not None:
@@ -175,32 +186,45 @@ class Agent(SimpleElasticAgent):
         if self._terminated:
             return self._depart()
         if event.kind is End.FAILED and event.rank is not None:
-            return self._conclude_failure(event.rank)
+            return self._conclude_failure(failure.Failure.of_rank(*self._place(), event.rank))
+        suspended = self._group.suspended()
+        if suspended:
+            return self._conclude_failure(failure.Failure.of_suspended(*self._place(), suspended[0]))
+        if event.kind is End.HUNG:
+            return self._conclude_failure(failure.Failure.of_hang(*self._place(), self._limits.hang_timeout_s))
         log.info("generation %d is over (%s)", self._handler.generation, self._handler.stale_reason)
         self._stop_workers(self._worker_group)
         return None
 
     def _depart(self) -> RunResult:
         """Leave the group for good: this worker was told to go."""
-        identity = self._handler.identity
         self._tell("leave", "SIGTERM")
         self._stop_workers(self._worker_group)
-        self.outcome = failure.Failure.of_signal("preempted", identity.name, self._handler.generation)
+        self.outcome = failure.Failure.of_signal("preempted", *self._place())
         return RunResult(State.FAILED)
 
-    def _conclude_failure(self, rank: Rank) -> RunResult | None:
-        found = failure.Failure.of_rank(self._handler.identity.name, self._handler.generation, rank)
-        log.warning("rank %d ended: %s", rank.rank, found.describe())
+    def _place(self) -> tuple[str, int]:
+        return self._handler.identity.name, self._handler.generation
+
+    def _is_hung(self) -> bool:
+        limit_s = self._limits.hang_timeout_s
+        heard = self._inbox.heard >= self._handler.generation
+        return heard and 0 < limit_s < self._inbox.silence_s()
+
+    def _conclude_failure(self, found: failure.Failure) -> RunResult | None:
+        """Leave for good when this worker is to blame, else go on with the next generation."""
+        log.warning("generation %d: %s", found.generation, found.describe())
         self._inbox.flush()
-        verdict = "exit" if found.verdict == failure.KILLED else self._verdict(found)
+        of_its_own = found.verdict in (failure.KILLED, failure.STUCK)
+        verdict = "exit" if of_its_own else self._verdict(found)
+        if verdict == "exit" and not of_its_own:
+            found = replace(found, verdict=failure.APPLICATION)  # blamed, whatever it looked like from here
         self._stop_workers(self._worker_group)
         if verdict == "rejoin":
-            log.info("a peer of generation %d was lost: joining the next", self._handler.generation)
             return None
         self._tell("leave", found.describe())
         self.outcome = found
-        detail = ProcessFailure(rank.local_rank, rank.process.pid, rank.code or 1, "")
-        return RunResult(State.FAILED, failures={rank.rank: detail})
+        return RunResult(State.FAILED)
 
     def _verdict(self, found: failure.Failure) -> str:
         """Ask the service whose fault it was; without an answer, one's own."""
@@ -263,7 +287,7 @@ class Agent(SimpleElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         drained = bool(self._drained) and self._drained >= {rank.rank for rank in self._group.ranks}
-        self._group.stop(0.0 if drained else self._stop_grace_s)
+        self._group.stop(0.0 if drained else self._limits.stop_grace_s)
         self._inbox.flush()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -274,7 +298,7 @@ class Agent(SimpleElasticAgent):
         return RunResult(State.SUCCEEDED if codes and None not in codes else State.HEALTHY)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._group.stop(self._stop_grace_s)
+        self._group.stop(self._limits.stop_grace_s)
         self._starter.close()
         self._handler.shutdown()
 

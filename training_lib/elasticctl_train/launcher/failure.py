@@ -16,7 +16,8 @@ from pathlib import Path
 
 from elasticctl_train.launcher.ranks import Rank
 
-APPLICATION, COLLATERAL, KILLED = "application", "collateral", "killed"
+APPLICATION, COLLATERAL, KILLED, STUCK = "application", "collateral", "killed", "stuck"
+STUCK_EXIT_CODE = 1
 TERMINATION_LOG = "/dev/termination-log"
 MAX_MESSAGE_BYTES = 4096
 """Kubernetes' limit of a termination message."""
@@ -72,6 +73,18 @@ class Failure:
     def of_signal(cls, verdict: str, worker: str, generation: int) -> Failure:
         """The launcher itself was told to end."""
         return cls(verdict, worker, generation, 128 + signal.SIGTERM, signal="SIGTERM")
+
+    @classmethod
+    def of_suspended(cls, worker: str, generation: int, rank: Rank) -> Failure:
+        """A rank lives, but was stopped from outside and holds up the group."""
+        error = f"rank {rank.rank} was stopped (SIGSTOP) and held up the group"
+        return cls(STUCK, worker, generation, STUCK_EXIT_CODE, rank.rank, "SIGSTOP", error, tuple(rank.last_lines))
+
+    @classmethod
+    def of_hang(cls, worker: str, generation: int, limit_s: float) -> Failure:
+        """Nobody knows which rank holds up the group: as with a peer's loss, all start again."""
+        error = f"no step for {limit_s:g} s (--hang-timeout)"
+        return cls(COLLATERAL, worker, generation, STUCK_EXIT_CODE, error=error)
 
     def describe(self) -> str:
         """One line: the signal or exit code, and the error's last line."""

@@ -16,6 +16,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,7 @@ class Inbox:
         self._pending: list[dict[str, Any]] = []
         self._furthest: dict[str, Any] | None = None
         self.heard = -1
+        self._life_at = time.monotonic()
         self._stepped_generation = -1
         self._due = threading.Event()
         self._closed = False
@@ -55,6 +57,10 @@ class Inbox:
     def error_file(self, rank: int) -> str:
         """Where torch's `@record` writes the exception of a rank."""
         return os.path.join(self._folder, f"error-{rank}.json")
+
+    def silence_s(self) -> float:
+        """Seconds since a rank last did a step, or said anything else."""
+        return time.monotonic() - self._life_at
 
     def notice_file(self, generation: int) -> str:
         """The file that tells the ranks of a generation to agree on a step, commit it and stop."""
@@ -99,6 +105,7 @@ class Inbox:
         if not isinstance(generation, int) or not isinstance(step, int):
             return
         self.heard = max(self.heard, generation)
+        self._life_at = time.monotonic()
         if message.get("kind") == "drained":
             self._on_drained(generation, message.get("rank", -1))
             return

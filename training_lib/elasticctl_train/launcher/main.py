@@ -46,7 +46,7 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
     from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    from elasticctl_train.launcher.agent import Agent
+    from elasticctl_train.launcher.agent import Agent, Limits
     from elasticctl_train.launcher.failure import APPLICATION, Failure
     from elasticctl_train.launcher.rendezvous import handler_from_environment
 
@@ -59,7 +59,7 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
         rdzv_handler=handler,
         max_restarts=0,
     )
-    agent = Agent(spec, handler, starter, options.stop_grace)
+    agent = Agent(spec, handler, starter, Limits(options.stop_grace, options.hang_timeout))
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         agent.terminate()
@@ -109,6 +109,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--join-timeout", type=float, default=600.0, metavar="S", help="seconds to wait for a group to form"
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        type=float,
+        default=float(os.environ.get("ELASTICCTL_HANG_TIMEOUT_S") or 0),
+        metavar="S",
+        help="seconds without a sign of life from ranks that use the training library, before the group starts again "
+        "from the last checkpoint; 0: never",
     )
     parser.add_argument(
         "--preload",

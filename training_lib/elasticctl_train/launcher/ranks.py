@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from elasticctl_train.launcher.spares import Starter
 
@@ -57,8 +58,14 @@ class RankGroup:
             reader.start()
             waiter.start()
 
+    def suspended(self) -> list[Rank]:
+        """Ranks that somebody has stopped (SIGSTOP, a debugger): they live, but will not move by themselves."""
+        return [entry for entry in self.ranks if entry.code is None and _is_stopped(entry.process.pid)]
+
     def stop(self, grace_s: float) -> None:
         """SIGTERM to every rank, SIGKILL to what is left of them after `grace_s`; returns when all are gone."""
+        if self.suspended():
+            grace_s = 0.0  # they would not notice
         for entry in self.ranks:
             if entry.code is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -81,6 +88,15 @@ class RankGroup:
         reader.join(1.0)  # what it said last belongs to the report; a grandchild may hold the pipe open for longer
         entry.code = code
         self._on_exit(entry)
+
+
+def _is_stopped(pid: int) -> bool:
+    """True for a process in state T or t; False where /proc does not tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def _pass_on(entry: Rank, prefix: str) -> None:
