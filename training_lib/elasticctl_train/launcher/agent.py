@@ -89,6 +89,7 @@ class Agent(SimpleElasticAgent):
         self._group = RankGroup(starter, self._on_rank_exit)
         self._joining = False
         self._terminated = False
+        self._notice = ""
         self._drained: set[int] = set()
         self._drain_until: float | None = None
         self.outcome: failure.Failure | None = None
@@ -104,6 +105,14 @@ class Agent(SimpleElasticAgent):
         if self._joining:
             raise Terminated
 
+    def give_notice(self, reason: str) -> None:
+        """Have this worker leave as SIGTERM would, and say why; from any thread, to a process that handles SIGTERM.
+
+        It goes through the signal, because nothing else interrupts the main thread while it waits for a group.
+        """
+        self._notice = reason
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def close(self) -> None:
         """Send what ranks have reported last, and stop listening to them."""
         self._inbox.close()
@@ -114,8 +123,9 @@ class Agent(SimpleElasticAgent):
                 self._joining = True
                 if self._terminated:
                     raise Terminated
-                # A newcomer that is not ready would have the others wait for its imports instead of training.
-                self._starter.wait_until_warm(WARM_TIMEOUT_S)
+                if self._handler.generation == 0:
+                    # A newcomer that is not ready would have the others wait for its imports instead of training.
+                    self._starter.wait_until_warm(WARM_TIMEOUT_S)
                 self._initialize_workers(self._worker_group)
                 self._joining = False
             except Terminated:
@@ -147,7 +157,7 @@ class Agent(SimpleElasticAgent):
     def _weigh(self, event: _Event) -> _Event | None:
         """What an event means for the running generation; None: it goes on."""
         if event.kind is End.TERMINATED:
-            return None if self._drain("SIGTERM") else event
+            return None if self._drain(self._notice or "SIGTERM") else event
         if event.kind is End.FAILED:
             if event.rank not in self._group.ranks or event.rank is None:
                 return None  # of an older generation
@@ -198,9 +208,9 @@ class Agent(SimpleElasticAgent):
 
     def _depart(self) -> RunResult:
         """Leave the group for good: this worker was told to go."""
-        self._tell("leave", "SIGTERM")
+        self._tell("leave", self._notice or "SIGTERM")
         self._stop_workers(self._worker_group)
-        self.outcome = failure.Failure.of_signal("preempted", *self._place())
+        self.outcome = failure.Failure.of_signal("preempted", *self._place(), self._notice)
         return RunResult(State.FAILED)
 
     def _place(self) -> tuple[str, int]:
