@@ -87,6 +87,7 @@ def test_hostile_values_come_back_as_they_were(provider: str, **fields: Any) -> 
         assert env == {
             **({"ELASTICCTL_STORAGE": fields["storage"]} if fields["storage"] else {}),
             **({} if provider == "local" else {"HOME": "/tmp", "USER": "elasticjob"}),
+            **({} if provider == "local" else {"ELASTICCTL_NOTICE_SOURCE": provider}),
             **fields["env"],
         }
         assert container.get("workingDir", "") == fields["working_dir"]
@@ -189,6 +190,21 @@ def test_a_cloud_job_is_restricted_and_placed(provider: str) -> None:
     ]
     assert terms == [dict(term) for term in placement.terms]
     assert pod["tolerations"] == [dict(toleration) for toleration in placement.tolerations]
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({"provider": "aws"}, "aws"),
+        ({"provider": "gcp"}, "gcp"),
+        ({"provider": "gcp", "spot": False}, None),
+        ({"provider": "local"}, None),
+        ({"provider": "aws", "env": {"ELASTICCTL_NOTICE_SOURCE": "off"}}, "off"),
+    ],
+)
+def test_workers_on_spot_machines_listen_to_their_cloud(fields: dict[str, Any], source: str | None) -> None:
+    env = worker(render(dataclasses.replace(SPEC, image="i", **fields), default())).get("env", [])
+    assert [e["value"] for e in env if e["name"] == "ELASTICCTL_NOTICE_SOURCE"] == ([source] if source else [])
 
 
 def test_on_demand_forbids_what_spot_asks_for() -> None:

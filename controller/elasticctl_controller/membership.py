@@ -155,7 +155,7 @@ class Group:
         self.gone.add(uid)
         self.alive = {other: name for other, name in self.alive.items() if other != uid}
         if self.world and self._is_member(uid) and uid not in self.finished:
-            self._open(reason, now)
+            self._open(self.drain.reason if self.drain else reason, now)
         self.settle(now)
 
     def finish(self, uid: str) -> bool:

@@ -70,9 +70,9 @@ class Failure:
         return cls(verdict, worker, generation, 128 - code if code < 0 else code, rank.rank, name, error, lines)
 
     @classmethod
-    def of_signal(cls, verdict: str, worker: str, generation: int) -> Failure:
+    def of_signal(cls, verdict: str, worker: str, generation: int, why: str = "") -> Failure:
         """The launcher itself was told to end."""
-        return cls(verdict, worker, generation, 128 + signal.SIGTERM, signal="SIGTERM")
+        return cls(verdict, worker, generation, 128 + signal.SIGTERM, signal="SIGTERM", error=why)
 
     @classmethod
     def of_suspended(cls, worker: str, generation: int, rank: Rank) -> Failure:

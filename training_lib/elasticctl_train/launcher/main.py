@@ -15,6 +15,7 @@ import signal
 import sys
 from types import FrameType
 
+from elasticctl_train.launcher import metadata
 from elasticctl_train.launcher.imports import installed_imports
 from elasticctl_train.launcher.spares import PythonCommand, Starter
 
@@ -66,6 +67,8 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
+    if options.notice != metadata.OFF:
+        metadata.Watch(metadata.make_source(options.notice, options.metadata_url), agent.give_notice).start()
     outcome: Failure | None
     try:
         result = agent.run()
@@ -125,6 +128,20 @@ def _parser() -> argparse.ArgumentParser:
         help="what a warm spare process per rank imports ahead, so that a restart is fast: names with commas, "
         "'auto' for torch and the installed packages that the script imports, 'none' for no spares",
     )
+    parser.add_argument(
+        "--notice",
+        type=_notice,
+        default=os.environ.get("ELASTICCTL_NOTICE_SOURCE") or metadata.OFF,
+        metavar="CLOUD",
+        help=f"whose notice that this machine will be taken away to listen to: {', '.join(metadata.CHOICES)}",
+    )
+    parser.add_argument(
+        "--metadata-url",
+        type=_metadata_url,
+        default=os.environ.get("ELASTICCTL_METADATA_URL") or metadata.DEFAULT_URL,
+        metavar="URL",
+        help=f"where the cloud's metadata service answers, if not at {metadata.DEFAULT_URL}",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
     return parser
 
@@ -134,6 +151,19 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
     return value
+
+
+def _notice(text: str) -> str:
+    if text not in metadata.CHOICES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(metadata.CHOICES)}")
+    return text
+
+
+def _metadata_url(text: str) -> str:
+    try:
+        return metadata.check_url(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 if __name__ == "__main__":
