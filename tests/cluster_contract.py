@@ -104,6 +104,38 @@ class ClusterContract:
         wait_until(lambda: len(cluster.list_pods("default", "elastic")) == 1, 60)
         assert running(cluster, "elastic")[0]["metadata"]["uid"] == first
 
+    def test_a_worker_that_is_evicted_hears_of_it_and_is_replaced(self, cluster: Cluster) -> None:
+        script = f"trap 'echo told; exit 143' TERM; echo here; {FOREVER.replace('sleep 1', 'sleep 0.1')}"
+        cluster.create_job(shell_job("evicted", script, workers=2, backoffLimit=0))
+        wait_until(lambda: len(list(cluster.logs("default", "evicted", LogQuery()))) == 2, 60)
+        wait_until(lambda: len(running(cluster, "evicted")) == 2)
+        before = {pod["metadata"]["uid"] for pod in running(cluster, "evicted")}
+        cluster.evict_pod("default", "evicted-worker-1", grace_s=30.0)
+        wait_until(lambda: len({pod["metadata"]["uid"] for pod in running(cluster, "evicted")} | before) == 3, 60)
+        status = cluster.get_job("default", "evicted")["status"]
+        assert (status["restarts"], status["failures"]) == ({"Preempted": 1}, 0)
+        assert "told" in [line.text for line in cluster.logs("default", "evicted", LogQuery(previous=True))]
+
+    def test_a_worker_that_is_evicted_without_grace_is_killed(self, cluster: Cluster) -> None:
+        script = f"trap 'echo told' TERM; echo here; {FOREVER}"
+        cluster.create_job(shell_job("killed", script, backoffLimit=0))
+        wait_until(lambda: list(cluster.logs("default", "killed", LogQuery())), 60)
+        before = wait_until(lambda: running(cluster, "killed"))[0]["metadata"]["uid"]
+        cluster.evict_pod("default", "killed-worker-0", grace_s=0.0)
+        wait_until(lambda: [p for p in running(cluster, "killed") if p["metadata"]["uid"] != before], 60)
+        status = cluster.get_job("default", "killed")["status"]
+        assert (sum(status["restarts"].values()), status["failures"]) == (1, 0)
+        assert set(status["restarts"]) <= {"Deleted", "Killed"}
+        assert "told" not in [line.text for line in cluster.logs("default", "killed", LogQuery(previous=True))]
+
+    def test_only_a_worker_that_runs_can_be_evicted(self, cluster: Cluster) -> None:
+        cluster.create_job(shell_job("over", "true"))
+        wait_until(lambda: phase(cluster, "over") == "Succeeded", 60)
+        with pytest.raises(ConflictError, match="over-worker-0"):
+            cluster.evict_pod("default", "over-worker-0", grace_s=1.0)
+        with pytest.raises(NotFoundError, match="over-worker-7"):
+            cluster.evict_pod("default", "over-worker-7", grace_s=1.0)
+
     def test_a_deleted_job_is_gone_and_its_name_is_free(self, cluster: Cluster) -> None:
         old = cluster.create_job(shell_job("again", FOREVER))
         wait_until(lambda: running(cluster, "again"), 60)

@@ -58,6 +58,13 @@ class Cluster(Protocol):
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """Return the pods of a job, in order of index."""
 
+    def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
+        """Take a worker away as a reclaimed machine does; its job makes another.
+
+        It gets SIGTERM and, after `grace_s` seconds, SIGKILL; with 0 SIGKILL at once. Returns when the request is
+        stored. NotFoundError when there is no such pod, ConflictError when it has ended.
+        """
+
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
         """Return the events of a job and its pods, oldest first."""
 

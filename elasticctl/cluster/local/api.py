@@ -7,6 +7,7 @@
     POST   /v1/namespaces/{namespace}/jobs[?dryRun=All]   a new job
     GET    …/jobs/{name}     PATCH (merge patch)     DELETE
     GET    …/jobs/{name}/pods     …/events     …/logs     (which log files there are, not their content)
+    POST   /v1/namespaces/{namespace}/pods/{pod}/eviction     {"graceSeconds": 30}, 0: at once
 
 An error is `{"error": kind, "message": one line, "path": field path or ""}`; the kinds are `ERRORS`.
 """
@@ -31,6 +32,7 @@ from elasticctl.errors import ClusterError, ConflictError, NotFoundError, SpecEr
 from elasticctl.spec import ElasticJob
 
 MAX_BODY_BYTES = 4 << 20
+MAX_GRACE_S = 86_400.0
 
 ERRORS: Mapping[str, tuple[type[Exception], int]] = {
     "invalid": (SpecError, 400),
@@ -71,6 +73,7 @@ class Api:
                 web.get(job + "/pods", self._pods),
                 web.get(job + "/events", self._events),
                 web.get(job + "/logs", self._logs),
+                web.post("/v1/namespaces/{namespace}/pods/{pod}/eviction", self._evict),
             ]
         )
         return app
@@ -119,6 +122,18 @@ class Api:
         job = await asyncio.to_thread(self.store.get_job, *_job(request))
         found = await asyncio.to_thread(self.store.incarnations, job["metadata"]["uid"])
         return _items([item.pod for item in found if item.pod is not None])
+
+    async def _evict(self, request: web.Request) -> web.Response:
+        grace_s = (await _body(request)).get("graceSeconds")
+        if not isinstance(grace_s, int | float) or isinstance(grace_s, bool) or not 0 <= grace_s <= MAX_GRACE_S:
+            raise SpecError(f"must be a number of seconds from 0 to {MAX_GRACE_S:.0f}", path="graceSeconds")
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        pod = await asyncio.to_thread(self.store.get_pod, namespace, name)
+        if has_ended(pod):
+            raise ConflictError(f"worker {name} has ended already: there is nothing to take away")
+        take_away = self.store.evict_pod if grace_s > 0 else self.store.delete_pod
+        await asyncio.to_thread(take_away, pod["metadata"]["uid"], grace_s=float(grace_s))
+        return web.json_response({})
 
     async def _events(self, request: web.Request) -> web.Response:
         job = await asyncio.to_thread(self.store.get_job, *_job(request))

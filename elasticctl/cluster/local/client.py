@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
-from elasticctl.cluster.local.connection import NotSentError, jobs_path, request
+from elasticctl.cluster.local.connection import NotSentError, eviction_path, jobs_path, request
 from elasticctl.cluster.local.daemon import ensure_supervisor
 from elasticctl.cluster.local.logs import LogFiles, read_logs
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
@@ -55,6 +55,10 @@ class LocalCluster:
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """Return the pods of a job, in order of index."""
         return sorted(self._items(jobs_path(namespace, job, "pods")), key=_index)
+
+    def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
+        """Take a worker away, with `grace_s` seconds of notice; see `Cluster.evict_pod`."""
+        self._call("POST", eviction_path(namespace, name), {"graceSeconds": grace_s})
 
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
         """Return the events of a job and its pods, oldest first."""

@@ -72,7 +72,15 @@ def _connected(api_socket: Path) -> socket.socket:
 
 def jobs_path(namespace: str, name: str = "", part: str = "") -> str:
     """The path of a namespace's jobs, of one job, or of a part of it; names of any content are fine."""
-    words = ["v1", "namespaces", namespace, "jobs", *filter(None, (name, part))]
+    return _path("v1", "namespaces", namespace, "jobs", *filter(None, (name, part)))
+
+
+def eviction_path(namespace: str, pod: str) -> str:
+    """The path to which the wish to take a pod away is posted."""
+    return _path("v1", "namespaces", namespace, "pods", pod, "eviction")
+
+
+def _path(*words: str) -> str:
     return "/" + "/".join(quote(word, safe="") for word in words)
 
 

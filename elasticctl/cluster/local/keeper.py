@@ -38,6 +38,7 @@ RETRY_S = 2.0
 """Pause after the machine (not the worker) has failed us: a full disk, no more processes."""
 NEVER = math.inf
 UNSCHEDULABLE = "Unschedulable"
+SHUT_DOWN = "the local cluster is shut down"
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +229,7 @@ class Keeper:
         if uid not in self._told_to_stop:
             self._told_to_stop.add(uid)
             if _deletion_deadline(pod) is None:
-                self._store.update_pod(uid, lambda p: podstatus.disrupted(p, "the local cluster is shut down"))
+                self._store.update_pod(uid, lambda p: podstatus.disrupted(p, "TerminationByKubelet", SHUT_DOWN))
             if now < deadline:
                 self._say(pod, "Normal", "Killing", f"stopping the worker, {deadline - now:.0f} s of grace")
                 process.terminate()

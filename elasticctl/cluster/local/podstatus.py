@@ -84,9 +84,9 @@ def ended(pod: Manifest, exit_: Exit) -> Manifest:
     return {**pod, "status": status}
 
 
-def disrupted(pod: Manifest, message: str) -> Manifest:
+def disrupted(pod: Manifest, reason: str, message: str) -> Manifest:
     """The worker is about to be ended for a reason that is not its own, as Kubernetes marks it."""
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": message}
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
     status = pod["status"]
     return {**pod, "status": {**status, "conditions": [*status.get("conditions", []), condition]}}
 

@@ -21,6 +21,7 @@ from typing import Any
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.database import Database
 from elasticctl.cluster.local.objects import admitted, grace_of, marked_deleted, patched
+from elasticctl.cluster.local.podstatus import disrupted
 from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ConflictError, NotFoundError
 from elasticctl.spec import LABEL_JOB
@@ -178,6 +179,14 @@ class Store:
             self._insert(db, "Pod", pod, metadata.get("labels", {}).get(LABEL_JOB, ""))
             return pod
 
+    def get_pod(self, namespace: str, name: str) -> Manifest:
+        """Return one pod; NotFoundError when it is not there."""
+        with self._database.reading() as db:
+            pod = self._find(db, "Pod", namespace, name)
+        if pod is None:
+            raise NotFoundError(f"there is no worker {name!r} in namespace {namespace!r}")
+        return pod
+
     def list_pods(self, namespace: str | None = None, job: str | None = None) -> list[Manifest]:
         """Return the pods with a job's label (None: all pods of all jobs), oldest first."""
         with self._database.reading() as db:
@@ -205,6 +214,15 @@ class Store:
         def mark(pod: Manifest) -> Manifest:
             wanted_s = grace_of(pod) if grace_s is None else grace_s
             return marked_deleted(pod, grace_s=wanted_s, now=self._clock())
+
+        self.update_pod(uid, mark)
+
+    def evict_pod(self, uid: str, *, grace_s: float) -> None:
+        """Like `delete_pod`, but marked as a disruption, as the eviction API of Kubernetes does."""
+
+        def mark(pod: Manifest) -> Manifest:
+            target = disrupted(pod, "EvictionByEvictionAPI", "somebody asked for this worker to go")
+            return marked_deleted(target, grace_s=grace_s, now=self._clock())
 
         self.update_pod(uid, mark)
 
