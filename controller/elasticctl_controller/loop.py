@@ -183,12 +183,17 @@ class Controller:
         self._written_at[job.key] = now
 
     def _gather(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
-        """Tell the rendezvous service who is alive, and who of them is on the way out."""
+        """Tell the rendezvous service who is alive, and who of them is on the way out.
+
+        A worker that somebody else deletes is counted as ended, but it is a member until it has gone.
+        """
         if self._rendezvous is None or job.rdzv_endpoint:
             return
         over = job.deleting or status.phase.terminal
-        here = [worker for worker in status.workers if worker.cause is None and not over]
-        terminating = {pod.uid for pod in observed.pods if pod.deleting}
+        lost = observed.lost_nodes
+        stopped = {pod.uid for pod in observed.pods if pod.ended or pod.node in lost or pod.uid in observed.silent}
+        terminating = {pod.uid for pod in observed.pods if pod.deleting} - stopped
+        here = [w for w in status.workers if not over and (w.cause is None or w.uid in terminating)]
         alive = {worker.uid: worker.name for worker in here}
         leaving = {w.uid for w in here if w.removal or job.suspend or w.uid in terminating}
         self._rendezvous.set_group(

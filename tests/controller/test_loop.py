@@ -182,6 +182,20 @@ def test_the_group_is_who_is_alive_and_stays(bench: Bench) -> None:
     assert bench.alive() == set()
 
 
+def test_a_worker_that_somebody_deletes_is_a_member_until_it_has_gone(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 2, minReplicas=1))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    bench.store.evict_pod(bench.pods()[1]["metadata"]["uid"], grace_s=30.0)
+    bench.settle()
+    assert bench.status()["restarts"] == {"Preempted": 1}
+    assert (bench.alive(), bench.leaving()) == ({"job-worker-0", "job-worker-1"}, {"job-worker-1"})
+    bench.end_pod(1, 143)
+    bench.controller.sync(KEY)
+    assert bench.alive() == {"job-worker-0"}
+
+
 def test_a_job_with_a_rendezvous_of_its_own_gets_none_of_ours(bench: Bench) -> None:
     bench.store.create_job(shell_job("job", "true", rdzvEndpoint="etcd:2379"))
     bench.settle()
