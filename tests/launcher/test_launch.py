@@ -104,6 +104,21 @@ def test_an_error_of_ones_own_ends_that_worker_with_its_story(pair: Lab) -> None
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
 
 
+def test_torchs_error_file_names_the_error(lab: Lab) -> None:
+    lab.add("a-0")
+    script = (
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main():\n    raise KeyError('no such layer')\n"
+        "try:\n    main()\nexcept KeyError:\n    print('and a last line of its own')\n    raise SystemExit(9)\n"
+    )
+    lab.start("a-0", sys.executable, "-c", script)
+    assert lab.workers["a-0"].wait(30) == 9
+    failure = from_json(Failure, lab.message("a-0"))
+    assert failure.error == "KeyError: 'no such layer'"
+    assert failure.last_lines[-1] == "and a last line of its own"
+
+
 def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
     os.kill(pids(pair, "a-1")[0], signal.SIGKILL)
     assert pair.workers["a-1"].wait(20) == 137

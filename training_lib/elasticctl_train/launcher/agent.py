@@ -11,7 +11,6 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticA
 from torch.distributed.elastic.agent.server.api import WorkerState as State
 
 from elasticctl_train.launcher import failure
+from elasticctl_train.launcher.environment import torchrun_environment
 from elasticctl_train.launcher.inbox import Inbox
 from elasticctl_train.launcher.ranks import Rank, RankGroup
 from elasticctl_train.launcher.rendezvous import ServiceRendezvous
@@ -196,7 +196,7 @@ class Agent(SimpleElasticAgent):
         if self._terminated:
             return self._depart()
         if event.kind is End.FAILED and event.rank is not None:
-            return self._conclude_failure(failure.Failure.of_rank(*self._place(), event.rank))
+            return self._conclude_failure(self._judged(event.rank))
         suspended = self._group.suspended()
         if suspended:
             return self._conclude_failure(failure.Failure.of_suspended(*self._place(), suspended[0]))
@@ -215,6 +215,10 @@ class Agent(SimpleElasticAgent):
 
     def _place(self) -> tuple[str, int]:
         return self._handler.identity.name, self._handler.generation
+
+    def _judged(self, rank: Rank) -> failure.Failure:
+        error_file = self._inbox.error_file(self._handler.generation, rank.rank)
+        return failure.Failure.of_rank(*self._place(), rank, error_file)
 
     def _is_hung(self) -> bool:
         limit_s = self._limits.hang_timeout_s
@@ -291,7 +295,24 @@ class Agent(SimpleElasticAgent):
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        environments = [(w.global_rank, self._environment(worker_group, w)) for w in worker_group.workers]
+        handler, inbox = self._handler, self._inbox
+        generation = handler.generation
+        ours = {
+            "TORCHELASTIC_RUN_ID": handler.get_run_id(),
+            "TORCHELASTIC_RESTART_COUNT": str(generation),
+            "ELASTICCTL_GENERATION": str(generation),
+            "ELASTICCTL_AGENT_SOCKET": inbox.path,
+            "ELASTICCTL_NOTICE_FILE": inbox.notice_file(generation),
+        }
+        environments = [
+            (
+                worker.global_rank,
+                self._starter.environment
+                | torchrun_environment(worker_group, worker)
+                | {**ours, "TORCHELASTIC_ERROR_FILE": inbox.error_file(generation, worker.global_rank)},
+            )
+            for worker in worker_group.workers
+        ]
         self._group.start(environments)
         return {entry.local_rank: entry.process.pid for entry in self._group.ranks}
 
@@ -311,31 +332,3 @@ class Agent(SimpleElasticAgent):
         self._group.stop(self._limits.stop_grace_s)
         self._starter.close()
         self._handler.shutdown()
-
-    def _environment(self, group: WorkerGroup, worker: Worker) -> Mapping[str, str]:
-        """torchrun's variables, and ours (docs/architecture.md)."""
-        handler = self._handler
-        generation = str(handler.generation)
-        return {
-            **self._starter.environment,
-            "RANK": str(worker.global_rank),
-            "LOCAL_RANK": str(worker.local_rank),
-            "GROUP_RANK": str(group.group_rank),
-            "ROLE_RANK": str(worker.role_rank),
-            "ROLE_NAME": group.spec.role,
-            "WORLD_SIZE": str(worker.world_size),
-            "LOCAL_WORLD_SIZE": str(group.spec.local_world_size),
-            "GROUP_WORLD_SIZE": str(group.group_world_size),
-            "ROLE_WORLD_SIZE": str(worker.role_world_size),
-            "MASTER_ADDR": str(group.master_addr),
-            "MASTER_PORT": str(group.master_port),
-            "TORCHELASTIC_RESTART_COUNT": generation,
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_RUN_ID": handler.get_run_id(),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_ERROR_FILE": self._inbox.error_file(worker.global_rank),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-            "ELASTICCTL_GENERATION": generation,
-            "ELASTICCTL_AGENT_SOCKET": self._inbox.path,
-            "ELASTICCTL_NOTICE_FILE": self._inbox.notice_file(handler.generation),
-        }

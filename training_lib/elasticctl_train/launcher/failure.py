@@ -55,12 +55,12 @@ class Failure:
     last_lines: tuple[str, ...] = ()
 
     @classmethod
-    def of_rank(cls, worker: str, generation: int, rank: Rank) -> Failure:
-        """Judge a rank that ended with a code other than 0."""
+    def of_rank(cls, worker: str, generation: int, rank: Rank, error_file: str = "") -> Failure:
+        """Judge a rank that ended with a code other than 0; `error_file` is where torch's `@record` writes, if used."""
         code = rank.code if rank.code is not None else 1
         lines = tuple(rank.last_lines)
         name = _signal_name(-code) if code < 0 else ""
-        error = _error_line(lines)
+        error = _recorded_error(error_file) or _error_line(lines)
         if code == -signal.SIGKILL:
             verdict = KILLED
         elif code in (1, -signal.SIGABRT) and any(sign in line for sign in PEER_SIGNS for line in lines):
@@ -123,6 +123,15 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _recorded_error(path: str) -> str:
+    """The message of torch's error file; empty when the script wrote none."""
+    try:
+        message = json.loads(Path(path).read_bytes())["message"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _error_line(lines: Sequence[str]) -> str:

@@ -54,9 +54,9 @@ class Inbox:
         for work in (self._listen, self._send_on):
             threading.Thread(target=work, name=f"inbox-{work.__name__}", daemon=True).start()
 
-    def error_file(self, rank: int) -> str:
+    def error_file(self, generation: int, rank: int) -> str:
         """Where torch's `@record` writes the exception of a rank."""
-        return os.path.join(self._folder, f"error-{rank}.json")
+        return os.path.join(self._folder, f"error-{generation}-{rank}.json")
 
     def silence_s(self) -> float:
         """Seconds since a rank last did a step, or said anything else."""

@@ -17,7 +17,7 @@ from types import FrameType
 
 from elasticctl_train.launcher import metadata
 from elasticctl_train.launcher.imports import installed_imports
-from elasticctl_train.launcher.spares import PythonCommand, Starter
+from elasticctl_train.launcher.spares import PythonCommand, Starter, common_environment
 
 EXIT_USAGE = 2
 REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", "ELASTICCTL_RDZV_TOKEN_FILE")
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(command: list[str], options: argparse.Namespace) -> int:
-    starter = Starter(command, _environment(), _preload(options.preload, command))
+    starter = Starter(command, common_environment(), _preload(options.preload, command))
     starter.warm(options.nproc_per_node)
     # Imported here: a wrong call is answered, and the ranks' own import is under way, before the seconds torch takes.
     from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
@@ -95,13 +95,6 @@ def _preload(wanted: str, command: list[str]) -> list[str]:
     python = PythonCommand.parse(command)
     # torch imports torch._dynamo at the first use of an optimizer, which takes as long as torch itself.
     return ["torch", "torch._dynamo", "elasticctl_train.run", *(installed_imports(python.argv[0]) if python else [])]
-
-
-def _environment() -> dict[str, str]:
-    """What all ranks have in common: this process's own, and torchrun's defaults for what it leaves open."""
-    loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
-    interface = {"GLOO_SOCKET_IFNAME": "lo"} if loopback and os.path.exists("/sys/class/net/lo") else {}
-    return {**interface, "OMP_NUM_THREADS": "1", **os.environ}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,6 +23,13 @@ PLAIN_PYTHON_FLAGS = frozenset({"-u"})
 """Interpreter flags that a spare may drop: output is unbuffered anyway."""
 
 
+def common_environment() -> dict[str, str]:
+    """What all ranks and spares of a worker share: this process's own, and defaults for what it leaves open."""
+    loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
+    interface = {"GLOO_SOCKET_IFNAME": "lo"} if loopback and os.path.exists("/sys/class/net/lo") else {}
+    return {**interface, "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}
+
+
 @dataclass(frozen=True, slots=True)
 class PythonCommand:
     """A command that a spare can run: the interpreter, and what follows it from the script on."""
