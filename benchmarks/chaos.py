@@ -1,0 +1,222 @@
+"""Does to one training job all that can happen to it, at random, and proves that nothing was lost.
+
+    python benchmarks/chaos.py [--events 200] [--seed S] [--fixed-size] [--json FILE] [--keep DIR]
+
+A small job on a local cluster of its own: ranks, launchers, whole workers and the supervisor are killed, ranks are
+stopped, workers get notice, the job is scaled. Then it may finish. What its training script recorded and the journal of
+its storage must show that no committed step was lost, that each sample of each epoch was used exactly once on the
+committed line of history, and that the final weights are those of an undisturbed run. Exit code 1 names what is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.chaos_events import NAMESPACE, DidNotHappen, Event, Job, Mischief
+from benchmarks.chaos_proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.cluster.local.daemon import shut_down
+from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
+from elasticctl.errors import ElasticctlError
+from elasticctl.manifests import render
+from elasticctl.spec import JobSpec
+from elasticctl.status import Cause, JobStatus, Phase
+from elasticctl.templates import DEFAULT, find
+
+SCRIPT = Path(__file__).with_name("chaos_train.py")
+WORKERS, LOW, HIGH = 3, 1, 4
+SAMPLES, GLOBAL_BATCH, STEP_S, SAVE_EVERY_STEPS = 250, 16, 0.02, 10
+POLICY = {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0, "hangTimeoutSeconds": 3.0}
+EPOCHS_TO_GO = 3
+"""How far ahead the end is set: far enough to reach every rank before it is there."""
+GOES_ON_TIMEOUT_S, END_TIMEOUT_S = 60.0, 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an event led to; None where the next event came first, or training did not even stop.
+
+    `first_step_s`: from the event to the first step of a group formed after it, of `world` ranks; `redone`: steps of
+    older groups that it did again.
+    """
+
+    first_step_s: float | None = None
+    world: int | None = None
+    redone: int | None = None
+
+
+def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_s: float, fixed: bool) -> Job:
+    """Submit the training script."""
+    job = Job(cluster, name, folder / name)
+    job.folder.mkdir()
+    options = {
+        "record": job.record_file,
+        "end": job.end_file,
+        "seed": seed,
+        "samples": SAMPLES,
+        "global-batch": GLOBAL_BATCH,
+        "save-every-steps": SAVE_EVERY_STEPS,
+        "step-s": step_s,
+    }
+    spec = JobSpec(
+        name,
+        (sys.executable, str(SCRIPT), *(f"--{key}={value}" for key, value in options.items())),
+        workers=WORKERS,
+        min_workers=WORKERS if fixed else LOW,
+        max_workers=WORKERS if fixed else HIGH,
+        storage=(job.folder / "state").as_uri(),
+        backoff_limit=1000,
+    )
+    manifest = render(spec, find(DEFAULT, Path()))
+    manifest["spec"]["policy"] = POLICY
+    cluster.create_job(manifest)
+    return job
+
+
+def disturb(job: Job, mischief: Mischief, dice: random.Random, count: int, say: Callable[[str], None]) -> list[Event]:
+    """Deal `count` events. Most wait until training goes on after the one before; some do not."""
+    job.wait("the first step", lambda: job.trained_since(0.0, anew=False), GOES_ON_TIMEOUT_S)
+    events: list[Event] = []
+    for kind in mischief.deck(count):
+        time.sleep(dice.uniform(0.0, 1.0))
+        events.append(mischief.strike(kind, GOES_ON_TIMEOUT_S))
+        event = events[-1]
+        say(f"{len(events):>4}  {event.kind:<11}{event.target}")
+        if dice.random() < 0.75 or len(events) == count:
+            anew = kind != "supervisor"
+            say_what = f"a step after {kind} ({event.target})"
+            job.wait(say_what, lambda: job.trained_since(event.at, anew=anew), GOES_ON_TIMEOUT_S)  # noqa: B023
+    return events
+
+
+def finish(job: Job, timeout_s: float) -> int:
+    """Let training come to its end; returns how many epochs it was."""
+    epochs = job.read().steps[-1].epoch + EPOCHS_TO_GO
+    return _finish_at(job, epochs, timeout_s)
+
+
+def _finish_at(job: Job, epochs: int, timeout_s: float) -> int:
+    job.set_end(epochs)
+    deadline = time.monotonic() + timeout_s
+    while not job.job().status.phase.terminal:
+        if time.monotonic() > deadline:
+            raise DidNotHappen(f"{job.name} did not end within {timeout_s:.0f} s")
+        time.sleep(0.1)
+    job.read()
+    return epochs
+
+
+def costs(events: Sequence[Event], record: Record) -> list[Cost]:
+    """What each event led to."""
+    found = []
+    for event, until in zip(events, [*(e.at for e in events[1:]), float("inf")], strict=True):
+        before = {step.generation for step in record.steps if step.at <= event.at}
+        new = [s for s in record.steps if event.at < s.at <= until and s.generation not in before]
+        first = min(new, key=lambda s: s.at, default=None)
+        if first is None:
+            found.append(Cost())
+            continue
+        reached = max((s.step for s in record.steps if s.generation < first.generation), default=0)
+        found.append(Cost(first.at - event.at, first.world, max(0, reached - first.step + 1)))
+    return found
+
+
+def prove(job: Job, undisturbed: Job, task: Task, events: Sequence[Event], status: JobStatus) -> dict[str, list[str]]:
+    """Each thing that is to be proven -> what speaks against it."""
+    entries: Any = job.entries()
+    damaged = [str(entry) for entry in entries if isinstance(entry, Exception)]
+    entries = [entry for entry in entries if not isinstance(entry, Exception)]
+    blamed = {cause: n for cause, n in status.restarts.items() if cause in (Cause.APPLICATION, Cause.OOM_KILLED)}
+    weights, how = differing_weights(entries, job.record, undisturbed.record)
+    acknowledged = [(event.at, event.committed) for event in events]
+    return {
+        "the job succeeded": [] if status.phase is Phase.SUCCEEDED else [f"{status.phase.value}: {status.message}"],
+        "nothing was put down to the script": [f"{n} x {cause}" for cause, n in blamed.items()],
+        "every entry of the journal is whole": damaged,
+        f"no committed step was lost ({len(committed_line(entries))} groups committed)": lost_commits(
+            entries, job.record, acknowledged
+        ),
+        f"every sample of {task.epochs} epochs was used exactly once": misused_samples(entries, job.record, task),
+        f"the final weights are those of an undisturbed run ({how})": weights,
+    }
+
+
+def show(events: Sequence[Event], prices: Sequence[Cost], proofs: dict[str, list[str]], took_s: float) -> None:
+    """Print what was done, what it cost and what is proven."""
+    table = Table("#", "event", "to", "committed", "ranks", "next step after", "steps done again", title="chaos")
+    for number, (event, cost) in enumerate(zip(events, prices, strict=True), 1):
+        ranks = f"{event.world} -> {cost.world}" if cost.world else str(event.world)
+        after = "-" if cost.first_step_s is None else f"{cost.first_step_s:.2f} s"
+        redone = "-" if cost.redone is None else str(cost.redone)
+        table.add_row(str(number), event.kind, event.target, str(event.committed), ranks, after, redone)
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    console.print(table)
+    for what, faults in proofs.items():
+        console.print(f"{'NOT PROVEN' if faults else 'proven':<11}{what}")
+    console.print(f"{len(events)} events in {took_s:.0f} s")
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """The whole story, in `folder`; returns the exit code."""
+    began = time.monotonic()
+    say = Console(stderr=True, highlight=False, markup=False).print
+    dice = random.Random(options.seed)
+    cluster = LocalCluster(local_paths(), say)
+    job = make_job(cluster, "chaos", folder, options.seed, step_s=STEP_S, fixed=options.fixed_size)
+    low, high = (WORKERS, WORKERS) if options.fixed_size else (LOW, HIGH)
+    events = disturb(job, Mischief(job, dice, low, high), dice, options.events, say)
+    epochs = finish(job, END_TIMEOUT_S)
+    status = job.job().status
+    undisturbed = make_job(cluster, "undisturbed", folder, options.seed, step_s=0.0, fixed=True)
+    _finish_at(undisturbed, epochs, END_TIMEOUT_S)
+    proofs = prove(job, undisturbed, Task(SAMPLES, GLOBAL_BATCH, epochs), events, status)
+    prices = costs(events, job.record)
+    show(events, prices, proofs, time.monotonic() - began)
+    if options.json:
+        told = [{**asdict(event), **asdict(cost)} for event, cost in zip(events, prices, strict=True)]
+        result = {"seed": options.seed, "epochs": epochs, "restarts": status.restarts, "proofs": proofs, "events": told}
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    for what, faults in proofs.items():
+        for fault in faults:
+            say(f"not proven: {what}: {fault}")
+    return int(any(proofs.values()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=200, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="of the dice, and of the training")
+    parser.add_argument("--fixed-size", action="store_true", help="no scaling; lost workers are waited for")
+    parser.add_argument("--json", type=Path, help="where to write everything as JSON")
+    parser.add_argument("--keep", type=Path, help="an empty folder to work in and to leave as it is, with all logs")
+    options = parser.parse_args(argv)
+    folder = Path(options.keep.absolute() if options.keep else tempfile.mkdtemp(prefix="ec-", dir="/tmp"))
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ[HOME_VARIABLE] = str(folder)
+    try:
+        return run(options, folder)
+    except (DidNotHappen, ElasticctlError) as error:
+        print(f"not proven: seed {options.seed}: {error}", file=sys.stderr)
+        return 1
+    finally:
+        shut_down(local_paths(), keep_jobs=bool(options.keep), say=print)
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

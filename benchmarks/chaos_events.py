@@ -1,0 +1,245 @@
+"""What `chaos` does to a job on the local cluster: each event strikes whoever the dice choose."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos_proof import Record, Resume
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.cluster.local.daemon import supervisor_info
+from elasticctl.cluster.local.paths import POD_UID_VARIABLE
+from elasticctl.cluster.local.podstatus import ANNOTATION_PID
+from elasticctl.errors import ConflictError, NotFoundError
+from elasticctl.spec import ElasticJob, Manifest
+from elasticctl_train.journal import read_commits, read_entries
+from elasticctl_train.storage.local import LocalStorage
+
+NAMESPACE = "default"
+GRACE_S = 30.0
+POLL_S = 0.02
+SHARES = {"rank": 4, "worker": 4, "launcher": 2, "supervisor": 2, "hang": 2, "scale": 3, "notice": 3}
+"""How many of each kind there are in a deck of events."""
+
+
+class DidNotHappen(Exception):
+    """Something that had to happen did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that was done: at what time, with which newest commit there (`committed`, 0: none) and group size."""
+
+    kind: str
+    target: str
+    at: float
+    committed: int
+    world: int
+
+
+@dataclass(slots=True)
+class Job:
+    """A job on the local cluster, its state's folder, and the record of its training script, read as it grows."""
+
+    cluster: LocalCluster
+    name: str
+    folder: Path
+    record: Record = field(default_factory=Record)
+    _read_bytes: int = 0
+
+    @property
+    def record_file(self) -> Path:
+        """Where the training script writes."""
+        return self.folder / "record.jsonl"
+
+    @property
+    def end_file(self) -> Path:
+        """Where the training script reads its last epoch."""
+        return self.folder / "end"
+
+    @property
+    def storage(self) -> LocalStorage:
+        """The job's checkpoints."""
+        return LocalStorage(self.folder / "state")
+
+    def read(self) -> Record:
+        """Take over what has been recorded since."""
+        with contextlib.suppress(FileNotFoundError), self.record_file.open("rb") as file:
+            file.seek(self._read_bytes)
+            whole = file.read().rpartition(b"\n")[0]
+            self._read_bytes += len(whole) + bool(whole)
+            self.record.add(whole.decode())
+        return self.record
+
+    def entries(self) -> list[object]:
+        """The journal's entries."""
+        return [entry for _, entry in read_entries(self.storage)]
+
+    def committed(self) -> int:
+        """The step of the newest commit, 0 if there is none."""
+        return next((commit.step for commit in read_commits(self.storage)), 0)
+
+    def job(self) -> ElasticJob:
+        """The job as stored."""
+        return ElasticJob.from_manifest(self.cluster.get_job(NAMESPACE, self.name))
+
+    def set_end(self, epoch: int) -> None:
+        """Have training end before `epoch`."""
+        temporary = self.end_file.with_suffix(".tmp")
+        temporary.write_text(str(epoch))
+        temporary.replace(self.end_file)
+
+    def wait(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
+        """Wait until `condition` holds; DidNotHappen when the job ends or `timeout_s` pass before that."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            status = self.job().status
+            if status.phase.terminal:
+                raise DidNotHappen(f"{what}: {self.name} is {status.phase.value}: {status.message}")
+            if time.monotonic() > deadline:
+                raise DidNotHappen(f"{what}: not within {timeout_s:.0f} s")
+            time.sleep(POLL_S)
+
+    def trained_since(self, at: float, *, anew: bool) -> bool:
+        """True once a step was done after `at`; with `anew`, by a generation that had done none before."""
+        steps = self.read().steps
+        before = {step.generation for step in steps if step.at <= at} if anew else set()
+        return any(step.at > at and step.generation not in before for step in reversed(steps))
+
+
+class Mischief:
+    """Deals events to `job`, whose size may go from `low` to `high` workers."""
+
+    def __init__(self, job: Job, dice: random.Random, low: int, high: int) -> None:
+        self._job, self._dice, self._low, self._high = job, dice, low, high
+        self._strikes: Mapping[str, Callable[[], str | None]] = {
+            "rank": lambda: self._signal_rank(signal.SIGKILL),
+            "worker": self._kill_worker,
+            "launcher": self._kill_launcher,
+            "supervisor": self._kill_supervisor,
+            "hang": lambda: self._signal_rank(signal.SIGSTOP),
+            "scale": self._scale,
+            "notice": self._give_notice,
+        }
+
+    def deck(self, count: int) -> Iterator[str]:
+        """The kinds of `count` events: shuffled decks, one after the other."""
+        kinds = [
+            kind for kind, share in SHARES.items() for _ in range(share) if kind != "scale" or self._low < self._high
+        ]
+        for number in range(count):
+            if number % len(kinds) == 0:
+                self._dice.shuffle(kinds)
+            yield kinds[number % len(kinds)]
+
+    def strike(self, kind: str, timeout_s: float) -> Event:
+        """Do it, as soon as there is somebody to do it to."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            resumes = self._job.read().resumes
+            world = resumes[-1].world if resumes else 0
+            committed, at = self._job.committed(), time.time()
+            target = self._strikes[kind]()
+            if target is not None:
+                return Event(kind, target, at, committed, world)
+            if time.monotonic() > deadline:
+                raise DidNotHappen(f"{kind}: for {timeout_s:.0f} s there was nobody to strike")
+            time.sleep(POLL_S)
+
+    def _signal_rank(self, number: signal.Signals) -> str | None:
+        ranks = [resume for resume in self._newest_ranks() if _runs(resume)]
+        if not ranks:
+            return None
+        victim = self._dice.choice(sorted(ranks, key=lambda r: r.rank))
+        return f"rank {victim.rank}, {victim.worker}" if _signal(victim.pid, number) else None
+
+    def _kill_worker(self) -> str | None:
+        """The shim first, so that nobody is left to tell of the others' end."""
+        pod = self._choose_pod()
+        launcher = _process_of(pod) if pod else None
+        if pod is None or launcher is None:
+            return None
+        with contextlib.suppress(psutil.Error):
+            shim = launcher.parent()
+            for process in [*([shim] if shim else []), launcher, *launcher.children(recursive=True)]:
+                _signal(process.pid, signal.SIGKILL)
+        return str(pod["metadata"]["name"])
+
+    def _kill_launcher(self) -> str | None:
+        pod = self._choose_pod()
+        launcher = _process_of(pod) if pod else None
+        if pod is None or launcher is None or not _signal(launcher.pid, signal.SIGKILL):
+            return None
+        return str(pod["metadata"]["name"])
+
+    def _kill_supervisor(self) -> str | None:
+        info = supervisor_info(self._job.cluster.paths)
+        if info is None or not _signal(info.pid, signal.SIGKILL):
+            return None
+        time.sleep(self._dice.uniform(0.0, 1.0))  # nobody is in charge
+        self._job.cluster.list_jobs(None)  # which starts it again
+        return f"process {info.pid}"
+
+    def _scale(self) -> str | None:
+        job = self._job.job()
+        wanted = self._dice.choice([n for n in range(self._low, self._high + 1) if n != job.desired])
+        patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": wanted}}}}
+        self._job.cluster.patch_job(NAMESPACE, self._job.name, patch)
+        return f"{job.desired} -> {wanted}"
+
+    def _give_notice(self) -> str | None:
+        pod = self._choose_pod()
+        if pod is None:
+            return None
+        try:
+            self._job.cluster.evict_pod(NAMESPACE, pod["metadata"]["name"], grace_s=GRACE_S)
+        except (NotFoundError, ConflictError):  # it has just ended by itself
+            return None
+        return str(pod["metadata"]["name"])
+
+    def _newest_ranks(self) -> list[Resume]:
+        resumes = self._job.record.resumes
+        newest = max((resume.generation for resume in resumes), default=0)
+        return [resume for resume in resumes if resume.generation == newest]
+
+    def _choose_pod(self) -> Manifest | None:
+        pods = self._job.cluster.list_pods(NAMESPACE, self._job.name)
+        running = [p for p in pods if p["status"]["phase"] == "Running" and "deletionTimestamp" not in p["metadata"]]
+        return self._dice.choice(running) if running else None
+
+
+def _runs(resume: Resume) -> bool:
+    """True when the process is still the one that resumed: no other has got its number since."""
+    try:
+        process = psutil.Process(resume.pid)
+        return process.create_time() < resume.at and process.status() not in (
+            psutil.STATUS_ZOMBIE,
+            psutil.STATUS_STOPPED,
+        )
+    except psutil.Error:
+        return False
+
+
+def _process_of(pod: Manifest) -> psutil.Process | None:
+    """A worker's own process, the launcher; None when it is gone."""
+    try:
+        process = psutil.Process(int(pod["metadata"]["annotations"][ANNOTATION_PID]))
+        return process if process.environ().get(POD_UID_VARIABLE) == pod["metadata"]["uid"] else None
+    except (psutil.Error, KeyError):
+        return None
+
+
+def _signal(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,174 @@
+"""What `chaos` has to prove, from what the training script recorded and what the storage's journal says. Pure.
+
+The journal orders everything: a generation that takes over fences all before it and begins at the newest commit that is
+before it in the journal. So the *committed line* of history is, of each generation that committed, its steps from where
+it began to its last commit. Whatever was trained beyond that was undone, and done again by a later generation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticctl_train.commits import Commit, Entry, Generation
+
+MAX_FAULTS = 5
+CLOSE = 1e-7
+"""Relative difference of weights that another order of summation may make, in double precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A rank of a generation of the journal began at `step`; `at` is seconds since the epoch."""
+
+    at: float
+    pid: int
+    worker: str
+    rank: int
+    world: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step on one rank, and the samples that were its part of the global batch."""
+
+    at: float
+    rank: int
+    world: int
+    generation: int
+    step: int
+    epoch: int
+    samples: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Record:
+    """All that the training script has said, in order; `weights` once for each time that it came to its end."""
+
+    resumes: list[Resume] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    weights: list[list[float]] = field(default_factory=list)
+
+    def add(self, lines: str) -> None:
+        """Take over whole lines."""
+        for line in lines.splitlines():
+            said = json.loads(line)
+            kind = said.pop("kind")
+            if kind == "weights":
+                self.weights.append(said["values"])
+            elif kind == "resumed":
+                self.resumes.append(_of(Resume, said))
+            else:
+                self.steps.append(_of(Step, {**said, "samples": tuple(said["samples"])}))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The part of the committed line that one generation trained: the steps after `begin` up to `end`."""
+
+    generation: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What was to be trained."""
+
+    samples: int
+    global_batch: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in all."""
+        return self.epochs * math.ceil(self.samples / self.global_batch)
+
+
+def committed_line(entries: Iterable[Entry]) -> list[Stretch]:
+    """The stretches, in order, from the journal's entries."""
+    begin, ends = 0, dict[int, tuple[int, int]]()
+    for entry in sorted(entries, key=lambda e: e.position):
+        if isinstance(entry, Commit):
+            first = ends.get(entry.generation, (begin, 0))[0]
+            ends[entry.generation] = (first, entry.step)
+            begin = entry.step
+    return [Stretch(generation, *bounds) for generation, bounds in ends.items()]
+
+
+def lost_commits(entries: Iterable[Entry], record: Record, acknowledged: Iterable[tuple[float, int]]) -> list[str]:
+    """Faults if any generation began before the newest commit it could have begun at.
+
+    `acknowledged` are (time, step): the newest commit that was there at that time; who begins later begins there at
+    least.
+    """
+    newest, begins = 0, dict[int, int]()
+    for entry in sorted(entries, key=lambda e: e.position):
+        if isinstance(entry, Generation):
+            begins[entry.generation] = newest
+        else:
+            newest = entry.step
+    faults = []
+    for resume in record.resumes:
+        expected = begins.get(resume.generation)
+        if expected != resume.step:
+            faults.append(
+                f"rank {resume.rank} of generation {resume.generation} began at {resume.step}, not {expected}"
+            )
+    for at, step in acknowledged:
+        late = [r for r in record.resumes if r.at > at and r.step < step]
+        faults += [f"step {step} was committed, but generation {r.generation} began at {r.step}" for r in late[:1]]
+    return faults[:MAX_FAULTS]
+
+
+def misused_samples(entries: Iterable[Entry], record: Record, task: Task) -> list[str]:
+    """Faults if the committed line is not the whole task with each sample of each epoch in it exactly once."""
+    line = committed_line(entries)
+    reached = line[-1].end if line else 0
+    faults = [f"the last commit is of step {reached}, the end is {task.steps}"] if reached != task.steps else []
+    parts: dict[tuple[int, int], list[Step]] = defaultdict(list)
+    for step in record.steps:
+        parts[step.generation, step.step].append(step)
+    used: dict[int, Counter[int]] = defaultdict(Counter)
+    for stretch in line:
+        for number in range(stretch.begin + 1, stretch.end + 1):
+            ranks = parts[stretch.generation, number]
+            if sorted(part.rank for part in ranks) != list(range(ranks[0].world if ranks else 1)):
+                faults.append(f"step {number} of generation {stretch.generation} was not recorded once by every rank")
+            for part in ranks:
+                used[part.epoch].update(part.samples)
+    once = Counter(range(task.samples))
+    for epoch in range(task.epochs):
+        if used[epoch] != once:
+            missed, again = (sorted(found.elements()) for found in (once - used[epoch], used[epoch] - once))
+            faults.append(f"epoch {epoch}: samples {missed[:5]} missed, {again[:5]} used again")
+    return faults[:MAX_FAULTS]
+
+
+def differing_weights(entries: Iterable[Entry], record: Record, undisturbed: Record) -> tuple[list[str], str]:
+    """Faults if the final weights are not those of the undisturbed run, and how the two were compared.
+
+    They must be equal if all of the committed line was trained by groups of the undisturbed one's size, else close.
+    """
+    if not (record.weights and undisturbed.weights):
+        return ["a run left no final weights"], ""
+    line = {stretch.generation for stretch in committed_line(entries)}
+    sizes = {step.world for step in record.steps if step.generation in line}
+    same = sizes == {step.world for step in undisturbed.steps}
+    mine, theirs = record.weights[-1], undisturbed.weights[-1]
+    scale = max(map(abs, theirs))
+    apart = max((abs(a - b) for a, b in zip(mine, theirs, strict=True)), default=0.0) / scale
+    how = f"equal, world size {min(sizes)}" if same else f"{apart:.1e} apart, world sizes {sorted(sizes)}"
+    if apart > (0.0 if same else CLOSE) or not all(map(math.isfinite, mine)):
+        return [f"{apart:.1e} apart (relative to the largest), world sizes {sorted(sizes)}"], how
+    return [], how
+
+
+def _of(kind: Any, said: dict[str, Any]) -> Any:
+    return kind(**{name: said[name] for name in kind.__slots__})

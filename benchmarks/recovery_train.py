@@ -1,0 +1,133 @@
+"""The training script of the recovery benchmark, the same for every contender.
+
+A small DistributedDataParallel model on CPUs, kept by elasticctl_train. It appends a line for each optimizer step of
+each rank (see `timeline`), and on request one for each phase of its own start.
+"""
+
+# ruff: noqa: E402 - the time of the first line is one of the things measured
+import time
+
+BEGAN_AT = time.time()
+
+import argparse
+import json
+import os
+import secrets
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from elasticctl_train import Run, SavePolicy
+
+SAMPLES, FEATURES, CLASSES, GLOBAL_BATCH = 4800, 64, 10, 48
+
+
+class Lines:
+    """Appends JSON lines to a file that other processes append to as well: one write() each."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def add(self, **fields: object) -> None:
+        """Append one object, with the time and this process's id."""
+        os.write(self._file, json.dumps({"at": time.time(), "pid": os.getpid(), **fields}).encode() + b"\n")
+
+
+class Marks:
+    """Records when this process got where, while it starts; without a path, nothing."""
+
+    def __init__(self, path: str) -> None:
+        self._lines = Lines(path) if path else None
+        self.note("script", at=BEGAN_AT)
+
+    def note(self, phase: str, **fields: object) -> None:
+        """`phase` is done now."""
+        if self._lines:
+            self._lines.add(phase=phase, **fields)
+
+    def note_inside_run(self) -> None:
+        """Note also when the parts of `Run(...)` are done."""
+        if not self._lines:
+            return
+        from elasticctl_train import checkpoint, dist
+
+        library: Any = dist
+        library.join = self._noting("joined", library.join)
+        checkpointer: Any = checkpoint.Checkpointer
+        checkpointer.restore = self._noting("restored", checkpointer.restore)
+
+    def _noting(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            self.note(phase)
+            return result
+
+        return noted
+
+
+def group_name() -> str:
+    """A name that the ranks of this incarnation, and no other, have in common."""
+    number = torch.tensor([secrets.randbits(62)])
+    if dist.is_initialized():
+        dist.broadcast(number, 0)
+    return f"{int(number):x}"
+
+
+def build_model() -> nn.Module:
+    """A network of about 85,000 parameters."""
+    hidden = 256
+    return nn.Sequential(
+        nn.Linear(FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--storage", required=True)
+    parser.add_argument("--steps", required=True, help="the file to append steps to")
+    parser.add_argument("--marks", default="", help="the file to append phases to")
+    parser.add_argument("--step-s", type=float, required=True, help="how long each step takes at least")
+    parser.add_argument("--save-every-steps", type=int, required=True)
+    parser.add_argument("--collective-timeout-s", type=float, help="torch's own limit for a collective")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    marks = Marks(args.marks)
+    marks.note("imported")
+    marks.note_inside_run()
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(CLASSES, (SAMPLES,)))
+    net = build_model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    marks.note("built")
+    if args.collective_timeout_s is not None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=args.collective_timeout_s))
+    with Run(args.storage, model=net, optimizer=optimizer, save=SavePolicy(every_steps=args.save_every_steps)) as run:
+        marks.note("run")
+        model, group = run.model, group_name()
+        marks.note("wrapped")
+        lines = Lines(args.steps)
+        first = run.steps_done + 1
+        for _ in run.epochs(1_000_000):
+            for inputs, labels in run.loader(data, global_batch=GLOBAL_BATCH, shuffle=True):
+                time.sleep(args.step_s)
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                optimizer.zero_grad()
+                run.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                step = run.steps_done + 1
+                lines.add(rank=run.rank, world=run.world_size, step=step, group=group)
+                if step == first:
+                    marks.note("stepped")
+                run.step(loss=loss)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""How fast the rendezvous service forms a large group, and forms it again when one member is lost.
+
+    python benchmarks/rendezvous.py [--agents 512] [--repeats 5] [--json FILE]
+
+The service runs in a process of its own, as in the supervisor and the controller, and is told who is alive over a pipe.
+The agents are simulated, without torch: each sends what a launcher sends, on a connection of its own for each request,
+from one process. All times are from the first request (the loss) to the last agent's answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+from aiohttp import web
+
+from benchmarks import results
+from benchmarks.results import Spread
+from elasticctl.status import JobStatus
+from elasticctl_controller.rendezvous import RendezvousService
+
+KEY, JOB_UID, TOKEN = "default/job", "job-uid", "benchmark"
+FORM_AIM_S, REFORM_AIM_S, MEMORY_AIM_MIB = 1.0, 0.3, 100.0
+QUIET_S = 0.3
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One round: seconds to form and to re-form, and the service's highest resident memory so far, in MiB."""
+
+    form_s: float
+    reform_s: float
+    memory_mib: float
+
+
+def serve(commands: Connection) -> None:
+    """The service's process: answers with its port, then does what it is told until the pipe is closed."""
+    with suppress(EOFError, KeyboardInterrupt):
+        asyncio.run(_serve(commands))
+
+
+async def _serve(commands: Connection) -> None:
+    service = RendezvousService(token_for=lambda uid: TOKEN, on_change=lambda key: None)
+    runner = web.AppRunner(service.app(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
+    await site.start()
+    commands.send(runner.addresses[0][1])
+    while True:
+        verb, uids = await asyncio.to_thread(commands.recv)
+        at = time.monotonic()
+        if verb == "lose":
+            service.lose(KEY, uids[0])
+        else:
+            service.drop(KEY)
+            alive = {uid: f"worker-{uid}" for uid in uids}
+            service.set_group(KEY, status=JobStatus(), job_uid=JOB_UID, alive=alive, minimum=1)
+        commands.send(at)
+
+
+class Agent:
+    """Says what a launcher's rendezvous handler says."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, number: int) -> None:
+        self._session, self._url = session, url
+        self.uid = f"uid-{number}"
+        self._me = {"uid": self.uid, "name": f"worker-{number}", "host": "127.0.0.1", "port": 1024 + number, "slots": 1}
+
+    async def join(self, generation: int) -> bytes:
+        """Join the next generation; returns the world as the service wrote it, once it has formed."""
+        while True:
+            answer = await self._call("join", json.dumps({**self._me, "generation": generation}).encode())
+            if b'"formed"' in answer[:40]:
+                return answer
+
+    async def watch(self, world: bytes) -> None:
+        """Return once the group of `world` is no more."""
+        known = json.loads(world)
+        body = {"uid": self.uid, "generation": known["generation"], "members": known["members"], "draining": False}
+        data = json.dumps(body).encode()
+        while b'"stale"' not in await self._call("watch", data):
+            continue
+
+    async def _call(self, verb: str, body: bytes) -> bytes:
+        async with self._session.post(f"{self._url}/{verb}", data=body) as response:
+            answer = await response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{verb}: HTTP {response.status}: {answer[:200]!r}")
+        return answer
+
+
+async def one_round(agents: Sequence[Agent], commands: Connection, service: psutil.Process) -> Found:
+    """Form a group of all agents, lose the first, and let the others form again."""
+    await _tell(commands, "alive", [agent.uid for agent in agents])
+    began = time.monotonic()
+    worlds = await asyncio.gather(*(agent.join(0) for agent in agents))
+    form_s = time.monotonic() - began
+    _check(worlds, len(agents))
+    watches = [asyncio.create_task(_again(agent, worlds[0])) for agent in agents[1:]]
+    await _until_quiet(service)  # all of them wait now
+    lost_at = await _tell(commands, "lose", [agents[0].uid])
+    again = await asyncio.gather(*watches)
+    reform_s = time.monotonic() - lost_at
+    _check(again, len(agents) - 1)
+    return Found(form_s, reform_s, _highest_memory_mib(service))
+
+
+async def _again(agent: Agent, world: bytes) -> bytes:
+    await agent.watch(world)
+    return await agent.join(1)
+
+
+async def _tell(commands: Connection, verb: str, uids: list[str]) -> float:
+    """Tell the service's process; returns when it did so, on the clock that both share."""
+    commands.send((verb, uids))
+    at: float = await asyncio.to_thread(commands.recv)
+    return at
+
+
+def _check(worlds: Sequence[bytes], members: int) -> None:
+    if len(set(worlds)) != 1 or len(json.loads(worlds[0])["members"]) != members:
+        raise RuntimeError(f"{len(set(worlds))} different worlds were formed, of {members} members expected")
+
+
+async def _until_quiet(process: psutil.Process) -> None:
+    """Wait until the process has used no processor time for a while: it has nothing left to do."""
+    deadline = time.monotonic() + LIMIT_S
+    used_s, since = -1.0, time.monotonic()
+    while time.monotonic() < since + QUIET_S:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the service was still busy after {LIMIT_S:.0f} s")
+        await asyncio.sleep(0.05)
+        times = process.cpu_times()
+        if times.user + times.system != used_s:
+            used_s, since = times.user + times.system, time.monotonic()
+
+
+def _highest_memory_mib(process: psutil.Process) -> float:
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        return float(process.memory_info().rss) / 2**20
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
+
+
+async def measure(count: int, repeats: int, commands: Connection, service: psutil.Process) -> list[Found]:
+    """`repeats` rounds with `count` agents."""
+    port = commands.recv()
+    url = f"http://127.0.0.1:{port}/v1/jobs/{KEY}"
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    timeout = aiohttp.ClientTimeout(total=LIMIT_S)
+    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+        agents = [Agent(session, url, number) for number in range(count)]
+        return [await one_round(agents, commands, service) for _ in range(repeats)]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; 1 when an aim was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=512, metavar="N")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
+    args = parser.parse_args(argv)
+    began_at = time.time()
+    context = multiprocessing.get_context("spawn")
+    commands, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        found = asyncio.run(measure(args.agents, args.repeats, commands, psutil.Process(process.pid)))
+    finally:
+        process.kill()
+        process.join()
+    summary = summarise(found)
+    print(line(args.agents, summary))
+    if args.json:
+        args.json.write_text(json.dumps(as_json(args.agents, found, summary, began_at), indent=1) + "\n")
+    return int(not met(summary))
+
+
+def summarise(found: Sequence[Found]) -> dict[str, Spread]:
+    """The spread of each figure."""
+    return {name: Spread.of(getattr(one, name) for one in found) for name in ("form_s", "reform_s", "memory_mib")}
+
+
+def met(summary: dict[str, Spread]) -> bool:
+    """True when the medians reach the aims."""
+    aims = {"form_s": FORM_AIM_S, "reform_s": REFORM_AIM_S, "memory_mib": MEMORY_AIM_MIB}
+    return all((summary[name].p50 or 0.0) <= aim for name, aim in aims.items())
+
+
+def line(count: int, summary: dict[str, Spread]) -> str:
+    """The figures in a line."""
+    form, reform, memory = summary["form_s"], summary["reform_s"], summary["memory_mib"]
+    return (
+        f"{count} agents: form {form.p50:.2f} s (p95 {form.p95:.2f}, aim {FORM_AIM_S}), "
+        f"re-form after one loss {reform.p50:.2f} s (p95 {reform.p95:.2f}, aim {REFORM_AIM_S}), "
+        f"memory {memory.p95:.0f} MiB (aim {MEMORY_AIM_MIB:.0f})"
+    )
+
+
+def as_json(count: int, found: Sequence[Found], summary: dict[str, Spread], began_at: float) -> dict[str, Any]:
+    """Everything there is to know about a run."""
+    return {
+        "beganAt": began_at,
+        "machine": results.machine(),
+        "versions": results.versions(),
+        "agents": count,
+        "rounds": [asdict(one) for one in found],
+        "summary": {name: asdict(spread) for name, spread in summary.items()},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What happens to a job: who is killed, told or stopped, and what the group should be afterwards."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks import processes
+from benchmarks.contenders import Job
+from benchmarks.timeline import Expected, Step, current_group
+
+Strike = Callable[[Job, Sequence[Step], int], float]
+"""Does it to a job whose steps so far are given, in the n-th repeat; returns when, in seconds since the epoch."""
+
+
+class Missed(Exception):
+    """The scenario could not be played: its target was not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """An event for a job of `workers` workers; `limit_s` is how long afterwards it may take to recover."""
+
+    name: str
+    title: str
+    strike: Strike
+    workers: int = 3
+    expected: Expected = Expected(world=3)
+    hang: bool = False
+    limit_s: float = 60.0
+
+
+def kill(*ranks: int) -> Strike:
+    """SIGKILL to the whole workers that have these ranks: their agents and everything below."""
+
+    def strike(job: Job, steps: Sequence[Step], turn: int) -> float:
+        return processes.kill_trees([_agent_of(job, steps, rank) for rank in ranks])
+
+    return strike
+
+
+def kill_two(job: Job, steps: Sequence[Step], turn: int) -> float:
+    """SIGKILL to two whole workers at once, another pair in each repeat."""
+    return kill(turn % 3, (turn + 1) % 3)(job, steps, turn)
+
+
+def give_notice(job: Job, steps: Sequence[Step], turn: int) -> float:
+    """SIGTERM to the agent of one worker, another one in each repeat."""
+    agent = _agent_of(job, steps, turn % 3)
+    at = time.time()
+    processes.send(agent, signal.SIGTERM)
+    return at
+
+
+def stop_rank(job: Job, steps: Sequence[Step], turn: int) -> float:
+    """SIGSTOP to one rank's process, another one in each repeat."""
+    pid = _pid_of(steps, turn % 3)
+    at = time.time()
+    processes.send(pid, signal.SIGSTOP)
+    return at
+
+
+def scale(workers: int) -> Strike:
+    """Ask for another number of workers."""
+    return lambda job, steps, turn: job.scale(workers)
+
+
+def _pid_of(steps: Sequence[Step], rank: int) -> int:
+    for step in reversed(current_group(steps)):
+        if step.rank == rank:
+            return step.pid
+    raise Missed(f"rank {rank} has taken no step")
+
+
+def _agent_of(job: Job, steps: Sequence[Step], rank: int) -> int:
+    agents = job.agents()
+    worker = processes.owner_of(_pid_of(steps, rank), agents)
+    if worker is None:
+        raise Missed(f"rank {rank} belongs to none of the workers {sorted(agents)}")
+    return agents[worker]
+
+
+_ALL = (
+    Scenario("kill-0", "kill the worker of rank 0", kill(0)),
+    Scenario("kill-1", "kill the worker of rank 1", kill(1)),
+    Scenario("kill-2", "kill the worker of rank 2", kill(2)),
+    Scenario("kill-two", "kill two of three workers at once", kill_two),
+    Scenario("notice", "SIGTERM to a worker", give_notice),
+    Scenario("hang", "SIGSTOP to a rank", stop_rank, hang=True, limit_s=120.0),
+    Scenario("scale-up", "scale 2 -> 3", scale(3), workers=2, expected=Expected(world=3, smaller_counts=False)),
+    Scenario("scale-down", "scale 3 -> 2", scale(2), expected=Expected(world=2, smaller_counts=False)),
+)
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}
+QUICK = ("kill-0", "notice", "scale-up")

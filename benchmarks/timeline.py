@@ -1,0 +1,101 @@
+"""From the steps that a training script recorded to what an event cost. Pure: no clock, no files.
+
+The training script appends one JSON line per rank and optimizer step. A *group* is one incarnation of the process
+group: its ranks agree on a random name when they start, so a new name is a group that did not exist before. Everything
+that is said about a recovery comes from these lines and the time of the event, the same way for every contender.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step on one rank; `at` is seconds since the epoch, `pid` the process that took it."""
+
+    at: float
+    rank: int
+    world: int
+    step: int
+    group: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an event leads to: a group of `world` ranks in the end.
+
+    `smaller_counts`: a group of another size is a recovery too, as after the loss of a worker, which the others need
+    not wait for; after a scaling only the wanted size is.
+    """
+
+    world: int
+    smaller_counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened after an event; times are seconds after it, None: it did not happen.
+
+    first_step_s   the first optimizer step by any rank of a group that did not exist before the event (and that is of
+                   the expected size, where only that counts)
+    standstill_s   from the last step of the group before it to that step: how long nobody trained
+    whole_s        the first step of a new group of the expected size
+    steps_redone   steps that were done again, summed over every re-forming since the event: for each new group, the
+                   highest step recorded before its first step, less the step it resumed from
+    last_step_s    the last step recorded
+    """
+
+    first_step_s: float | None = None
+    standstill_s: float | None = None
+    whole_s: float | None = None
+    steps_redone: int = 0
+    last_step_s: float | None = None
+
+
+def parse(text: str) -> list[Step]:
+    """Read recorded lines; one without its newline was cut off by its writer's end and is left out."""
+    whole = text[: text.rfind("\n") + 1]
+    return [Step(**json.loads(line)) for line in whole.splitlines()]
+
+
+def current_group(steps: Sequence[Step]) -> list[Step]:
+    """The steps of the group that was the last to take its first step; empty when there is none."""
+    begun: dict[str, float] = {}
+    for step in sorted(steps, key=lambda s: s.at):
+        begun.setdefault(step.group, step.at)
+    newest = max(begun, key=lambda group: begun[group], default=None)
+    return [step for step in steps if step.group == newest]
+
+
+def outcome(steps: Iterable[Step], event_at: float, expected: Expected) -> Outcome:
+    """What the event at `event_at` (seconds since the epoch) cost."""
+    ordered = sorted(steps, key=lambda s: s.at)
+    before = {step.group for step in ordered if step.at <= event_at}
+    news = [step for step in ordered if step.group not in before]
+    whole = next((step for step in news if step.world == expected.world), None)
+    first = news[0] if news and expected.smaller_counts else whole
+    standstill_s = None
+    if first is not None:
+        last = max((step.at for step in ordered if step.group != first.group and step.at <= first.at), default=event_at)
+        standstill_s = first.at - last
+    return Outcome(
+        first_step_s=first.at - event_at if first else None,
+        standstill_s=standstill_s,
+        whole_s=whole.at - event_at if whole else None,
+        steps_redone=_redone(ordered, before),
+        last_step_s=ordered[-1].at - event_at if ordered else None,
+    )
+
+
+def _redone(ordered: Sequence[Step], before: set[str]) -> int:
+    seen, highest, total = set(before), 0, 0
+    for step in ordered:
+        if step.group not in seen:
+            seen.add(step.group)
+            total += max(0, highest - step.step + 1)
+        highest = max(highest, step.step)
+    return total
