@@ -24,9 +24,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean "x"?)` with the nearest of `known`, or nothing when none is near."""
     import difflib  # takes as long to import as all of this package, and few command lines are wrong
 
-    folded = {option.lower(): option for option in known}
+    # The dashes of flags, alike in all, would make strangers look near.
+    folded = {option.lower().lstrip("-"): option for option in known}
     # One wrong letter of two is half of a name such as t4.
-    near = difflib.get_close_matches(name.lower()[:100], folded, n=1, cutoff=0.5 if len(name) <= 3 else 0.6)
+    wanted = name.lower().lstrip("-")[:100]
+    near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.5 if len(wanted) <= 3 else 0.6)
     return f" (did you mean {shown(folded[near[0]])}?)" if near else ""
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import click
-from click.shell_completion import get_completion_class
+from typing import Annotated, Literal
+
+import typer
+from typer.completion import shell_complete
 
 import elasticctl
-from elasticctl.cli import options
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.main import COMPLETE_VAR
 from elasticctl.cli.output import emit, hint
 
 _WHERE = {
@@ -15,28 +18,26 @@ _WHERE = {
     "fish": "elasticctl completion fish > ~/.config/fish/completions/elasticctl.fish",
 }
 
+app = new_app()
 
-@click.command()
-@options.bare
+
+@verb(app, "version")
 def version() -> None:
     """Print the version."""
     emit(f"elasticctl {elasticctl.__version__}")
 
 
-@click.command()
-@click.argument("shell", metavar="SHELL", type=click.Choice(list(_WHERE)))
-@options.bare
-@click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+@verb(app, "completion")
+def completion(
+    ctx: typer.Context, shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL")]
+) -> int:
     """Print the completion script of a shell: names of jobs and contexts are completed too.
 
     \b
-      bash   eval "$(elasticctl completion bash)"     in ~/.bashrc
-      zsh    eval "$(elasticctl completion zsh)"      in ~/.zshrc, after compinit
-      fish   elasticctl completion fish > ~/.config/fish/completions/elasticctl.fish
+    bash  eval "$(elasticctl completion bash)"   in ~/.bashrc
+    zsh   eval "$(elasticctl completion zsh)"    in ~/.zshrc, after compinit
+    fish  elasticctl completion fish > ~/.config/fish/completions/elasticctl.fish
     """
-    found = get_completion_class(shell)
-    if found is None:
-        raise AssertionError(f"click knows no {shell}")
-    emit(found(ctx.find_root().command, {}, "elasticctl", "_ELASTICCTL_COMPLETE").source())
+    code = shell_complete(ctx.find_root().command, {}, "elasticctl", COMPLETE_VAR, f"source_{shell}")
     hint(f"to have it always: {_WHERE[shell]}")
+    return code

@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-import click
+import typer
 
 from elasticctl import config as configuration
 from elasticctl.catalog import gpu_type
 from elasticctl.cli import options
+from elasticctl.cli.command import family, verb
 from elasticctl.cli.output import Table, emit, hint, print_table, say
 from elasticctl.cli.target import contexts, contexts_file
-from elasticctl.config import PROVIDERS, Context
+from elasticctl.config import Context
 from elasticctl.errors import UsageError
 
-NAME = click.argument("name", shell_complete=options.complete_context)
+app, config = family("config", "Choose and describe the places to run jobs at.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=options.complete_context)]
 
 
-@click.group()
-@options.bare
-def config() -> None:
-    """Choose and describe the places to run jobs at."""
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What to set of a context; None: left as it is."""
+
+    provider: Annotated[
+        Literal["local", "aws", "gcp"] | None, typer.Option("--provider", help="Whose machines these are.")
+    ] = None
+    kube_context: Annotated[str | None, options.text("The context of kubeconfig that reaches the cluster.")] = None
+    namespace: Annotated[str | None, options.text("The namespace for jobs.")] = None
+    storage: Annotated[
+        str | None, options.text("Where jobs keep their state: s3://bucket/prefix, gs://bucket/prefix", "URL")
+    ] = None
+    image: Annotated[str | None, options.text("The container image of jobs.", "IMAGE")] = None
+    gpu_type: Annotated[str | None, options.text("The GPUs jobs use: t4, v100, a10g, l4, a100, h100", "TYPE")] = None
+    gpus_per_node: Annotated[int | None, options.count("How many GPUs a node has.", low=0)] = None
 
 
-@config.command("get-contexts")
-@click.option("-o", "--output", "form", type=click.Choice(["table", "json", "yaml", "name"]), default="table")
-@options.bare
-def get_contexts(form: str) -> None:
+@verb(config, "get-contexts")
+def get_contexts(
+    output: Annotated[
+        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="How to print.")
+    ] = "table",
+) -> None:
     """List the contexts; * marks the one that is used when none is named."""
     found = contexts()
-    if form == "name":
+    if output == "name":
         for context in found.contexts:
             emit(context.name)
-    elif form == "table":
+    elif output == "table":
         rows = [
             ("*" if each.name == found.current else "", each.name, each.provider, each.namespace, each.storage)
             for each in found.contexts
@@ -43,33 +60,22 @@ def get_contexts(form: str) -> None:
             "another one: elasticctl config set-context NAME --provider aws; use it: elasticctl config use-context NAME"
         )
     else:
-        _print_data(configuration.encode(found), form)
+        _print_data(configuration.encode(found), output)
 
 
-@config.command("use-context")
-@NAME
-@options.bare
-def use_context(name: str) -> None:
+@verb(config, "use-context")
+def use_context(name: Name) -> None:
     """Run jobs there from now on, unless --context says otherwise."""
     changed = contexts().using(name)
     configuration.save(changed, contexts_file())
     say(f"jobs now run in context {changed.current}")
 
 
-@config.command("set-context")
-@NAME
-@click.option("--provider", type=click.Choice(PROVIDERS), help="Whose machines these are.")
-@click.option("--kube-context", metavar="NAME", help="The context of kubeconfig that reaches the cluster.")
-@click.option("--namespace", metavar="NAME", help="The namespace for jobs.")
-@click.option("--storage", metavar="URL", help="Where jobs keep their state: s3://bucket/prefix, gs://bucket/prefix")
-@click.option("--image", metavar="IMAGE", help="The container image of jobs.")
-@click.option("--gpu-type", metavar="TYPE", help="The GPUs jobs use: t4, v100, a10g, l4, a100, h100")
-@click.option("--gpus-per-node", type=options.Whole(0), metavar="N", help="How many GPUs a node has.")
-@options.bare
-def set_context(name: str, **given: Any) -> None:
+@verb(config, "set-context")
+def set_context(name: Name, given: Fields) -> None:
     """Add a context or change some of its fields."""
     known = contexts()
-    fields = {field: value for field, value in given.items() if value is not None}
+    fields: dict[str, Any] = {field: value for field, value in dataclasses.asdict(given).items() if value is not None}
     if fields.get("gpu_type"):
         fields["gpu_type"] = gpu_type(fields["gpu_type"]).name
     old = next((context for context in known.contexts if context.name == name), None)
@@ -81,22 +87,20 @@ def set_context(name: str, **given: Any) -> None:
     hint(f"use it: elasticctl config use-context {name}")
 
 
-@config.command("delete-context")
-@NAME
-@options.bare
-def delete_context(name: str) -> None:
+@verb(config, "delete-context")
+def delete_context(name: Name) -> None:
     """Forget a context; its jobs are left alone."""
     configuration.save(contexts().without(name), contexts_file())
     say(f"context {name} deleted")
 
 
-@config.command("view")
-@click.option("-o", "--output", "form", type=click.Choice(["yaml", "json"]), default="yaml")
-@options.bare
-def view(form: str) -> None:
+@verb(config, "view")
+def view(
+    output: Annotated[Literal["yaml", "json"], typer.Option("-o", "--output", help="How to print.")] = "yaml",
+) -> None:
     """Print the contexts file and where it is."""
     say(f"# {contexts_file()}")
-    _print_data(configuration.encode(contexts()), form)
+    _print_data(configuration.encode(contexts()), output)
 
 
 def _print_data(data: Any, form: str) -> None:

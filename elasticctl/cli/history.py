@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import click
-
 from elasticctl.cli import options, views
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Where
 from elasticctl.cli.output import print_objects, print_table, say
-from elasticctl.cli.target import Where, reach
+from elasticctl.cli.target import reach
+
+app = new_app()
 
 
-@click.command()
-@options.JOB
-@options.OUTPUT
-@options.target
-def history(where: Where, job: str, form: str) -> None:
+@verb(app, "history")
+def history(*, job: options.Job, output: options.Output = "table", where: Where) -> None:
     """Show a job's interruptions and scalings in order of time: cause, seconds to recover, steps done again."""
     manifest = reach(where).find(job)
-    if form in ("json", "yaml", "name"):
-        print_objects([manifest], form, one=True)
+    if output in ("json", "yaml", "name"):
+        print_objects([manifest], output, one=True)
         return
     table = views.history_table(manifest)
     if not table.rows:

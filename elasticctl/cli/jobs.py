@@ -3,69 +3,76 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
-import click
+import typer
 
 from elasticctl.cli import options, views, watching
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, print_objects, print_table, say
-from elasticctl.cli.target import Target, Where, reach
+from elasticctl.cli.target import Target, reach
 from elasticctl.cluster.base import Manifest
 from elasticctl.errors import UsageError
 from elasticctl.spec import ElasticJob
 
+app = new_app()
 
-@click.command("list")
-@click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of every namespace.")
-@options.OUTPUT
-@options.WATCH
-@options.target
-def list_jobs(where: Where, all_namespaces: bool, form: str, watch: bool) -> None:
+
+@verb(app, "list")
+def list_jobs(
+    *,
+    all_namespaces: Annotated[
+        bool, typer.Option("-A", "--all-namespaces", help="The jobs of every namespace.")
+    ] = False,
+    output: options.Output = "table",
+    watch: options.Watch = False,
+    where: Where,
+) -> None:
     """List jobs, oldest first."""
-    _list(reach(where), all_namespaces, form, watch)
+    _list(reach(where), all_namespaces, output, watch)
 
 
-@click.command()
-@click.argument("job", required=False, shell_complete=options.complete_job)
-@options.OUTPUT
-@options.WATCH
-@options.target
-def status(where: Where, job: str | None, form: str, watch: bool) -> None:
+@verb(app, "status")
+def status(
+    *, job: options.MaybeJob = None, output: options.Output = "table", watch: options.Watch = False, where: Where
+) -> None:
     """Show where a job is: workers, progress, checkpoint, interruptions; without JOB, all jobs."""
     target = reach(where)
     if job is None:
-        _list(target, False, form, watch)
+        _list(target, False, output, watch)
         return
-    if watch and form in ("json", "yaml", "name"):
-        raise UsageError(f"--watch shows tables; it does not go with --output {form}")
+    if watch and output in ("json", "yaml", "name"):
+        raise UsageError(f"--watch shows tables; it does not go with --output {output}")
     name = target.find(job)["metadata"]["name"]
     if watch:
         watching.watch_job(target, name)
         return
     manifest = target.cluster.get_job(target.namespace, name)
-    if form in ("json", "yaml", "name"):
-        print_objects([manifest], form, one=True)
+    if output in ("json", "yaml", "name"):
+        print_objects([manifest], output, one=True)
         return
     pods = target.cluster.list_pods(target.namespace, name)
     print_table(views.status_table(manifest, pods, time.time()))
     hint(_next(manifest))
 
 
-def _list(target: Target, everywhere: bool, form: str, watch: bool) -> None:
+def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
     namespace = None if everywhere else target.namespace
-    if watch and form in ("json", "yaml", "name"):
-        raise UsageError(f"--watch shows tables; it does not go with --output {form}")
+    if watch and output in ("json", "yaml", "name"):
+        raise UsageError(f"--watch shows tables; it does not go with --output {output}")
     if watch:
-        watching.watch_list(target, namespace, wide=form == "wide")
+        watching.watch_list(target, namespace, wide=output == "wide")
         return
     jobs = target.cluster.list_jobs(namespace)
-    if form in ("json", "yaml", "name"):
-        print_objects(jobs, form, one=False)
+    if output in ("json", "yaml", "name"):
+        print_objects(jobs, output, one=False)
         return
     if not jobs:
         place = "in any namespace" if everywhere else f"in namespace {target.namespace}"
         say(f"no jobs {place} of context {target.context.name}; start one: elasticctl submit train.py")
         return
-    print_table(views.job_table(jobs, time.time(), wide=form == "wide", namespaces=everywhere))
+    print_table(views.job_table(jobs, time.time(), wide=output == "wide", namespaces=everywhere))
     hint(f"more about one: elasticctl status {jobs[-1]['metadata']['name']}")
 
 

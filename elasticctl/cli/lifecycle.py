@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import click
+import typer
 
 from elasticctl.cli import options, views
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, say
-from elasticctl.cli.target import Target, Where, reach
+from elasticctl.cli.target import Target, reach
 from elasticctl.errors import ConflictError, UsageError
 from elasticctl.spec import ElasticJob
 
+app = new_app()
 
-@click.command()
-@options.JOBS
-@options.target
-def suspend(where: Where, jobs: tuple[str, ...]) -> None:
+
+@verb(app, "suspend")
+def suspend(*, jobs: options.Jobs, where: Where) -> None:
     """Stop a job's workers; `resume` goes on from the last checkpoint."""
     target = reach(where)
     for name in jobs:
@@ -26,10 +28,8 @@ def suspend(where: Where, jobs: tuple[str, ...]) -> None:
         hint(f"go on: elasticctl resume {job.name}")
 
 
-@click.command()
-@options.JOBS
-@options.target
-def resume(where: Where, jobs: tuple[str, ...]) -> None:
+@verb(app, "resume")
+def resume(*, jobs: options.Jobs, where: Where) -> None:
     """Start the workers of a suspended job again."""
     target = reach(where)
     for name in jobs:
@@ -37,10 +37,8 @@ def resume(where: Where, jobs: tuple[str, ...]) -> None:
         say(f"{job.name}: going on with {job.desired} workers")
 
 
-@click.command()
-@options.JOBS
-@options.target
-def cancel(where: Where, jobs: tuple[str, ...]) -> None:
+@verb(app, "cancel")
+def cancel(*, jobs: options.Jobs, where: Where) -> None:
     """Stop a job for good; its status, logs and checkpoints stay."""
     target = reach(where)
     for name in jobs:
@@ -49,11 +47,8 @@ def cancel(where: Where, jobs: tuple[str, ...]) -> None:
         hint(f"remove it: elasticctl delete {job.name}")
 
 
-@click.command()
-@options.JOBS
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, even when the job is still running.")
-@options.target
-def delete(where: Where, jobs: tuple[str, ...], yes: bool) -> None:
+@verb(app, "delete")
+def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> None:
     """Delete a job, its workers and its logs; its checkpoints stay."""
     target = reach(where)
     for name in jobs:
@@ -77,4 +72,4 @@ def _patched(target: Target, name: str, spec: dict[str, Any], done: str) -> Elas
 def _confirmed(job: ElasticJob) -> bool:
     if not sys.stdin.isatty():
         raise UsageError(f"{job.name} is still {job.status.phase.value}; add --yes to delete it all the same")
-    return click.confirm(f"{job.name} is still {job.status.phase.value}. Delete it?", err=True)
+    return typer.confirm(f"{job.name} is still {job.status.phase.value}. Delete it?", err=True)

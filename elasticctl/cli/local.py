@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from typing import Annotated, Literal
 
-import click
+import typer
 
 from elasticctl.cli import options
+from elasticctl.cli.command import family, verb
 from elasticctl.cli.output import Table, emit, hint, print_table, say, span
 from elasticctl.errors import UsageError
 
-
-@click.group()
-@options.bare
-def local() -> None:
-    """The cluster that is built into this machine: jobs are processes of yours, no cloud is needed."""
+app, local = family(
+    "local", "The cluster that is built into this machine: jobs are processes of yours, no cloud is needed."
+)
 
 
-@local.command("status")
-@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table")
-@options.bare
-def local_status(form: str) -> None:
+@verb(local, "status")
+def local_status(
+    output: Annotated[Literal["table", "json"], typer.Option("-o", "--output", help="How to print.")] = "table",
+) -> None:
     """Show whether the supervisor runs (it starts by itself when needed), and what it has."""
     from elasticctl.cluster.local.daemon import supervisor_info
     from elasticctl.cluster.local.paths import local_paths
 
     paths = local_paths()
     info = supervisor_info(paths)
-    if form == "json":
+    if output == "json":
         found = {"running": info is not None, "stateDir": str(paths.state)}
         if info is not None:
             found |= {"pid": info.pid, "version": info.version, "gpus": list(info.gpus)}
@@ -44,20 +45,21 @@ def local_status(form: str) -> None:
     hint("its jobs: elasticctl list --context local")
 
 
-@local.command("down")
-@click.option("--delete-jobs", is_flag=True, help="Delete the jobs too; their checkpoints stay.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting jobs.")
-@options.bare
-def local_down(delete_jobs: bool, yes: bool) -> None:
+@verb(local, "down")
+def local_down(
+    delete_jobs: Annotated[
+        bool, typer.Option("--delete-jobs", help="Delete the jobs too; their checkpoints stay.")
+    ] = False,
+    yes: options.Yes = False,
+) -> None:
     """Stop the workers and the supervisor; jobs go on from their checkpoints when it next starts."""
-    import sys
-
     from elasticctl.cluster.local.daemon import shut_down
     from elasticctl.cluster.local.paths import local_paths
 
     if delete_jobs and not yes:
         if not sys.stdin.isatty():
             raise UsageError("--delete-jobs deletes every job of the local cluster; add --yes to do so")
-        click.confirm("Delete every job of the local cluster?", abort=True, err=True)
+        typer.confirm("Delete every job of the local cluster?", abort=True, err=True)
     stopped = shut_down(local_paths(), keep_jobs=not delete_jobs, say=say)
-    say("the local cluster is down" if stopped else "the local cluster has never been started")
+    gone = "; its jobs are deleted" if delete_jobs else ""
+    say(("the local cluster is down" if stopped else "the local cluster is not running") + gone)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
 
-import click
+import typer
 
 from elasticctl.cli import options, output
-from elasticctl.cli.target import Where, full_worker_name, reach
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Where
+from elasticctl.cli.target import full_worker_name, reach
 from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.codec import to_rfc3339
 
@@ -17,27 +21,47 @@ from elasticctl.codec import to_rfc3339
 _COLOURS = (36, 33, 32, 35, 96, 92, 95, 94)
 
 
-@click.command()
-@options.JOB
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended; new workers are followed too.")
-@click.option("--worker", "workers", multiple=True, metavar="NAME", help="Only this worker: its name or number.")
-@click.option("--tail", type=options.Whole(0), metavar="N", help="Only the last N lines of each worker.")
-@click.option("--since", type=options.Duration(), metavar="TIME", help="Only lines younger than 90s, 10m, 2h.")
-@click.option("--previous", is_flag=True, help="What the workers' last incarnations printed.")
-@click.option("--timestamps", is_flag=True, help="Put the time, in UTC, before each line.")
-@options.target
+app = new_app()
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Which lines are wanted; `since` is in seconds."""
+
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on until the job has ended; new workers are followed too.")
+    ] = False
+    worker: Annotated[
+        tuple[str, ...], typer.Option("--worker", metavar="NAME", help="Only this worker: its name or number.")
+    ] = ()
+    tail: Annotated[int | None, options.count("Only the last N lines of each worker.", low=0)] = None
+    since: Annotated[int | None, options.time("Only lines younger than 90s, 10m, 2h.")] = None
+    previous: Annotated[bool, typer.Option("--previous", help="What the workers' last incarnations printed.")] = False
+
+    def query(self, job: str, now: float) -> LogQuery:
+        """What to ask the cluster; UsageError for a worker that no job of this name could have."""
+        return LogQuery(
+            workers=tuple(full_worker_name(job, worker) for worker in self.worker),
+            follow=self.follow,
+            tail=self.tail,
+            since=None if self.since is None else now - self.since,
+            previous=self.previous,
+        )
+
+
+@verb(app, "logs")
 def logs(
-    where: Where, job: str, workers: tuple[str, ...], since: int | None, timestamps: bool, **query: object
+    *,
+    job: options.Job,
+    lines: Lines,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="Put the time, in UTC, before each line.")] = False,
+    where: Where,
 ) -> None:
     """Print what a job's workers print."""
     target = reach(where)
     name = target.find(job)["metadata"]["name"]
-    wanted = LogQuery(
-        workers=tuple(full_worker_name(name, worker) for worker in workers),
-        since=None if since is None else time.time() - since,
-        **query,  # type: ignore[arg-type]  # the flags' own names and types
-    )
-    print_lines(target.cluster.logs(target.namespace, name, wanted), name, timestamps=timestamps)
+    found = target.cluster.logs(target.namespace, name, lines.query(name, time.time()))
+    print_lines(found, name, timestamps=timestamps)
 
 
 def print_lines(lines: Iterable[LogLine], job: str, *, timestamps: bool = False) -> None:

@@ -9,80 +9,90 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
 
-import click
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command, get_group
 
+from elasticctl.cli.command import Group, Help, new_app, overview
 from elasticctl.errors import ElasticctlError
-from elasticctl.wording import did_you_mean, shown
+from elasticctl.wording import did_you_mean
 
-# name -> (module and command, what it does); in the order of the help
+if TYPE_CHECKING:
+    # Typer hands these to the methods that a subclass overrides, and does not export them.
+    from typer._click import Command, Context, HelpFormatter, Parameter
+
+COMPLETE_VAR = "_ELASTICCTL_COMPLETE"
+"""Where the shells' completion scripts put what they ask for."""
+
+# name -> (module, what it does); in the order of the help
 _JOBS = {
-    "submit": ("submit:submit", "Run a training script as an elastic job"),
-    "list": ("jobs:list_jobs", "List jobs"),
-    "status": ("jobs:status", "Show where a job is"),
-    "logs": ("logs:logs", "Print what a job's workers print"),
-    "scale": ("scale:scale", "Change the number of workers of a running job"),
-    "wait": ("wait:wait", "Wait until a job has ended"),
-    "history": ("history:history", "Show a job's interruptions and scalings, and what they cost"),
-    "suspend": ("lifecycle:suspend", "Stop a job's workers and keep its place"),
-    "resume": ("lifecycle:resume", "Go on with a suspended job"),
-    "cancel": ("lifecycle:cancel", "Stop a job for good"),
-    "delete": ("lifecycle:delete", "Delete a job, its workers and its logs"),
+    "submit": ("submit", "Run a training script as an elastic job"),
+    "list": ("jobs", "List jobs"),
+    "status": ("jobs", "Show where a job is"),
+    "logs": ("logs", "Print what a job's workers print"),
+    "scale": ("scale", "Change the number of workers of a running job"),
+    "wait": ("wait", "Wait until a job has ended"),
+    "history": ("history", "Show a job's interruptions and scalings, and what they cost"),
+    "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
+    "resume": ("lifecycle", "Go on with a suspended job"),
+    "cancel": ("lifecycle", "Stop a job for good"),
+    "delete": ("lifecycle", "Delete a job, its workers and its logs"),
 }
 _SETUP = {
-    "config": ("contexts:config", "Choose and describe the places to run jobs at"),
-    "local": ("local:local", "The cluster that is built into this machine"),
-    "template": ("templates:template", "The shapes that jobs are made in"),
-    "completion": ("about:completion", "Print the completion script of a shell"),
-    "version": ("about:version", "Print the version"),
+    "config": ("contexts", "Choose and describe the places to run jobs at"),
+    "local": ("local", "The cluster that is built into this machine"),
+    "template": ("templates", "The shapes that jobs are made in"),
+    "completion": ("about", "Print the completion script of a shell"),
+    "version": ("about", "Print the version"),
 }
 _VERBS = {**_JOBS, **_SETUP}
 
 
-class Verbs(click.Group):
-    """A group that knows its commands by name and loads them on use."""
+class Verbs(Group):
+    """The group of all verbs: it lists them from the table, and imports the module of the one that is wanted."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Context) -> list[str]:
         return list(_VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _VERBS:
-            return None
-        module, _, attribute = _VERBS[cmd_name][0].partition(":")
-        command = getattr(import_module(f"elasticctl.cli.{module}"), attribute)
-        assert isinstance(command, click.Command)  # noqa: S101 - of our own table
-        return command
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        """What lists and completion need of a verb: its name and what it does."""
+        return TyperCommand(cmd_name, help=_VERBS[cmd_name][1]) if cmd_name in _VERBS else None
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _VERBS:
-            ctx.fail(f"there is no verb {shown(args[0])}{did_you_mean(args[0], _VERBS)}.")
-        return super().resolve_command(ctx, args)
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """The verb itself."""
+        name, found, rest = super().resolve_command(ctx, args)
+        if name is not None:
+            module = import_module(f"elasticctl.cli.{_VERBS[name][0]}")
+            found = get_group(module.app).commands[name]
+        return name, found, rest
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
-        names = (name for name in _VERBS if name.startswith(incomplete))
-        return [click.shell_completion.CompletionItem(name, help=_VERBS[name][1]) for name in names]
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        """Without the options by which Typer offers completion scripts: `completion` does that."""
+        return [param for param in super().get_params(ctx) if not param.name.endswith("_completion")]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         width = max(map(len, _VERBS))
         for title, verbs in (("Jobs", _JOBS), ("Setup", _SETUP)):
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), text) for name, (_, text) in verbs.items()])
 
 
-@click.group(
+app = new_app(
     cls=Verbs,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Begin with: elasticctl submit train.py   (`elasticctl VERB --help` tells more)",
 )
-@click.option("--debug", is_flag=True, help="Show Python's traceback with an error.")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
+
+
+@app.callback(invoke_without_command=True)
+def elasticctl(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show Python's traceback with an error.")] = False,
+    wants_help: Help = False,
+) -> None:
     """Elastic PyTorch training on spot GPUs, from this machine to any cloud."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+    overview(ctx)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,13 +105,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A command's own words may be followed by --, after which everything belongs to the training script.
     ours = args[: args.index("--")] if "--" in args else args
     debug = "--debug" in ours or bool(os.environ.get("ELASTICCTL_DEBUG"))
+    if COMPLETE_VAR in os.environ:
+        # Typer takes rich's markup out of what it completes, if it can be imported. Ours has none, and it is slow.
+        sys.modules["rich"] = None  # type: ignore[assignment]  # how the import system says that there is no such module
     try:
-        result = cli.main(args, prog_name="elasticctl", standalone_mode=False)
+        result = get_command(app).main(args, prog_name="elasticctl", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except (click.ClickException, ElasticctlError, OSError) as e:
+    except (typer.TyperException, ElasticctlError, OSError) as e:
         return _failed(e, debug)
-    except click.Abort as e:
+    except typer.Abort as e:
         # Ctrl-C as shells report it; an end of input where an answer was wanted is a plain failure.
         return 130 if isinstance(e.__cause__ or e.__context__, KeyboardInterrupt) else 1
     except KeyboardInterrupt:
@@ -110,14 +123,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _bug(e, debug)
 
 
-def _failed(error: click.ClickException | ElasticctlError | OSError, debug: bool) -> int:
+def _failed(error: typer.TyperException | ElasticctlError | OSError, debug: bool) -> int:
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has enough of it. Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if debug:
         _trace(error)
-    if isinstance(error, click.ClickException):
+    if isinstance(error, typer.TyperException):
         _say_error(_usage(error))
         return error.exit_code
     if isinstance(error, OSError):
@@ -141,14 +154,22 @@ def _trace(error: Exception) -> None:
     traceback.print_exception(error)
 
 
-def _usage(error: click.ClickException) -> str:
-    message = error.format_message()
-    context = error.ctx if isinstance(error, click.UsageError) else None
+def _usage(error: typer.TyperException) -> str:
+    # Before the text of a ValueError pydantic says that it is one.
+    message = error.format_message().replace("Value error, ", "", 1)
+    context: Context | None = getattr(error, "ctx", None)
     if context is None:
         return message
-    if isinstance(error, click.NoSuchOption) and context.info_name == "submit":
-        message = f"submit has no option {error.option_name}; the script's own arguments come after `--`."
+    if hasattr(error, "possibilities"):
+        message = _unknown_option(getattr(error, "option_name", ""), context)
     return f"{message} See `{context.command_path} --help`."
+
+
+def _unknown_option(name: str, context: Context) -> str:
+    params = context.command.get_params(context)
+    near = did_you_mean(name, (option for param in params for option in (*param.opts, *param.secondary_opts)))
+    more = "; the script's own arguments come after `--`" if context.info_name == "submit" else ""
+    return f"{context.info_name} has no option {name}{near}{more}."
 
 
 def _say_error(message: str) -> None:

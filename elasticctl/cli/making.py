@@ -55,7 +55,7 @@ def from_script(
     return Draft(name, not request.name, make)
 
 
-def from_file(path: str, settings: Settings, *, name: str, namespace: str, default_namespace: str) -> Draft:
+def from_file(path: str, settings: Settings, name: str, namespace: str, context: Context) -> Draft:
     """The job that a manifest file describes (`-`: stdin), under another name or in another namespace if one is given.
 
     Raises UsageError or SpecError.
@@ -69,7 +69,7 @@ def from_file(path: str, settings: Settings, *, name: str, namespace: str, defau
         metadata = document.data["metadata"]
         if name:
             metadata["name"] = plan.check_name(name)
-        metadata["namespace"] = namespace or metadata.get("namespace", default_namespace)
+        metadata["namespace"] = namespace or metadata.get("namespace", context.namespace)
     if not settings:
         specfile.validate(document)
     manifest = _with(document.data, settings)

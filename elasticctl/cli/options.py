@@ -1,122 +1,133 @@
-"""Flags and arguments that several verbs take, each defined once."""
+"""Options and arguments that several verbs take, each defined once, and the forms that values come in."""
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
-import click
-from click.shell_completion import CompletionItem
+import typer
 
-from elasticctl.cli.target import Where
 from elasticctl.errors import ElasticctlError
 from elasticctl.wording import shown
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
 _UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+class Assignment(NamedTuple):
+    """NAME=VALUE."""
+
+    name: str
+    value: str
+
+
+def duration(text: str) -> int:
     """90s, 10m, 2h, 1d, or plain seconds -> whole seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = _DURATION.fullmatch(str(value))
-        if found is None:
-            self.fail(f"{shown(value)} is not a duration such as 90s, 10m, 2h or 1d.", param, ctx)
-        return int(found[1]) * _UNIT_S[found[2]]
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{shown(text)} is not a duration such as 90s, 10m, 2h or 1d.")
+    return int(found[1]) * _UNIT_S[found[2]]
 
 
-class Whole(click.ParamType):  # type: ignore[type-arg]
-    """A whole number, at least `low`."""
+def whole(low: int) -> Callable[[str], int]:
+    """A parser of whole numbers of at least `low`."""
 
-    name = "number"
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < low:
+            raise typer.BadParameter(f"{shown(text)} is not a whole number of at least {low}.")
+        return int(text)
 
-    def __init__(self, low: int) -> None:
-        self._low = low
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        if not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) < self._low:
-            self.fail(f"{shown(value)} is not a whole number of at least {self._low}.", param, ctx)
-        return int(value)
+    return parse
 
 
-class Assignment(click.ParamType):  # type: ignore[type-arg]
-    """NAME=VALUE -> (name, value); `form` is what the help and the error call it."""
+def assignment(form: str) -> Callable[[str], Assignment]:
+    """A parser of NAME=VALUE; `form` is what the error calls it."""
 
-    def __init__(self, form: str) -> None:
-        self.name = form
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        name, separator, rest = str(value).partition("=")
+    def parse(text: str) -> Assignment:
+        name, separator, value = text.partition("=")
         if not separator or not name:
-            self.fail(f"{shown(value)} is not of the form {self.name}.", param, ctx)
-        return name, rest
+            raise typer.BadParameter(f"{shown(text)} is not of the form {form}.")
+        return Assignment(name, value)
+
+    return parse
 
 
-def target(function: F) -> F:
-    """--context and --namespace, handed to the verb as `where`."""
-
-    @click.option(
-        "--context",
-        metavar="NAME",
-        envvar="ELASTICCTL_CONTEXT",
-        shell_complete=complete_context,
-        help="Where to run: a name of `elasticctl config get-contexts`.",
-    )
-    @click.option("-n", "--namespace", metavar="NAME", help="The namespace; the context's own by default.")
-    @_debug
-    @functools.wraps(function)
-    def wrapped(context: str | None, namespace: str | None, **given: Any) -> Any:
-        return function(where=Where(context or "", namespace or ""), **given)
-
-    return wrapped  # type: ignore[return-value]
+def count(about: str, *, low: int = 1, letter: str = "N", default: bool = False) -> Any:
+    """An option that takes a whole number of at least `low`."""
+    return typer.Option(parser=whole(low), metavar=letter, help=about, show_default=default)
 
 
-def complete_context(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def time(about: str) -> Any:
+    """An option that takes a duration."""
+    return typer.Option(parser=duration, metavar="TIME", help=about)
+
+
+def assignments(flag: str, form: str, about: str) -> Any:
+    """An option that takes NAME=VALUE, any number of times."""
+    return typer.Option(flag, parser=assignment(form), metavar=form, help=about)
+
+
+def text(about: str, letter: str = "NAME") -> Any:
+    """An option that takes any text; nothing is said of its default, which is empty."""
+    return typer.Option(metavar=letter, help=about, show_default=False)
+
+
+def complete_context(incomplete: str) -> list[str]:
+    """The contexts whose names begin so; none where the contexts file cannot be read."""
     from elasticctl.cli.target import contexts
 
     try:
-        names = [context.name for context in contexts().contexts]
+        return [context.name for context in contexts().contexts if context.name.startswith(incomplete)]
     except ElasticctlError:
         return []
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_job(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """The jobs whose names begin so, with their phases; none where the cluster does not answer."""
     from elasticctl.cli.target import job_names
 
     where = Where(ctx.params.get("context") or "", ctx.params.get("namespace") or "")
     try:
-        return [CompletionItem(name, help=phase) for name, phase in job_names(where) if name.startswith(incomplete)]
+        return [(name, phase) for name, phase in job_names(where) if name.startswith(incomplete)]
     except ElasticctlError:
         return []
 
 
-# main() looks for it among the words; this makes it known to each verb.
-_debug = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
-bare = _debug
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the command line said about the place; empty: not said."""
 
-JOB = click.argument("job", shell_complete=complete_job)
-JOBS = click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete_job)
-OUTPUT = click.option(
-    "-o",
-    "--output",
-    "form",
-    type=click.Choice(["table", "wide", "json", "yaml", "name"]),
-    default="table",
-    help="How to print: a table (tab-separated in a pipe), or the whole objects.",
-)
-WATCH = click.option("-w", "--watch", is_flag=True, help="Go on showing changes.")
-TIMEOUT = click.option("--timeout", type=Duration(), metavar="TIME", help="Give up after 90s, 10m, 2h (exit code 124).")
+    context: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            envvar="ELASTICCTL_CONTEXT",
+            show_envvar=False,
+            show_default=False,
+            autocompletion=complete_context,
+            help="Where to run: a name of `elasticctl config get-contexts`.",
+        ),
+    ] = ""
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "-n", "--namespace", metavar="NAME", show_default=False, help="The namespace; the context's own by default."
+        ),
+    ] = ""
+
+
+Job = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_job)]
+MaybeJob = Annotated[str | None, typer.Argument(metavar="JOB", autocompletion=complete_job)]
+Jobs = Annotated[tuple[str, ...], typer.Argument(metavar="JOB...", autocompletion=complete_job)]
+
+Form = Literal["table", "wide", "json", "yaml", "name"]
+Output = Annotated[
+    Form,
+    typer.Option("-o", "--output", help="How to print: a table (tab-separated in a pipe), or the whole objects."),
+]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on showing changes.")]
+Timeout = Annotated[int | None, time("Give up after 90s, 10m, 2h (exit code 124).")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from elasticctl.cluster.base import Manifest
-
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from elasticctl.cluster.base import Manifest
 
 
 @dataclass(frozen=True, slots=True)

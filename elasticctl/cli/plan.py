@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from elasticctl.catalog import GpuType, gpu_type, place
+from elasticctl.cli import options
+from elasticctl.cli.options import Assignment
 from elasticctl.config import LOCAL, Context
 from elasticctl.errors import UsageError
 from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_WORKERS, JobSpec, RestartPolicy
@@ -21,26 +25,31 @@ _MAX_MADE_NAME = 40
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the flags of `submit` said; None or empty: not said. Times in seconds."""
+    """What the flags of `submit` ask for; None or empty: not said. Times in seconds."""
 
-    name: str = ""
-    namespace: str = "default"
-    gpus: int | None = None
-    gpu_type: str = ""
-    gpus_per_node: int | None = None
-    workers: int | None = None
-    min_gpus: int | None = None
-    max_gpus: int | None = None
-    min_workers: int | None = None
-    max_workers: int | None = None
-    image: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    storage: str = ""
-    spot: bool = True
-    backoff_limit: int = DEFAULT_BACKOFF_LIMIT
-    deadline: int | None = None
-    ttl: int | None = None
-    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    gpus: Annotated[int | None, options.count("How many GPUs in all.", low=0)] = None
+    gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100.", "TYPE")] = ""
+    gpus_per_node: Annotated[int | None, options.count("How many of them on each worker.")] = None
+    workers: Annotated[int | None, options.count("How many workers; without --gpus they run on CPUs.")] = None
+    min_gpus: Annotated[int | None, options.count("Go on with as few as N GPUs.")] = None
+    max_gpus: Annotated[int | None, options.count("Never use more than N GPUs.")] = None
+    min_workers: Annotated[int | None, options.count("Go on with as few as N workers; 1 by default.")] = None
+    max_workers: Annotated[int | None, options.count("Never use more than N workers.")] = None
+    name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
+    image: Annotated[str, options.text("The container image; on this machine there is none.", "IMAGE")] = ""
+    env: Annotated[
+        tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "A variable of the script's.")
+    ] = ()
+    storage: Annotated[str, options.text("Where state is kept: a folder, s3://…, gs://…", "URL")] = ""
+    spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Spot capacity or not.")] = True
+    backoff_limit: Annotated[
+        int, options.count("How many failures of the script to put up with.", low=0, default=True)
+    ] = DEFAULT_BACKOFF_LIMIT
+    deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this.")] = None
+    ttl: Annotated[int | None, options.time("Delete the job this long after its end.")] = None
+    restart_policy: Annotated[
+        RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")
+    ] = RestartPolicy.ON_FAILURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
         raise UsageError(f"--image is needed in context {context.name} (or set one: elasticctl config set-context)")
     return JobSpec(
         name=request.name,
-        namespace=request.namespace,
+        namespace=context.namespace,
         command=command,
         workers=size.workers,
         min_workers=size.min_workers,
@@ -76,7 +85,7 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
         spot=request.spot,
         provider=context.provider,
         image=image,
-        env=request.env,
+        env=dict(request.env),
         node_terms=placement.terms,
         tolerations=placement.tolerations,
         restart_policy=request.restart_policy,

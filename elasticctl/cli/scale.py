@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import click
+import typer
 
 from elasticctl.cli import options, views
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, say
-from elasticctl.cli.target import Target, Where, full_worker_name, reach
+from elasticctl.cli.target import Target, full_worker_name, reach
 from elasticctl.cluster.base import Manifest
 from elasticctl.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob
@@ -21,35 +23,48 @@ _POLL_EVERY_S = 0.25
 _ATTEMPTS = 5
 
 
+app = new_app()
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What was asked for; exactly one field is set."""
 
-    to: int | None = None
-    gpus: int | None = None
-    add: int | None = None
-    remove: int | None = None
-    remove_worker: tuple[str, ...] = ()
+    to: Annotated[int | None, options.count("N workers in all.")] = None
+    gpus: Annotated[int | None, options.count("N GPUs in all.")] = None
+    add: Annotated[int | None, options.count("K workers more.", letter="K")] = None
+    remove: Annotated[int | None, options.count("K workers fewer: those of the highest number.", letter="K")] = None
+    remove_worker: Annotated[
+        tuple[str, ...],
+        typer.Option("--remove-worker", metavar="NAME", help="This very worker: its name or number."),
+    ] = ()
+
+    @property
+    def clear(self) -> bool:
+        """True when one thing was asked for, and no other."""
+        return sum(map(bool, (self.to, self.gpus, self.add, self.remove, self.remove_worker))) == 1
 
 
-@click.command()
-@options.JOB
-@click.option("--to", type=options.Whole(1), metavar="N", help="N workers in all.")
-@click.option("--gpus", type=options.Whole(1), metavar="N", help="N GPUs in all.")
-@click.option("--add", type=options.Whole(1), metavar="K", help="K workers more.")
-@click.option("--remove", type=options.Whole(1), metavar="K", help="K workers fewer: those of the highest number.")
-@click.option("--remove-worker", multiple=True, metavar="NAME", help="This very worker: its name or number.")
-@click.option("--wait", is_flag=True, help="Until that many workers are training.")
-@options.TIMEOUT
-@options.target
-def scale(where: Where, job: str, wait: bool, timeout: int | None, **wish: Any) -> int:
-    """Change the number of workers of a running job; it goes on from where it is."""
-    wanted = Wish(**wish)
-    if sum(bool(value) for value in wish.values()) != 1:
+@verb(app, "scale")
+def scale(
+    *,
+    job: options.Job,
+    wish: Wish,
+    wait: Annotated[bool, typer.Option("--wait", help="Until that many workers are training.")] = False,
+    timeout: options.Timeout = None,
+    where: Where,
+) -> int:
+    """Change the number of workers of a running job; it goes on from where it is.
+
+    \b
+      elasticctl scale digits --to 4
+      elasticctl scale digits --remove-worker 2 --wait
+    """
+    if not wish.clear:
         raise UsageError("say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME")
     target = reach(where)
     name = target.find(job)["metadata"]["name"]
-    before, after = _apply(target, name, wanted)
+    before, after = _apply(target, name, wish)
     say(f"{name}: {before} -> {after} workers")
     if wait:
         return _await(target, name, after, timeout)

@@ -6,20 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticctl import config
+from elasticctl.cli.options import Where
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.config import Config, Context
 from elasticctl.errors import NotFoundError, UsageError
 from elasticctl.spec import worker_name
 from elasticctl.wording import did_you_mean, shown
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """What the command line said about the place; empty: not said."""
-
-    context: str = ""
-    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
-import click
+import typer
 
-from elasticctl.cli import options
+from elasticctl.cli.command import family, verb
 from elasticctl.cli.output import Table, emit, hint, print_table, say
 from elasticctl.cli.target import templates_folder
 from elasticctl.errors import TemplateError, UsageError
 from elasticctl.templates import DEFAULT, SUFFIX, available, find
 from elasticctl.wording import shown
 
-
-@click.group()
-@options.bare
-def template() -> None:
-    """The shapes that jobs are made in: shipped ones, and your own."""
+app, template = family("template", "The shapes that jobs are made in: shipped ones, and your own.")
 
 
-@template.command("list")
-@options.bare
+@verb(template, "list")
 def list_templates() -> None:
     """List the templates; one of your own hides a shipped one of its name."""
     rows = [(each.name, str(each.path or "shipped")) for each in available(templates_folder())]
@@ -29,19 +25,17 @@ def list_templates() -> None:
     hint("make your own: elasticctl template new NAME")
 
 
-@template.command("show")
-@click.argument("name", default=DEFAULT)
-@options.bare
-def show(name: str) -> None:
+@verb(template, "show")
+def show(name: Annotated[str, typer.Argument(metavar="NAME")] = DEFAULT) -> None:
     """Print a template."""
     emit(find(name, templates_folder()).text)
 
 
-@template.command("new")
-@click.argument("name")
-@click.option("--from", "base", default=DEFAULT, metavar="NAME", show_default=True, help="The template to begin with.")
-@options.bare
-def new(name: str, base: str) -> None:
+@verb(template, "new")
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    base: Annotated[str, typer.Option("--from", metavar="NAME", help="The template to begin with.")] = DEFAULT,
+) -> None:
     """Copy a template to your own folder, to be changed there."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}", name):
         raise UsageError(f"{shown(name)}: a template's name is letters, digits, '-' and '_'")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import click
+from typing import Annotated, Literal
+
+import typer
 
 from elasticctl.cli import options
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Where
 from elasticctl.cli.outcome import await_end
-from elasticctl.cli.target import Where, reach
+from elasticctl.cli.target import reach
+
+app = new_app()
 
 
-@click.command()
-@options.JOB
-@click.option("--for", "until", type=click.Choice(["done", "running"]), default="done", help="What to wait for.")
-@options.TIMEOUT
-@options.target
-def wait(where: Where, job: str, until: str, timeout: int | None) -> int:
+@verb(app, "wait")
+def wait(
+    *,
+    job: options.Job,
+    until: Annotated[Literal["done", "running"], typer.Option("--for", help="What to wait for.")] = "done",
+    timeout: options.Timeout = None,
+    where: Where,
+) -> int:
     """Wait until a job has ended.
 
     The exit code tells how: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out.

@@ -240,7 +240,7 @@ def test_completion_knows_jobs_and_contexts(
 ) -> None:
     gate.touch()
     submit("digits", 1)
-    monkeypatch.setenv("_ELASTICCTL_COMPLETE", "bash_complete")
+    monkeypatch.setenv("_ELASTICCTL_COMPLETE", "complete_bash")
     wanted = {"elasticctl status d": "digits", "elasticctl list --context l": "local", "elasticctl su": "submit"}
     for words, found in wanted.items():
         monkeypatch.setenv("COMP_WORDS", words)

@@ -1,0 +1,139 @@
+"""How verbs are declared, parsed and found: Typer commands and groups with this project's manners."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from elasticctl.cli.flatten import flattened
+from elasticctl.wording import did_you_mean, shown
+
+if TYPE_CHECKING:
+    # Typer hands these to the methods that a subclass overrides, and does not export them.
+    from typer._click import Command, Context, HelpFormatter
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _show_help(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+# main() looks for it among the words; this makes it known to every verb.
+Debug = Annotated[bool, typer.Option("--debug", hidden=True)]
+# Typer's own has no default, and so is converted whenever it is absent: see Verb.parse_args.
+Help = Annotated[
+    bool,
+    typer.Option("-h", "--help", is_eager=True, callback=_show_help, help="Show this message and exit."),
+]
+
+
+class Verb(TyperCommand):
+    """A command that converts no more than it must, and whose help says what to type in one line."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Parse as Typer does, but take defaults and texts as they are.
+
+        Typer converts every value with pydantic (from its version 0.29). Importing that takes longer than most verbs
+        do, and it refuses the file names that are not Unicode.
+        """
+        typed, rest, _ = self.make_parser(ctx).parse_args(args=args)
+        texts = self._texts()
+        for param in sorted(self.get_params(ctx), key=lambda param: not param.is_eager):
+            value, source = param.consume_value(ctx, typed)
+            given = source.name != "DEFAULT" and value != ()
+            ready = param.name in texts if given else ctx.resilient_parsing or not param.required
+            if not ready:
+                param.handle_parse_result(ctx, typed, rest)
+                continue
+            ctx.set_parameter_source(param.name, source)
+            if param.expose_value:
+                ctx.params[param.name] = value
+        if rest and not ctx.resilient_parsing:
+            ctx.fail(f"unexpected argument {shown(rest[0])}.")
+        ctx.args = rest
+        return rest
+
+    def _texts(self) -> set[str]:
+        """The parameters whose values are texts, as they are on the command line."""
+        parameters = inspect.signature(self.callback or (lambda: None)).parameters.values()
+        return {parameter.name for parameter in parameters if _is_text(parameter.annotation)}
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        """Arguments as kubectl and gh show them: `JOB`, and `[JOB]` where it may be left out."""
+        arguments = [param for param in self.params if param.param_type_name == "argument"]
+        names = [(param.metavar or param.name.upper(), param.required) for param in arguments]
+        return ["[OPTIONS]", *(name if required else f"[{name}]" for name, required in names)]
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """The options alone: what the arguments are is said above them, in a sentence."""
+        params = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        records = [param.get_help_record(ctx) for param in params]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in records if record is not None])
+
+
+class Group(TyperGroup):
+    """A group that suggests the verb that was meant."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args[0] not in known and not ctx.resilient_parsing:
+            ctx.fail(f"there is no verb {shown(args[0])}{did_you_mean(args[0], known)}.")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Each verb with the whole of its first sentence."""
+        verbs = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb.name or "", verb.get_short_help_str(limit=200)) for verb in verbs if verb])
+
+
+def family(name: str, about: str) -> tuple[typer.Typer, typer.Typer]:
+    """A Typer app that has one group of verbs, and the group, to which verbs are added."""
+    app = new_app()
+    group = new_app(help=about, callback=overview, invoke_without_command=True)
+    app.add_typer(group, name=name)
+    return app, group
+
+
+def new_app(cls: type[Group] = Group, **given: Any) -> typer.Typer:
+    """A Typer app with plain help, quick to show, and without Typer's own way to print errors."""
+    return typer.Typer(
+        cls=cls,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_help_option=False,
+        subcommand_metavar="VERB [ARGS]...",
+        **given,
+    )
+
+
+def overview(ctx: typer.Context, debug: Debug = False, wants_help: Help = False) -> None:
+    """Show the group's help when no verb is given."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def verb(app: typer.Typer, name: str, cls: type[Verb] = Verb) -> Callable[[F], F]:
+    """Add a function to `app` as a verb; see `flattened` for the parameters that it may have."""
+
+    def register(function: F) -> F:
+        common = {"debug": Debug, "wants_help": Help}
+        app.command(name, cls=cls, add_help_option=False)(flattened(function, common))
+        return function
+
+    return register
+
+
+def _is_text(hint: Any) -> bool:
+    kind, *notes = typing.get_args(hint) or (hint,)
+    texts = kind in (str, str | None, list[str], list[str] | None)
+    return texts and not any(getattr(note, "parser", None) for note in notes)

@@ -1,0 +1,146 @@
+"""Typer's commands with our manners: dataclasses as options, values converted no more than needed, near misses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+from typer.main import get_command
+
+from elasticctl.cli import options
+from elasticctl.cli.command import family, new_app, verb
+from elasticctl.cli.flatten import flattened
+from elasticctl.cli.options import Assignment
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """A group of options."""
+
+    colour: Annotated[Colour, typer.Option("--colour")] = Colour.RED
+    coats: Annotated[int | None, options.count("How many.")] = None
+    wet: Annotated[bool, typer.Option("--wet/--dry")] = True
+    also: Annotated[tuple[Assignment, ...], options.assignments("--also", "A=B", "More.")] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """What the verb was called with."""
+
+    wall: str
+    others: tuple[str, ...]
+    paint: Paint
+    finish: str | None
+
+
+def parse(*args: str) -> Any:
+    """What a verb with all kinds of parameters is given for `args`."""
+    app = new_app()
+
+    @verb(app, "paint")
+    def paint(
+        wall: Annotated[str, typer.Argument(metavar="WALL")],
+        others: Annotated[tuple[str, ...], typer.Argument()] = (),
+        finish: Annotated[Literal["matt", "gloss"] | None, typer.Option("--finish")] = None,
+        *,
+        paint: Paint,
+    ) -> Any:
+        return Got(wall, others, paint, finish)
+
+    return get_command(app).main(list(args), prog_name="paint", standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("args", "got"),
+    [
+        (["a"], Got("a", (), Paint(), None)),
+        (["a", "b", "c"], Got("a", ("b", "c"), Paint(), None)),
+        (["a", "--", "-b", "--wet"], Got("a", ("-b", "--wet"), Paint(), None)),
+        (["--coats", "2", "a", "--colour", "blue"], Got("a", (), Paint(Colour.BLUE, 2), None)),
+        (["a", "--dry", "--finish=gloss"], Got("a", (), Paint(wet=False), "gloss")),
+        (["a", "--also", "x=1", "--also", "y="], Got("a", (), Paint(also=(Assignment("x", "1"), ("y", ""))), None)),
+        (["caf\udce9", "\udcff"], Got("caf\udce9", ("\udcff",), Paint(), None)),
+        (["", "a b\n"], Got("", ("a b\n",), Paint(), None)),
+        (["a", "--debug"], Got("a", (), Paint(), None)),
+    ],
+)
+def test_values_arrive_in_their_types(args: list[str], got: Got) -> None:
+    found = parse(*args)
+    assert found == got
+    assert type(found.paint.colour) is Colour
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "Missing argument 'WALL'"),
+        (["a", "--coats", "0"], '"0" is not a whole number of at least 1'),
+        (["a", "--colour", "green"], "'green' is not one of 'red', 'blue'"),
+        (["a", "--finish", "wet"], "'wet' is not one of 'matt', 'gloss'"),
+        (["a", "--also", "x"], '"x" is not of the form A=B'),
+        (["a", "--coats"], "requires an argument"),
+    ],
+)
+def test_wrong_values_are_usage_errors(args: list[str], message: str) -> None:
+    with pytest.raises(typer.TyperException) as caught:
+        parse(*args)
+    assert message in caught.value.format_message()
+    assert caught.value.exit_code == 2
+
+
+def test_help_comes_before_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse("--coats", "x", "--help") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Usage: paint [OPTIONS] WALL [OTHERS]")
+    assert "--also A=B" in shown
+    assert "--debug" not in shown
+
+
+def test_what_is_common_to_all_verbs_is_kept_from_them() -> None:
+    def plain(name: str) -> str:
+        return name
+
+    made = flattened(plain, {"debug": bool})
+    assert made(name="a", debug=True) == "a"
+
+
+def test_a_group_without_a_verb_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    app, paints = family("paints", "Colours.")
+
+    @verb(paints, "mix")
+    def mix() -> None:
+        """Mix two of the colours that there are into one that has not been there before, which takes a while."""
+
+    assert get_command(app).main(["paints"], prog_name="shop", standalone_mode=False) is None
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Usage: shop paints [OPTIONS] VERB [ARGS]..." in shown
+    assert "mix Mix two of the colours that there are into one that has not been there before, which takes" in shown
+    with pytest.raises(typer.TyperException, match=r'there is no verb "mx" \(did you mean "mix"\?\)'):
+        get_command(app).main(["paints", "mx"], prog_name="shop", standalone_mode=False)
+
+
+LIGHT = """
+import sys
+from elasticctl.cli.main import main
+code = main(sys.argv[1:])
+assert "pydantic" not in sys.modules, "texts and defaults need no conversion"
+raise SystemExit(code)
+"""
+
+
+@pytest.mark.parametrize("args", [["config", "use-context", "local"], ["template", "new", "mine"], ["list", "--help"]])
+def test_texts_are_not_converted(args: list[str], tmp_path: Path) -> None:
+    environ = {**os.environ, "ELASTICCTL_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", LIGHT, *args], env=environ, capture_output=True, check=True)

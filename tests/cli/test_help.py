@@ -1,0 +1,127 @@
+"""What `--help` and the shells' completion say."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from elasticctl.cli.main import main
+from tests.cli.conftest import Run
+
+VERBS = [
+    "submit", "list", "status", "logs", "scale", "wait", "history", "suspend", "resume", "cancel", "delete",
+    "config", "local", "template", "completion", "version",
+]  # fmt: skip
+FAMILIES = {
+    "config": ["get-contexts", "use-context", "set-context", "delete-context", "view"],
+    "local": ["status", "down"],
+    "template": ["list", "show", "new"],
+}
+
+
+def lines(text: str, width: int = 80) -> list[str]:
+    found = text.splitlines()
+    assert all(len(line) <= width for line in found)
+    return found
+
+
+@pytest.mark.parametrize("args", [(), ("-h",), ("--help",)])
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_all_verbs_are_listed(run: Run, args: tuple[str, ...], columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    done = run(*args)
+    assert done.code == 0
+    assert done.err == ""
+    text = lines(done.out)
+    assert text[0] == "Usage: elasticctl [OPTIONS] VERB [ARGS]..."
+    assert [line.split()[0] for line in text if line.strip() and line.split()[0] in VERBS] == VERBS
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_explains_itself(run: Run, name: str) -> None:
+    done = run(name, "--help")
+    assert (done.code, done.err) == (0, "")
+    text = lines(done.out)
+    assert text[0].startswith(f"Usage: elasticctl {name} [OPTIONS]")
+    assert text[2].startswith("  ")
+    assert "  -h, --help" in done.out
+    for inner in FAMILIES.get(name, []):
+        assert f"\n  {inner} " in done.out
+        assert run(name, inner, "-h").out.startswith(f"Usage: elasticctl {name} {inner} [OPTIONS]")
+
+
+def test_submit_teaches_by_example(run: Run) -> None:
+    text = run("submit", "--help").out
+    assert text.startswith("Usage: elasticctl submit [OPTIONS] [SCRIPT] [-- ARGS...]\n")
+    assert "\n    elasticctl submit train.py -- --epochs 90\n" in text
+    assert "--spot / --on-demand" in text
+    assert "[default: spot]" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("sumbit", 'there is no verb "sumbit" (did you mean "submit"?). See `elasticctl --help`.'),
+        ("config vew", 'there is no verb "vew" (did you mean "view"?). See `elasticctl config --help`.'),
+        ("list --wath", 'list has no option --wath (did you mean "--watch"?). See `elasticctl list --help`.'),
+        ("list -x", "list has no option -x. See `elasticctl list --help`."),
+        ("--wath", "elasticctl has no option --wath. See `elasticctl --help`."),
+        ("list all", 'unexpected argument "all". See `elasticctl list --help`.'),
+        ("scale x --to -1", "Invalid value for '--to': \"-1\" is not a whole number of at least 1."),
+        (
+            "submit a.py --gpu-tpe t4",
+            'submit has no option --gpu-tpe (did you mean "--gpu-type"?); the script\'s own arguments come after `--`.',
+        ),
+    ],
+)
+def test_near_misses(run: Run, line: str, message: str) -> None:
+    done = run(*line.split())
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: {message}")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(run: Run, shell: str) -> None:
+    done = run("completion", shell)
+    assert (done.code, done.err) == (0, "")
+    assert "_ELASTICCTL_COMPLETE=complete_" + shell in done.out
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=done.out, text=True, check=True, capture_output=True)
+
+
+@pytest.mark.usefixtures("private_home")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("elasticctl ", VERBS),
+        ("elasticctl s", ["submit", "status", "scale", "suspend"]),
+        ("elasticctl sumbit ", VERBS),
+        ("elasticctl config ", FAMILIES["config"]),
+        ("elasticctl config use-context ", ["local"]),
+        ("elasticctl list --context l", ["local"]),
+        ("elasticctl list -o ", ["table", "wide", "json", "yaml", "name"]),
+        ("elasticctl list --w", ["--watch"]),
+        ("elasticctl completion ", ["bash", "zsh", "fish"]),
+        ("elasticctl submit --restart-policy O", ["OnFailure"]),
+        ("elasticctl status ", []),
+    ],
+)
+def test_completions(
+    words: str, found: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # main() hides rich from a process that only completes; this process needs it again.
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setenv("_ELASTICCTL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    done = capsys.readouterr()
+    assert done.out.split() == found
+    assert done.err == ""
