@@ -39,7 +39,7 @@ MAX_SECONDS = 10 * 365 * 86_400.0  # longer times than this mean "for ever", and
 
 
 class RestartPolicy(StrEnum):
-    """What an ended worker means for the job; see docs/reference/elasticjob.md."""
+    """What an ended worker means for the job; see docs/elasticjob.md."""
 
     EXIT_CODE = "ExitCode"
     ON_FAILURE = "OnFailure"
