@@ -1,0 +1,279 @@
+"""The documentation against the real thing: its commands run, its examples are valid, and it leaves nothing out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl import specfile
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.codec import camel
+from elasticctl.spec import ElasticJob
+from elasticctl.status import Cause, JobStatus
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+BIN = Path(sys.executable).parent
+PACKAGES = {
+    "elasticctl": ROOT / "elasticctl",
+    "elasticctl_controller": ROOT / "controller" / "elasticctl_controller",
+    "elasticctl_train": ROOT / "training_lib" / "elasticctl_train",
+}
+LONG, SHORT = "--epochs 200", "--epochs 12"
+"""The quickstart's job lasts as long as a person needs to read and type; nothing else is changed."""
+STORY = "elasticctl status digits; elasticctl logs digits"
+"""What helps to see why a command of the quickstart failed."""
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text("utf-8")
+
+
+def fences(text: str, language: str) -> list[str]:
+    """The contents of a page's fenced blocks in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def sections(text: str, level: int) -> dict[str, str]:
+    """Heading -> what is below it, for the headings of one level; "" is what comes before the first."""
+    parts = re.split(rf"^{'#' * level} (.+)$", text, flags=re.MULTILINE)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def run(argv: list[str], cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a reader would, elasticctl on the path; its messages are among its output."""
+    settings = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200", "NO_COLOR": "1", **environ}
+    return subprocess.run(
+        argv, cwd=cwd, env={**os.environ, **settings}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+
+
+# The quickstart, typed by a test.
+
+
+def steps(text: str) -> Iterator[tuple[list[str], str]]:
+    """Each block of commands of the quickstart, with the output that the page shows behind it ("": none)."""
+    blocks = re.findall(r"^```(bash|text)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for (kind, content), (next_kind, following) in itertools.pairwise([*blocks, ("", "")]):
+        if kind == "bash":
+            yield content.splitlines(), following if next_kind == "text" else ""
+
+
+def settled(cluster: LocalCluster) -> bool:
+    """What a reader sees before going on: every job that has not ended trains on all the workers it should have."""
+    statuses = [ElasticJob.from_manifest(job).status for job in cluster.list_jobs(None)]
+    groups = [(status.desired, status.generations[-1:]) for status in statuses if not status.phase.terminal]
+    return all(
+        newest and newest[0].first_step_at is not None and len(newest[0].workers) == desired
+        for desired, newest in groups
+    )
+
+
+@pytest.mark.timeout(240)
+def test_the_quickstart_works_as_written(home: Path, local_cluster: LocalCluster) -> None:
+    checkout = home / "checkout"  # a path of its own, so that the page's `kill` can hit no other job
+    shutil.copytree(ROOT / "examples", checkout / "examples")
+    text = page("quickstart.md")
+    assert text.count(LONG) == 1
+    printed: dict[str, str] = {}
+    for commands, sample in steps(text.replace(LONG, SHORT)):
+        for command in commands:
+            done = run(["bash", "-c", command], checkout, CUDA_VISIBLE_DEVICES="")
+            assert done.returncode == 0, f"{command}\n{done.stdout}{run(['bash', '-c', STORY], checkout).stdout}"
+            printed[command] = done.stdout
+        shown = on_one_line(sample.partition("\n")[0].partition("…")[0])
+        assert shown in on_one_line(printed[commands[-1]])
+        if commands[-1] != "elasticctl local down":
+            wait_until(lambda: settled(local_cluster), 60)
+    assert "digits succeeded after" in printed["elasticctl wait digits --timeout 10m"]
+    history = printed["elasticctl history digits"]
+    assert re.search(r"\tKilled\t[0-9.]+s\t\d+", history), history
+    assert "\t2 -> 3\t" in history
+    assert "\t3 -> 2\t" in history
+    assert "epoch 11:" in printed["elasticctl logs digits --tail 3"]
+
+
+# The training library's example.
+
+
+def test_the_training_example_trains_and_resumes(tmp_path: Path) -> None:
+    (script,) = (block for block in fences(page("training.md"), "python") if "__main__" in block)
+    (tmp_path / "train.py").write_text(script)
+    argv = [sys.executable, "-W", "error", "train.py"]
+    first = run(argv, tmp_path, ELASTICCTL_STORAGE="./state")
+    assert first.returncode == 0, first.stdout
+    assert first.stdout.count("epoch ") == 5
+    assert "epoch 4: step 320, loss 0.0" in first.stdout
+    second = run(argv, tmp_path, ELASTICCTL_STORAGE="./state")
+    assert second.returncode == 0, second.stdout
+    assert "resumed from step 320, epoch 5" in second.stdout
+    assert "step 384" not in second.stdout
+
+
+@pytest.mark.parametrize("source", [DOCS / "training.md", ROOT / "README.md"], ids=lambda path: path.name)
+def test_python_examples_are_python(source: Path) -> None:
+    blocks = fences(source.read_text("utf-8"), "python")
+    assert blocks
+    for block in blocks:
+        compile(block, str(source), "exec")
+
+
+# ElasticJob, field by field.
+
+
+@pytest.mark.parametrize("name", ["elasticjob.md", "launcher.md"])
+def test_example_manifests_are_valid(name: str) -> None:
+    blocks = fences(page(name), "yaml")
+    assert blocks
+    for block in blocks:
+        specfile.load(block, name)
+
+
+def spec_fields() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every field of the CRD's spec down to the pod template, with its schema."""
+    schema = specfile.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+    def walk(around: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for name, inner in around.get("properties", {}).items():
+            yield name, inner
+            if name != "template":
+                yield from walk(inner)
+
+    return walk(schema)
+
+
+def rows(text: str) -> dict[str, str]:
+    """First cell -> the whole row, for every word in backticks in the first cells of a page's tables."""
+    found = {}
+    for row in re.findall(r"^\|.*\|$", text, re.MULTILINE):
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1]):
+            found[name] = row
+    return found
+
+
+def test_every_field_of_the_spec_is_described_with_its_default() -> None:
+    described = rows(sections(page("elasticjob.md"), 2)["Spec"])
+    for name, schema in spec_fields():
+        if name == "Worker":
+            continue
+        assert name in described, f"docs/elasticjob.md does not describe spec field {name}"
+        if "default" in schema:
+            default = str(schema["default"])
+            default = default.lower() if isinstance(schema["default"], bool) else default
+            assert default in described[name].split("|")[2], f"the default of {name} is {default}"
+
+
+def test_every_cause_is_described_and_whether_it_counts() -> None:
+    described = rows(page("elasticjob.md"))
+    for cause in Cause:
+        assert described[cause.value].endswith("| **yes** |" if cause.counted else "| no |"), cause
+
+
+def test_every_field_of_the_status_is_described() -> None:
+    described = rows(sections(page("elasticjob.md"), 2)["Status"])
+    assert [f.name for f in dataclasses.fields(JobStatus) if camel(f.name) not in described] == []
+
+
+# The command line, verb by verb.
+
+
+def help_of(*words: str) -> str:
+    done = run([sys.executable, "-m", *words, "--help"], ROOT)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def verbs_in(text: str) -> list[str]:
+    """The names in a help's lists of verbs, framed or not."""
+    return re.findall(r"^[\s│]*([a-z][a-z-]+)\s{2,}\S", text, re.MULTILINE)
+
+
+def long_options(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text[text.index("ptions") :])) - {"--help"}
+
+
+def test_every_verb_and_option_is_described() -> None:
+    described = sections(page("cli.md"), 3)
+    about = {verb: text for heading, text in described.items() for verb in heading.split(", ")}
+    everywhere = described[""]
+    verbs = verbs_in(help_of("elasticctl.cli"))
+    groups = set()
+    for verb in verbs:
+        assert verb in about, f"docs/cli.md has no section about {verb}"
+        text = help_of("elasticctl.cli", verb)
+        options = long_options(text)
+        for name in verbs_in(text[text.index("ptions") :]):
+            groups.add(verb)
+            assert f"{verb} {name}" in about[verb], f"docs/cli.md: {verb} {name}"
+            options |= long_options(help_of("elasticctl.cli", verb, name))
+        missing = {option for option in options if not re.search(rf"{option}(?![\w-])", about[verb] + everywhere)}
+        assert not missing, f"docs/cli.md does not describe {missing} of {verb}"
+    assert groups >= {"config", "local", "template"}
+
+
+def test_every_option_of_the_launcher_is_described() -> None:
+    described = {name.split()[0] for name in rows(page("launcher.md"))}
+    assert long_options(help_of("elasticctl_train.launcher.main")) <= described
+
+
+# The map, and the site.
+
+
+def modules() -> Iterator[str]:
+    for package, folder in PACKAGES.items():
+        for path in folder.rglob("*.py"):
+            if path.name != "__init__.py":
+                yield ".".join((package, *path.relative_to(folder).with_suffix("").parts))
+
+
+def test_the_architecture_page_names_every_module() -> None:
+    """Each in the table of its package, by what its name adds to the package's."""
+    tables = {
+        heading.split("`")[1]: set(re.findall(r"`([\w.]+)`", text))
+        for heading, text in sections(sections(page("architecture.md"), 2)["Modules"], 3).items()
+        if heading
+    }
+    missing = []
+    for module in modules():
+        package = max((name for name in tables if module.startswith(f"{name}.")), key=len)
+        if module.removeprefix(f"{package}.") not in tables[package]:
+            missing.append(module)
+    assert missing == []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = run([sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)], ROOT, NO_MKDOCS_2_WARNING="1")
+    assert done.returncode == 0, done.stdout
+    return folder
+
+
+def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    for source in DOCS.glob("*.md"):
+        html = (site / source.with_suffix(".html").name).read_text("utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=[\"']?([^\"' >]+)", html)
+        assert loaded
+        assert [url for url in loaded if re.match(r"(https?:)?//", url)] == []
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text("utf-8"))
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
