@@ -27,6 +27,7 @@ from elasticctl.cluster.local.daemon import shut_down
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.errors import ElasticctlError, NotFoundError
 from elasticctl.spec import LABEL_INDEX
+from elasticctl.status import Cause, Phase
 
 SCRIPT = str(Path(__file__).with_name("recovery_train.py"))
 STORE_SERVER = str(Path(__file__).with_name("store_server.py"))
@@ -85,6 +86,9 @@ class Job(Protocol):
 
     def scale(self, workers: int) -> float:
         """Ask for another number of workers; returns when, in seconds since the epoch."""
+
+    def restarted(self) -> int:
+        """Return how many workers have been started again so far."""
 
     def note(self) -> str:
         """Return what a reader of the measurement should know, or nothing."""
@@ -208,8 +212,11 @@ class TorchrunJob(Job):
             processes.send(self._agents[number].pid, signal.SIGTERM)
         return at
 
+    def restarted(self) -> int:
+        return self._replaced
+
     def note(self) -> str:
-        return f"{self._replaced} agents started again" if self._replaced else ""
+        return ""
 
     def generations(self) -> list[dict[str, Any]]:
         return []
@@ -278,14 +285,21 @@ class LocalJob(Job):
         self._cluster.patch_job("default", self._trial.name, patch)
         return at
 
+    def restarted(self) -> int:
+        restarts: dict[str, int] = self._status().get("restarts", {})
+        return sum(number for cause, number in restarts.items() if Cause(cause).interruption)
+
     def note(self) -> str:
-        status = self._cluster.get_job("default", self._trial.name).get("status", {})
-        return "" if status.get("phase") in ("Running", "Restarting") else f"the job is {status.get('phase')}"
+        phase = self._status().get("phase")
+        return "" if phase in (Phase.RUNNING, Phase.RESTARTING) else f"the job is {phase}"
 
     def generations(self) -> list[dict[str, Any]]:
-        status = self._cluster.get_job("default", self._trial.name).get("status", {})
-        found: list[dict[str, Any]] = status.get("generations", [])
+        found: list[dict[str, Any]] = self._status().get("generations", [])
         return found
+
+    def _status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self._cluster.get_job("default", self._trial.name).get("status", {})
+        return status
 
     def end(self) -> None:
         self._save_logs()

@@ -19,7 +19,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One trial. `survived` None: it was not measured, and `note` says why. For the other figures see `timeline`."""
+    """One trial. `survived` None: it was not measured, and `note` says why.
+
+    `workers_restarted`: those lost to the event, and those whose agents gave up because of it. For the other figures
+    see `timeline`.
+    """
 
     scenario: str
     contender: str
@@ -29,6 +33,7 @@ class Measurement:
     standstill_s: float | None = None
     whole_s: float | None = None
     steps_redone: int | None = None
+    workers_restarted: int | None = None
     note: str = ""
 
 
@@ -59,6 +64,7 @@ class Summary:
     whole_s: Spread
     steps_redone: Spread
     most_redone: int | None
+    workers_restarted: Spread
     note: str
 
 
@@ -89,6 +95,7 @@ def _summary(trials: Sequence[Measurement]) -> Summary:
         whole_s=Spread.of(t.whole_s for t in survivors if t.whole_s is not None),
         steps_redone=Spread.of(redone),
         most_redone=max(redone, default=None),
+        workers_restarted=Spread.of(t.workers_restarted for t in survivors if t.workers_restarted is not None),
         note=next((trial.note for trial in trials if trial.note), ""),
     )
 
@@ -96,8 +103,11 @@ def _summary(trials: Sequence[Measurement]) -> Summary:
 def table(summaries: Iterable[Summary], titles: dict[str, str]) -> Table:
     """The summaries for a terminal; `titles` are the scenarios' in words. Times in seconds."""
     shown = Table(title="seconds from the event: p50 (p95) of the trials that survived")
-    for heading in ("event", "contender", "survived", "first step", "standstill", "whole again", "steps redone", ""):
-        shown.add_column(heading, justify="left" if heading in ("event", "contender", "") else "right")
+    shown.add_column("event")
+    shown.add_column("contender", no_wrap=True)
+    for heading in ("survived", "first step", "standstill", "whole again", "steps redone", "workers restarted"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("")
     last = ""
     for row in summaries:
         if last not in ("", row.scenario):
@@ -107,7 +117,8 @@ def table(summaries: Iterable[Summary], titles: dict[str, str]) -> Table:
             row.contender,
             f"{row.survived} of {row.measured}" if row.measured else "-",
             *(_seconds(spread) for spread in (row.first_step_s, row.standstill_s, row.whole_s)),
-            "-" if row.most_redone is None else f"{row.steps_redone.p50:.0f} (at most {row.most_redone})",
+            "-" if row.most_redone is None else f"{row.steps_redone.p50:.0f} (most {row.most_redone})",
+            "-" if row.workers_restarted.p50 is None else f"{row.workers_restarted.p50:.0f}",
             row.note,
         )
         last = row.scenario

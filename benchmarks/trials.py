@@ -81,6 +81,7 @@ def _watch(job: Job, scenario: Scenario, trial: Trial, unmeasured: Measurement, 
         standstill_s=found.standstill_s,
         whole_s=found.whole_s,
         steps_redone=found.steps_redone,
+        workers_restarted=job.restarted(),
         note=job.note(),
     )
     return Record(measurement, struck_at, tuple(job.generations()))
