@@ -99,6 +99,7 @@ class JobSpec:
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     backoff_limit: int = DEFAULT_BACKOFF_LIMIT
     deadline_s: int | None = None
+    hang_timeout_s: int | None = None
     ttl_s: int | None = None
     grace_s: int = 30
 

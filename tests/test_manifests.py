@@ -152,12 +152,14 @@ def test_the_controller_reads_back_what_was_asked_for() -> None:
         backoff_limit=7,
         deadline_s=60,
         ttl_s=0,
+        hang_timeout_s=90,
         labels={"team": "vision"},
     )
     manifest = render(spec, default())
     job = ElasticJob.from_manifest(manifest)
     assert (job.desired, job.min, job.max) == (3, 2, 4)
     assert (job.backoff_limit, job.deadline_s, job.ttl_s) == (7, 60, 0)
+    assert job.policy.hang_timeout_seconds == 90
     assert manifest["metadata"]["labels"] == {"team": "vision"}
 
 

@@ -47,6 +47,9 @@ class Request:
     ] = DEFAULT_BACKOFF_LIMIT
     deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this.")] = None
     ttl: Annotated[int | None, options.time("Delete the job this long after its end.")] = None
+    hang_timeout: Annotated[
+        int | None, options.time("Start again after this long without a sign of life; 30m by default, 0s is never.")
+    ] = None
     restart_policy: Annotated[
         RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")
     ] = RestartPolicy.ON_FAILURE
@@ -92,6 +95,7 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
         backoff_limit=request.backoff_limit,
         deadline_s=request.deadline,
         ttl_s=request.ttl,
+        hang_timeout_s=request.hang_timeout,
     )
 
 

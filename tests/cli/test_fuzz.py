@@ -21,7 +21,8 @@ from tests.test_specfile import GOOD
 FLAGS = [
     "--gpus", "--gpu-type", "--gpus-per-node", "--workers", "--min-gpus", "--max-gpus", "--min-workers",
     "--max-workers", "--name", "--image", "--env", "--storage", "--spot", "--on-demand", "--backoff-limit",
-    "--deadline", "--ttl", "--restart-policy", "--template", "-f", "--set", "-d", "--wait", "--dry-run",
+    "--deadline", "--ttl", "--hang-timeout",
+    "--restart-policy", "--template", "-f", "--set", "-d", "--wait", "--dry-run",
     "--dry-run=client", "--context", "-n", "-o", "-h", "--", "-", "--worker", "--tail", "--since", "--to", "--add",
     "--from", "--provider", "-y", "-A",
 ]
