@@ -2,8 +2,9 @@
 
     python benchmarks/startup.py [--runs 15] [--json]
 
-Prints the median wall time of each command, in milliseconds. The commands take turns, so that a busy moment of the
-machine touches all of them. `list` runs against a local cluster of its own, started before and ended after.
+Prints for each command its median and lowest wall time and its median CPU time, in milliseconds. The commands take
+turns, so that a busy moment of the machine touches all of them. Those that ask a cluster ask a local one of their own,
+started before and ended after.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -18,9 +20,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-AIM_MS = {"elasticctl --help": 150.0}
+COMPLETE_VERB, COMPLETE_JOB = "complete `elasticctl s`", "complete `elasticctl status `"
+AIM_MS = {"elasticctl --help": 150.0, COMPLETE_VERB: 150.0, COMPLETE_JOB: 150.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is run, with what besides the environment of all."""
+
+    argv: list[str]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one run took, in milliseconds."""
+
+    wall_ms: float
+    cpu_ms: float
 
 
 def elasticctl() -> str:
@@ -31,29 +51,39 @@ def elasticctl() -> str:
     return str(found)
 
 
-def commands() -> dict[str, list[str]]:
+def commands() -> dict[str, Command]:
     """What is measured, by the name it is shown under."""
-    found = {
-        "elasticctl --help": [elasticctl(), "--help"],
-        "elasticctl list": [elasticctl(), "list"],
-        "python -c pass": [sys.executable, "-c", "pass"],
-    }
+    verbs = (["--help"], ["submit", "--help"], ["version"], ["list"], ["list", "-o", "json"])
+    found = {" ".join(["elasticctl", *verb]): Command([elasticctl(), *verb]) for verb in verbs}
+    for name in (COMPLETE_VERB, COMPLETE_JOB):
+        asked = {"_ELASTICCTL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": name.split("`")[1]}
+        found[name] = Command([elasticctl()], asked)
+    found["python -c pass"] = Command([sys.executable, "-c", "pass"])
     kubectl = shutil.which("kubectl")
     if kubectl:
-        found["kubectl version --client"] = [kubectl, "version", "--client"]
+        found["kubectl version --client"] = Command([kubectl, "version", "--client"])
     return found
 
 
-def measure(runs: int, environ: Mapping[str, str]) -> dict[str, list[float]]:
-    """Wall times in milliseconds of each command, `runs` each, in turns; the first turn only warms up."""
-    times: dict[str, list[float]] = {name: [] for name in commands()}
+def measure(runs: int, environ: Mapping[str, str]) -> dict[str, list[Sample]]:
+    """What each command took, `runs` times, in turns; the first turn only warms up."""
+    samples: dict[str, list[Sample]] = {name: [] for name in commands()}
     for turn in range(runs + 1):
-        for name, argv in commands().items():
-            started = time.perf_counter()
-            subprocess.run(argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        for name, command in commands().items():
+            sample = _timed(command, environ)
             if turn:
-                times[name].append((time.perf_counter() - started) * 1000)
-    return times
+                samples[name].append(sample)
+    return samples
+
+
+def _timed(command: Command, environ: Mapping[str, str]) -> Sample:
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(
+        command.argv, env={**environ, **command.environ}, stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Sample(wall_s * 1000, cpu_s * 1000)
 
 
 def main() -> None:
@@ -64,16 +94,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
         environ = {**os.environ, "ELASTICCTL_HOME": home}
         try:
-            times = measure(args.runs, environ)
+            samples = measure(args.runs, environ)
         finally:
             subprocess.run([elasticctl(), "local", "down"], env=environ, capture_output=True, check=False)
     if args.json:
+        times = {name: [asdict(sample) for sample in found] for name, found in samples.items()}
         print(json.dumps({"unit": "ms", "cpus": os.cpu_count(), "times": times}))
         return
-    print(f"{'command':<26}{'median ms':>11}{'lowest':>9}{'aim':>7}")
-    for name, values in times.items():
+    print(f"{'command':<30}{'median ms':>11}{'lowest':>9}{'cpu ms':>9}{'aim':>7}")
+    for name, found in samples.items():
+        walls = [sample.wall_ms for sample in found]
+        cpu_ms = statistics.median(sample.cpu_ms for sample in found)
         aim = f"{AIM_MS[name]:.0f}" if name in AIM_MS else ""
-        print(f"{name:<26}{statistics.median(values):>11.0f}{min(values):>9.0f}{aim:>7}")
+        print(f"{name:<30}{statistics.median(walls):>11.0f}{min(walls):>9.0f}{cpu_ms:>9.0f}{aim:>7}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from typing import Any, NewType, TypeVar
 Timestamp = NewType("Timestamp", float)
 """Seconds since the epoch, UTC; an RFC 3339 string with microseconds in JSON."""
 
+Manifest = dict[str, Any]
+"""A Kubernetes object as JSON data."""
+
 T = TypeVar("T")
 _MISSING = object()
 

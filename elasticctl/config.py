@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +122,8 @@ def encode(config: Config) -> dict[str, Any]:
 
 
 def _replace(path: Path, text: str) -> None:
+    import tempfile  # rarely needed: most command lines only read
+
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp's mode is 0600
     try:
         with open(descriptor, "w", encoding="utf-8") as file:

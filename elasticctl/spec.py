@@ -12,13 +12,11 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from elasticctl.codec import Manifest as Manifest
 from elasticctl.codec import Timestamp, camel, from_json, from_rfc3339
 from elasticctl.status import JobStatus
 
 E = TypeVar("E", bound=StrEnum)
-
-Manifest = dict[str, Any]
-"""A Kubernetes object as JSON data."""
 
 GROUP = "elastic.pytorch.org"
 VERSION = "v1alpha1"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticctl.cli import options, views
+from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import print_objects, print_table, say
@@ -18,6 +18,8 @@ def history(*, job: options.Job, output: options.Output = "table", where: Where)
     if output in ("json", "yaml", "name"):
         print_objects([manifest], output, one=True)
         return
+    from elasticctl.cli import views
+
     table = views.history_table(manifest)
     if not table.rows:
         say(f"{manifest['metadata']['name']}: no interruptions, no scalings")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticctl.cli import options, views, watching
+from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, print_objects, print_table, say
 from elasticctl.cli.target import Target, reach
-from elasticctl.cluster.base import Manifest
 from elasticctl.errors import UsageError
-from elasticctl.spec import ElasticJob
+
+if TYPE_CHECKING:
+    from elasticctl.cluster.base import Manifest
 
 app = new_app()
 
@@ -46,12 +47,16 @@ def status(
         raise UsageError(f"--watch shows tables; it does not go with --output {output}")
     name = target.find(job)["metadata"]["name"]
     if watch:
+        from elasticctl.cli import watching
+
         watching.watch_job(target, name)
         return
     manifest = target.cluster.get_job(target.namespace, name)
     if output in ("json", "yaml", "name"):
         print_objects([manifest], output, one=True)
         return
+    from elasticctl.cli import views
+
     pods = target.cluster.list_pods(target.namespace, name)
     print_table(views.status_table(manifest, pods, time.time()))
     hint(_next(manifest))
@@ -62,6 +67,8 @@ def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
     if watch and output in ("json", "yaml", "name"):
         raise UsageError(f"--watch shows tables; it does not go with --output {output}")
     if watch:
+        from elasticctl.cli import watching
+
         watching.watch_list(target, namespace, wide=output == "wide")
         return
     jobs = target.cluster.list_jobs(namespace)
@@ -72,11 +79,15 @@ def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
         place = "in any namespace" if everywhere else f"in namespace {target.namespace}"
         say(f"no jobs {place} of context {target.context.name}; start one: elasticctl submit train.py")
         return
+    from elasticctl.cli import views
+
     print_table(views.job_table(jobs, time.time(), wide=output == "wide", namespaces=everywhere))
     hint(f"more about one: elasticctl status {jobs[-1]['metadata']['name']}")
 
 
 def _next(manifest: Manifest) -> str:
+    from elasticctl.spec import ElasticJob
+
     job = ElasticJob.from_manifest(manifest)
     if job.status.phase.terminal:
         return f"what it cost: elasticctl history {job.name}; its output: elasticctl logs {job.name}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from elasticctl.cli import options, views
+from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, say
 from elasticctl.cli.target import Target, reach
 from elasticctl.errors import ConflictError, UsageError
-from elasticctl.spec import ElasticJob
+
+if TYPE_CHECKING:
+    from elasticctl.spec import ElasticJob
 
 app = new_app()
 
@@ -50,6 +52,9 @@ def cancel(*, jobs: options.Jobs, where: Where) -> None:
 @verb(app, "delete")
 def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> None:
     """Delete a job, its workers and its logs; its checkpoints stay."""
+    from elasticctl.cli import views
+    from elasticctl.spec import ElasticJob
+
     target = reach(where)
     for name in jobs:
         job = ElasticJob.from_manifest(target.find(name))
@@ -63,6 +68,8 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
 
 def _patched(target: Target, name: str, spec: dict[str, Any], done: str) -> ElasticJob:
     """The job with its spec changed; ConflictError once it has ended."""
+    from elasticctl.spec import ElasticJob
+
     job = ElasticJob.from_manifest(target.find(name))
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be {done}")

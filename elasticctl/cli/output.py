@@ -7,7 +7,6 @@ imported for a terminal only.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -80,6 +79,8 @@ def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> Non
         return
     data: Any = manifests[0] if one else {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
     if form == "json":
+        import json
+
         emit(json.dumps(data, indent=2, ensure_ascii=False))
     else:
         from elasticctl.yamltext import dump

@@ -11,7 +11,6 @@ from elasticctl.cluster import connect
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.config import Config, Context
 from elasticctl.errors import NotFoundError, UsageError
-from elasticctl.spec import worker_name
 from elasticctl.wording import did_you_mean, shown
 
 
@@ -67,6 +66,8 @@ def reach(where: Where) -> Target:
 
 def full_worker_name(job: str, wanted: str) -> str:
     """`job-worker-2` for itself, `worker-2` or `2`; UsageError for anything that no worker could be called."""
+    from elasticctl.spec import worker_name  # not for --help and completion
+
     index = wanted.removeprefix(f"{job}-").removeprefix("worker-")
     if not (index.isascii() and index.isdigit()):
         raise UsageError(f"{shown(wanted)} names no worker; they are called {worker_name(job, 0)} (or 0) and so on")

@@ -9,7 +9,6 @@ import typer
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
-from elasticctl.cli.outcome import await_end
 from elasticctl.cli.target import reach
 
 app = new_app()
@@ -27,6 +26,8 @@ def wait(
 
     The exit code tells how: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out.
     """
+    from elasticctl.cli.outcome import await_end
+
     target = reach(where)
     name = target.find(job)["metadata"]["name"]
     return await_end(target, name, timeout_s=timeout, running=until == "running")

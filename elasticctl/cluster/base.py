@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elasticctl.spec import Manifest as Manifest
+from elasticctl.codec import Manifest as Manifest
 
 
 @dataclass(frozen=True, slots=True)

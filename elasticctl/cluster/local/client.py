@@ -12,7 +12,6 @@ from elasticctl.cluster.local.daemon import ensure_supervisor
 from elasticctl.cluster.local.logs import LogFiles, read_logs
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.errors import UnreachableError
-from elasticctl.spec import LABEL_INDEX
 
 _REPEATABLE = ("GET", "PATCH")
 """Harmless when done twice: a merge patch gives the same result, or is refused because the version has moved on."""
@@ -102,5 +101,7 @@ def _namespace_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _index(pod: Manifest) -> tuple[int, str]:
+    from elasticctl.spec import LABEL_INDEX  # not for those who only list jobs
+
     text = pod["metadata"].get("labels", {}).get(LABEL_INDEX, "")
     return (int(text) if text.isdigit() else 0, pod["metadata"]["name"])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.scale import Wish, scale_patch
+from elasticctl.cli.scale import Wish
+from elasticctl.cli.scaling import scale_patch
 from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.spec import ANNOTATION_SCALED_BY
 

@@ -1,0 +1,110 @@
+"""From a wish for workers to the patch of a job, and until it has come true."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from elasticctl.cli import views
+from elasticctl.cli.output import say
+from elasticctl.cli.target import Target, full_worker_name
+from elasticctl.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest
+from elasticctl.wording import counted_are
+
+if TYPE_CHECKING:
+    from elasticctl.cli.scale import Wish
+
+TIMED_OUT = 124
+_POLL_EVERY_S = 0.25
+_ATTEMPTS = 5
+
+
+def apply(target: Target, name: str, wish: Wish) -> tuple[int, int]:
+    """Patch the job, again where somebody else has changed it meanwhile; returns workers before and after."""
+    for attempt in range(_ATTEMPTS):
+        manifest = target.cluster.get_job(target.namespace, name)
+        pods = target.cluster.list_pods(target.namespace, name) if wish.remove_worker else []
+        patch = scale_patch(manifest, pods, wish)
+        try:
+            target.cluster.patch_job(target.namespace, name, patch)
+        except ConflictError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            continue
+        return ElasticJob.from_manifest(manifest).desired, patch["spec"]["replicaSpecs"]["Worker"]["replicas"]
+    raise AssertionError("unreachable")
+
+
+def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[str, Any]:
+    """The merge patch that carries out a wish. Pure.
+
+    Raises UsageError when the wish is out of bounds, NotFoundError for a worker that is not there, ConflictError when
+    the job has ended.
+    """
+    job = ElasticJob.from_manifest(manifest)
+    if job.status.phase.terminal:
+        raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be scaled")
+    leaving = _leaving(job, pods, wish.remove_worker)
+    workers = _workers(job, wish) - len(leaving)
+    _check_bounds(job, manifest["spec"], workers)
+    spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": workers}}}
+    if leaving:
+        # Those asked for before and still there; the others have done their duty.
+        present = {pod["metadata"].get("uid") for pod in pods}
+        named = {ref.uid: ref.name for ref in job.remove_workers if ref.uid in present} | leaving
+        spec["removeWorkers"] = [{"name": name, "uid": uid} for uid, name in named.items()]
+    metadata = {"annotations": {ANNOTATION_SCALED_BY: "user"}, "resourceVersion": job.resource_version}
+    return {"metadata": metadata, "spec": spec}
+
+
+def _leaving(job: ElasticJob, pods: list[Manifest], names: tuple[str, ...]) -> dict[str, str]:
+    """UID -> name of the workers to remove."""
+    present = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+    leaving = {}
+    for name in (full_worker_name(job.name, wanted) for wanted in names):
+        if name not in present:
+            raise NotFoundError(f"{job.name} has no worker {name}; it has {', '.join(sorted(present)) or 'none now'}")
+        leaving[present[name]] = name
+    return leaving
+
+
+def _workers(job: ElasticJob, wish: Wish) -> int:
+    if wish.gpus is not None:
+        each = views.hardware(job).gpus_per_worker
+        if each == 0:
+            raise UsageError(f"{job.name} runs on CPUs; say --to N, in workers")
+        if wish.gpus % each:
+            raise UsageError(
+                f"--gpus {wish.gpus}: a worker of {job.name} has {each} GPUs, so it must be a multiple of {each}"
+            )
+        return wish.gpus // each
+    if wish.to is not None:
+        return wish.to
+    return job.desired + (wish.add or 0) - (wish.remove or 0)
+
+
+def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
+    low = spec.get("minReplicas") or 1
+    high = spec.get("maxReplicas") or MAX_WORKERS
+    if workers < low:
+        raise UsageError(f"{counted_are(workers, 'worker')} fewer than the minimum of {job.name}, {low}")
+    if workers > high:
+        raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {job.name}, {high}")
+
+
+def await_workers(target: Target, name: str, workers: int, timeout_s: int | None) -> int:
+    """Wait until that many workers are training, and return the exit code: 1 when the job ends before, 124 too late."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        status = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name)).status
+        if status.active == status.desired == workers:
+            say(f"{name}: {workers} workers are training")
+            return 0
+        if status.phase.terminal:
+            say(f"{name} ended ({status.phase.value}) before that")
+            return 1
+        if deadline is not None and time.monotonic() >= deadline:
+            say(f"{name}: {status.active} of {workers} workers are training after {timeout_s} s; it goes on")
+            return TIMED_OUT
+        time.sleep(_POLL_EVERY_S)
