@@ -23,6 +23,7 @@ from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
 from elasticctl_controller.membership import Group, World
 from elasticctl_controller.requests import (
     MAX_GENERATION,
+    Limiter,
     Refused,
     note_report,
     read_body,
@@ -52,6 +53,12 @@ class GroupView:
     silent: frozenset[str] = frozenset()
 
 
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch as of now, going on evenly: a clock that is set must not move the group's deadlines."""
+    offset_s = time.time() - time.monotonic()
+    return lambda: offset_s + time.monotonic()
+
+
 class RendezvousService:
     """The service and the controller's handle on it; see the module's docstring.
 
@@ -63,9 +70,10 @@ class RendezvousService:
         self,
         token_for: Callable[[str], str],
         on_change: Callable[[str], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self._token_for, self._on_change, self._clock = token_for, on_change, clock
+        self._token_for, self._on_change, self._clock = token_for, on_change, clock or steady_clock()
+        self._limiter = Limiter()
         self._lock = threading.Lock()
         self._groups: dict[str, Group] = {}
         self._changed: dict[str, asyncio.Event] = {}
@@ -129,6 +137,7 @@ class RendezvousService:
         """Forget a job; its agents are answered 410."""
         with self._lock:
             self._groups.pop(key, None)
+            self._limiter.forget(key)
             self._encoded.pop(key, None)
         self._wake(key)
 
@@ -159,6 +168,7 @@ class RendezvousService:
                 raise Refused(404, "unknown verb")
             key = f"{request.match_info['namespace']}/{request.match_info['name']}"
             self._authorise(key, request.headers.get("Authorization", ""))
+            self._limiter.check(key, time.monotonic())
             answer = await verb(key, await read_body(request))
         except Refused as error:
             return web.json_response({"error": str(error)}, status=error.status)

@@ -18,6 +18,7 @@ from elasticctl_controller.membership import Group, Member
 
 MAX_TEXT = 512
 MAX_METRICS = 64
+BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
 
 
@@ -27,6 +28,29 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Limiter:
+    """A token bucket per job: a script gone wild must not take the service from the other jobs.
+
+    Lets `BURST` requests through at once and `RATE_PER_S` in the long run, which is several times what the 2,000
+    workers of the largest job need.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def check(self, key: str, now_s: float) -> None:
+        """Take one token of the job `key`; raises Refused (429) when there is none. `now_s` is of a monotonic clock."""
+        tokens, at = self._buckets.get(key, (BURST, now_s))
+        tokens = min(BURST, tokens + (now_s - at) * RATE_PER_S)
+        if tokens < 1:
+            raise Refused(429, f"too many requests for job {key}")
+        self._buckets[key] = (tokens - 1, now_s)
+
+    def forget(self, key: str) -> None:
+        """Drop the bucket of a job that is over."""
+        self._buckets.pop(key, None)
 
 
 async def read_body(request: web.Request) -> Mapping[str, Any]:

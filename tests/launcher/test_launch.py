@@ -167,6 +167,18 @@ def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None
     assert len(pids(pair, "a-0")) == 2, "stopped once, for the newcomer, not for the restart"
 
 
+def test_a_group_forms_over_ipv6(lab: Lab) -> None:
+    lab.add("a-0", "a-1")
+    for name in ("a-0", "a-1"):
+        script = (
+            "import torch, torch.distributed as dist; dist.init_process_group('gloo'); x = torch.ones(1); "
+            "dist.all_reduce(x); print('sum', int(x)); dist.destroy_process_group()"
+        )
+        lab.start(name, sys.executable, "-c", script, ELASTICCTL_POD_IP="::1")
+    assert [worker.wait(40) for worker in lab.workers.values()] == [0, 0], lab.output("a-0")
+    assert "sum 2" in lab.output("a-1")
+
+
 @pytest.fixture
 def coupled(lab: Lab) -> Lab:
     """Two workers that do steps together and are given up after a second without one."""

@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.status import JobStatus
+from elasticctl_controller.rendezvous import steady_clock
+from elasticctl_controller.requests import BURST, RATE_PER_S, Limiter, Refused
 from elasticctl_train.launcher.service import ServiceAway, ServiceClient, ServiceRefused
 
 from .conftest import KEY, TOKEN, Lab
@@ -164,6 +166,27 @@ def test_a_dropped_job_answers_gone(lab: Lab, client: ServiceClient) -> None:
     with pytest.raises(ServiceRefused, match="no running job") as caught:
         client.call("join", agent("a-0"))
     assert caught.value.status == 410
+
+
+def test_a_job_that_asks_without_end_is_slowed_down(lab: Lab, client: ServiceClient) -> None:
+    limiter, now_s = Limiter(), 100.0
+    for _ in range(int(BURST)):
+        limiter.check(KEY, now_s)
+    with pytest.raises(Refused, match="too many requests"):
+        limiter.check(KEY, now_s)
+    limiter.check("default/other", now_s)
+    limiter.check(KEY, now_s + 2 / RATE_PER_S)
+    lab.site.service._limiter = limiter
+    limiter._buckets[KEY] = (0.0, time.monotonic() + 3600)
+    with pytest.raises(ServiceAway, match="HTTP 429"):
+        client.call("leave", {"uid": "uid-a-0", "reason": "x"})
+
+
+def test_a_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = steady_clock()
+    before = clock()
+    monkeypatch.setattr(time, "time", lambda: before - 86_400.0)
+    assert 0 <= clock() - before < 60
 
 
 def test_a_rerun_under_the_same_name_starts_afresh(lab: Lab, client: ServiceClient) -> None:

@@ -1,7 +1,7 @@
 """The launcher's line to the rendezvous service: one JSON request at a time, over TCP or a Unix socket.
 
 ServiceError
-├── ServiceAway      nobody answers, or the service is in trouble (5xx): worth another try
+├── ServiceAway      nobody answers, or the service is in trouble (5xx, 429): worth another try
 └── ServiceRefused   the service answered no (4xx); another try brings the same answer
 """
 
@@ -111,6 +111,6 @@ class ServiceClient:
         if status == 200 and isinstance(answer, dict):
             return answer
         message = answer.get("error") if isinstance(answer, dict) else None
-        if status >= 500 or status == 200:
+        if status >= 500 or status in (200, 429):
             raise ServiceAway(f"rendezvous service at {self.endpoint}: HTTP {status}")
         raise ServiceRefused(status, str(message or "refused"))
