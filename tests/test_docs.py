@@ -30,8 +30,8 @@ PACKAGES = {
     "elasticctl_controller": ROOT / "controller" / "elasticctl_controller",
     "elasticctl_train": ROOT / "training_lib" / "elasticctl_train",
 }
-LONG, SHORT = "--epochs 200", "--epochs 12"
-"""The quickstart's job lasts as long as a person needs to read and type; nothing else is changed."""
+VARIES = re.compile(r"…|[0-9.]+s$")
+"""Where the outputs that the page shows are not the same each time: they are compared up to here."""
 STORY = "elasticctl status digits; elasticctl logs digits"
 """What helps to see why a command of the quickstart failed."""
 
@@ -89,24 +89,22 @@ def settled(cluster: LocalCluster) -> bool:
 def test_the_quickstart_works_as_written(home: Path, local_cluster: LocalCluster) -> None:
     checkout = home / "checkout"  # a path of its own, so that the page's `kill` can hit no other job
     shutil.copytree(ROOT / "examples", checkout / "examples")
-    text = page("quickstart.md")
-    assert text.count(LONG) == 1
     printed: dict[str, str] = {}
-    for commands, sample in steps(text.replace(LONG, SHORT)):
+    for commands, sample in steps(page("quickstart.md")):
         for command in commands:
             done = run(["bash", "-c", command], checkout, CUDA_VISIBLE_DEVICES="")
             assert done.returncode == 0, f"{command}\n{done.stdout}{run(['bash', '-c', STORY], checkout).stdout}"
             printed[command] = done.stdout
-        shown = on_one_line(sample.partition("\n")[0].partition("…")[0])
+        shown = on_one_line(VARIES.split(sample.partition("\n")[0])[0])
         assert shown in on_one_line(printed[commands[-1]])
         if commands[-1] != "elasticctl local down":
             wait_until(lambda: settled(local_cluster), 60)
-    assert "digits succeeded after" in printed["elasticctl wait digits --timeout 10m"]
     history = printed["elasticctl history digits"]
-    assert re.search(r"\tKilled\t[0-9.]+s\t\d+", history), history
-    assert "\t2 -> 3\t" in history
+    assert re.search(r"\tKilled\t[0-9.m]+s\t\d+", history), history
+    assert re.search(r"\t2 -> 3\t\w+\t[0-9.m]+s\t\d+", history), history
     assert "\t3 -> 2\t" in history
-    assert "epoch 11:" in printed["elasticctl logs digits --tail 3"]
+    assert printed['elasticctl wait digits; echo "exit code $?"'].endswith("\nexit code 4\n")
+    assert printed['elasticctl wait train; echo "exit code $?"'].endswith("\nexit code 0\n")
 
 
 # The training library's example.
