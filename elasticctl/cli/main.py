@@ -33,6 +33,7 @@ _JOBS = {
     "status": ("jobs", "Show where a job is"),
     "logs": ("logs", "Print what a job's workers print"),
     "scale": ("scale", "Change the number of workers of a running job"),
+    "preempt": ("preempt", "Rehearse the loss of a spot machine"),
     "wait": ("wait", "Wait until a job has ended"),
     "history": ("history", "Show a job's interruptions and scalings, and what they cost"),
     "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
@@ -81,7 +82,7 @@ class Verbs(Group):
 
 app = new_app(
     cls=Verbs,
-    epilog="Begin with: elasticctl submit train.py   (`elasticctl VERB --help` tells more)",
+    epilog="Begin with: elasticctl submit train.py   More: elasticctl VERB --help",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,11 +11,13 @@ from typing import Any
 from elasticctl.cli.output import Table, joined, span
 from elasticctl.cluster.base import Manifest
 from elasticctl.spec import ElasticJob
-from elasticctl.status import JobStatus, Phase
+from elasticctl.status import Cause, JobStatus, Phase
 
 _LIST = ("NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE")
 _WIDE = ("GPUS", "STORAGE", "REASON")
 _GPU = "nvidia.com/gpu"
+_PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
+_RANKS = "--nproc-per-node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,17 @@ def hardware(job: ElasticJob) -> Hardware:
     return Hardware(gpus, str(values.get("ELASTICCTL_STORAGE") or ""))
 
 
+def ranks_per_worker(job: ElasticJob) -> int:
+    """How many ranks the launcher of each worker starts; 1 where the pod template does not say."""
+    containers = _get(job.template, "spec", "containers")
+    container = containers[0] if isinstance(containers, list) and containers else {}
+    command = _get(container, "command")
+    words = command if isinstance(command, list) else []
+    after = words[words.index(_RANKS) + 1 :] if _RANKS in words else []
+    count = str(after[0]) if after else ""
+    return max(1, int(count)) if count.isascii() and count.isdigit() else 1
+
+
 def job_table(manifests: Sequence[Manifest], now: float, *, wide: bool = False, namespaces: bool = False) -> Table:
     """One row a job."""
     header = (("NAMESPACE",) if namespaces else ()) + _LIST + (_WIDE if wide else ())
@@ -49,7 +63,6 @@ def job_table(manifests: Sequence[Manifest], now: float, *, wide: bool = False, 
 def _row(job: ElasticJob, now: float) -> tuple[str, ...]:
     status, progress = job.status, job.status.progress
     checkpoint = status.checkpoint
-    restarts = sum(count for cause, count in status.restarts.items() if cause not in ("ScaledIn", "Completed"))
     return (
         job.name,
         status.phase.value,
@@ -58,9 +71,14 @@ def _row(job: ElasticJob, now: float) -> tuple[str, ...]:
         _of(progress.epoch, progress.total_epochs),
         "" if progress.samples_per_s is None else f"{progress.samples_per_s:,.0f}/s",
         "" if checkpoint.step is None else f"{checkpoint.step}{_ago(checkpoint.at, now, status)}",
-        str(restarts),
+        str(sum(count for _, count in _restarts(status))),
         "" if job.created_at is None else span(now - job.created_at),
     )
+
+
+def _restarts(status: JobStatus) -> list[tuple[str, int]]:
+    """Cause -> number of the workers that ended otherwise than as planned."""
+    return sorted((cause, count) for cause, count in status.restarts.items() if count and cause not in _PLANNED)
 
 
 def _wide(job: ElasticJob) -> tuple[str, ...]:
@@ -88,11 +106,11 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Ta
         ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
         ("Checkpoint", _checkpoint(status, now)),
         ("Storage", found.storage),
-        ("Restarts", joined(f"{cause} {count}" for cause, count in sorted(status.restarts.items()) if count)),
+        ("Restarts", joined(f"{cause} {count}" for cause, count in _restarts(status))),
         ("Failures", f"{status.failures} of {job.backoff_limit} allowed" if status.failures else ""),
         *(("Interruption", text) for text in interruptions(status)),
         *(("Scaling", text) for text in scalings(status)),
-        *(("Failed first", text) for text in failure_lines(status)),
+        *zip(("Failed first", "Last lines"), _failure(status), strict=False),
     ]
     return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text], wraps=True)
 
@@ -168,6 +186,12 @@ def failure_lines(status: JobStatus) -> list[str]:
         ", ".join(part for part in (end, failure.error) if part) or "failed"
     )
     return [head, *(f"  {line}" for line in failure.last_lines)]
+
+
+def _failure(status: JobStatus) -> list[str]:
+    """The first failing rank, and what it printed last as one text."""
+    head, *lines = failure_lines(status) or [""]
+    return [head, textwrap.dedent("\n".join(lines))]
 
 
 def clock(at: float | None) -> str:

@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
+import typer
+from typer.main import get_group
 
-from elasticctl.cli.main import main
+from elasticctl.cli.main import app, main
 from tests.cli.conftest import Run
 
-VERBS = [
-    "submit", "list", "status", "logs", "scale", "wait", "history", "suspend", "resume", "cancel", "delete",
-    "config", "local", "template", "completion", "version",
-]  # fmt: skip
+ROOT = get_group(app)
+VERBS = ROOT.list_commands(typer.Context(ROOT))
 FAMILIES = {
     "config": ["get-contexts", "use-context", "set-context", "delete-context", "view"],
     "local": ["status", "down"],
@@ -37,6 +37,7 @@ def test_all_verbs_are_listed(run: Run, args: tuple[str, ...], columns: str, mon
     assert done.err == ""
     text = lines(done.out)
     assert text[0] == "Usage: elasticctl [OPTIONS] VERB [ARGS]..."
+    assert {"submit", "status", "config", "version"} < set(VERBS)
     assert [line.split()[0] for line in text if line.strip() and line.split()[0] in VERBS] == VERBS
     assert "\x1b" not in done.out
 
@@ -99,7 +100,7 @@ def test_completion_scripts(run: Run, shell: str) -> None:
     ("words", "found"),
     [
         ("elasticctl ", VERBS),
-        ("elasticctl s", ["submit", "status", "scale", "suspend"]),
+        ("elasticctl s", [verb for verb in VERBS if verb.startswith("s")]),
         ("elasticctl sumbit ", VERBS),
         ("elasticctl config ", FAMILIES["config"]),
         ("elasticctl config use-context ", ["local"]),

@@ -1,0 +1,101 @@
+"""`preempt`: rehearse what a cloud does when it wants a machine back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticctl.cli import options
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Where
+from elasticctl.cli.output import hint, say, span
+from elasticctl.cli.target import full_worker_name, reach
+from elasticctl.errors import ConflictError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from elasticctl.cluster.base import Manifest
+    from elasticctl.spec import ElasticJob
+
+app = new_app()
+
+NOTICE_S = 120
+"""What AWS gives."""
+
+
+def notice(text: str) -> int:
+    """A duration -> whole seconds; `none` is no notice at all."""
+    return 0 if text == "none" else options.duration(text)
+
+
+@verb(app, "preempt")
+def preempt(
+    *,
+    job: options.Job,
+    worker: Annotated[str, options.text("This worker: its name or number.")] = "",
+    rank: Annotated[int | None, options.count("The worker that runs rank N.", low=0)] = None,
+    notice_s: Annotated[
+        int,
+        typer.Option(
+            "--notice",
+            parser=notice,
+            metavar="TIME",
+            show_default=False,
+            help="How long before it is killed the worker is told: 30s, 2m (the default), or none.",
+        ),
+    ] = NOTICE_S,
+    where: Where,
+) -> None:
+    """Take a worker away from a job, as a cloud takes back a spot machine; the job makes another.
+
+    \b
+      elasticctl preempt digits
+      elasticctl preempt digits --rank 0 --notice none
+    """
+    from elasticctl.spec import ElasticJob
+
+    if worker and rank is not None:
+        raise UsageError("say --worker NAME or --rank N, not both")
+    target = reach(where)
+    found = ElasticJob.from_manifest(target.find(job))
+    pods = target.cluster.list_pods(target.namespace, found.name)
+    name = choose_worker(found, pods, worker, rank)
+    target.cluster.evict_pod(target.namespace, name, grace_s=float(notice_s))
+    say(f"{name}: " + (f"told to go, and killed after {span(notice_s)}" if notice_s else "killed without notice"))
+    hint(f"what it cost: elasticctl history {found.name}")
+
+
+def choose_worker(job: ElasticJob, pods: list[Manifest], worker: str, rank: int | None) -> str:
+    """The worker that was named, or runs `rank`, or else the last of those that run. Pure.
+
+    Raises ConflictError where nobody runs, NotFoundError for a worker or a rank that is not there.
+    """
+    if job.status.phase.terminal:
+        raise ConflictError(f"{job.name} has ended ({job.status.phase.value}): it has no workers to lose")
+    running: list[str] = [pod["metadata"]["name"] for pod in pods if _runs(pod)]
+    if not running:
+        raise ConflictError(f"no worker of {job.name} runs now; `elasticctl status {job.name}` shows why")
+    name = running[-1]
+    if worker:
+        name = full_worker_name(job.name, worker)
+    elif rank is not None:
+        name = _worker_of_rank(job, rank)
+    if name not in running:
+        raise NotFoundError(f"{name} does not run now; these workers of {job.name} do: {', '.join(running)}")
+    return name
+
+
+def _worker_of_rank(job: ElasticJob, rank: int) -> str:
+    """The worker of a rank of the group that trains: each worker has the same number of them, in the group's order."""
+    from elasticctl.cli.views import ranks_per_worker
+
+    workers = job.status.generations[-1].workers if job.status.generations else ()
+    each = ranks_per_worker(job)
+    if rank >= len(workers) * each:
+        ranks = f"its ranks are 0 to {len(workers) * each - 1}" if workers else "it does not train yet"
+        raise NotFoundError(f"{job.name} has no rank {rank}: {ranks}")
+    return workers[rank // each]
+
+
+def _runs(pod: Manifest) -> bool:
+    return pod.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]

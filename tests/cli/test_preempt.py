@@ -1,0 +1,139 @@
+"""`preempt`: whom it strikes, and what a real job makes of it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.cli.preempt import choose_worker
+from elasticctl.cluster.base import LogQuery, Manifest
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
+from elasticctl.spec import ElasticJob
+from tests.cli.conftest import Run
+from tests.jobs import FOREVER, shell_job
+from tests.waiting import wait_until
+
+LAUNCH = ["elasticctl-launch", "--nproc-per-node", "2", "--"]
+JOB: dict[str, Any] = {
+    "metadata": {"name": "digits"},
+    "spec": {"replicaSpecs": {"Worker": {"replicas": 3, "template": {"spec": {"containers": [{"command": LAUNCH}]}}}}},
+    "status": {"phase": "Running", "generations": [{"workers": ["digits-worker-2", "digits-worker-0"]}]},
+}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
+
+
+def pods(*indices: int, **status: str) -> list[Manifest]:
+    return [
+        {"metadata": {"name": f"digits-worker-{index}"}, "status": {"phase": "Running", **status}} for index in indices
+    ]
+
+
+@pytest.mark.parametrize(
+    ("worker", "rank", "chosen"),
+    [("", None, 3), ("0", None, 0), ("digits-worker-2", None, 2), ("", 0, 2), ("", 1, 2), ("", 2, 0), ("", 3, 0)],
+)
+def test_the_worker_that_is_meant(worker: str, rank: int | None, chosen: int) -> None:
+    assert choose_worker(ElasticJob.from_manifest(JOB), pods(0, 2, 3), worker, rank) == f"digits-worker-{chosen}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "running", "worker", "rank", "kind", "message"),
+    [
+        ({"phase": "Succeeded"}, [0], "", None, ConflictError, "has ended (Succeeded)"),
+        ({}, [], "", None, ConflictError, "no worker of digits runs now"),
+        ({}, [0, 2], "7", None, NotFoundError, "digits-worker-7 does not run now; these workers of digits do: "),
+        ({}, [0], "", 0, NotFoundError, "digits-worker-2 does not run now"),
+        ({}, [0, 2], "", 4, NotFoundError, "no rank 4: its ranks are 0 to 3"),
+        ({"generations": []}, [0, 2], "", 0, NotFoundError, "no rank 0: it does not train yet"),
+        ({}, [0], "cat", None, UsageError, "names no worker"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    changes: dict[str, Any], running: list[int], worker: str, rank: int | None, kind: type[Exception], message: str
+) -> None:
+    job = copy.deepcopy(JOB)
+    job["status"] |= changes
+    with pytest.raises(ElasticctlError) as caught:
+        choose_worker(ElasticJob.from_manifest(job), pods(*running), worker, rank)
+    assert isinstance(caught.value, kind)
+    assert message in str(caught.value)
+
+
+def test_workers_that_are_on_their_way_are_not_struck() -> None:
+    leaving = pods(5)
+    leaving[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    everyone = [*pods(0), *pods(4, phase="Pending"), *leaving]
+    assert choose_worker(ElasticJob.from_manifest(JOB), everyone, "", None) == "digits-worker-0"
+
+
+@pytest.mark.parametrize("command", [None, 7, [], ["--nproc-per-node"], ["--nproc-per-node", "x"], ["sh", 3]])
+def test_a_job_that_does_not_say_has_one_rank_a_worker(command: object) -> None:
+    job = copy.deepcopy(JOB)
+    job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["command"] = command
+    assert choose_worker(ElasticJob.from_manifest(job), pods(0, 2), "", 1) == "digits-worker-0"
+
+
+def test_wrong_use_is_told(run: Run, private_home: Path) -> None:
+    assert "not both" in run("preempt", "job", "--worker", "1", "--rank", "0").err
+    assert "is not a duration" in run("preempt", "job", "--notice", "soon").err
+    assert run("preempt", "job", "--rank", "-1").code == 2
+
+
+def status_of(cluster: LocalCluster, name: str) -> dict[str, Any]:
+    status: dict[str, Any] = cluster.get_job("default", name).get("status", {})
+    return status
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "causes"),
+    [
+        (["--notice", "20s"], "told to go, and killed after 20s", {"Preempted"}),
+        (["--notice", "none"], "killed without notice", {"Deleted", "Killed"}),
+    ],
+)
+def test_a_worker_is_lost_and_replaced(
+    run: Run, local_cluster: LocalCluster, options: list[str], said: str, causes: set[str]
+) -> None:
+    script = f"trap 'echo told; exit 143' TERM; echo here; {FOREVER.replace('sleep 1', 'sleep 0.1')}"
+    local_cluster.create_job(shell_job("job", script, workers=2, minReplicas=1, backoffLimit=0))
+    wait_until(lambda: status_of(local_cluster, "job").get("active") == 2)
+    wait_until(lambda: len(list(local_cluster.logs("default", "job", LogQuery()))) == 2)
+    before = {pod["metadata"]["uid"] for pod in local_cluster.list_pods("default", "job")}
+    done = run("preempt", "job", "--worker", "1", *options)
+    assert (done.code, done.err) == (0, f"job-worker-1: {said}\n")
+
+    def replaced() -> bool:
+        now = local_cluster.list_pods("default", "job")
+        fresh = [pod for pod in now if pod["metadata"]["uid"] not in before and pod["status"]["phase"] == "Running"]
+        return len(now) == 2 and len(fresh) == 1
+
+    wait_until(replaced, 30)
+    status = status_of(local_cluster, "job")
+    assert status["failures"] == 0
+    (cause,) = status["restarts"]
+    assert cause in causes
+    assert cause in run("history", "job").out
+    lines = [line.text for line in local_cluster.logs("default", "job", LogQuery(previous=True))]
+    assert ("told" in lines) is (cause == "Preempted")
+    assert run("delete", "job", "-y").code == 0
+
+
+@pytest.mark.timeout(240)
+def test_with_notice_a_training_job_loses_no_step(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
+    arguments = ["--epochs", "1000", "--step-delay-s", "0.02", "--save-every-s", "1000"]
+    size = ["--workers", "2", "--min-workers", "1", "--name", "digits", "--storage", str(tmp_path)]
+    assert run("submit", *size, "-d", str(EXAMPLE), "--", *arguments).code == 0
+    wait_until(lambda: status_of(local_cluster, "digits").get("progress", {}).get("step", 0) > 20, 90)
+    assert len(status_of(local_cluster, "digits")["generations"][-1]["workers"]) == 2
+    assert run("preempt", "digits", "--rank", "0").code == 0
+    wait_until(lambda: status_of(local_cluster, "digits").get("interruptions", [{}])[0].get("recoveryS"), 90)
+    status = status_of(local_cluster, "digits")
+    interruption = status["interruptions"][0]
+    assert (interruption["worker"], interruption["cause"]) == ("digits-worker-0", "Preempted")
+    assert (interruption["stepsRedone"], status["stepsRedone"]) == (0, 0)
+    assert status["generations"][-1]["resumedStep"] >= 20
+    assert run("delete", "digits", "-y").code == 0
