@@ -18,7 +18,7 @@ from elasticctl.cli.output import hint, print_objects, say
 from elasticctl.cli.plan import Request
 from elasticctl.cli.target import Target, locate
 from elasticctl.cluster import connect
-from elasticctl.cluster.base import Cluster, Manifest
+from elasticctl.cluster.base import Manifest
 from elasticctl.errors import ConflictError, UsageError
 
 if TYPE_CHECKING:
@@ -112,12 +112,12 @@ def submit(
     if how.dry_run == "client":
         print_objects([draft.make(draft.name)], how.output or "yaml", one=True)
         return 0
-    cluster = connect(context)
-    manifest = _create(cluster, draft, dry_run=how.dry_run == "server")
+    target = Target(context, namespace, connect(context))
+    manifest = _create(target, draft, dry_run=how.dry_run == "server")
     if how.dry_run:
         print_objects([manifest], how.output or "yaml", one=True)
         return 0
-    return _follow_up(Target(context, manifest["metadata"]["namespace"], cluster), manifest, how)
+    return _follow_up(target, manifest, how)
 
 
 def _check_alone(ctx: typer.Context, script: str | None) -> None:
@@ -131,22 +131,33 @@ def _check_alone(ctx: typer.Context, script: str | None) -> None:
             raise UsageError(f"{parameter.opts[0]} does not go with -f; change the manifest with --set PATH=VALUE")
 
 
-def _create(cluster: Cluster, draft: Draft, *, dry_run: bool) -> Manifest:
+def _create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
     """Create the job; under another name when ours is taken."""
-    name = draft.name
-    for _ in range(_ATTEMPTS - 1):
+    jobs = target.cluster.list_jobs(target.namespace) if draft.name_is_ours else []
+    taken = {job["metadata"]["name"] for job in jobs}
+    for left in reversed(range(_ATTEMPTS)):
+        name = _free(draft.name, taken)
         try:
-            return cluster.create_job(draft.make(name), dry_run=dry_run)
+            return target.cluster.create_job(draft.make(name), dry_run=dry_run)
         except ConflictError:
-            if not draft.name_is_ours:
+            # Somebody may have been quicker.
+            if not (draft.name_is_ours and left):
                 raise
-        taken, name = name, f"{draft.name}-{''.join(secrets.choice(_SUFFIX_CHARS) for _ in range(4))}"
-        say(f"there is a job {taken} already: this one is {name}")
-    return cluster.create_job(draft.make(name), dry_run=dry_run)
+            taken.add(name)
+    raise AssertionError("unreachable")
+
+
+def _free(name: str, taken: set[str]) -> str:
+    if name not in taken:
+        return name
+    free = f"{name}-{''.join(secrets.choice(_SUFFIX_CHARS) for _ in range(4))}"
+    say(f"there is a job {name} already: this one is {free}")
+    return free
 
 
 def _follow_up(target: Target, manifest: Manifest, how: How) -> int:
     name = manifest["metadata"]["name"]
+    target = dataclasses.replace(target, namespace=manifest["metadata"]["namespace"])
     if how.detach:
         print_objects([manifest], how.output or "name", one=True)
         hint(f"watch it: elasticctl status -w {name}   its output: elasticctl logs -f {name}")

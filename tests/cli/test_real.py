@@ -219,6 +219,7 @@ def test_a_taken_name_of_our_own_making_gets_a_suffix(run: Run, home: Path, tmp_
     assert first.out == "train\n"
     assert second.out.startswith("train-")
     assert f"there is a job train already: this one is {second.out}" in second.err
+    assert second.err.count("context local, state in") == 1
     third = run("submit", str(script), "--template", str(plain), "-d", "--name", "train")
     assert third.code == 3
     assert third.err.splitlines()[-1].startswith("error: ")

@@ -76,7 +76,7 @@ def test_status_tells_the_whole_story() -> None:
         "Metrics\tloss 0.21",
         "Checkpoint\tstep 100 3.4s ago, 6 committed",
         "Storage\tfile:///state/digits",
-        "Restarts\tCompleted 2 Preempted 1",
+        "Restarts\tPreempted 1",
         "Interruption\t2023-11-14 22:13:40 digits-worker-1 Preempted training again after 2.5s 12 steps done again",
         "Scaling\t2023-11-14 22:13:50 3 -> 4 workers by user training after 1.2s",
     ]
@@ -88,6 +88,17 @@ def test_a_failed_job_names_its_first_failing_rank() -> None:
     assert "Reason\tBackoffLimitExceeded: 4 failures, 3 allowed" in lines
     assert "Failures\t4 of 3 allowed" in lines
     assert "Failed first\trank 1 of digits-worker-1: exit code 1, ValueError: bad learning rate" in lines
+    assert "Last lines\tTraceback (most recent call last): ValueError: bad learning rate" in lines
+
+
+def test_last_lines_stay_lines_on_a_terminal() -> None:
+    last = ["Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: bad learning rate"]
+    failed = {**FAILED, "firstFailure": {**FAILED["firstFailure"], "lastLines": last}}
+    assert drawn(status_table(job(**failed), [], NOW), 80)[-3:] == [
+        "Last lines    Traceback (most recent call last):",
+        '                File "train.py", line 3',
+        "              ValueError: bad learning rate",
+    ]
 
 
 def test_a_waiting_job_says_why() -> None:
