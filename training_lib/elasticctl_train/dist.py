@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -64,10 +64,14 @@ def join(environ: Mapping[str, str] = os.environ) -> World:
     return World(dist.get_rank(), dist.get_world_size(), device, group, owned)
 
 
-def leave(world: World) -> None:
-    """Take down the process group, if this library made it."""
+def leave(world: World) -> World:
+    """Take down the process group, if this library made it; returns this process's place without a group.
+
+    Nothing may hold on to the group then: one that is only taken down as the interpreter ends can abort the process.
+    """
     if world.owned and dist.is_initialized():
         dist.destroy_process_group()
+    return replace(world, group=None)
 
 
 def _device(environ: Mapping[str, str]) -> torch.device:

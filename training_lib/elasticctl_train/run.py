@@ -178,7 +178,8 @@ class Run:
         self._progress.send(self._cursor, self._progress.metrics)
         self._reporter.close()
         self._world.highest(0)  # nobody takes the group down while another still uses it
-        dist.leave(self._world)
+        self._checkpoints = None
+        self._world = dist.leave(self._world)
 
     def __enter__(self) -> Run:
         return self
