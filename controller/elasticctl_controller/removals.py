@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from elasticctl.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase
-from elasticctl.status import Cause, Phase, WorkerStatus
+from elasticctl.status import Cause, Generation, Phase, WorkerStatus
 from elasticctl_controller.actions import DeleteWorker, Observed
 from elasticctl_controller.classify import is_lost
 from elasticctl_controller.phases import DEADLINE_EXCEEDED, FINISHING, Standing
@@ -25,7 +25,7 @@ def mark(job: ElasticJob, crew: Crew, standing: Standing) -> Roster:
     workers = _mark(crew.workers, SCALED_IN, lambda worker: is_active(worker) and (worker.name, worker.uid) in named)
     if standing.reason == FINISHING:
         return workers
-    surplus = _surplus(workers, job.desired)
+    surplus = _surplus(workers, job.desired, job.status.generations[-1:])
     return _mark(workers, SCALED_IN, lambda worker: worker.uid in surplus)
 
 
@@ -57,13 +57,27 @@ def _mark(workers: Roster, removal: str, chosen: Callable[[WorkerStatus], bool])
     return tuple(replace(w, removal=removal) if not w.removal and chosen(w) else w for w in workers)
 
 
-def _surplus(workers: Iterable[WorkerStatus], desired: int) -> frozenset[str]:
-    """The uids of those to remove: workers that do not run yet first, then the highest index."""
+def _surplus(workers: Iterable[WorkerStatus], desired: int, newest: Iterable[Generation]) -> frozenset[str]:
+    """The uids of those to remove: workers that do not run yet first, then those that are not in the `newest` group
+    of ranks (their imports take seconds, in which nobody would train), then the highest index.
+    """
     active = sorted(
         (worker for worker in workers if is_active(worker)),
-        key=lambda worker: (worker.phase == PodPhase.RUNNING, -worker.index, worker.uid),
+        key=lambda worker: (
+            worker.phase == PodPhase.RUNNING,
+            any(_trains(worker, generation) for generation in newest),
+            -worker.index,
+            worker.uid,
+        ),
     )
     return frozenset(worker.uid for worker in active[: max(0, len(active) - desired)])
+
+
+def _trains(worker: WorkerStatus, generation: Generation) -> bool:
+    """True for a member, not for one that has taken over a member's name since."""
+    if worker.started_at is None or generation.formed_at is None:
+        return worker.name in generation.workers
+    return worker.name in generation.workers and worker.started_at <= generation.formed_at
 
 
 def _to_clean(job: ElasticJob, crew: Crew, standing: Standing, worker: WorkerStatus) -> bool:

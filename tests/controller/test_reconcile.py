@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from elasticctl.codec import Timestamp
 from elasticctl.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
 from elasticctl.status import Cause, ConditionType, JobStatus, Phase
 from elasticctl_controller.actions import CreateWorker, DeleteJob, DeleteWorker, Observed
@@ -163,6 +164,14 @@ class TestScaling:
         assert created(decision) == [3]
         assert [(s.from_workers, s.to_workers, s.by, s.at) for s in job.status.scalings] == [(3, 4, "ada", NOW)]
         assert [event.message for event in decision.events] == ["scaled from 3 to 4 workers by ada"]
+
+    def test_in_takes_workers_first_that_do_not_train_yet(self):
+        members = ("digits-worker-1", "digits-worker-2")
+        group = replace(a_generation(4, 0, formed_at=Timestamp(NOW - 5)), workers=members)
+        newcomer = a_pod(2, uid="uid-2b", started_at=Timestamp(NOW - 2))  # has the name of one that was in the group
+        job, _ = a_step(a_running_job(), [a_pod(0), a_pod(1), newcomer], generations=(group,))
+        job, _ = a_step(replace(job, desired=1), [a_pod(0), a_pod(1), newcomer], generations=(group,))
+        assert [worker.name for worker in job.status.workers if not worker.removal] == ["digits-worker-1"]
 
     def test_in_takes_the_highest_indices_and_restarts_nobody(self):
         job, decision = a_step(replace(a_running_job(), desired=1), THREE)
