@@ -47,7 +47,9 @@ def loaded_by(args: list[str], home: Path, **environ: str) -> set[str]:
     return set(done.stderr.rpartition("LOADED")[2].split())
 
 
-@pytest.mark.parametrize("args", [["--help"], [], ["submit", "--help"], ["list", "--help"], ["config"], ["version"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], [], ["submit", "--help"], ["list", "--help"], ["config"], ["version"], ["completion", "fish"]]
+)
 def test_help_is_light(args: list[str], tmp_path: Path) -> None:
     assert not loaded_by(args, tmp_path) & HEAVY
 
@@ -73,11 +75,6 @@ def test_completion_is_light(words: str, tmp_path: Path) -> None:
     assert "typer" in loaded
     assert not loaded & HEAVY
     assert not (tmp_path / "local").exists()
-
-
-def test_a_completion_script_is_light(tmp_path: Path) -> None:
-    """Its one argument is converted, which from Typer 0.29 on takes pydantic."""
-    assert not loaded_by(["completion", "fish"], tmp_path) & (HEAVY - {"pydantic"})
 
 
 def test_the_laptop_needs_no_torch_to_make_a_manifest(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -39,17 +39,20 @@ class Verb(TyperCommand):
     """A command that converts no more than it must, and whose help says what to type in one line."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse as Typer does, but take defaults and texts as they are.
+        """Parse as Typer does, but take defaults, texts and choices as they are.
 
         Typer converts every value with pydantic (from its version 0.29). Importing that takes longer than most verbs
         do, and it refuses the file names that are not Unicode.
         """
         typed, rest, _ = self.make_parser(ctx).parse_args(args=args)
-        texts = self._texts()
+        hints = inspect.signature(self.callback or (lambda: None)).parameters
         for param in sorted(self.get_params(ctx), key=lambda param: not param.is_eager):
             value, source = param.consume_value(ctx, typed)
             given = source.name != "DEFAULT" and value != ()
-            ready = param.name in texts if given else ctx.resilient_parsing or not param.required
+            if given:
+                ready = param.name in hints and _is_right(value, hints[param.name].annotation)
+            else:
+                ready = ctx.resilient_parsing or not param.required
             if not ready:
                 param.handle_parse_result(ctx, typed, rest)
                 continue
@@ -60,11 +63,6 @@ class Verb(TyperCommand):
             ctx.fail(f"unexpected argument {shown(rest[0])}.")
         ctx.args = rest
         return rest
-
-    def _texts(self) -> set[str]:
-        """The parameters whose values are texts, as they are on the command line."""
-        parameters = inspect.signature(self.callback or (lambda: None)).parameters.values()
-        return {parameter.name for parameter in parameters if _is_text(parameter.annotation)}
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Arguments as kubectl and gh show them: `JOB`, and `[JOB]` where it may be left out."""
@@ -133,7 +131,12 @@ def verb(app: typer.Typer, name: str, cls: type[Verb] = Verb) -> Callable[[F], F
     return register
 
 
-def _is_text(hint: Any) -> bool:
+def _is_right(value: Any, hint: Any) -> bool:
+    """True when a value from the command line is what its parameter wants: a text, or one of its choices."""
     kind, *notes = typing.get_args(hint) or (hint,)
-    texts = kind in (str, str | None, list[str], list[str] | None)
-    return texts and not any(getattr(note, "parser", None) for note in notes)
+    if any(getattr(note, "parser", None) for note in notes):
+        return False
+    if kind in (str, str | None, list[str], list[str] | None):
+        return True
+    literals = (kind, *typing.get_args(kind))
+    return any(typing.get_origin(part) is Literal and value in typing.get_args(part) for part in literals)
