@@ -1,6 +1,6 @@
 """Does to one training job all that can happen to it, at random, and proves that nothing was lost.
 
-    python benchmarks/chaos.py [--events 200] [--seed S] [--fixed-size] [--json FILE] [--keep DIR]
+    python benchmarks/chaos.py [--events 200] [--seed S] [--workers 3] [--fixed-size] [--json FILE] [--keep DIR]
 
 A small job on a local cluster of its own: ranks, launchers, whole workers and the supervisor are killed, ranks are
 stopped, workers get notice, the job is scaled. Then it may finish. What its training script recorded and the journal of
@@ -20,13 +20,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.chaos_events import NAMESPACE, DidNotHappen, Event, Job, Mischief
+from benchmarks.chaos_events import DidNotHappen, Event, Job, Mischief
 from benchmarks.chaos_proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.daemon import shut_down
@@ -38,9 +39,8 @@ from elasticctl.status import Cause, JobStatus, Phase
 from elasticctl.templates import DEFAULT, find
 
 SCRIPT = Path(__file__).with_name("chaos_train.py")
-WORKERS, LOW, HIGH = 3, 1, 4
 SAMPLES, GLOBAL_BATCH, STEP_S, SAVE_EVERY_STEPS = 250, 16, 0.02, 10
-POLICY = {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0, "hangTimeoutSeconds": 3.0}
+POLICY = {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0, "hangTimeoutSeconds": 5.0, "stragglerSeconds": 5.0}
 EPOCHS_TO_GO = 3
 """How far ahead the end is set: far enough to reach every rank before it is there."""
 GOES_ON_TIMEOUT_S, END_TIMEOUT_S = 60.0, 180.0
@@ -50,16 +50,26 @@ GOES_ON_TIMEOUT_S, END_TIMEOUT_S = 60.0, 180.0
 class Cost:
     """What an event led to; None where the next event came first, or training did not even stop.
 
-    `first_step_s`: from the event to the first step of a group formed after it, of `world` ranks; `redone`: steps of
-    older groups that it did again.
+    `first_step_s`: from the event to the first step of a group formed after it, of `world_after` ranks; `standstill_s`:
+    from the last step of the group before to that one; `redone`: how many steps of the group before it did again.
     """
 
     first_step_s: float | None = None
-    world: int | None = None
+    standstill_s: float | None = None
+    world_after: int | None = None
     redone: int | None = None
 
 
-def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_s: float, fixed: bool) -> Job:
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many workers there are at first, and how few or many there may be."""
+
+    workers: int
+    low: int
+    high: int
+
+
+def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_s: float, size: Size) -> Job:
     """Submit the training script."""
     job = Job(cluster, name, folder / name)
     job.folder.mkdir()
@@ -75,10 +85,11 @@ def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_
     spec = JobSpec(
         name,
         (sys.executable, str(SCRIPT), *(f"--{key}={value}" for key, value in options.items())),
-        workers=WORKERS,
-        min_workers=WORKERS if fixed else LOW,
-        max_workers=WORKERS if fixed else HIGH,
+        workers=size.workers,
+        min_workers=size.low,
+        max_workers=size.high,
         storage=(job.folder / "state").as_uri(),
+        env={"PYTHONFAULTHANDLER": "1"},
         backoff_limit=1000,
     )
     manifest = render(spec, find(DEFAULT, Path()))
@@ -89,17 +100,16 @@ def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_
 
 def disturb(job: Job, mischief: Mischief, dice: random.Random, count: int, say: Callable[[str], None]) -> list[Event]:
     """Deal `count` events. Most wait until training goes on after the one before; some do not."""
-    job.wait("the first step", lambda: job.trained_since(0.0, anew=False), GOES_ON_TIMEOUT_S)
+    job.wait("the first step", lambda: job.goes_on(0.0), GOES_ON_TIMEOUT_S)
     events: list[Event] = []
     for kind in mischief.deck(count):
         time.sleep(dice.uniform(0.0, 1.0))
         events.append(mischief.strike(kind, GOES_ON_TIMEOUT_S))
         event = events[-1]
         say(f"{len(events):>4}  {event.kind:<11}{event.target}")
-        if dice.random() < 0.75 or len(events) == count:
-            anew = kind != "supervisor"
-            say_what = f"a step after {kind} ({event.target})"
-            job.wait(say_what, lambda: job.trained_since(event.at, anew=anew), GOES_ON_TIMEOUT_S)  # noqa: B023
+        if dice.random() < 0.7 or len(events) == count:
+            what = f"a step after {kind} ({event.target})"
+            job.wait(what, partial(job.goes_on, event.at), GOES_ON_TIMEOUT_S)
     return events
 
 
@@ -130,8 +140,10 @@ def costs(events: Sequence[Event], record: Record) -> list[Cost]:
         if first is None:
             found.append(Cost())
             continue
-        reached = max((s.step for s in record.steps if s.generation < first.generation), default=0)
-        found.append(Cost(first.at - event.at, first.world, max(0, reached - first.step + 1)))
+        newest = max((s.generation for s in record.steps if s.generation < first.generation), default=0)
+        last = max((s for s in record.steps if s.generation == newest), key=lambda s: s.at, default=first)
+        redone = max(0, last.step - first.step + 1) if newest else 0
+        found.append(Cost(first.at - event.at, first.at - last.at, first.world, redone))
     return found
 
 
@@ -157,12 +169,13 @@ def prove(job: Job, undisturbed: Job, task: Task, events: Sequence[Event], statu
 
 def show(events: Sequence[Event], prices: Sequence[Cost], proofs: dict[str, list[str]], took_s: float) -> None:
     """Print what was done, what it cost and what is proven."""
-    table = Table("#", "event", "to", "committed", "ranks", "next step after", "steps done again", title="chaos")
+    heads = ("#", "event", "to", "committed", "ranks", "next step after", "standstill", "steps done again")
+    table = Table(*heads, title="chaos")
     for number, (event, cost) in enumerate(zip(events, prices, strict=True), 1):
-        ranks = f"{event.world} -> {cost.world}" if cost.world else str(event.world)
-        after = "-" if cost.first_step_s is None else f"{cost.first_step_s:.2f} s"
+        ranks = f"{event.world_before} -> {cost.world_after or '?'}"
+        times = ["-" if value is None else f"{value:.2f} s" for value in (cost.first_step_s, cost.standstill_s)]
         redone = "-" if cost.redone is None else str(cost.redone)
-        table.add_row(str(number), event.kind, event.target, str(event.committed), ranks, after, redone)
+        table.add_row(str(number), event.kind, event.target, str(event.committed), ranks, *times, redone)
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
     console.print(table)
     for what, faults in proofs.items():
@@ -176,12 +189,13 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     say = Console(stderr=True, highlight=False, markup=False).print
     dice = random.Random(options.seed)
     cluster = LocalCluster(local_paths(), say)
-    job = make_job(cluster, "chaos", folder, options.seed, step_s=STEP_S, fixed=options.fixed_size)
-    low, high = (WORKERS, WORKERS) if options.fixed_size else (LOW, HIGH)
-    events = disturb(job, Mischief(job, dice, low, high), dice, options.events, say)
+    fixed = Size(options.workers, options.workers, options.workers)
+    size = fixed if options.fixed_size else Size(options.workers, 1, options.workers + 1)
+    job = make_job(cluster, "chaos", folder, options.seed, step_s=STEP_S, size=size)
+    events = disturb(job, Mischief(job, dice, size.low, size.high), dice, options.events, say)
     epochs = finish(job, END_TIMEOUT_S)
     status = job.job().status
-    undisturbed = make_job(cluster, "undisturbed", folder, options.seed, step_s=0.0, fixed=True)
+    undisturbed = make_job(cluster, "undisturbed", folder, options.seed, step_s=0.0, size=fixed)
     _finish_at(undisturbed, epochs, END_TIMEOUT_S)
     proofs = prove(job, undisturbed, Task(SAMPLES, GLOBAL_BATCH, epochs), events, status)
     prices = costs(events, job.record)
@@ -200,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=200, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the dice, and of the training")
+    parser.add_argument("--workers", type=int, default=3, help="of the job; it may shrink to 1 and grow by 1")
     parser.add_argument("--fixed-size", action="store_true", help="no scaling; lost workers are waited for")
     parser.add_argument("--json", type=Path, help="where to write everything as JSON")
     parser.add_argument("--keep", type=Path, help="an empty folder to work in and to leave as it is, with all logs")

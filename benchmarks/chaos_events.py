@@ -26,6 +26,8 @@ from elasticctl_train.storage.local import LocalStorage
 NAMESPACE = "default"
 GRACE_S = 30.0
 POLL_S = 0.02
+UNDISTURBED_S = 3.0
+"""A group that still does steps so long after an event was not touched by it."""
 SHARES = {"rank": 4, "worker": 4, "launcher": 2, "supervisor": 2, "hang": 2, "scale": 3, "notice": 3}
 """How many of each kind there are in a deck of events."""
 
@@ -36,13 +38,13 @@ class DidNotHappen(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was done: at what time, with which newest commit there (`committed`, 0: none) and group size."""
+    """Something that was done, when, with which newest commit there at that time (0: none), to a group of what size."""
 
     kind: str
     target: str
     at: float
     committed: int
-    world: int
+    world_before: int
 
 
 @dataclass(slots=True)
@@ -108,11 +110,11 @@ class Job:
                 raise DidNotHappen(f"{what}: not within {timeout_s:.0f} s")
             time.sleep(POLL_S)
 
-    def trained_since(self, at: float, *, anew: bool) -> bool:
-        """True once a step was done after `at`; with `anew`, by a generation that had done none before."""
+    def goes_on(self, at: float) -> bool:
+        """True once training is past an event at `at`: it was not disturbed, or a new generation has done a step."""
         steps = self.read().steps
-        before = {step.generation for step in steps if step.at <= at} if anew else set()
-        return any(step.at > at and step.generation not in before for step in reversed(steps))
+        before = {step.generation for step in steps if step.at <= at}
+        return any(step.at > at and (step.generation not in before or step.at > at + UNDISTURBED_S) for step in steps)
 
 
 class Mischief:
@@ -212,7 +214,7 @@ class Mischief:
 
     def _choose_pod(self) -> Manifest | None:
         pods = self._job.cluster.list_pods(NAMESPACE, self._job.name)
-        running = [p for p in pods if p["status"]["phase"] == "Running" and "deletionTimestamp" not in p["metadata"]]
+        running = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _process_of(pod)]
         return self._dice.choice(running) if running else None
 
 
