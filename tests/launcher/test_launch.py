@@ -122,7 +122,8 @@ def test_torchs_error_file_names_the_error(lab: Lab) -> None:
 def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
     os.kill(pids(pair, "a-1")[0], signal.SIGKILL)
     assert pair.workers["a-1"].wait(20) == 137
-    assert from_json(Failure, pair.message("a-1")).verdict == "killed"
+    failure = from_json(Failure, pair.message("a-1"))
+    assert (failure.verdict, failure.error) == ("killed", "")
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
 
 

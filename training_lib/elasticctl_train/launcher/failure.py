@@ -62,7 +62,7 @@ class Failure:
         name = _signal_name(-code) if code < 0 else ""
         error = _recorded_error(error_file) or _error_line(lines)
         if code == -signal.SIGKILL:
-            verdict = KILLED
+            verdict, error = KILLED, ""  # what it happened to say last has nothing to do with it
         elif code in (1, -signal.SIGABRT) and any(sign in line for sign in PEER_SIGNS for line in lines):
             verdict = COLLATERAL
         else:
