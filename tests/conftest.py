@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from elasticctl.cluster.local.daemon import shut_down
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.errors import ElasticctlError
 from tests.waiting import wait_until
+
+# Started in the background, a process has SIGINT ignored, and so would all it starts: Ctrl-C could not be tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
