@@ -3,8 +3,8 @@
     python benchmarks/rendezvous.py [--agents 512] [--repeats 5] [--json FILE]
 
 The service runs in a process of its own, as in the supervisor and the controller, and is told who is alive over a pipe.
-The agents are simulated, without torch: each sends what a launcher sends, on a connection of its own for each request,
-from one process. All times are from the first request (the loss) to the last agent's answer.
+The agents are simulated, without torch: each sends what a launcher sends, on connections that stay open, from one
+process. All times are from the first request (the loss) to the last agent's answer.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ class Agent:
 
     async def watch(self, world: bytes) -> None:
         """Return once the group of `world` is no more."""
-        known = json.loads(world)
-        body = {"uid": self.uid, "generation": known["generation"], "members": known["members"], "draining": False}
-        data = json.dumps(body).encode()
+        data = json.dumps({"uid": self.uid, "generation": json.loads(world)["generation"], "draining": False}).encode()
         while b'"stale"' not in await self._call("watch", data):
             continue
 
@@ -160,7 +158,7 @@ async def measure(count: int, repeats: int, commands: Connection, service: psuti
     """`repeats` rounds with `count` agents."""
     port = commands.recv()
     url = f"http://127.0.0.1:{port}/v1/jobs/{KEY}"
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    connector = aiohttp.TCPConnector(limit=0)
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     timeout = aiohttp.ClientTimeout(total=LIMIT_S)
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:

@@ -134,10 +134,13 @@ class Group:
         self.joined[member.uid] = member
         self.settle(now)
 
+    def adopts(self, generation: int) -> bool:
+        """Is this a restarted service that does not know the running generation yet?"""
+        return self.world is None and self.opened_at is None and generation >= self.generation
+
     def adopt(self, world: World) -> None:
         """A running agent tells a restarted service what it is in: training that runs is not to be disturbed."""
-        outdated = self.world is not None or self.opened_at is not None or world.generation < self.generation
-        if outdated:
+        if not self.adopts(world.generation):
             return
         self.world, self.generation = world, world.generation
         self.order = {m.uid: rank for rank, m in enumerate(world.members)}
@@ -191,10 +194,9 @@ class Group:
             self._open(self.drain.reason, now)
         if not self.joined:
             return None
-        missing = [uid for uid in self.alive if uid not in self.joined and uid not in self.leaving]
         if len(self.joined) < self.min:
             return None
-        wait_s = self._patience_s(missing, now)
+        wait_s = self._patience_s(now)
         if wait_s > 0:
             return wait_s
         self._form(now)
@@ -248,13 +250,15 @@ class Group:
         self._begin_drain(f"{', '.join(newcomers)} joined", now)
         return DRAIN_S
 
-    def _patience_s(self, missing: list[str], now: float) -> float:
+    def _patience_s(self, now: float) -> float:
         """How long still to wait for workers that are alive but have not joined; <= 0: not at all."""
-        if not missing:
+        missing = (uid for uid in self.alive if uid not in self.joined and uid not in self.leaving)
+        first = next(missing, None)  # of a large group almost every join ends here: no list of all the others
+        if first is None:
             return 0.0
         if self.generation == 0:
             return (self.first_join_at or now) + FIRST_SETTLE_S - now
-        if not self.order or any(uid in self.order for uid in missing):
+        if not self.order or first in self.order or any(uid in self.order for uid in missing):
             return (self.opened_at if self.opened_at is not None else self.first_join_at or now) + REJOIN_S - now
         return 0.0
 

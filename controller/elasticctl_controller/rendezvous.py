@@ -30,11 +30,12 @@ from elasticctl_controller.requests import (
     read_int,
     read_member,
     read_text,
+    read_world,
 )
 
 POLL_S = 20.0
 MAX_BODY_BYTES = 2 * 1024 * 1024
-"""A `watch` names its whole world: some 100 bytes a member."""
+"""A `watch` may name its whole world: some 100 bytes a member."""
 MAX_REPORTS = 256
 
 T = TypeVar("T")
@@ -218,15 +219,12 @@ class RendezvousService:
 
     async def _watch(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
-        members = body.get("members")
-        if not isinstance(members, list) or len(members) > 10_000:
-            raise Refused(400, "members: a list is expected")
-        world = World(generation, tuple(read_member(item) for item in members))
-        if uid not in {member.uid for member in world.members}:
-            raise Refused(400, "members: the caller is not among them")
+        world = read_world(body, uid, generation) if "members" in body else None
         with self._lock:
             group = self._group(key)
-            if uid in group.alive:
+            if uid in group.alive and group.adopts(generation):
+                if world is None:
+                    return {"state": "unknown", "reason": "the service was restarted: say who the members are"}
                 group.adopt(world)
 
         def news(group: Group) -> tuple[str, str] | None:

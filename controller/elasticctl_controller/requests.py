@@ -14,10 +14,11 @@ from aiohttp import web
 
 from elasticctl.codec import from_json
 from elasticctl.status import Progress
-from elasticctl_controller.membership import Group, Member
+from elasticctl_controller.membership import Group, Member, World
 
 MAX_TEXT = 512
 MAX_METRICS = 64
+MAX_MEMBERS = 10_000
 BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
 
@@ -87,6 +88,17 @@ def read_member(body: object) -> Member:
         port=read_int(body, "port", 1, 65536),
         slots=read_int(body, "slots", 1, 4096),
     )
+
+
+def read_world(body: Mapping[str, Any], uid: str, generation: int) -> World:
+    """The world that the caller `uid` says it is in."""
+    members = body.get("members")
+    if not isinstance(members, list) or len(members) > MAX_MEMBERS:
+        raise Refused(400, f"members: a list of at most {MAX_MEMBERS} is expected")
+    world = World(generation, tuple(read_member(item) for item in members))
+    if all(member.uid != uid for member in world.members):
+        raise Refused(400, "members: the caller is not among them")
+    return world
 
 
 def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:

@@ -37,9 +37,11 @@ class _Raw(http.client.HTTPConnection):
 
 
 @pytest.fixture
-def client(lab: Lab) -> ServiceClient:
+def client(lab: Lab) -> Iterator[ServiceClient]:
     lab.add("a-0", "a-1")
-    return ServiceClient(f"unix://{lab.folder}/r.sock", "default", "job", str(lab.folder / "token"))
+    client = ServiceClient(f"unix://{lab.folder}/r.sock", "default", "job", str(lab.folder / "token"))
+    yield client
+    client.close()
 
 
 def agent(name: str, generation: int = 0) -> dict[str, Any]:
@@ -247,6 +249,7 @@ def test_a_broken_service_is_away_not_a_hang(broken: Callable[[bytes], str], tmp
     with pytest.raises(ServiceAway, match="rendezvous service at 127"):
         client.call_until("leave", {}, time.monotonic() + 0.5, timeout_s=0.5)
     assert time.monotonic() - before < 5
+    client.close()
 
 
 @pytest.mark.parametrize("endpoint", ["no-such-host.invalid:1", "127.0.0.1:1", "unix:///nowhere.sock", "[::1]:1"])
@@ -254,6 +257,68 @@ def test_nobody_there_is_one_clear_line(tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "token").write_text("t")
     with pytest.raises(ServiceAway, match="rendezvous service at"):
         ServiceClient(endpoint, "default", "job", str(tmp_path / "token")).call("leave", {})
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Iterator[tuple[ServiceClient, list[socket.socket]]]:
+    """A client, and the connections that its server has accepted; each is answered for as long as it is open."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepted: list[socket.socket] = []
+
+    def answer(connection: socket.socket) -> None:
+        while connection.recv(65536):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            accepted.append(connection)
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    (tmp_path / "token").write_text("t")
+    client = ServiceClient(f"127.0.0.1:{listener.getsockname()[1]}", "default", "job", str(tmp_path / "token"))
+    yield client, accepted
+    client.close()
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(5)
+    for connection in accepted:
+        connection.close()
+
+
+def test_a_connection_is_used_again(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
+    client, accepted = counting
+    for _ in range(5):
+        assert client.call("leave", {}) == {}
+    assert len(accepted) == 1
+
+
+def test_a_connection_that_the_service_has_closed_is_not(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
+    client, accepted = counting
+    client.call("leave", {})
+    accepted[0].shutdown(socket.SHUT_RDWR)
+    assert client.call("leave", {}) == {}
+    assert len(accepted) == 2
+
+
+def test_a_restarted_service_asks_for_the_world_and_adopts_it(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    lab.site.service.drop(KEY)
+    lab.add("a-0", "a-1")
+    body = {"uid": "uid-a-0", "generation": 1}
+    assert client.call("watch", body)["state"] == "unknown"
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(client.call, "watch", body | {"members": world["members"]}, 30)]
+        while not lab.site.service.view(KEY).generations:
+            time.sleep(0.01)
+        waits.append(pool.submit(client.call, "watch", {"uid": "uid-a-1", "generation": 1}, 30))
+        lab.site.service.lose(KEY, "uid-a-1")
+        assert {wait.result(5)["reason"] for wait in waits} <= {"lost a-1", "removed"}
 
 
 def test_a_missing_token_file_is_named(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ class ServiceRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Stop watching."""
         self._watched = -1
+        self.client.close()
         return True
 
     def _join(self, port: int) -> Mapping[str, Any]:
@@ -145,7 +146,7 @@ class ServiceRendezvous(RendezvousHandler):
         """Watch this generation in the background; sets `stale` when it is over."""
         self.stale.clear()
         generation = self._watched = self.generation
-        body = {"uid": self.identity.uid, "generation": generation, "members": self.members, "draining": False}
+        body = {"uid": self.identity.uid, "generation": generation, "draining": False}
 
         def watch() -> None:
             while self._watched == generation:
@@ -155,7 +156,10 @@ class ServiceRendezvous(RendezvousHandler):
                     time.sleep(RETRY_MAX_S)  # the service is away or starting: training goes on without it
                     continue
                 state = answer.get("state")
-                if state == "current" or self._watched != generation:
+                body.pop("members", None)
+                if state == "unknown":
+                    body["members"] = self.members  # only then: it is some 100 bytes a member, from every agent
+                if state in ("current", "unknown") or self._watched != generation:
                     continue
                 self.stale_reason = str(answer.get("reason", ""))
                 if state == "drain" and self.on_drain is not None:

@@ -1,4 +1,6 @@
-"""The launcher's line to the rendezvous service: one JSON request at a time, over TCP or a Unix socket.
+"""The launcher's line to the rendezvous service: JSON requests over TCP or a Unix socket, on connections kept open.
+
+A re-forming group asks everything at once: half of what that costs the service is the making of connections.
 
 ServiceError
 ├── ServiceAway      nobody answers, or the service is in trouble (5xx, 429): worth another try
@@ -10,10 +12,13 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import select
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -39,6 +44,13 @@ class ServiceRefused(ServiceError):
         self.status = status
 
 
+def _has_ended(idle: socket.socket) -> bool:
+    """True when the service has hung up: nothing else makes an idle connection readable."""
+    poll = select.poll()
+    poll.register(idle, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
@@ -55,12 +67,14 @@ class ServiceClient:
     """Calls the service at `endpoint` (`host:port`, `http://host:port` or `unix:///path`) for one job.
 
     The bearer token is read from `token_file` at each request, so that a rotated one is picked up; it is never logged.
+    May be used from several threads at once.
     """
 
     endpoint: str
     namespace: str
     job: str
     token_file: str
+    _idle: deque[http.client.HTTPConnection] = field(default_factory=deque, repr=False, compare=False)
 
     def call(self, verb: str, body: Mapping[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
         """Send one request; raises ServiceAway or ServiceRefused."""
@@ -76,10 +90,15 @@ class ServiceClient:
             response = connection.getresponse()
             raw = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceAway(f"rendezvous service at {self.endpoint}: {error or type(error).__name__}") from error
-        finally:
             connection.close()
+            raise ServiceAway(f"rendezvous service at {self.endpoint}: {error or type(error).__name__}") from error
+        self._idle.append(connection)
         return self._answer(response.status, raw)
+
+    def close(self) -> None:
+        """Close the connections that are idle; the next call makes a new one."""
+        while (connection := self._take_idle()) is not None:
+            connection.close()
 
     def call_until(
         self, verb: str, body: Mapping[str, Any], deadline: float, timeout_s: float = 10.0
@@ -96,12 +115,24 @@ class ServiceClient:
             pause_s = min(RETRY_MAX_S, pause_s * 2)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        """An idle connection that is still good, else a new one."""
+        while (connection := self._take_idle()) is not None:
+            if connection.sock is not None and not _has_ended(connection.sock):
+                connection.timeout = timeout_s
+                connection.sock.settimeout(timeout_s)
+                return connection
+            connection.close()
         url = urlsplit(self.endpoint if "://" in self.endpoint else f"http://{self.endpoint}")
         if url.scheme == "unix":
             return _UnixConnection(url.path, timeout_s)
         if url.scheme != "http" or not url.hostname:
             raise ServiceRefused(0, f"rendezvous endpoint {self.endpoint!r}: expected host:port, http:// or unix://")
         return http.client.HTTPConnection(url.hostname, url.port or 80, timeout=timeout_s)
+
+    def _take_idle(self) -> http.client.HTTPConnection | None:
+        with suppress(IndexError):  # asking first could be overtaken by another thread
+            return self._idle.pop()
+        return None
 
     def _answer(self, status: int, raw: bytes) -> dict[str, Any]:
         try:
