@@ -52,9 +52,11 @@ def classify(
     cause = _from_cluster(pod, lost) or _from_exit(pod, verdict)
     if cause is not None:
         return cause
+    if verdict == STUCK:
+        return Cause.STUCK  # found on the worker itself: no peer's loss stops a process
     if verdict == COLLATERAL or _dragged_along(pod, losses, now):
         return Cause.COLLATERAL
-    return Cause.STUCK if verdict == STUCK else Cause.APPLICATION
+    return Cause.APPLICATION
 
 
 def classify_vanished(worker: WorkerStatus, lost_nodes: Collection[str]) -> Cause:

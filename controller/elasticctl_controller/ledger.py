@@ -127,10 +127,12 @@ def _recovered(item: Interruption, generations: Sequence[Generation]) -> Interru
     first = next(after, None)
     if item.recovered_at is not None or first is None or first.first_step_at is None or item.at is None:
         return item
+    opened_at = next(g for g in generations if g.generation > item.generation).opened_at
+    since = item.at if opened_at is None else min(item.at, opened_at)  # a group hears of a loss before its end is seen
     return replace(
         item,
         recovered_at=first.first_step_at,
-        recovery_s=max(0.0, first.first_step_at - item.at),
+        recovery_s=max(0.0, first.first_step_at - since),
         steps_redone=steps_redone(generations, first),
     )
 

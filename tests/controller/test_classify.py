@@ -104,9 +104,12 @@ def test_a_lost_node_ends_its_workers_and_excuses_their_failures():
 def test_a_failure_shortly_after_a_peers_loss_is_collateral():
     assert why(an_end(1, 1), losses=[PEER]) is Cause.COLLATERAL
     assert why(an_end(1, 1, message=told("application")), losses=[PEER]) is Cause.COLLATERAL
-    assert why(an_end(1, 1, message=told("stuck")), losses=[PEER]) is Cause.COLLATERAL
     assert why(an_end(1, 137, reason="OOMKilled"), losses=[PEER]) is Cause.OOM_KILLED
     assert why(an_end(1, 1), losses=[Loss(Timestamp(NOW - 31), exact=True)]) is Cause.APPLICATION
+
+
+def test_a_worker_found_stuck_is_not_excused_by_a_peers_loss():
+    assert why(an_end(1, 1, message=told("stuck")), losses=[PEER]) is Cause.STUCK
 
 
 def test_a_worker_made_after_the_loss_is_not_excused_by_it():

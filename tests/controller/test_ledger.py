@@ -49,6 +49,13 @@ def test_a_loss_seen_after_the_group_formed_again_is_still_closed():
     assert job.status.interruptions[0].recovery_s == 0.0
 
 
+def test_a_loss_that_the_group_heard_of_first_counts_from_there():
+    forming = replace(SECOND, opened_at=Timestamp(NOW + 8.5))
+    lost = Interruption(at=Timestamp(NOW + 10.5), worker="digits-worker-2", cause=Cause.KILLED, generation=1)
+    status = fold(JobStatus(interruptions=(lost,)), generations=(FIRST, forming))
+    assert status.interruptions[0].recovery_s == 1.5
+
+
 def test_a_scaling_is_done_when_that_many_take_their_first_step():
     scaling = Scaling(at=Timestamp(NOW + 8), from_workers=3, to_workers=2)
     status = fold(JobStatus(scalings=(scaling,)), generations=(FIRST,))

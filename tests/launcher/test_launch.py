@@ -49,6 +49,10 @@ while not os.path.exists(e["LAB"] + "/done"):
                 time.sleep(0.01)
         report("progress", steps)
     time.sleep(0.02)
+if "EXPORTS" in e:
+    report("finished", steps)
+    time.sleep(float(e["EXPORTS"]))
+    print("exported", flush=True)
 """
 
 
@@ -211,6 +215,16 @@ def test_ranks_that_move_are_left_alone(coupled: Lab) -> None:
     before = steps.stat().st_size
     coupled.until(lambda: steps.stat().st_size > before + 100)
     assert len(pids(coupled, "a-0")) == 1
+
+
+def test_what_a_script_does_after_training_is_no_hang(lab: Lab) -> None:
+    lab.add("a-0")
+    command = [sys.executable, "-c", RANK]
+    (lab.folder / "done").touch()
+    lab.start("a-0", *command, options=("--hang-timeout", "0.5"), LAB=str(lab.folder), EXPORTS="6")
+    assert lab.workers["a-0"].wait(40) == 0
+    assert "exported" in lab.output("a-0")
+    assert len(lab.site.service.view("default/job").generations) == 1
 
 
 def test_several_ranks_of_a_worker_are_told_apart(lab: Lab) -> None:

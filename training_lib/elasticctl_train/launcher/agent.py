@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import signal
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -21,6 +22,7 @@ from torch.distributed.elastic.agent.server.api import WorkerState as State
 
 from elasticctl_train.launcher import failure
 from elasticctl_train.launcher.environment import torchrun_environment
+from elasticctl_train.launcher.folders import OwnFolder, in_shared_memory
 from elasticctl_train.launcher.inbox import Inbox
 from elasticctl_train.launcher.ranks import Rank, RankGroup
 from elasticctl_train.launcher.rendezvous import ServiceRendezvous
@@ -84,7 +86,9 @@ class Agent(SimpleElasticAgent):
     def __init__(self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, limits: Limits) -> None:
         super().__init__(spec)
         self._handler, self._starter, self._limits = handler, starter, limits
-        self._inbox = Inbox(handler.client, self._on_drained)
+        self._folder = OwnFolder(Path(tempfile.gettempdir()))
+        self._local_tier = in_shared_memory()
+        self._inbox = Inbox(handler.client, self._folder.path, self._on_drained)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._group = RankGroup(starter, self._on_rank_exit)
         self._joining = False
@@ -114,8 +118,11 @@ class Agent(SimpleElasticAgent):
         os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """Send what ranks have reported last, and stop listening to them."""
+        """Send what ranks have reported last, stop listening to them, and remove what they left on this machine."""
         self._inbox.close()
+        self._folder.close()
+        if self._local_tier is not None:
+            self._local_tier.close()
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         while True:
@@ -304,6 +311,8 @@ class Agent(SimpleElasticAgent):
             "ELASTICCTL_AGENT_SOCKET": inbox.path,
             "ELASTICCTL_NOTICE_FILE": inbox.notice_file(generation),
         }
+        if self._local_tier is not None:
+            ours["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
         environments = [
             (
                 worker.global_rank,

@@ -4,7 +4,7 @@ Ranks send datagrams and never wait (`elasticctl_train.report`). Of many progres
 what a status must not miss (first step, resume, commit) goes at once.
 
 The other way there is one word only: a file whose appearance tells the ranks of a generation to come to an end in
-order. When a rank has, it reports `drained`, which stays here.
+order. When a rank has, it reports `drained`, which stays here, as `finished` does.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from elasticctl_train.launcher.service import ServiceClient, ServiceError
@@ -30,15 +29,15 @@ log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Listens on `path` until `close`; sends to the service from a thread of its own.
+    """Listens on `path`, in `folder`, until `close`; sends to the service from a thread of its own.
 
     `on_drained(generation, rank)` is called from a thread; `heard` is the newest generation whose ranks have reported
     anything, which tells that the script uses the training library.
     """
 
-    def __init__(self, client: ServiceClient, on_drained: Callable[[int, int], None]) -> None:
+    def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
         self._client, self._on_drained = client, on_drained
-        self._folder = tempfile.mkdtemp(prefix="elasticctl-")
+        self._folder = str(folder)
         self.path = os.path.join(self._folder, "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
@@ -47,6 +46,7 @@ class Inbox:
         self._pending: list[dict[str, Any]] = []
         self._furthest: dict[str, Any] | None = None
         self.heard = -1
+        self._finished = -1
         self._life_at = time.monotonic()
         self._stepped_generation = -1
         self._due = threading.Event()
@@ -59,8 +59,8 @@ class Inbox:
         return os.path.join(self._folder, f"error-{generation}-{rank}.json")
 
     def silence_s(self) -> float:
-        """Seconds since a rank last did a step, or said anything else."""
-        return time.monotonic() - self._life_at
+        """Seconds since a rank last did a step, or said anything else; 0 once they have finished training."""
+        return 0.0 if self._finished >= self.heard else time.monotonic() - self._life_at
 
     def notice_file(self, generation: int) -> str:
         """The file that tells the ranks of a generation to agree on a step, commit it and stop."""
@@ -87,7 +87,6 @@ class Inbox:
         self._due.set()
         self.flush()
         self._socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _listen(self) -> None:
         while not self._closed:
@@ -108,6 +107,9 @@ class Inbox:
         self._life_at = time.monotonic()
         if message.get("kind") == "drained":
             self._on_drained(generation, message.get("rank", -1))
+            return
+        if message.get("kind") == "finished":
+            self._finished = generation  # what the script still does, an export or a test, may take its time
             return
         with self._lock:
             if message.get("kind") != "progress":

@@ -1,0 +1,82 @@
+"""A launcher's own folders: private, locked while it lives, swept when it was killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from elasticctl_train.launcher import folders
+from elasticctl_train.launcher.folders import OwnFolder, sweep
+
+
+def _own_a_folder(parent: str, say: Connection) -> None:
+    folder = OwnFolder(Path(parent))
+    (folder.path / "snapshot").write_bytes(b"state")
+    say.send(str(folder.path))
+    time.sleep(600)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> tuple[multiprocessing.process.BaseProcess, Path]:
+    """Another process, and the folder it owns."""
+    context = multiprocessing.get_context("spawn")
+    hear, say = context.Pipe(duplex=False)
+    process = context.Process(target=_own_a_folder, args=(str(tmp_path), say), daemon=True)
+    process.start()
+    return process, Path(hear.recv())
+
+
+def test_a_folder_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
+    folder = OwnFolder(tmp_path)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    (folder.path / "x").touch()
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_launcher_that_lives_is_left_alone(
+    owner: tuple[multiprocessing.process.BaseProcess, Path], tmp_path: Path
+) -> None:
+    process, folder = owner
+    sweep(tmp_path)
+    assert (folder / "snapshot").exists()
+    process.kill()
+    process.join()
+    OwnFolder(tmp_path).close()  # the next launcher
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_just_being_made_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    young, old = tmp_path / f"{folders.PREFIX}young", tmp_path / f"{folders.PREFIX}old"
+    for folder in (young, old):
+        folder.mkdir()
+    os.utime(old, (1.0, 1.0))
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [young]
+
+
+def test_strangers_and_links_are_not_touched(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    os.utime(kept, (1.0, 1.0))
+    link = tmp_path / f"{folders.PREFIX}link"
+    link.symlink_to(kept)
+    sweep(tmp_path)
+    assert kept.is_dir()
+    assert link.is_symlink()
+
+
+def test_without_shared_memory_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path / "none")
+    assert folders.in_shared_memory() is None
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path)
+    folder = folders.in_shared_memory()
+    assert folder is not None
+    assert folder.path.parent == tmp_path
+    folder.close()
