@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from elasticctl_train import Run, SavePolicy, shares
 from elasticctl_train.checkpoint import Checkpointer, Label
-from elasticctl_train.commits import Commit
+from elasticctl_train.commits import Commit, Retention
 from elasticctl_train.errors import SaveError, StorageError
 from elasticctl_train.storage.local import LocalStorage
 
@@ -69,7 +69,7 @@ def save_and_die(root: str, acknowledged: str, die_at: int, saves: int = 3) -> N
     notes = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for name in ("fsync", "link", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, deadly(getattr(os, name)))
-    checkpoints = Checkpointer(LocalStorage(Path(root)), keep_last=1, on_commit=on_commit)
+    checkpoints = Checkpointer(LocalStorage(Path(root)), keep=Retention(last=1), on_commit=on_commit)
     restored = checkpoints.restore()
     step = restored.commit.step if restored else 0
     for _ in range(saves):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_train import commits
-from elasticctl_train.commits import Commit, Generation, ObjectRef
+from elasticctl_train.commits import Commit, Generation, ObjectRef, Retention
 from elasticctl_train.errors import DamagedError
 
 SHARE = ObjectRef("data/g000001-n000001-step000000010-ab/share-00000-of-00001.json", 10, "crc32:00000000")
@@ -89,13 +92,61 @@ def test_names_of_a_save_belong_together() -> None:
     assert commits.folder_of(share) == commits.folder_of(commits.tensors_key(share)) == folder
 
 
-@given(st.sets(st.integers(1, 1000), min_size=1), st.integers(-1, 10))
-def test_retention_keeps_the_newest(positions: set[int], keep_last: int) -> None:
-    gone = [commit.position for commit in commits.expired([a_commit(position) for position in positions], keep_last)]
-    kept = sorted(positions - set(gone))
-    assert len(kept) == min(len(positions), max(1, keep_last))
-    assert gone == sorted(gone)
-    assert all(old < kept[0] for old in gone)
+histories = st.lists(
+    st.tuples(st.floats(0.5, 20), st.one_of(st.none(), st.integers(0, 5).map(float), st.just(math.nan))), min_size=1
+).map(
+    lambda rows: [
+        replace(a_commit(position), at=at, metrics={} if metric is None else {"loss": metric})
+        for position, (at, (_, metric)) in enumerate(zip(accumulate(gap for gap, _ in rows), rows, strict=True), 1)
+    ]
+)
+retentions = st.builds(
+    Retention,
+    st.integers(-1, 5),
+    st.one_of(st.none(), st.floats(1, 50)),
+    st.integers(0, 4),
+    st.just("loss"),
+    st.sampled_from(["min", "max"]),
+)
+
+
+@given(histories, retentions)
+@settings(deadline=None)
+def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: Retention) -> None:
+    gone = commits.expired(list(reversed(history)), keep)
+    assert gone == sorted(gone, key=lambda commit: commit.position)
+    kept = [commit for commit in history if commit not in gone]
+    last = history[-max(1, keep.last) :]
+    assert all(commit in kept for commit in last)
+    others = [commit for commit in kept if commit not in last]
+    if keep.every_s is None:
+        assert len(others) <= keep.best
+    else:
+        times = [commit.at for commit in kept]
+        for commit in history:  # nothing is farther than the interval from one that was kept at or before its time
+            assert any(0 <= commit.at - at < keep.every_s or at == commit.at for at in times)
+    measured = [commit.metrics["loss"] for commit in history if math.isfinite(commit.metrics.get("loss", math.nan))]
+    best = sorted(measured, reverse=keep.mode == "max")[: keep.best]
+    values = [commit.metrics.get("loss", math.nan) for commit in kept]
+    assert all(values.count(value) >= best.count(value) for value in best)
+
+
+@given(histories, retentions)
+@settings(deadline=None)
+def test_deleting_on_the_way_comes_to_the_same(history: list[Commit], keep: Retention) -> None:
+    kept: list[Commit] = []
+    for commit in history:
+        kept.append(commit)
+        for old in commits.expired(kept, keep):
+            kept.remove(old)
+    at_once = commits.expired(history, keep)
+    assert kept == [commit for commit in history if commit not in at_once]
+
+
+def test_of_equally_good_commits_the_newer_is_kept() -> None:
+    history = [replace(a_commit(n), metrics={"loss": value}) for n, value in enumerate([0.5, 0.1, 0.1, 0.7, 0.9], 1)]
+    gone = commits.expired(history, Retention(1, None, 1, "loss", "min"))
+    assert [commit.position for commit in gone] == [1, 2, 4]
 
 
 def test_a_checksum_is_over_the_concatenation() -> None:

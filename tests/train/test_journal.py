@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl_train import commits
-from elasticctl_train.commits import Commit, ObjectRef
+from elasticctl_train.commits import Commit, ObjectRef, Retention
 from elasticctl_train.errors import FencedError
 from elasticctl_train.journal import Writer, read_commits, read_entries
 from elasticctl_train.storage import Storage, all_keys
@@ -55,7 +55,7 @@ def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
     ):
         commit(storage, old, 4)
     with pytest.raises(FencedError):
-        old.retire(keep_last=1)
+        old.retire(Retention(1))
     assert set(before) <= set(all_keys(storage, ""))
     assert steps(storage) == [3, 2, 1]
     commit(storage, young, 4)
@@ -68,7 +68,7 @@ def test_a_zombie_stays_fenced_however_much_was_committed_and_deleted_since(stor
     young = Writer.take_over(storage)
     for step in range(2, 8):
         commit(storage, young, step)
-        young.retire(keep_last=1)
+        young.retire(Retention(1))
     with pytest.raises(FencedError):
         commit(storage, zombie, 100)
     assert steps(storage) == [7]
@@ -99,7 +99,7 @@ def test_retiring_keeps_the_last_and_the_data_of_no_other(storage: Storage) -> N
     writer = Writer.take_over(storage)
     for step in range(1, 6):
         commit(storage, writer, step)
-        writer.retire(keep_last=2)
+        writer.retire(Retention(2))
         assert steps(storage) == list(range(step, max(0, step - 2), -1))
     folders = {commits.folder_of(key) for key in all_keys(storage, commits.DATA)}
     assert folders == {entry.folder for entry in read_commits(storage)}
@@ -111,7 +111,7 @@ def test_a_younger_run_retires_what_older_ones_left(storage: Storage) -> None:
         commit(storage, old, step)
     young = Writer.take_over(storage)
     commit(storage, young, 5)
-    young.retire(keep_last=3)
+    young.retire(Retention(3))
     assert steps(storage) == [5, 4, 3]
 
 
@@ -121,20 +121,20 @@ def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(st
     writer = Writer.take_over(storage)
     assert len(list(all_keys(storage, commits.DATA))) == 2
     newest = commit(storage, writer, 1)
-    writer.retire(keep_last=3)
+    writer.retire(Retention(3))
     assert [commits.folder_of(key) for key in all_keys(storage, commits.DATA)] == [newest.folder]
 
 
 def test_a_failed_save_of_this_run_is_swept_when_asked(storage: Storage) -> None:
     writer = Writer.take_over(storage)
     commit(storage, writer, 1)
-    writer.retire(keep_last=3)
+    writer.retire(Retention(3))
     storage.put("data/failed/share", [b"half"])
     commit(storage, writer, 2)
-    writer.retire(keep_last=3)
+    writer.retire(Retention(3))
     assert "data/failed/share" in list(all_keys(storage, commits.DATA))
     writer.sweep_again()
-    writer.retire(keep_last=3)
+    writer.retire(Retention(3))
     assert "data/failed/share" not in list(all_keys(storage, commits.DATA))
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_entry_is_passed_over_and_reported(storage: Storage, caplog: p
     younger = Writer.take_over(storage)
     assert (younger.generation.position, younger.generation.generation) == (4, 2)
     commit(storage, younger, 3)
-    younger.retire(keep_last=3)
+    younger.retire(Retention(3))
     assert steps(storage) == [3, 1]
 
 
@@ -158,7 +158,7 @@ def test_a_strangers_file_in_the_journal_does_no_harm(storage: Storage) -> None:
     storage.put("journal/000000000000.json.12ab.partial", [b"{"])
     writer = Writer.take_over(storage)
     commit(storage, writer, 1)
-    writer.retire(keep_last=1)
+    writer.retire(Retention(1))
     assert steps(storage) == [1]
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticctl_train.commits import Retention
 from elasticctl_train.errors import TrainError
-from elasticctl_train.policy import NOTICE_CHECK_S, Cadence, SavePolicy
+from elasticctl_train.policy import (
+    LONGEST_S,
+    NOTICE_CHECK_S,
+    PRIOR_S,
+    QUIET_S,
+    SHORTEST_S,
+    Cadence,
+    SavePolicy,
+    between_interruptions_s,
+    interval_s,
+)
 
 
 def walk(cadence: Cadence, first_step: int, step_times_s: list[float]) -> tuple[list[int], list[int]]:
@@ -42,9 +55,80 @@ def test_a_step_longer_than_the_interval_is_saved_each_time() -> None:
     assert due == [1, 2, 3, 4]
 
 
-def test_the_default_is_half_a_minute() -> None:
-    _, due = walk(Cadence(SavePolicy(), 0, 0.0), 0, [1.0] * 100)
-    assert due == [30, 60, 90]
+def test_the_interval_is_chosen_by_default() -> None:
+    assert SavePolicy().auto
+    assert SavePolicy("auto").auto
+    assert not SavePolicy(30.0).auto
+    assert not SavePolicy(every_steps=5).auto
+    _, due = walk(Cadence(SavePolicy(), 0, 0.0), 0, [1.0] * 16)
+    assert due == [5, 10, 15], "until a save has been measured, often"
+
+
+def test_what_a_save_costs_sets_the_interval(caplog: pytest.LogCaptureFixture) -> None:
+    cadence = Cadence(SavePolicy(), 0, 0.0, between_s=20_000.0)
+    with caplog.at_level(logging.INFO):
+        cadence.saved(0.25)  # sqrt(2 x 0.25 s x 20,000 s) = 100 s
+        assert caplog.messages == [
+            "saving every 100 s: a save stops training for 250 ms, an interruption is expected every 5.6 h"
+        ]
+        _, due = walk(cadence, 0, [10.0] * 31)
+        assert due == [10, 20, 30]
+        cadence.saved(0.01)
+        for _ in range(3):
+            cadence.saved(0.25)
+        assert len(caplog.messages) == 1, "one save that was cheap changes nothing that is worth a line"
+        for _ in range(3):
+            cadence.saved(0.01)
+        assert caplog.messages[1].startswith("saving every 20 s: a save stops training for 10 ms")
+
+
+def test_writing_is_given_half_the_time_at_most() -> None:
+    cadence = Cadence(SavePolicy(), 0, 0.0)
+    cadence.written(15.0)
+    cadence.saved(0.0)
+    assert walk(cadence, 0, [1.0] * 65)[1] == [30, 60]
+
+
+def test_a_given_interval_stays_whatever_saves_cost() -> None:
+    cadence = Cadence(SavePolicy(10.0), 0, 0.0)
+    cadence.saved(100.0)
+    assert walk(cadence, 0, [1.0] * 30)[1] == [10, 20, 30]
+
+
+positive = st.floats(1e-3, 1e5)
+
+
+@given(positive, positive, positive)
+def test_the_chosen_interval_loses_the_least_time(cost_s: float, write_s: float, between_s: float) -> None:
+    chosen = interval_s(cost_s, write_s, between_s)
+    assert SHORTEST_S <= chosen <= LONGEST_S
+
+    def lost(every_s: float) -> float:
+        return cost_s / every_s + every_s / 2 / between_s
+
+    within = [every_s for every_s in (chosen * 0.9, chosen * 1.1) if max(SHORTEST_S, 2 * write_s) < every_s < LONGEST_S]
+    assert all(lost(chosen) <= lost(every_s) for every_s in within)
+    assert chosen >= min(2 * write_s, LONGEST_S)
+
+
+@pytest.mark.parametrize(
+    ("interruptions", "over_s", "expected_s"),
+    [
+        (0, 0.0, PRIOR_S),
+        (1, PRIOR_S, PRIOR_S),
+        (8, 0.5 * PRIOR_S, PRIOR_S / 6),
+        (0, 1e9, QUIET_S),
+        (3, -9.0, PRIOR_S / 4),
+    ],
+)
+def test_interruptions_are_expected_as_they_came(interruptions: int, over_s: float, expected_s: float) -> None:
+    assert between_interruptions_s(interruptions, over_s) == pytest.approx(expected_s)
+
+
+def test_what_to_keep_is_passed_on() -> None:
+    assert SavePolicy().retention == Retention(3)
+    policy = SavePolicy(keep_last=2, keep_every_h=0.5, keep_best=4, metric="accuracy", mode="max")
+    assert policy.retention == Retention(2, 1800.0, 4, "accuracy", "max")
 
 
 @pytest.mark.parametrize("policy", [SavePolicy(every_s=10.0), SavePolicy(every_steps=1000)])
@@ -76,8 +160,13 @@ def test_a_save_is_never_due_too_early_nor_forgotten(noise_s: list[float], step_
         ({"every_steps": -1}, "every_steps=-1"),
         ({"keep_last": 0}, "keep_last=0"),
         ({"every_s": float("nan")}, "every_s=nan"),
+        ({"every_s": "often"}, "every_s=often"),
+        ({"keep_every_h": 0}, "keep_every_h=0"),
+        ({"keep_best": 2}, "keep_best and metric go together"),
+        ({"metric": "loss"}, "keep_best and metric go together"),
+        ({"keep_best": 2, "metric": "loss", "mode": "least"}, "mode='least'"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(options: dict[str, float], said: str) -> None:
+def test_a_policy_that_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(TrainError, match=said):
-        SavePolicy(**options)  # type: ignore[arg-type]
+        SavePolicy(**options)

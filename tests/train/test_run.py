@@ -55,7 +55,7 @@ def train(url: str | None, epochs: int = 3, stop_at: int = -1) -> tuple[dict[str
                 run.scale_loss(loss).backward()
                 optimizer.step()
                 run.step(loss=loss)
-                while run._checkpoints is not None and run._checkpoints.busy:
+                while run._session.busy:
                     time.sleep(0.001)  # lest a slow disk has the next save skipped
                 if run.steps_done == stop_at:
                     raise StopHere
@@ -126,7 +126,14 @@ def test_the_launcher_hears_everything(tmp_path: Path, monkeypatch: pytest.Monke
         with suppress(BlockingIOError):
             while True:
                 heard.append(json.loads(agent.recv(65536)))
-    assert [message["kind"] for message in heard] == ["resumed", "progress", "progress", "committed", "progress"]
+    assert [message["kind"] for message in heard] == [
+        "resumed",
+        "progress",
+        "progress",
+        "committed",
+        "progress",
+        "finished",
+    ]
     assert all(message["rank"] == 0 and message["generation"] == 2 for message in heard)
     committed = heard[3]
     assert (committed["step"], committed["committed"]) == (1, 1)

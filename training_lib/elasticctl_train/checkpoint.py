@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticctl_train import commits, shares
-from elasticctl_train.commits import Commit
+from elasticctl_train.commits import Commit, Retention
 from elasticctl_train.dist import World
 from elasticctl_train.errors import DamagedError, FencedError, MissingError, SaveError, StorageError
 from elasticctl_train.journal import Writer, read_commits
@@ -56,12 +56,12 @@ class Checkpointer:
         storage: Storage,
         world: World = World(),  # noqa: B008 - frozen
         *,
-        keep_last: int = 3,
+        keep: Retention = Retention(),  # noqa: B008 - frozen
         on_commit: Callable[[Commit, float], None] | None = None,
     ) -> None:
         """Take over the URL. `on_commit(commit, duration_s)` is called on rank 0, in the background thread."""
         self._storage, self._world = storage, world
-        self._keep_last, self._on_commit = keep_last, on_commit
+        self._keep, self._on_commit = keep, on_commit
         self._writer = Writer.take_over(storage) if world.rank == 0 else None
         mine = self._writer.generation if self._writer else None
         number, run_id = world.broadcast([mine.generation, mine.run_id] if mine else None)
@@ -217,7 +217,7 @@ class Checkpointer:
         if self._on_commit is not None:
             self._on_commit(commit, time.monotonic() - started_s)
         try:
-            writer.retire(self._keep_last)
+            writer.retire(self._keep)
         except FencedError:
             raise
         except StorageError as e:

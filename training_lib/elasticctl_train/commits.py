@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from elasticctl_train.errors import DamagedError
 
@@ -69,6 +70,21 @@ class Commit:
     def folder(self) -> str:
         """The prefix all its data is stored under."""
         return folder_of(self.shares[0].key)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which commits stay: the `last` newest, and of the older ones those that one of the two other rules keeps.
+
+    `every_s` (seconds; None: no such rule) keeps commits for good, each made at least so long after the one before it.
+    `best` keeps that many with the highest (`mode` "max") or lowest ("min") value of `metric`.
+    """
+
+    last: int = 3
+    every_s: float | None = None
+    best: int = 0
+    metric: str = ""
+    mode: Literal["min", "max"] = "min"
 
 
 Entry = Generation | Commit
@@ -150,10 +166,41 @@ def decode_commit(data: bytes, position: int) -> Commit:
     return entry
 
 
-def expired(commits: Sequence[Commit], keep_last: int) -> list[Commit]:
-    """The commits to delete, oldest first, so that the `keep_last` newest stay (at least one always does)."""
+def expired(commits: Sequence[Commit], keep: Retention) -> list[Commit]:
+    """The commits to delete, oldest first; the newest always stays.
+
+    A commit that is deleted by one call would not have been kept by a later one, so it makes no difference how often
+    it is called on the way.
+    """
     oldest_first = sorted(commits, key=lambda commit: commit.position)
-    return oldest_first[: max(0, len(oldest_first) - max(1, keep_last))]
+    kept = {commit.position for commit in oldest_first[-max(1, keep.last) :]}
+    if keep.every_s is not None:
+        kept |= _spaced(oldest_first, keep.every_s)
+    if keep.best > 0:
+        kept |= _best(oldest_first, keep)
+    return [commit for commit in oldest_first if commit.position not in kept]
+
+
+def _spaced(oldest_first: Sequence[Commit], every_s: float) -> set[int]:
+    """From the oldest on, each commit that is at least `every_s` younger than the one chosen before."""
+    chosen: set[int] = set()
+    previous = -math.inf
+    for commit in oldest_first:
+        if commit.at - previous >= every_s:
+            chosen.add(commit.position)
+            previous = commit.at
+    return chosen
+
+
+def _best(commits: Sequence[Commit], keep: Retention) -> set[int]:
+    """The best by the metric, of equal ones the newer; commits without the metric are not among them."""
+    sign = 1 if keep.mode == "max" else -1
+    scored = [
+        (sign * commit.metrics[keep.metric], commit.position)
+        for commit in commits
+        if math.isfinite(commit.metrics.get(keep.metric, math.nan))
+    ]
+    return {position for _, position in sorted(scored)[-keep.best :]}
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

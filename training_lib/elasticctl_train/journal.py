@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from elasticctl_train import commits
-from elasticctl_train.commits import Commit, Generation
+from elasticctl_train.commits import Commit, Generation, Retention
 from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError
 from elasticctl_train.storage import Storage, all_keys
 
@@ -35,6 +35,15 @@ def read_commits(storage: Storage) -> Iterator[Commit]:
             log.warning("%s: %s; passed over", storage.url, entry)
         elif isinstance(entry, Commit):
             yield entry
+
+
+def first_generation(storage: Storage) -> Generation | None:
+    """Who took over the URL first, and when; None when that cannot be told. Reads one object."""
+    try:
+        entry = commits.decode(storage.get(commits.key_of(1)), 1)
+    except (DamagedError, MissingError):
+        return None
+    return entry if isinstance(entry, Generation) else None
 
 
 class Writer:
@@ -81,8 +90,8 @@ class Writer:
             self._commits.append(commit)
         return commit
 
-    def retire(self, keep_last: int) -> None:
-        """Delete all but the `keep_last` newest commits: the entry first, then its data. Call after an append only.
+    def retire(self, keep: Retention) -> None:
+        """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
 
         The first call also deletes what killed runs left: data no commit refers to. Raises FencedError, and deletes
         nothing, when another run has taken over.
@@ -91,7 +100,7 @@ class Writer:
             raise self._fenced()
         if self._commits is None:
             self._commits = list(read_commits(self._storage))
-        for old in commits.expired(self._commits, keep_last):
+        for old in commits.expired(self._commits, keep):
             self._storage.delete([commits.key_of(old.position)])
             self._commits.remove(old)
             self._storage.delete(list(all_keys(self._storage, old.folder)))

@@ -1,0 +1,211 @@
+"""`Session`: what `Run` and the hooks into other frameworks share.
+
+It takes the storage URL over, saves on the policy's cadence, heeds notice and reports. What the state is made of is
+its user's to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+
+from elasticctl_train import dist, journal, storage
+from elasticctl_train.checkpoint import Checkpointer, Label, Restored
+from elasticctl_train.commits import Commit
+from elasticctl_train.data import Cursor
+from elasticctl_train.errors import TrainError
+from elasticctl_train.policy import PRIOR_S, Cadence, SavePolicy, between_interruptions_s
+from elasticctl_train.preemption import Notice
+from elasticctl_train.progress import Progress
+from elasticctl_train.report import Reporter
+
+log = logging.getLogger("elasticctl_train")
+
+STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
+_ABANDON_GRACE_S = 2.0
+_DRAINED_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What to save now: `state` is the same on all ranks, `local` this rank's own (see `Checkpointer.save`)."""
+
+    state: Mapping[str, Any]
+    local: Mapping[str, Any]
+    rank_0_only: Collection[str] = field(default_factory=set)
+
+
+class Session:
+    """One incarnation of a training run on this rank. Every rank makes the same calls in the same order.
+
+    `cursor` says how far training is, and is its user's to change; `restored` is the checkpoint that was found.
+    """
+
+    def __init__(
+        self, url: str | None, world: dist.World, policy: SavePolicy, snapshot: Callable[[], Snapshot]
+    ) -> None:
+        """Take over the storage URL (without one: $ELASTICCTL_STORAGE, or nothing is kept) and read what is there.
+
+        `snapshot` is called for what to save. Raises StorageError.
+        """
+        _show_log()
+        self.world = world
+        self.cursor = self._saved = Cursor()
+        self._policy, self._snapshot = policy, snapshot
+        self._reporter = Reporter(world.rank)
+        self.progress = Progress(self._reporter)
+        self._notice = Notice.from_environment()
+        self._between_s = PRIOR_S
+        self._cadence = Cadence(policy, 0)
+        self._next_check = 0
+        self._finished = False
+        self._checkpoints = self._open(url or os.environ.get(STORAGE_VARIABLE, ""))
+        self.restored: Restored | None = self._checkpoints.restore() if self._checkpoints else None
+        if self.restored is not None:
+            self.progress.metrics = dict(self.restored.commit.metrics)
+
+    @property
+    def url(self) -> str:
+        """Where the checkpoints are; empty where none are kept."""
+        return self._checkpoints.url if self._checkpoints else ""
+
+    @property
+    def generation(self) -> int:
+        """The number of this incarnation among all that took the URL over; 0 where no checkpoints are kept."""
+        return self._checkpoints.generation if self._checkpoints else 0
+
+    @property
+    def busy(self) -> bool:
+        """Is a save still being written by this rank?"""
+        return self._checkpoints is not None and self._checkpoints.busy
+
+    def begin(self, cursor: Cursor) -> None:
+        """Training starts, or goes on, here: call it once, with the state that was restored in place."""
+        self.cursor = self._saved = cursor
+        if self.world.rank == 0:
+            self._say_where()
+        self._cadence = Cadence(
+            self._policy, cursor.step, notice_possible=self._notice.possible, between_s=self._between_s
+        )
+        self._next_check = self._cadence.first_check
+        self._reporter.send("resumed", step=cursor.step)
+
+    def step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None = None) -> None:
+        """One optimizer step over `samples` samples of all ranks is done, and training is at `cursor`.
+
+        Counts, reports, and saves when it is time. After notice it does not return: all ranks commit the same step and
+        wait to be stopped. Raises FencedError when a younger run has taken over the storage URL.
+        """
+        self.cursor = cursor
+        self.progress.step(cursor, samples, loss)
+        if cursor.step >= self._next_check:
+            self._meet()
+
+    def log(self, metrics: Mapping[str, torch.Tensor | float]) -> None:
+        """Report numbers of the user's own; the newest of each also goes into the next checkpoint's entry."""
+        self.progress.note(metrics)
+        self.progress.send(self.cursor, self.progress.metrics)
+
+    def finish(self) -> None:
+        """Commit the end of training and wait for it; a second call is idle. Raises SaveError."""
+        if self._finished:
+            return
+        self._finished = True
+        if self._checkpoints is not None and not self._commit_here(self._checkpoints):
+            raise self._checkpoints.failure()
+        self.progress.send(self.cursor, self.progress.metrics)
+        self.world.highest(0)  # nobody takes the group down while another still uses it
+        self._reporter.send("finished", step=self.cursor.step)
+        self._reporter.close()
+        self._checkpoints = None
+        self.world = dist.leave(self.world)
+
+    def abandon(self) -> None:
+        """Training has failed: give a save that is in flight a moment. No message is sent."""
+        if self._checkpoints is not None:
+            self._checkpoints.abandon(_ABANDON_GRACE_S)
+
+    def _open(self, url: str) -> Checkpointer | None:
+        if not url:
+            if self.world.rank == 0:
+                log.warning("no storage URL and no $%s: no checkpoints are kept", STORAGE_VARIABLE)
+            return None
+        kept = storage.open(url)
+        checkpoints = Checkpointer(kept, self.world, keep=self._policy.retention, on_commit=self._committed)
+        if self._policy.auto and self.world.rank == 0:
+            first = journal.first_generation(kept)
+            over_s = time.time() - first.at if first else 0.0
+            self._between_s = between_interruptions_s(checkpoints.generation - 1, over_s)
+        return checkpoints
+
+    def _say_where(self) -> None:
+        if self.restored is not None:
+            ranks = f"{len(self.restored.commit.shares)} -> {self.world.size} ranks"
+            log.info("resumed from step %d, epoch %d (%s, %s)", self.cursor.step, self.cursor.epoch, self.url, ranks)
+        elif self._checkpoints is not None:
+            log.info("no checkpoint at %s yet: starting at step 0", self.url)
+
+    def _meet(self) -> None:
+        """The ranks agree: is it time to save, to stop, and when do they meet again."""
+        due, next_check = self._cadence.check(self.cursor.step)
+        if self._checkpoints is not None:
+            due, self._next_check, stop = self._checkpoints.agree(due, next_check, self._notice.given())
+        else:
+            due = False
+            mine = next_check if self.world.rank == 0 else 0
+            self._next_check, noticed = self.world.highest(mine, self._notice.given())
+            stop = bool(noticed)
+        if stop:
+            self._drain()
+        if due and self._checkpoints is not None:
+            self._save(self._checkpoints)
+
+    def _drain(self) -> NoReturn:
+        """Commit this step on all ranks, tell the launcher, and wait for it to stop this process."""
+        if self._checkpoints is not None and not self._commit_here(self._checkpoints):
+            log.warning("%s; an older one has to do", self._checkpoints.failure())
+        self.progress.send(self.cursor, self.progress.metrics)
+        self._reporter.send_surely("drained", step=self.cursor.step)
+        time.sleep(_DRAINED_WAIT_S)
+        raise TrainError(f"stopped at step {self.cursor.step} as told, but nobody ended this process")
+
+    def _commit_here(self, checkpoints: Checkpointer) -> bool:
+        """Have this very step committed, on all ranks; False when that failed."""
+        if checkpoints.settle() and self._saved == self.cursor:
+            return True
+        self._save(checkpoints)
+        return checkpoints.settle()
+
+    def _save(self, checkpoints: Checkpointer) -> None:
+        started_s = time.monotonic()
+        now = self._snapshot()
+        self._saved = self.cursor
+        label = Label(self.cursor.step, self.cursor.epoch, dict(self.progress.metrics))
+        checkpoints.save(now.state, label, local=now.local, rank_0_only=now.rank_0_only)
+        self._cadence.saved(time.monotonic() - started_s)
+
+    def _committed(self, commit: Commit, duration_s: float) -> None:
+        self._cadence.written(duration_s)
+        self._reporter.send(
+            "committed",
+            step=commit.step,
+            committed=commit.number,
+            size_bytes=commit.size_bytes,
+            duration_s=round(duration_s, 4),
+            url=self._checkpoints.url if self._checkpoints else None,
+        )
+
+
+def _show_log() -> None:
+    """Print this library's few lines to stderr where the script has not set up logging itself."""
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("elasticctl: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
