@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from urllib.parse import unquote
 
 from elasticctl_train.errors import StorageError
 from elasticctl_train.storage.base import Storage, all_keys
+from elasticctl_train.storage.local import LocalStorage
+from elasticctl_train.storage.location import without_secrets
+from elasticctl_train.storage.retry import Patience
 
-__all__ = ["Storage", "all_keys", "open"]
+__all__ = ["Patience", "Storage", "all_keys", "open"]
+
+_CLOUDS = {"s3": "s3", "gs": "gcs"}
+"""Scheme -> the module that knows it, which is also the name of its extra; imported on use."""
 
 
-def open(url: str) -> Storage:
-    """Return the storage a URL names: `file:///path` or a plain path. Touches nothing yet.
+def open(url: str, patience: Patience = Patience()) -> Storage:  # noqa: B008 - frozen
+    """Return the storage a URL names: `file:///path` or a plain path, `s3://bucket/prefix`, `gs://bucket/prefix`.
 
-    Raises StorageError for a URL or scheme that is not known.
+    Touches and sends nothing yet. `patience` bounds waiting and trying again, on the clouds. Raises StorageError for a
+    URL or scheme that is not known, or when the packages it takes are not installed.
     """
-    from elasticctl_train.storage.local import LocalStorage
-
     scheme, separator, rest = url.partition("://")
     if not url:
-        raise StorageError("the storage URL is empty: give a folder, or file:///path")
+        raise StorageError("the storage URL is empty: give a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX")
     if not separator:
         return LocalStorage(Path(url).expanduser())
+    if scheme in _CLOUDS:
+        return _cloud(scheme, url, patience)
+    shown = without_secrets(url)
     if scheme != "file":
-        raise StorageError(f"{url}: {scheme}:// is not a kind of storage this version knows; use file:///path")
+        raise StorageError(f"{shown}: {scheme}:// is not a kind of storage; use a folder, file://, s3:// or gs://")
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
-        raise StorageError(f"{url}: a file URL has three slashes and an absolute path: file:///path")
+        raise StorageError(f"{shown}: a file URL has three slashes and an absolute path: file:///path")
     return LocalStorage(Path("/" + unquote(path)))
+
+
+def _cloud(scheme: str, url: str, patience: Patience) -> Storage:
+    extra = _CLOUDS[scheme]
+    try:
+        module = importlib.import_module(f"elasticctl_train.storage.{extra}")
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("elasticctl"):
+            raise
+        raise StorageError(f"{scheme}:// needs the package {e.name}: pip install 'elasticctl[{extra}]'") from e
+    storage: Storage = module.connect(url, patience)
+    return storage

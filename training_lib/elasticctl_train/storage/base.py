@@ -1,4 +1,4 @@
-"""`Storage`: the five things a checkpoint asks of the place it is kept at.
+"""`Storage`: the few things a checkpoint asks of the place it is kept at.
 
 Keys are `/`-separated names below the URL; no key is the folder of another. One contract test runs over every
 implementation (tests/train/storage_contract.py). Every method may raise `StorageError`.
@@ -36,7 +36,10 @@ class Storage(Protocol):
         """Return one page of the keys that start with `prefix` and sort behind `after`, in order; empty: no more."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects in the order given; one that is not there is no error."""
+        """Delete objects: the first before all others, these in any order; one that is not there is no error."""
+
+    def discard_unfinished(self) -> None:
+        """Delete what killed writers left half-written, as far as listings do not show it. None may be writing."""
 
 
 def all_keys(storage: Storage, prefix: str) -> Iterator[str]:

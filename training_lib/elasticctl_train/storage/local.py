@@ -17,6 +17,7 @@ from pathlib import Path
 
 from elasticctl_train.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_train.storage.base import PAGE_KEYS
+from elasticctl_train.storage.location import is_key
 
 _MENDS = {
     errno.ENOSPC: "the disk is full: free some space or choose another storage URL",
@@ -99,12 +100,14 @@ class LocalStorage:
                 with suppress(OSError):  # not empty yet, or somebody else was faster
                     path.parent.rmdir()
 
+    def discard_unfinished(self) -> None:
+        """Partial files show up in listings."""
+
     def _path(self, key: str) -> Path:
         """The file of a key; refuses a key (from a forged manifest) that would lead out of the folder."""
-        parts = key.split("/")
-        if not all(parts) or "." in parts or ".." in parts or "\0" in key:
+        if not is_key(key):
             raise StorageError(f"{key!r} is not a key: it must be names separated by single slashes")
-        return self._root.joinpath(*parts)
+        return self._root.joinpath(*key.split("/"))
 
     def _keys(self, folder: Path, prefix: str) -> Iterator[str]:
         try:
