@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from elasticctl_train import commits
 from elasticctl_train.commits import Commit, ObjectRef, Retention
-from elasticctl_train.errors import FencedError
+from elasticctl_train.errors import FencedError, StorageError
 from elasticctl_train.journal import Writer, read_commits, read_entries
 from elasticctl_train.storage import Storage, all_keys
 from elasticctl_train.storage.local import LocalStorage
@@ -181,3 +182,88 @@ def test_the_newest_of_many_commits_is_on_the_first_page(storage: Storage, tmp_p
         (tmp_path / commits.key_of(position)).write_bytes(commits.encode(entry))
     assert next(read_commits(Counting())).step == 2_500  # type: ignore[arg-type]
     assert Counting.pages == 1
+
+
+def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(storage: Storage, tmp_path: Path) -> None:
+    old = Writer.take_over(storage)
+    commit(storage, old, 1)
+
+    class Slow(LocalStorage):
+        """The first create takes so long that the position is taken, and freed again."""
+
+        waited = False
+
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+            if not Slow.waited:
+                Slow.waited = True
+                for step in (2, 3):
+                    commit(storage, old, step)
+                    old.retire(Retention(last=1))
+            super().put(key, parts, if_absent=if_absent)
+
+    young = Writer.take_over(Slow(tmp_path))
+    with pytest.raises(FencedError):
+        commit(storage, old, 4)
+    commit(storage, young, 5)
+    assert steps(storage) == [5, 3]
+
+
+def test_an_entry_that_is_retired_while_it_is_looked_at_still_counts(storage: Storage, tmp_path: Path) -> None:
+    old = Writer.take_over(storage)
+    commit(storage, old, 1)
+
+    class Slow(LocalStorage):
+        """The newest entry goes away between the listing and its reading."""
+
+        waited = False
+
+        def get(self, key: str) -> bytes:
+            if not Slow.waited:
+                Slow.waited = True
+                commit(storage, old, 2)
+                old.retire(Retention(last=1))
+            return super().get(key)
+
+    young = Writer.take_over(Slow(tmp_path))
+    with pytest.raises(FencedError):
+        commit(storage, old, 3)
+    commit(storage, young, 4)
+    assert steps(storage) == [4, 2]
+
+
+def test_a_commit_that_was_written_and_never_confirmed_is_taken_in(storage: Storage, tmp_path: Path) -> None:
+    class Silent(LocalStorage):
+        """Writes the entry of step 2, and fails."""
+
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+            super().put(key, parts, if_absent=if_absent)
+            if b'"step":2}' in b"".join(parts):
+                raise StorageError("no answer")
+
+    writer = Writer.take_over(Silent(tmp_path))
+    commit(storage, writer, 1)
+    writer.retire(Retention(last=3))
+    with pytest.raises(StorageError, match="no answer"):
+        commit(storage, writer, 2)
+    third = commit(storage, writer, 3)
+    assert (third.number, steps(storage)) == (3, [3, 2, 1])
+    writer.retire(Retention(last=1))
+    assert steps(storage) == [3]
+    assert {commits.folder_of(key) for key in all_keys(storage, commits.DATA)} == {third.folder}
+
+
+def test_an_entry_that_is_damaged_on_its_way_only_is_read_again(storage: Storage, tmp_path: Path) -> None:
+    class Noisy(LocalStorage):
+        """Inverts a bit of every other entry that is read."""
+
+        reads = 0
+
+        def get(self, key: str) -> bytes:
+            Noisy.reads += 1
+            data = super().get(key)
+            return bytes([data[0] ^ 1]) + data[1:] if Noisy.reads % 2 else data
+
+    writer = Writer.take_over(storage)
+    for step in (1, 2):
+        commit(storage, writer, step)
+    assert steps(Noisy(tmp_path)) == [2, 1]

@@ -176,7 +176,11 @@ class Checkpointer:
 
     def _read(self, commit: Commit) -> Restored | None:
         try:
-            state, local = shares.read(self._storage, commit, self._world.rank)
+            try:
+                state, local = shares.read(self._storage, commit, self._world.rank)
+            except DamagedError as e:  # in the storage, or only on its way from there?
+                log.warning("%s: %s; reading it once more", self.url, e)
+                state, local = shares.read(self._storage, commit, self._world.rank)
         except (DamagedError, MissingError) as e:
             log.warning(
                 "%s: the checkpoint of step %d is damaged (%s); trying the one before", self.url, commit.step, e

@@ -108,6 +108,11 @@ def save_folder(generation: int, number: int, step: int, run_id: str) -> str:
     return f"{DATA}g{generation:06d}-n{number:06d}-step{step:09d}-{run_id}/"
 
 
+def run_of(folder: str) -> str:
+    """The id of the run that a save folder is of."""
+    return folder.rstrip("/").rpartition("-")[2]
+
+
 def share_key(folder: str, rank: int, world_size: int) -> str:
     """The key of one rank's share document."""
     return f"{folder}share-{rank:05d}-of-{world_size:05d}.json"

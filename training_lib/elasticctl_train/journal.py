@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from elasticctl_train import commits
 from elasticctl_train.commits import Commit, Generation, Retention
-from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError
+from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError, StorageError
 from elasticctl_train.storage import Storage, all_keys
 
 log = logging.getLogger("elasticctl_train")
@@ -21,7 +21,7 @@ def read_entries(storage: Storage) -> Iterator[tuple[int, commits.Entry | Damage
     """Yield (position, entry) newest first, page by page; an entry that is damaged is yielded as its error."""
     for position in _positions(storage):
         try:
-            yield position, commits.decode(storage.get(commits.key_of(position)), position)
+            yield position, _read(storage, position)
         except DamagedError as e:
             yield position, e
         except MissingError:
@@ -40,7 +40,7 @@ def read_commits(storage: Storage) -> Iterator[Commit]:
 def first_generation(storage: Storage) -> Generation | None:
     """Who took over the URL first, and when; None when that cannot be told. Reads one object."""
     try:
-        entry = commits.decode(storage.get(commits.key_of(1)), 1)
+        entry = _read(storage, 1)
     except (DamagedError, MissingError):
         return None
     return entry if isinstance(entry, Generation) else None
@@ -68,6 +68,9 @@ class Writer:
                 storage.put(commits.key_of(mine.position), [commits.encode(mine)], if_absent=True)
             except ExistsError:
                 continue  # another run was faster: take over from that one
+            if _is_outrun(storage, mine):
+                continue
+            _discard_unfinished(storage)
             return cls(storage, mine, number)
 
     @property
@@ -80,15 +83,18 @@ class Writer:
 
         Raises FencedError when another run has taken over.
         """
-        commit = replace(commit, position=self._tail + 1, number=self._number + 1)
-        try:
-            self._storage.put(commits.key_of(commit.position), [commits.encode(commit)], if_absent=True)
-        except ExistsError as e:
-            raise self._fenced() from e
-        self._tail, self._number = commit.position, commit.number
-        if self._commits is not None:
-            self._commits.append(commit)
-        return commit
+        while True:
+            commit = replace(commit, position=self._tail + 1, number=self._number + 1)
+            try:
+                self._storage.put(commits.key_of(commit.position), [commits.encode(commit)], if_absent=True)
+            except ExistsError as e:
+                earlier = self._own_commit(commit.position)
+                if earlier is None:
+                    raise self._fenced() from e
+                self._add(earlier)  # of a save that failed because the storage never said that it had worked
+                continue
+            self._add(commit)
+            return commit
 
     def retire(self, keep: Retention) -> None:
         """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
@@ -114,6 +120,21 @@ class Writer:
         """Let the next `retire` look for leftovers once more: a save of this run has failed half-way."""
         self._swept = False
 
+    def _add(self, commit: Commit) -> None:
+        self._tail, self._number = commit.position, commit.number
+        if self._commits is not None:
+            self._commits.append(commit)
+
+    def _own_commit(self, position: int) -> Commit | None:
+        """The entry at `position`, if it is a commit of this very run."""
+        try:
+            entry = _read(self._storage, position)
+        except (DamagedError, MissingError):
+            return None
+        if isinstance(entry, Commit) and commits.run_of(entry.folder) == self._mine.run_id:
+            return entry
+        return None
+
     def _fenced(self) -> FencedError:
         who = ""
         for _, entry in read_entries(self._storage):
@@ -126,17 +147,46 @@ class Writer:
         )
 
 
+def _read(storage: Storage, position: int) -> commits.Entry:
+    """Read an entry. Raises MissingError, or DamagedError if it is damaged in the storage, not on its way from there."""
+    key = commits.key_of(position)
+    try:
+        return commits.decode(storage.get(key), position)
+    except DamagedError:
+        return commits.decode(storage.get(key), position)
+
+
 def _newest(storage: Storage) -> tuple[int, int, int]:
     """The newest position, generation and number of a commit; 0 for what there is none of."""
     top, generation = 0, 0
-    for position, entry in read_entries(storage):
-        top = top or position
-        if isinstance(entry, DamagedError):
+    for position in _positions(storage):
+        top = top or position  # even if it is retired before it can be read: then the one behind it is taken
+        try:
+            entry = _read(storage, position)
+        except (DamagedError, MissingError):
             continue
         generation = generation or entry.generation
         if isinstance(entry, Commit):
             return top, generation, entry.number
     return top, generation, 0
+
+
+def _is_outrun(storage: Storage, mine: Generation) -> bool:
+    """Has an older run committed behind `mine`? Then it had filled that position before, and freed it by retiring."""
+    for position, entry in read_entries(storage):
+        if position <= mine.position:
+            break
+        if not isinstance(entry, DamagedError):
+            return entry.generation < mine.generation
+    return False
+
+
+def _discard_unfinished(storage: Storage) -> None:
+    """Clean up behind killed runs, which are all fenced now; a storage that refuses costs space only."""
+    try:
+        storage.discard_unfinished()
+    except StorageError as e:
+        log.info("uploads that killed runs may have left were not deleted: %s", e)
 
 
 def _positions(storage: Storage) -> Iterator[int]:
