@@ -124,6 +124,20 @@ def test_the_training_example_trains_and_resumes(tmp_path: Path) -> None:
     assert "step 384" not in second.stdout
 
 
+def test_the_sampler_example_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
+    (script,) = (block for block in fences(page("training.md"), "python") if "ElasticSampler(" in block)
+    (tmp_path / "train.py").write_text(script)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "train.py"]
+    first = run(torchrun, tmp_path, OMP_NUM_THREADS="1")
+    assert first.returncode == 0, first.stdout
+    assert "epoch 3, loss 0.0" in first.stdout
+    (tmp_path / "train.py").write_text(script.replace("sampler.epoch < 3", "sampler.epoch < 4"))
+    second = run([sys.executable, "-W", "error", "train.py"], tmp_path)
+    assert second.returncode == 0, second.stdout
+    assert "rank 0 goes on at {'epoch': 3, 'position': 0, 'length': 1000" in second.stdout
+    assert "epoch 4, loss 0.0" in second.stdout
+
+
 @pytest.mark.parametrize("source", [DOCS / "training.md", ROOT / "README.md"], ids=lambda path: path.name)
 def test_python_examples_are_python(source: Path) -> None:
     blocks = fences(source.read_text("utf-8"), "python")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from elasticctl_train import Run, SavePolicy, shares
 from elasticctl_train.checkpoint import Checkpointer, Label
@@ -37,6 +37,16 @@ class Numbers(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+class NumberStream(IterableDataset[int]):
+    """The same, one after the other."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._length))
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -86,7 +96,8 @@ def save_for_ever(root: str, acknowledged: str) -> None:
 def train(url: str, notes: str, end: dict[str, Any]) -> None:
     """Train on `end["samples"]` numbers for `end["epochs"]`; note which samples this rank trained on in which step.
 
-    `end` may also name a step after which all ranks stop cleanly (`stop`) or are killed (`kill`), and options of Run.
+    `end` may also name a step after which all ranks stop cleanly (`stop`) or are killed (`kill`), options of Run, and
+    say that the numbers come as a `stream`.
     """
     model = torch.nn.Linear(3, 1).double()
     with torch.no_grad():
@@ -97,7 +108,11 @@ def train(url: str, notes: str, end: dict[str, Any]) -> None:
     with run, open(f"{notes}-{run.rank}.jsonl", "a", buffering=1) as file:
         file.write(json.dumps({"resumed": run.steps_done, "world_size": run.world_size}) + "\n")
         for epoch in run.epochs(end["epochs"]):
-            for batch in run.loader(Numbers(end["samples"]), global_batch=end["global_batch"], shuffle=True, seed=7):
+            if end.get("stream"):
+                loader: Any = run.loader(NumberStream(end["samples"]), global_batch=end["global_batch"])
+            else:
+                loader = run.loader(Numbers(end["samples"]), global_batch=end["global_batch"], shuffle=True, seed=7)
+            for batch in loader:
                 x = batch.double()[:, None] / end["samples"]
                 x = torch.cat([x, x.square(), x.sin()], dim=1)
                 loss = (run.model(x) - x.sum(dim=1, keepdim=True)).square().mean()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
 
 from elasticctl_train import data
-from elasticctl_train.data import Cursor, ElasticLoader, ElasticSampler, EpochPlan, Feed, slice_of
+from elasticctl_train.data import Cursor, EpochPlan, Feed, slice_of
 from elasticctl_train.errors import DataError
-from tests.train.programs import Numbers
+from elasticctl_train.loaders import ElasticSampler
 
 plans = st.builds(
     EpochPlan,
@@ -27,7 +22,7 @@ plans = st.builds(
     st.integers(0, 5),
     st.integers(0, 3),
     st.booleans(),
-)
+).filter(lambda plan: plan.end > 0)
 
 
 @given(plans, st.lists(st.tuples(st.integers(1, 7), st.integers(1, 5)), max_size=6), st.integers(1, 7))
@@ -78,70 +73,6 @@ def test_an_order_depends_on_seed_and_epoch_alone() -> None:
     assert len(set(orders.values())) == 9
     torch.manual_seed(99)
     assert tuple(int(i) for i in EpochPlan(50, 7, True, 2, 1).order()) == orders[2, 1]
-
-
-def loader(length: int = 40, position: int = 0, feed: Feed | None = None, **options: Any) -> ElasticLoader:
-    plan = EpochPlan(length, 8)
-    return data.make_loader(Numbers(length), plan, feed or Feed(), position, lambda: None, options)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_workers_fetched_ahead_is_not_counted(workers: int) -> None:
-    feed = Feed()
-    batches = iter(loader(feed=feed, num_workers=workers))
-    assert feed.take() == 0
-    assert next(batches).tolist() == list(range(8))
-    assert next(batches).tolist() == list(range(8, 16))
-    assert feed.take() == 16
-    assert feed.take() == 0
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_goes_on_from_the_position(workers: int) -> None:
-    rest = loader(length=30, position=16, num_workers=workers)
-    assert len(rest) == 2
-    assert [batch.tolist() for batch in rest] == [list(range(16, 24)), list(range(24, 30))]
-    assert list(loader(position=40)) == []
-
-
-class Pids(Numbers):
-    """Yields the process that fetched the sample."""
-
-    def __getitem__(self, index: int) -> int:
-        return os.getpid()
-
-
-def test_workers_ignore_sigterm_and_run_the_scripts_own_start_too(capfd: pytest.CaptureFixture[str]) -> None:
-    plan = EpochPlan(400, 8)
-    options = {"num_workers": 2, "worker_init_fn": lambda worker: os.write(1, f"worker {worker}\n".encode())}
-    batches = iter(data.make_loader(Pids(400), plan, Feed(), 0, lambda: None, options))
-    pids = set(next(batches).tolist()) | set(next(batches).tolist())
-    assert os.getpid() not in pids
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)
-    assert len(list(batches)) == 48
-    assert set(capfd.readouterr().out.split("\n")) == {"worker 0", "worker 1", ""}
-
-
-def test_a_loader_draws_nothing_from_the_scripts_random_numbers() -> None:
-    torch.manual_seed(0)
-    expected = torch.rand(1)
-    torch.manual_seed(0)
-    for _ in loader():
-        pass
-    assert torch.rand(1) == expected
-
-
-class Stream(IterableDataset[int]):
-    """Has no numbers to give out."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
-
-
-def test_a_dataset_without_numbers_is_refused() -> None:
-    with pytest.raises(DataError, match=r"Stream: .*__len__ and __getitem__"):
-        data.length_of(Stream())
 
 
 @pytest.mark.parametrize("plan", [EpochPlan(0, 8), EpochPlan(5, 8, drop_last=True), EpochPlan(5, 0), EpochPlan(5, -1)])

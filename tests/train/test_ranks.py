@@ -77,6 +77,16 @@ def test_the_world_changes_size_twice_in_one_epoch(
     torch.testing.assert_close(weights(notes[-1]), expected_weights, rtol=1e-9, atol=1e-12)
 
 
+def test_a_stream_is_read_once_while_the_world_changes_size(tmp_path: Path) -> None:
+    plan: list[tuple[int, dict[str, Any]]] = [(2, {"stop": 4}), (1, {"stop": 7}), (3, {})]
+    notes = incarnations(tmp_path, str(tmp_path / "state"), [(size, {"stream": True} | end) for size, end in plan])
+    steps = trained(notes)
+    assert {step: sorted(samples) for step, samples in steps.items()} == {
+        step: list(range(step * GLOBAL_BATCH - GLOBAL_BATCH, min(step * GLOBAL_BATCH, SAMPLES)))
+        for step in range(1, 14)
+    }
+
+
 def test_a_tail_smaller_than_the_world_is_trained_on_once(tmp_path: Path) -> None:
     small = {"samples": 10, "global_batch": 4}
     alone, together = (incarnations(tmp_path / str(size), "", [(size, small)]) for size in (1, 3))

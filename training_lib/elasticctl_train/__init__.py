@@ -12,16 +12,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from elasticctl_train.checkpoint import Checkpointer, Label
-    from elasticctl_train.data import ElasticSampler
+    from elasticctl_train.data import EpochPlan
     from elasticctl_train.errors import TrainError
+    from elasticctl_train.loaders import ElasticDataLoader, ElasticSampler
     from elasticctl_train.policy import SavePolicy
     from elasticctl_train.run import Run
 
-__all__ = ["Checkpointer", "ElasticSampler", "Label", "Run", "SavePolicy", "TrainError"]
+__all__ = [
+    "Checkpointer",
+    "ElasticDataLoader",
+    "ElasticSampler",
+    "EpochPlan",
+    "Label",
+    "Run",
+    "SavePolicy",
+    "TrainError",
+]
 
 _HOMES = {
     "Checkpointer": "checkpoint",
-    "ElasticSampler": "data",
+    "ElasticDataLoader": "loaders",
+    "ElasticSampler": "loaders",
+    "EpochPlan": "data",
     "Label": "checkpoint",
     "Run": "run",
     "SavePolicy": "policy",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from types import TracebackType
@@ -12,12 +12,15 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from elasticctl_train import data, dist, parts, rng
+from elasticctl_train import data, dist, loaders, parts, rng, streams
 from elasticctl_train.checkpoint import Restored
-from elasticctl_train.data import Cursor, ElasticLoader, EpochPlan, Feed
+from elasticctl_train.data import Cursor, EpochPlan, Feed
+from elasticctl_train.errors import DataError
+from elasticctl_train.loaders import ElasticLoader, length_of, make_loader
 from elasticctl_train.parts import Stateful
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
+from elasticctl_train.streams import StreamLoader, StreamPlan
 
 
 class Run:
@@ -53,7 +56,9 @@ class Run:
         when the checkpoint found is not one of these objects.
         """
         self._given = model
-        self._parts = parts.named(model=model, optimizer=optimizer, scheduler=scheduler, **others)
+        self._loaders = loaders.among(others)
+        shared = {name: part for name, part in others.items() if name not in self._loaders}
+        self._parts = parts.named(model=model, optimizer=optimizer, scheduler=scheduler, **shared)
         parts.check(self._parts)
         world = dist.join()
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
@@ -96,6 +101,7 @@ class Run:
         while self._session.cursor.epoch < total:
             yield self._session.cursor.epoch
             self._feed.take()
+            self._feed.mark = None
             self._session.cursor = self._session.cursor.next_epoch()
 
     def loader(
@@ -107,17 +113,20 @@ class Run:
         seed: int = 0,
         drop_last: bool = False,
         **options: Any,
-    ) -> ElasticLoader:
+    ) -> ElasticLoader | StreamLoader:
         """This rank's batches of what is left of the epoch. `global_batch` samples make one batch over all ranks.
 
-        `options` (num_workers, collate_fn, pin_memory, …) go to torch's DataLoader. Raises DataError.
+        `options` (num_workers, collate_fn, pin_memory, …) go to torch's DataLoader. Raises DataError, and StateError
+        for a stream whose own state a checkpoint cannot hold.
         """
         cursor = self._session.cursor
-        plan = EpochPlan(data.length_of(dataset), global_batch, shuffle, seed, cursor.epoch, drop_last)
+        if streams.is_stream(dataset):
+            return self._stream(dataset, StreamPlan(global_batch, cursor.epoch, drop_last=drop_last), shuffle, options)
+        plan = EpochPlan(length_of(dataset), global_batch, shuffle, seed, cursor.epoch, drop_last)
         data.check(plan, cursor)
         self._session.cursor = replace(cursor, length=plan.length, shuffle=shuffle, seed=seed)
         self._session.progress.plan = plan
-        return data.make_loader(dataset, plan, self._feed, cursor.position, self._begin, options)
+        return make_loader(dataset, plan, self._feed, cursor.position, self._begin, options)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Weight a loss that is the mean over this rank's samples, so that gradients are the global batch's mean.
@@ -162,12 +171,28 @@ class Run:
         parts.load(self._parts, restored.state, where)
         own = restored.state[parts.OWN]
         self._seed = own["seed"]
+        self._feed.mark = own.get("stream")
         if restored.local is not None:
+            loaders.restore(self._loaders, restored.local, len(restored.commit.shares), self.world_size)
             self._rng = restored.local["rng"]
             rng.restore(restored.local["rng"])
         else:
             rng.seed_all(self._seed, self._session.generation, self.rank)
         return Cursor(**own["cursor"])
+
+    def _stream(self, dataset: Any, plan: StreamPlan, shuffle: bool, options: Mapping[str, Any]) -> StreamLoader:
+        """The loader of a dataset that cannot be indexed."""
+        if shuffle:
+            name = type(dataset).__name__
+            raise DataError(f"{name} comes in an order of its own: give it a set_epoch to shuffle by, not shuffle=True")
+        cursor = self._session.cursor
+        data.check_same(cursor, None, False, 0)
+        self._session.cursor = replace(cursor, length=None, shuffle=False, seed=0)
+        self._session.progress.plan = None
+        if streams.has_state(dataset):
+            parts.check({"dataset": dataset})
+            plan = replace(plan, mark=self._feed.mark)
+        return streams.make_loader(dataset, replace(plan, position=cursor.position), self._feed, self._begin, options)
 
     def _begin(self) -> None:
         """The first batch is about to be fetched: forget random numbers drawn since the resume, by set-up code."""
@@ -178,5 +203,6 @@ class Run:
 
     def _snapshot(self) -> Snapshot:
         state = {name: part.state_dict() for name, part in self._parts.items()}
-        state[parts.OWN] = {"cursor": asdict(self._session.cursor), "seed": self._seed}
-        return Snapshot(state, {"rng": rng.capture()}, parts.rank_0_only(self._parts))
+        state[parts.OWN] = {"cursor": asdict(self._session.cursor), "seed": self._seed, "stream": self._feed.mark}
+        local = {"rng": rng.capture(), "loaders": {name: part.state_dict() for name, part in self._loaders.items()}}
+        return Snapshot(state, local, parts.rank_0_only(self._parts))
