@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -23,10 +23,13 @@ class Cloud:
 
     gate: Gate
     url: str
+    opened: dict[Patience, Storage] = field(default_factory=dict)
 
     def open(self, patience: Patience = QUICK) -> Storage:
-        """One more client of it."""
-        return storages.open(self.url, patience)
+        """A client of it: the same for the same patience, because one for S3 takes a tenth of a second to make."""
+        if patience not in self.opened:
+            self.opened[patience] = storages.open(self.url, patience)
+        return self.opened[patience]
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,20 @@ class Fault:
     call_after: Callable[[], None] | None = None
 
 
+def first(fault: Fault, times: int = 1, method: str = "", part: str = "") -> Callable[[Seen], Fault | None]:
+    """A plan: the first `times` requests of that method with `part` in their target go wrong."""
+    left = times
+
+    def plan(seen: Seen) -> Fault | None:
+        nonlocal left
+        if left == 0 or method not in ("", seen.method) or part not in seen.target:
+            return None
+        left -= 1
+        return fault
+
+    return plan
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer on its way back."""

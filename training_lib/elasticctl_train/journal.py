@@ -148,7 +148,7 @@ class Writer:
 
 
 def _read(storage: Storage, position: int) -> commits.Entry:
-    """Read an entry. Raises MissingError, or DamagedError if it is damaged in the storage, not on its way from there."""
+    """Read an entry. Raises MissingError, or DamagedError if it is damaged where it lies, not only on its way here."""
     key = commits.key_of(position)
     try:
         return commits.decode(storage.get(key), position)
