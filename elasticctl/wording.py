@@ -1,4 +1,4 @@
-"""How error lines show a value and suggest a name: short, on one line, and safe to print on a terminal."""
+"""How a value, a count, a time and a likely name are said: short, on one line, and safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(head)} or {last}" if head else last
 
 
+def joined(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *head, last = list(names)
+    return f"{', '.join(head)} and {last}" if head else last
+
+
 def counted_are(number: int, noun: str) -> str:
     """`1 worker is`, `3 workers are`."""
     return f"{counted(number, noun)} {'is' if number == 1 else 'are'}"
@@ -46,6 +52,20 @@ def counted_are(number: int, noun: str) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 worker`, `3 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def span(seconds: float) -> str:
+    """Seconds as a person says them: 0.4s, 12s, 3m40s, 2h05m, 3d4h."""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600}h"
 
 
 def _printable(char: str) -> str:

@@ -52,7 +52,7 @@ def cancel(*, jobs: options.Jobs, where: Where) -> None:
 @verb(app, "delete")
 def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> None:
     """Delete a job, its workers and its logs; its checkpoints stay."""
-    from elasticctl.cli import views
+    from elasticctl.podtemplate import hardware
     from elasticctl.spec import ElasticJob
 
     target = reach(where)
@@ -62,7 +62,7 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
             say(f"{job.name}: kept")
             continue
         target.cluster.delete_job(target.namespace, job.name)
-        storage = views.hardware(job).storage
+        storage = hardware(job).storage
         say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
 
 

@@ -11,8 +11,9 @@ import typer
 
 from elasticctl.cli import options
 from elasticctl.cli.command import family, verb
-from elasticctl.cli.output import Table, emit, hint, print_table, say, span
+from elasticctl.cli.output import Table, emit, hint, print_table, say
 from elasticctl.errors import UsageError
+from elasticctl.wording import span
 
 app, local = family(
     "local", "The cluster that is built into this machine: jobs are processes of yours, no cloud is needed."

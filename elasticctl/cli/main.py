@@ -35,6 +35,7 @@ _JOBS = {
     "scale": ("scale", "Change the number of workers of a running job"),
     "preempt": ("preempt", "Rehearse the loss of a spot machine"),
     "wait": ("wait", "Wait until a job has ended"),
+    "explain": ("explain", "Say why a job waits, restarts or failed, and what to type next"),
     "history": ("history", "Show a job's interruptions and scalings, and what they cost"),
     "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
     "resume": ("lifecycle", "Go on with a suspended job"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from elasticctl.cli import views
-from elasticctl.cli.output import say, span
+from elasticctl.cli.output import say
 from elasticctl.cli.target import Target
 from elasticctl.spec import ElasticJob
 from elasticctl.status import Phase
+from elasticctl.wording import span
 
 SUCCEEDED, FAILED, CANCELLED, TIMED_OUT = 0, 1, 4, 124
 POLL_EVERY_S = 0.25

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
+
+from elasticctl.wording import span as span  # how tables say a time
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -33,6 +35,8 @@ class Table:
     wraps: bool = False
 
 
+DATA_VERSION = "cli.elasticctl/v1"
+"""Of what `explain`, `events`, `describe` and `history` print as data; a field that goes or changes makes a new one."""
 _GAP = 2
 _PHASE_STYLES = {
     "Running": "green",
@@ -88,6 +92,19 @@ def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> Non
         emit(dump(data))
 
 
+def print_data(kind: str, data: Mapping[str, Any], form: str) -> None:
+    """Print what a verb has found out, as json or yaml; `kind` and the version tell programs what they read."""
+    whole = {"apiVersion": DATA_VERSION, "kind": kind, **data}
+    if form == "json":
+        import json
+
+        emit(json.dumps(whole, indent=2, ensure_ascii=False))
+    else:
+        from elasticctl.yamltext import dump
+
+        emit(dump(whole))
+
+
 def tabbed(table: Table) -> str:
     """A table for a pipe: cells apart by tabs, a dash for an empty one."""
     return "\n".join("\t".join(_cell(cell) for cell in row) for row in (table.header, *table.rows))
@@ -137,20 +154,6 @@ def on_terminal() -> bool:
 def colour() -> bool:
     """True when stdout takes colours: a terminal, and no NO_COLOR."""
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def span(seconds: float) -> str:
-    """Seconds as a person says them: 0.4s, 12s, 3m40s, 2h05m, 3d4h."""
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600}h"
 
 
 def joined(parts: Iterable[str]) -> str:

@@ -9,9 +9,10 @@ import typer
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
-from elasticctl.cli.output import hint, say, span
+from elasticctl.cli.output import hint, say
 from elasticctl.cli.target import full_worker_name, reach
 from elasticctl.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.wording import span
 
 if TYPE_CHECKING:
     from elasticctl.cluster.base import Manifest
@@ -87,10 +88,10 @@ def choose_worker(job: ElasticJob, pods: list[Manifest], worker: str, rank: int 
 
 def _worker_of_rank(job: ElasticJob, rank: int) -> str:
     """The worker of a rank of the group that trains: each worker has the same number of them, in the group's order."""
-    from elasticctl.cli.views import ranks_per_worker
+    from elasticctl.podtemplate import hardware
 
     workers = job.status.generations[-1].workers if job.status.generations else ()
-    each = ranks_per_worker(job)
+    each = hardware(job).ranks_per_worker
     if rank >= len(workers) * each:
         ranks = f"its ranks are 0 to {len(workers) * each - 1}" if workers else "it does not train yet"
         raise NotFoundError(f"{job.name} has no rank {rank}: {ranks}")

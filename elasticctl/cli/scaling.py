@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from elasticctl.cli import views
 from elasticctl.cli.output import say
 from elasticctl.cli.target import Target, full_worker_name
 from elasticctl.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.podtemplate import hardware
 from elasticctl.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest
 from elasticctl.wording import counted_are
 
@@ -71,7 +71,7 @@ def _leaving(job: ElasticJob, pods: list[Manifest], names: tuple[str, ...]) -> d
 
 def _workers(job: ElasticJob, wish: Wish) -> int:
     if wish.gpus is not None:
-        each = views.hardware(job).gpus_per_worker
+        each = hardware(job).gpus_per_worker
         if each == 0:
             raise UsageError(f"{job.name} runs on CPUs; say --to N, in workers")
         if wish.gpus % each:

@@ -3,53 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
-from elasticctl.cli.output import Table, joined, span
+from elasticctl.cli.output import Table, joined
 from elasticctl.cluster.base import Manifest
+from elasticctl.diagnosis import Case, diagnose
+from elasticctl.podtemplate import hardware
 from elasticctl.spec import ElasticJob
 from elasticctl.status import Cause, JobStatus, Phase
+from elasticctl.wording import span
 
 _LIST = ("NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE")
 _WIDE = ("GPUS", "STORAGE", "REASON")
-_GPU = "nvidia.com/gpu"
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
-_RANKS = "--nproc-per-node"
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What a job's pod template says about GPUs and storage."""
-
-    gpus_per_worker: int
-    storage: str
-
-
-def hardware(job: ElasticJob) -> Hardware:
-    """Read the worker container of a job's pod template; zeros and blanks where it says nothing."""
-    containers = _get(job.template, "spec", "containers")
-    container = containers[0] if isinstance(containers, list) and containers else {}
-    limit = _get(container, "resources", "limits", _GPU)
-    env = _get(container, "env")
-    values = {_get(item, "name"): _get(item, "value") for item in env} if isinstance(env, list) else {}
-    gpus = (
-        int(limit) if isinstance(limit, int) or (isinstance(limit, str) and limit.isascii() and limit.isdigit()) else 0
-    )
-    return Hardware(gpus, str(values.get("ELASTICCTL_STORAGE") or ""))
-
-
-def ranks_per_worker(job: ElasticJob) -> int:
-    """How many ranks the launcher of each worker starts; 1 where the pod template does not say."""
-    containers = _get(job.template, "spec", "containers")
-    container = containers[0] if isinstance(containers, list) and containers else {}
-    command = _get(container, "command")
-    words = command if isinstance(command, list) else []
-    after = words[words.index(_RANKS) + 1 :] if _RANKS in words else []
-    count = str(after[0]) if after else ""
-    return max(1, int(count)) if count.isascii() and count.isdigit() else 1
 
 
 def job_table(manifests: Sequence[Manifest], now: float, *, wide: bool = False, namespaces: bool = False) -> Table:
@@ -101,7 +68,7 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Ta
         ("Name", joined((job.name, f"namespace {job.namespace}"))),
         ("Phase", joined((status.phase.value, _lasting(job, now)))),
         ("Workers", f"{status.active} of {job.desired} training {bounds(job)}, {kind}"),
-        ("Reason", _reason(status, pods)),
+        ("Reason", _reason(job, pods, now)),
         ("Progress", _progress(status)),
         ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
         ("Checkpoint", _checkpoint(status, now)),
@@ -208,17 +175,15 @@ def _lasting(job: ElasticJob, now: float) -> str:
     return f"for {span(now - status.start_time)}"
 
 
-def _reason(status: JobStatus, pods: Iterable[Manifest]) -> str:
-    """Why a job does not train (any more): its own reason, and what keeps its pods from starting."""
-    if status.phase in (Phase.RUNNING, Phase.SUCCEEDED):
+def _reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
+    """Why a job does not train (any more): the first cause, and once it has ended, the controller's word."""
+    status = job.status
+    if status.phase is Phase.SUCCEEDED:
         return ""
-    reasons = [": ".join(part for part in (status.reason, status.message) if part)]
-    for pod in pods:
-        conditions = _get(pod, "status", "conditions")
-        for condition in conditions if isinstance(conditions, list) else []:
-            if _get(condition, "type") == "PodScheduled" and _get(condition, "status") == "False":
-                reasons.append(f"{_get(pod, 'metadata', 'name')}: {_get(condition, 'message')}")
-    return "; ".join(reason for reason in dict.fromkeys(reasons) if reason)
+    if status.phase.terminal:
+        return ": ".join(part for part in (status.reason, status.message) if part)
+    first = diagnose(Case(job, tuple(pods), now))[0]
+    return first.text if first.decisive else ""
 
 
 def _progress(status: JobStatus) -> str:
@@ -259,10 +224,3 @@ def _seconds(value: float | None) -> str:
 
 def _count(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-def _get(data: Any, *path: str) -> Any:
-    """The value at `path` of an object of any content, or None."""
-    for key in path:
-        data = data.get(key) if isinstance(data, dict) else None
-    return data

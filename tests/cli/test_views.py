@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.cli.output import Table, console, fitted, grid, span, tabbed
+from elasticctl.cli.output import Table, console, fitted, grid, tabbed
 from elasticctl.cli.views import history_table, job_table, status_table
+from elasticctl.wording import span
 from tests.cli.samples import AT, FAILED, at, job
 
 NOW = AT + 60.4
@@ -105,7 +106,7 @@ def test_a_waiting_job_says_why() -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes have a free GPU"}
     pods = [{"metadata": {"name": "digits-worker-0"}, "status": {"conditions": [condition]}}]
     table = status_table(job(phase="Pending"), pods, NOW)
-    assert ("Reason", "digits-worker-0: 0/3 nodes have a free GPU") in table.rows
+    assert ("Reason", "worker-0 has no place: 0/3 nodes have a free GPU.") in table.rows
 
 
 def test_history_is_in_order_of_time() -> None:

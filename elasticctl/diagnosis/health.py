@@ -1,0 +1,210 @@
+"""Rules about jobs that train: what disturbs them, and whether their work is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from elasticctl.diagnosis.case import Case, Finding, Mend, Severity
+from elasticctl.diagnosis.endings import tell_failure
+from elasticctl.status import Cause, Interruption, Phase
+from elasticctl.wording import counted, counted_are, span
+
+LATELY_S = 3600.0
+"""Interruptions younger than this are worth telling."""
+STANDSTILL_S = 60.0
+STANDSTILL_STEPS = 20
+"""No step for this long, and for as long as that many steps took before, is a standstill."""
+STALE_AFTER = 3.0
+"""A checkpoint is late when it is older than this many times the usual time between two."""
+FIRST_CHECKPOINT_S = 900.0
+"""The first checkpoint is expected after this long at the latest: `auto` saves every ten minutes at least."""
+MUCH_REDONE = 0.05
+"""Share of all steps that were done twice, from which on saving more often pays."""
+
+
+def training(case: Case) -> Finding:
+    """It trains: how many, how far, how fast, how safe."""
+    status, progress = case.status, case.status.progress
+    parts = [f"{counted_are(status.active, 'worker')} running, of {case.job.desired} wanted"]
+    if progress.step is not None:
+        parts.append(f"step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else ""))
+    if progress.samples_per_s is not None:
+        parts.append(f"{progress.samples_per_s:,.0f} samples/s")
+    if status.checkpoint.step is not None:
+        parts.append(f"the last checkpoint, of step {status.checkpoint.step}, {_age(case)} old")
+    word = "trains" if progress.step is not None else "runs"
+    return Finding("training", Severity.INFO, f"It {word}: {'; '.join(parts)}.")
+
+
+def standstill(case: Case) -> Finding | None:
+    """The group has stopped making steps."""
+    group, progress = case.group, case.status.progress
+    if not _trains(case) or group is None or group.first_step_at is None or progress.at is None:
+        return None
+    idle_s = case.since(max(progress.at, case.status.checkpoint.at or 0.0))
+    step_s = _step_s(case)
+    if idle_s < max(STANDSTILL_S, STANDSTILL_STEPS * step_s):
+        return None
+    limit_s = case.job.policy.hang_timeout_seconds
+    then = f" After {span(limit_s)} it starts again from the last checkpoint (--hang-timeout)." if limit_s else ""
+    before = f" Before, a step took {span(step_s)}." if step_s else ""
+    return Finding(
+        "standstill",
+        Severity.WARNING,
+        f"No step for {span(idle_s)}; the last was {progress.step}.{before}{then}",
+        (Mend("see what the ranks print", f"elasticctl logs {case.name} --tail 20"),),
+    )
+
+
+def running_out_of_memory(case: Case) -> Finding | None:
+    """Workers were killed for their memory."""
+    count = case.status.restarts.get(Cause.OOM_KILLED, 0)
+    if not count or case.status.phase.terminal:
+        return None
+    again = Mend("see which, and when", f"elasticctl history {case.name}")
+    text = f"{counted(count, 'worker')} used more memory than allowed and were killed. {_used(case)}"
+    return Finding("out-of-memory", _budget_severity(case), text, (again,))
+
+
+def failing(case: Case) -> Finding | None:
+    """The script has failed before, and part of the budget is gone."""
+    status = case.status
+    told = status.backoff.until is not None and status.backoff.until > case.now and case.waiting
+    if status.phase.terminal or not status.failures or status.restarts.get(Cause.OOM_KILLED) or told:
+        return None
+    first = f" First, {tell_failure(status.first_failure, case.name)}." if status.first_failure else ""
+    text = f"Its script has failed {counted(status.failures, 'time')}.{first} {_used(case)}"
+    mend = Mend("see why", f"elasticctl logs {case.name} --previous --tail 30")
+    lines = status.first_failure.last_lines if status.first_failure else ()
+    return Finding("failing", _budget_severity(case), text, (mend,), lines)
+
+
+def stuck(case: Case) -> Finding | None:
+    """Workers held up the group and were replaced."""
+    count = case.status.restarts.get(Cause.STUCK, 0)
+    if not count or case.status.phase.terminal:
+        return None
+    mend = Mend("see which, and when", f"elasticctl history {case.name}")
+    return Finding("stuck", Severity.WARNING, f"{counted(count, 'worker')} held up the group and had to go.", (mend,))
+
+
+def interrupted(case: Case) -> Finding | None:
+    """What was lost in the last hour, and what it cost."""
+    if case.status.phase.terminal:
+        return None
+    recent = [item for item in case.status.interruptions if item.at is not None and case.now - item.at < LATELY_S]
+    if not recent:
+        return None
+    causes = Counter(item.cause.value for item in recent if item.cause)
+    named = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
+    text = f"{counted(len(recent), 'interruption')} in the last hour ({named}){_cost(recent)}."
+    mend = Mend("see each of them", f"elasticctl history {case.name}")
+    return Finding("interrupted", Severity.INFO, text, (mend,))
+
+
+def no_storage(case: Case) -> Finding | None:
+    """Nothing it does is kept."""
+    if not _trains(case) or not case.hardware.launched or case.hardware.storage or case.status.checkpoint.step:
+        return None
+    text = "It has no storage URL: an interruption starts it again from step 0."
+    mend = Mend("give it one", f"elasticctl rerun {case.name} --storage URL")
+    return Finding("no-storage", Severity.WARNING, text, (mend,))
+
+
+def no_checkpoint(case: Case) -> Finding | None:
+    """It has trained for long, and nothing has been committed."""
+    began = _began(case)
+    if not _trains(case) or not case.hardware.storage or case.status.checkpoint.step is not None or began is None:
+        return None
+    trained_s = case.since(began)
+    if trained_s < FIRST_CHECKPOINT_S or case.status.progress.step is None:
+        return None
+    text = f"No checkpoint has been committed in {span(trained_s)} of training: an interruption starts it from step 0."
+    mend = Mend("look for what the saves say", f"elasticctl logs {case.name} --worker 0")
+    return Finding("no-checkpoint", Severity.WARNING, text, (mend,))
+
+
+def stale_checkpoint(case: Case) -> Finding | None:
+    """Checkpoints came, and have stopped coming while training goes on."""
+    checkpoint, progress = case.status.checkpoint, case.status.progress
+    if not _trains(case) or checkpoint.at is None or progress.at is None or (progress.step or 0) <= (
+        checkpoint.step or 0
+    ):  # fmt: skip
+        return None
+    age_s, usual_s = progress.at - checkpoint.at, _usual_interval_s(case)
+    if usual_s is None or age_s < max(STANDSTILL_S, STALE_AFTER * usual_s):
+        return None
+    steps = counted((progress.step or 0) - (checkpoint.step or 0), "step")
+    text = (
+        f"The last checkpoint is {span(age_s)} old; there used to be one every {span(usual_s)}. Saves may be failing:"
+        f" an interruption now would cost {steps}."
+    )
+    mend = Mend("look for what the saves say", f"elasticctl logs {case.name} --worker 0 --since 10m")
+    return Finding("stale-checkpoint", Severity.WARNING, text, (mend,))
+
+
+def much_done_again(case: Case) -> Finding | None:
+    """Interruptions cost so many steps that saving more often would pay."""
+    redone, step = case.status.steps_redone, case.status.progress.step
+    if not _trains(case) or not step or redone < MUCH_REDONE * (step + redone):
+        return None
+    text = (
+        f"{counted(redone, 'step')} of {step + redone} had to be done again: save more often (SavePolicy), or see"
+        " whether notice reaches the workers."
+    )
+    return Finding("steps-done-again", Severity.WARNING, text, (Mend("see when", f"elasticctl history {case.name}"),))
+
+
+def _trains(case: Case) -> bool:
+    return case.status.phase is Phase.RUNNING and case.status.reason != "Finishing"
+
+
+def _budget_severity(case: Case) -> Severity:
+    return Severity.ERROR if case.status.failures >= case.job.backoff_limit else Severity.WARNING
+
+
+def _used(case: Case) -> str:
+    used, limit = case.status.failures, case.job.backoff_limit
+    left = "one more ends it" if used >= limit else f"{limit - used} left"
+    return f"{used} of {counted(limit, 'allowed failure')} used, {left}."
+
+
+def _cost(items: list[Interruption]) -> str:
+    """`: 12s until training went on, 40 steps done again`; the open ones are counted."""
+    waited = [item.recovery_s for item in items if item.recovery_s is not None]
+    redone = sum(item.steps_redone or 0 for item in items)
+    parts = []
+    if waited:
+        parts.append(f"{span(sum(waited))} until training went on, {counted(redone, 'step')} done again")
+    if len(waited) < len(items):
+        parts.append(f"{len(items) - len(waited)} not yet recovered from")
+    return f": {'; '.join(parts)}" if parts else ""
+
+
+def _age(case: Case) -> str:
+    return span(case.since(case.status.checkpoint.at))
+
+
+def _began(case: Case) -> float | None:
+    """When the first step was done; when the job was made, where that is no longer known."""
+    generations = case.status.generations
+    if generations and generations[0].generation > 1:
+        return case.job.created_at
+    return next((item.first_step_at for item in generations if item.first_step_at is not None), None)
+
+
+def _step_s(case: Case) -> float:
+    """Seconds a step of this generation takes; 0 where that cannot be told."""
+    group, progress = case.group, case.status.progress
+    if group is None or group.first_step_at is None or progress.at is None or progress.step is None:
+        return 0.0
+    steps = progress.step - (group.resumed_step or 0) - 1
+    return max(0.0, progress.at - group.first_step_at) / steps if steps > 0 else 0.0
+
+
+def _usual_interval_s(case: Case) -> float | None:
+    """Seconds between two checkpoints so far, on average; None before there were two."""
+    checkpoint, began = case.status.checkpoint, _began(case)
+    if checkpoint.at is None or began is None or checkpoint.committed < 2:
+        return None
+    return max(0.0, checkpoint.at - began) / checkpoint.committed

@@ -1,0 +1,149 @@
+"""Rules about jobs that do not train yet, or not now: what each waits for."""
+
+from __future__ import annotations
+
+from elasticctl.diagnosis.case import Case, Finding, Mend, PodWait, Severity, short
+from elasticctl.diagnosis.endings import tell_failure
+from elasticctl.status import Phase
+from elasticctl.wording import counted, counted_are, joined, span
+
+LONG_START_S = 60.0
+"""A worker that starts, imports or meets the others for longer than this deserves a warning."""
+LONG_FIRST_STEP_S = 120.0
+"""The first step compiles and warms up; when even so it should be there."""
+_SHOWN_HOLDERS = 3
+
+
+def suspended(case: Case) -> Finding | None:
+    """Somebody has put it to sleep."""
+    if case.status.phase is not Phase.SUSPENDED and not (case.job.suspend and not case.status.phase.terminal):
+        return None
+    step = case.status.checkpoint.step
+    kept = "" if step is None else f" Its place is kept: step {step}."
+    resume = Mend("go on", f"elasticctl resume {case.name}")
+    return Finding("suspended", Severity.INFO, f"It was suspended on request.{kept}", (resume,), decisive=True)
+
+
+def no_workers_wanted(case: Case) -> Finding | None:
+    """It was scaled to nothing."""
+    if case.status.phase.terminal or case.job.suspend or case.job.desired > 0:
+        return None
+    mend = Mend("give it workers", f"elasticctl scale {case.name} --to {max(1, case.job.min)}")
+    return Finding("no-workers-wanted", Severity.WARNING, "It is scaled to 0 workers.", (mend,), decisive=True)
+
+
+def not_startable(case: Case) -> Finding | None:
+    """A worker's container cannot be made: its image, a secret, its configuration."""
+    if case.status.phase.terminal:
+        return None
+    wait = next((wait for wait in case.pod_waits() if wait.reason not in ("Unschedulable", "SchedulingGated")), None)
+    if wait is None:
+        return None
+    image = "Image" in wait.reason or "ErrImage" in wait.reason
+    what = f"its image {case.hardware.image} cannot be pulled" if image else "its container cannot be made"
+    said = f": {wait.message}" if wait.message else ""
+    again = Mend("submit it again with what it needs", f"elasticctl rerun {case.name} --set PATH=VALUE")
+    return Finding(
+        "image-not-pulled" if image else "container-not-made",
+        Severity.ERROR,
+        f"{_who(case, wait)} cannot start, because {what} ({wait.reason}{said}).",
+        (again, Mend("see what the cluster said", f"elasticctl events {case.name}")),
+        decisive=case.waiting,
+    )
+
+
+def unschedulable(case: Case) -> Finding | None:
+    """There is no room for a worker, and who has it."""
+    if case.status.phase.terminal:
+        return None
+    waits = [wait for wait in case.pod_waits() if wait.reason == "Unschedulable"]
+    if not waits:
+        return None
+    message = waits[0].message.removesuffix(".")
+    text = f"{_who(case, waits[0])} {message if message.startswith('waits ') else f'has no place: {message}'}."
+    if len(waits) > 1:
+        text = f"{counted(len(waits), 'worker')} wait for a place. {text}"
+    mends = [Mend("ask for fewer", f"elasticctl scale {case.name} --to {case.running}")] if _can_shrink(case) else []
+    holders = sorted(case.holders.items(), key=lambda item: (-item[1], item[0]))
+    if holders:
+        named = [f"{name} ({counted(gpus, 'GPU')})" for name, gpus in holders[:_SHOWN_HOLDERS]]
+        if len(holders) > _SHOWN_HOLDERS:
+            named.append(f"{len(holders) - _SHOWN_HOLDERS} more jobs")
+        text += f" They are held by {joined(named)}."
+        mends.insert(0, Mend("make room", f"elasticctl suspend {holders[0][0]}"))
+    return Finding("no-room", Severity.WARNING, text, tuple(mends), decisive=case.waiting)
+
+
+def backing_off(case: Case) -> Finding | None:
+    """It pauses after failures."""
+    status = case.status
+    until = status.backoff.until
+    if not case.waiting or until is None or until <= case.now:
+        return None
+    last = f" ({tell_failure(status.first_failure, case.name)})" if status.first_failure else ""
+    return Finding(
+        "back-off",
+        Severity.WARNING,
+        f"Its workers have failed {counted(status.backoff.failures, 'time')} in a row{last}; it tries again in"
+        f" {span(until - case.now)}. {status.failures} of {counted(case.job.backoff_limit, 'allowed failure')} used.",
+        (Mend("see why", f"elasticctl logs {case.name} --previous --tail 30"),),
+        status.first_failure.last_lines if status.first_failure else (),
+        decisive=True,
+    )
+
+
+def starting(case: Case) -> Finding | None:
+    """Workers are being made, and nothing has been said against it."""
+    if not case.waiting or case.job.suspend or case.job.desired == 0 or any(case.pod_waits()):
+        return None
+    until = case.status.backoff.until
+    if until is not None and until > case.now:
+        return None
+    needed, waited_s = max(1, case.job.min), case.since(case.pending_since or case.job.created_at)
+    text = f"Its workers are starting: {case.running} of at least {needed} {'runs' if case.running == 1 else 'run'}."
+    if waited_s < LONG_START_S:
+        return Finding("starting", Severity.INFO, text, decisive=True)
+    mend = Mend("see what the cluster said", f"elasticctl events {case.name}")
+    return Finding("starting", Severity.WARNING, f"{text} That takes {span(waited_s)} already.", (mend,), decisive=True)
+
+
+def joining(case: Case) -> Finding | None:
+    """Enough workers run, and have not formed their first group: they import, or wait for one that is slow."""
+    status, group = case.status, case.group
+    known = group is not None or status.progress.step is not None
+    if status.phase is not Phase.RUNNING or status.reason == "Finishing" or not case.hardware.launched or known:
+        return None
+    waited_s = case.since(status.start_time)
+    text = f"{counted_are(case.running, 'worker')} running and about to meet; they import their modules first."
+    return _slow("joining", case, text, waited_s, LONG_START_S)
+
+
+def before_the_first_step(case: Case) -> Finding | None:
+    """The group has formed and not done a step."""
+    group = case.group
+    if case.status.phase is not Phase.RUNNING or group is None or group.first_step_at is not None:
+        return None
+    if case.status.reason == "Finishing":
+        return None
+    waited_s = case.since(group.formed_at)
+    members = counted(len(group.workers), "worker")
+    text = f"A group of {members} formed {span(waited_s)} ago and has not reported its first step."
+    if case.status.progress.step is None and waited_s >= LONG_FIRST_STEP_S:
+        text += " A script that does not use elasticctl_train reports none."
+    return _slow("before-the-first-step", case, text, waited_s, LONG_FIRST_STEP_S)
+
+
+def _slow(rule: str, case: Case, text: str, waited_s: float, patience_s: float) -> Finding:
+    """The same, calm while it is young and a warning afterwards."""
+    if waited_s < patience_s:
+        return Finding(rule, Severity.INFO, text, decisive=True)
+    mend = Mend("see what they print", f"elasticctl logs {case.name} --tail 20")
+    return Finding(rule, Severity.WARNING, text, (mend,), decisive=True)
+
+
+def _who(case: Case, wait: PodWait) -> str:
+    return short(wait.worker, case.name)
+
+
+def _can_shrink(case: Case) -> bool:
+    return max(1, case.job.min) <= case.running < case.job.desired

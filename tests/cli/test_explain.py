@@ -1,0 +1,57 @@
+"""`explain` as it is read: sentences that fit a terminal, and data."""
+
+from __future__ import annotations
+
+import json
+
+from elasticctl.cli.explain import told
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.diagnosis import Case, diagnose
+from elasticctl.spec import ElasticJob
+from tests.cli.conftest import Run
+from tests.cli.samples import AT, FAILED, job
+from tests.jobs import shell_job
+from tests.waiting import wait_until
+
+
+def lines(width: int) -> list[str]:
+    case = Case(ElasticJob.from_manifest(job(**FAILED)), (), AT + 200)
+    return list(told(case, diagnose(case), width))
+
+
+def test_it_reads_as_sentences_at_80_columns() -> None:
+    assert lines(80) == [
+        "digits is Failed.",
+        "It failed: rank 1 of worker-1 ended with exit code 1: ValueError: bad learning",
+        "rate. That was failure 4; its budget allows 3 (--backoff-limit).",
+        "  | Traceback (most recent call last):",
+        "  | ValueError: bad learning rate",
+        "  see all that it printed:  elasticctl logs digits --worker 1",
+        "  when that is mended, go on from its last checkpoint:  elasticctl rerun digits --from-checkpoint latest",
+    ]
+
+
+def test_what_else_is_amiss_comes_behind() -> None:
+    case = Case(ElasticJob.from_manifest(job(failures=1)), (), AT + 60)
+    text = list(told(case, diagnose(case), 80))
+    assert text[1].startswith("Its script has failed 1 time. 1 of 3")
+    assert text[text.index("Also:") + 1].startswith("- It trains: ")
+    assert all(len(line) <= 80 for line in text if "elasticctl " not in line)
+
+
+def test_a_job_that_keeps_failing_is_explained(run: Run, local_cluster: LocalCluster) -> None:
+    local_cluster.create_job(shell_job("bad", "echo 'ValueError: no such data'; exit 7", backoffLimit=0))
+    wait_until(lambda: local_cluster.get_job("default", "bad").get("status", {}).get("phase") == "Failed")
+    done = run("explain", "ba")
+    assert done.code == 0
+    assert done.out.startswith("bad is Failed.\nIt failed: worker-0 ended with exit code 7.")
+    data = json.loads(run("explain", "bad", "-o", "json").out)
+    assert (data["apiVersion"], data["kind"], data["job"]) == ("cli.elasticctl/v1", "Explanation", "bad")
+    assert data["findings"][0]["rule"] == "failed"
+    assert data["findings"][0]["decisive"] is True
+    assert data["findings"][0]["mends"][0] == {
+        "advice": "see all that it printed",
+        "command": "elasticctl logs bad --worker 0",
+    }
+    assert "rule: failed" in run("explain", "bad", "-o", "yaml").out
+    assert run("explain", "none").code == 3
