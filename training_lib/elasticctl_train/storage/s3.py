@@ -18,7 +18,6 @@ from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
 import boto3
-import botocore
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
@@ -220,13 +219,19 @@ class Signer:
     def __init__(self, place: Location) -> None:
         self._lock = threading.Lock()
         self._place = place
-        config = Config(signature_version=botocore.UNSIGNED)
-        client = boto3.session.Session(region_name=place.options.get("region")).client(
-            "s3", config=config, endpoint_url=place.options.get("endpoint")
+        client = boto3.session.Session().client(
+            "s3",
+            region_name=place.options.get("region") or os.environ.get("AWS_REGION"),  # which boto3 itself ignores
+            endpoint_url=place.options.get("endpoint"),
+            config=Config(signature_version="s3v4"),
+            aws_access_key_id="none",  # only asked where the bucket is: credentials are found on the first request
+            aws_secret_access_key="none",  # noqa: S106
         )
-        bucket = urlsplit(client.generate_presigned_url("head_bucket", Params={"Bucket": place.bucket}))
-        self.origin = f"{bucket.scheme}://{bucket.netloc}"
-        self.path = bucket.path.rstrip("/") + "/"
+        endpoint = urlsplit(client.meta.endpoint_url)
+        example = urlsplit(client.generate_presigned_url("head_bucket", Params={"Bucket": place.bucket}))
+        in_host = example.netloc.startswith(f"{place.bucket}.")  # its host is no use: outside any region
+        self.origin = f"{endpoint.scheme}://{place.bucket + '.' if in_host else ''}{endpoint.netloc}"
+        self.path = example.path.rstrip("/") + "/"
         self.checksums = client.meta.config.request_checksum_calculation != "when_required"
         location.check_endpoint(self.origin, place.url)
         region = client.meta.region_name
