@@ -43,6 +43,16 @@ def test_by_steps_the_multiples_are_due(start: int, due: list[int]) -> None:
     assert walk(Cadence(SavePolicy(every_steps=5), start, 0.0), start, [1.0] * 15) == (due, due)
 
 
+@pytest.mark.parametrize("notice_possible", [False, True])
+def test_a_multiple_at_which_nobody_could_check_is_made_up_for(notice_possible: bool) -> None:
+    cadence = Cadence(SavePolicy(every_steps=5), 0, 0.0, notice_possible=notice_possible)
+    dues = {step: cadence.check(step, float(step))[0] for step in (3, 4, 6, 7, 9, 11, 15, 16)}
+    if notice_possible:
+        assert [step for step, due in dues.items() if due] == [6, 11, 15]
+    assert dues[6]
+    assert dues[15]
+
+
 def test_by_time_saves_come_at_the_interval_with_few_checks() -> None:
     checks, due = walk(Cadence(SavePolicy(every_s=10.0), 0, 0.0), 0, [0.01] * 10_000)
     assert len(due) in (9, 10)

@@ -120,6 +120,7 @@ class ElasticDataLoader(DataLoader[Any]):
     ) -> None:
         """`global_batch` samples make one batch over all ranks. Raises DataError."""
         plan = EpochPlan(length_of(dataset), global_batch, shuffle, seed, drop_last=options.pop("drop_last", False))
+        self.global_batch = global_batch
         self._elastic = ElasticSampler(plan)
         self._weight = 1.0
         chosen = worker_options(options, seed)
@@ -229,6 +230,11 @@ def restore(loaders: Mapping[str, Stateful], local: Mapping[str, Any], ranks_bef
         if name not in local["loaders"]:
             raise RestoreError(f"the checkpoint has no {name!r}; use another storage URL")
         loader.load_state_dict(local["loaders"][name])
+
+
+def is_shared_position(state: object) -> bool:
+    """True for a state of `ElasticSampler`, which is the same on every rank and good for any world size."""
+    return isinstance(state, Mapping) and state.keys() == {"epoch", "position", "length", "shuffle", "seed"}
 
 
 def _place() -> tuple[int, int]:

@@ -164,8 +164,8 @@ class Cadence:
             return True, _next_multiple(step, self._every_steps)
         now_s = time.monotonic() if now_s is None else now_s
         step_s = (now_s - self._checked_s) / max(1, step - self._checked_step)
-        self._checked_s, self._checked_step = now_s, step
         due, left = self._due(step, now_s, step_s)
+        self._checked_s, self._checked_step = now_s, step
         if self._notice_possible and step_s > 0:
             left = min(left, NOTICE_CHECK_S / step_s)
         self._gap = max(1, int(min(self._gap * 2, left)))
@@ -174,7 +174,8 @@ class Cadence:
     def _due(self, step: int, now_s: float, step_s: float) -> tuple[bool, float]:
         """Is a save due at this step, and in how many steps is the next."""
         if self._every_steps is not None:
-            return step % self._every_steps == 0, _next_multiple(step, self._every_steps) - step
+            passed = step >= _next_multiple(self._checked_step, self._every_steps)
+            return passed, _next_multiple(step, self._every_steps) - step
         left_s = self._every_s - (now_s - self._saved_s)
         due = left_s <= 0
         if due:

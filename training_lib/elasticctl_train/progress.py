@@ -26,6 +26,7 @@ class Progress:
         self._metrics_s = -math.inf
         self.metrics: dict[str, float] = {}
         self.total_epochs: int | None = None
+        self.total_steps: int | None = None
         self.plan: EpochPlan | None = None
 
     def step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
@@ -55,7 +56,7 @@ class Progress:
         self._reporter.send(
             "progress",
             step=cursor.step,
-            total_steps=None if steps_to_go is None else cursor.step + steps_to_go,
+            total_steps=self.total_steps if steps_to_go is None else cursor.step + steps_to_go,
             epoch=cursor.epoch,
             total_epochs=self.total_epochs,
             samples_per_s=self._samples_per_s(),
@@ -66,7 +67,7 @@ class Progress:
         if len(self._marks) < 2:
             return None
         (start_s, start), (end_s, end) = self._marks[0], self._marks[-1]
-        return round((end - start) / (end_s - start_s), 1) if end_s > start_s else None
+        return round((end - start) / (end_s - start_s), 1) if end_s > start_s and end > start else None
 
     def _steps_to_go(self, cursor: Cursor, samples: int) -> int | None:
         """Steps left if all go on to be of this size: several batches each where gradients are accumulated."""

@@ -96,15 +96,18 @@ class Session:
         self._next_check = self._cadence.first_check
         self._reporter.send("resumed", step=cursor.step)
 
-    def step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None = None) -> None:
+    def step(
+        self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None = None, *, hold: bool = False
+    ) -> None:
         """One optimizer step over `samples` samples of all ranks is done, and training is at `cursor`.
 
         Counts, reports, and saves when it is time. After notice it does not return: all ranks commit the same step and
-        wait to be stopped. Raises FencedError when a younger run has taken over the storage URL.
+        wait to be stopped. `hold` puts both off to the next step. Raises FencedError when a younger run has taken over
+        the storage URL.
         """
         self.cursor = cursor
         self.progress.step(cursor, samples, loss)
-        if cursor.step >= self._next_check:
+        if cursor.step >= self._next_check and not hold:
             self._meet()
 
     def log(self, metrics: Mapping[str, torch.Tensor | float]) -> None:

@@ -1,0 +1,171 @@
+"""Training under other frameworks, in this process or on real ranks.
+
+The frameworks are imported where they are used: the fork server of the other tests must not pay for them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from elasticctl_train import SavePolicy
+
+SAMPLES, GLOBAL_BATCH = 20, 6
+EVERY_STEP = SavePolicy(every_steps=1)
+
+
+class StopHere(Exception):
+    """The process is gone, as far as the test is concerned."""
+
+
+class Samples(Dataset[dict[str, torch.Tensor]]):
+    """Sample n is n and n + 1."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.tensor([index, index + 1.0]), "labels": torch.tensor(0.0)}
+
+
+def network() -> torch.nn.Sequential:
+    """A network that draws random numbers."""
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
+
+
+def stop_when_saved(session: Any, step: int, stop_at: int) -> None:
+    """End the program behind a step; every step is saved before the next."""
+    while session.busy:
+        time.sleep(0.001)
+    if step == stop_at:
+        raise StopHere
+
+
+def lightning_fit(
+    url: str,
+    loader: Any,
+    see: Callable[[int, list[float]], None],
+    *,
+    stop_at: int = -1,
+    epochs: int = 3,
+    **options: Any,
+) -> tuple[dict[str, torch.Tensor], Any]:
+    """Train with Lightning, saving every step; returns the weights and the trainer. `see` is told steps and samples."""
+    import lightning.pytorch as lightning
+
+    from elasticctl_train.hooks.lightning import ElasticCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters({"kept": "nowhere"})
+            self.network = network()
+
+        def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            see(self.global_step, batch["x"][:, 0].tolist())
+            loss: torch.Tensor = self.network(batch["x"]).square().mean()
+            self.log("loss", loss, on_step=False, on_epoch=True)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    class Stop(lightning.Callback):
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            stop_when_saved(hook._session, trainer.global_step, stop_at)
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.manual_seed(0)
+    module, hook = Module(), ElasticCallback(url, save=EVERY_STEP)
+    quiet: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[hook, Stop()], **{**quiet, **options})
+    try:
+        trainer.fit(module, loader)
+    except StopHere:
+        hook._session.abandon()  # type: ignore[union-attr]
+    return {name: tensor.clone() for name, tensor in module.network.state_dict().items()}, trainer
+
+
+def lightning_until_notice(url: str, folder: str) -> None:
+    """A rank under a launcher that listens at `folder`/agent and gives notice by the file `folder`/notice."""
+    from elasticctl_train import ElasticDataLoader
+
+    warnings.simplefilter("ignore")
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "test",
+        "ELASTICCTL_AGENT_SOCKET": f"{folder}/agent",
+        "ELASTICCTL_NOTICE_FILE": f"{folder}/notice",
+    }
+    size = int(os.environ["WORLD_SIZE"])
+    with Path(folder, f"seen-{os.environ['RANK']}").open("a", buffering=1) as file:
+
+        def see(step: int, samples: list[float]) -> None:
+            file.write(json.dumps([step, samples]) + "\n")
+            time.sleep(0.05)  # or the two epochs are over before notice comes
+
+        loader = ElasticDataLoader(Samples(), global_batch=GLOBAL_BATCH, shuffle=True, seed=2)
+        lightning_fit(url, loader, see, epochs=2000, devices=size, strategy="ddp", use_distributed_sampler=False)
+
+
+def transformers_train(
+    url: str, folder: str, see: Callable[[list[float]], None], *, stop_at: int = -1, epochs: int = 3
+) -> dict[str, torch.Tensor]:
+    """Train with transformers' Trainer, saving every step; returns the weights."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from elasticctl_train.hooks.transformers import ElasticCallback
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            see(x[:, 0].tolist())
+            out = self.network(x)
+            return {"loss": out.square().mean(), "logits": out}
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            stop_when_saved(hook._session, state.global_step, stop_at)
+
+    model, hook = Model(), ElasticCallback(url, save=EVERY_STEP)
+    args = TrainingArguments(
+        folder,
+        per_device_train_batch_size=GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", "1")),
+        num_train_epochs=epochs,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=2,
+        lr_scheduler_type="linear",
+    )
+    trainer = Trainer(model, args, train_dataset=Samples(), callbacks=[hook, Stop()])
+    try:
+        trainer.train(resume_from_checkpoint=hook.resume(trainer))
+    except StopHere:
+        hook._session.abandon()  # type: ignore[union-attr]
+    return {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
+
+
+def transformers_rank(url: str, folder: str, stop_at: int) -> None:
+    """A rank that notes what it has seen."""
+    warnings.simplefilter("ignore")
+    seen: list[list[float]] = []
+    transformers_train(url, folder, seen.append, stop_at=stop_at)
+    Path(folder, f"seen-{os.environ['RANK']}").write_text(json.dumps(seen))

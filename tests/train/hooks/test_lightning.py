@@ -1,0 +1,108 @@
+"""The callback under the real Lightning."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from elasticctl_train import ElasticDataLoader
+from elasticctl_train.commits import Commit
+from elasticctl_train.errors import RestoreError
+from elasticctl_train.journal import read_commits
+from elasticctl_train.storage.local import LocalStorage
+from tests.train import ranks
+from tests.train.hooks import programs
+from tests.train.hooks.programs import GLOBAL_BATCH, SAMPLES, Samples
+from tests.train.test_preemption import Launcher, launcher
+
+__all__ = ["launcher"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # Lightning's advice, and what it does with this version of torch
+    pytest.mark.timeout(240),
+]
+
+Seen = list[tuple[int, list[float]]]
+
+
+def elastic() -> ElasticDataLoader:
+    return ElasticDataLoader(Samples(), global_batch=GLOBAL_BATCH, shuffle=True, seed=2)
+
+
+def torchdatas() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(5)
+    loader: DataLoader[Any] = StatefulDataLoader(Samples(), GLOBAL_BATCH, shuffle=True, generator=generator)
+    return loader
+
+
+def fit(url: Path, make: Any, **options: Any) -> tuple[Seen, dict[str, torch.Tensor], Any]:
+    seen: Seen = []
+    weights, trainer = programs.lightning_fit(str(url), make(), lambda *what: seen.append(what), **options)
+    return seen, weights, trainer
+
+
+def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path) -> None:
+    seen, weights, _ = fit(tmp_path / "whole", elastic)
+    assert len(seen) == 12
+    for stop_at in (2, 3, 4, 5, 8):
+        before, _, _ = fit(tmp_path / str(stop_at), elastic, stop_at=stop_at)
+        after, found, _ = fit(tmp_path / str(stop_at), elastic)
+        assert len(after) <= 12 - stop_at + 1, "the last batch of an epoch may have to be done again"
+        assert before[: 12 - len(after)] + after == seen
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_a_stateful_data_loader_repeats_and_misses_nothing(tmp_path: Path) -> None:
+    before, _, _ = fit(tmp_path, torchdatas, stop_at=6)
+    after, _, _ = fit(tmp_path, torchdatas)
+    for epoch in range(3):
+        steps = range(4 * epoch, 4 * epoch + 4)
+        assert sorted(n for step, samples in before + after if step in steps for n in samples) == list(range(SAMPLES))
+
+
+def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) -> None:
+    _, weights, _ = fit(tmp_path, elastic)
+    seen, found, _ = fit(tmp_path, elastic)
+    assert seen == []
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    seen, _, trainer = fit(tmp_path, elastic, epochs=4)
+    assert [step for step, _ in seen] == [12, 13, 14, 15]
+    assert trainer.current_epoch == 4
+    newest: Commit = next(read_commits(LocalStorage(tmp_path)))
+    assert (newest.step, newest.epoch) == (16, 4)
+    assert newest.metrics["loss"] > 0
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(tmp_path, elastic, epochs=1)
+    monkeypatch.setattr(programs, "network", lambda: torch.nn.Sequential(torch.nn.Linear(2, 1)))
+    with pytest.raises(RestoreError, match=r"(?s)step 4: the checkpoint does not fit this model: .*size mismatch"):
+        fit(tmp_path, elastic)
+
+
+def test_ranks_stop_together_after_notice_and_fewer_go_on(tmp_path: Path, launcher: Launcher) -> None:
+    url = tmp_path / "state"
+    processes = ranks.start(programs.lightning_until_notice, 2, str(url), str(launcher.folder))
+    launcher.socket.settimeout(100)
+    while min(launcher.hear("progress", 2).values()) < 6:
+        pass
+    (launcher.folder / "notice").touch()
+    (step,) = set(launcher.hear("drained", 2).values())
+    for process in processes:
+        process.kill()
+        process.join()
+    lines = [json.loads(line) for rank in (0, 1) for line in (launcher.folder / f"seen-{rank}").open()]
+    before = Counter(number for at, samples in lines if at < step for number in samples)
+    assert next(read_commits(LocalStorage(url))).step == step
+    epochs = step // 4 + 1
+    after, _, _ = fit(url, elastic, epochs=epochs)
+    assert after[0][0] == step
+    total = before + Counter(number for _, samples in after for number in samples)
+    assert total == Counter(dict.fromkeys(range(SAMPLES), epochs))

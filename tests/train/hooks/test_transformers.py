@@ -1,0 +1,91 @@
+"""The callback under the real transformers Trainer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticctl_train.errors import RestoreError, TrainError
+from elasticctl_train.hooks.transformers import ElasticCallback
+from elasticctl_train.journal import read_commits
+from elasticctl_train.storage.local import LocalStorage
+from tests.train import ranks
+from tests.train.hooks import programs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # what transformers and accelerate do with this version of torch
+    pytest.mark.timeout(240),
+]
+
+
+def train(tmp_path: Path, name: str, **options: Any) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
+    seen: list[list[float]] = []
+    url = str(tmp_path / name) if name else ""
+    return seen, programs.transformers_train(url, str(tmp_path / "out"), seen.append, **options)
+
+
+def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path) -> None:
+    seen, weights = train(tmp_path, "")
+    assert len(seen) == 12
+    for stop_at in (1, 3, 4, 8):
+        before, _ = train(tmp_path, str(stop_at), stop_at=stop_at)
+        after, found = train(tmp_path, str(stop_at))
+        assert before == seen[:stop_at]
+        assert after == seen[stop_at:]
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) -> None:
+    _, weights = train(tmp_path, "state")
+    seen, found = train(tmp_path, "state")
+    assert seen == []
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    seen, _ = train(tmp_path, "state", epochs=4)
+    assert len(seen) == 4
+    newest = next(read_commits(LocalStorage(tmp_path / "state")))
+    assert newest.step == 16
+    assert newest.metrics["loss"] > 0
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path, "state", epochs=1)
+    monkeypatch.setattr(programs, "network", lambda: torch.nn.Sequential(torch.nn.Linear(2, 1)))
+    with pytest.raises(RestoreError, match=r"(?s)step 4: the checkpoint does not fit this model: .*size mismatch"):
+        train(tmp_path, "state")
+
+
+def test_another_global_batch_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, "state", stop_at=2)
+    monkeypatch.setattr(programs, "GLOBAL_BATCH", 5)
+    with caplog.at_level(logging.WARNING, logger="elasticctl_train"):
+        train(tmp_path, "state")
+    assert (
+        "saved with 6 samples in a step, going on with 5: samples of this epoch are repeated or missed" in caplog.text
+    )
+
+
+def test_a_callback_that_was_not_asked_to_resume_says_how() -> None:
+    with pytest.raises(TrainError, match=r"call trainer\.train\(resume_from_checkpoint=hook\.resume\(trainer\)\)"):
+        ElasticCallback().on_step_end(None, None, None)  # type: ignore[arg-type]
+
+
+def test_two_ranks_go_on_with_what_is_left_of_the_epoch(tmp_path: Path) -> None:
+    def steps(stop_at: int) -> list[list[float]]:
+        folder = tmp_path / str(stop_at)
+        folder.mkdir()
+        codes = ranks.run(programs.transformers_rank, 2, str(tmp_path / "s"), str(folder), stop_at, timeout_s=200)
+        assert codes == [0, 0]
+        both = [json.loads((folder / f"seen-{rank}").read_text()) for rank in range(2)]
+        return [one + other for one, other in zip(*both, strict=True)]
+
+    both = steps(2) + steps(4)
+    assert len(both) == 4
+    assert sorted({number for step in both for number in step}) == list(range(20))
+    assert sum(map(len, both)) <= 24, "accelerate fills the last batch up with samples of the first"

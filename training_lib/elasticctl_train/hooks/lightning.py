@@ -1,0 +1,153 @@
+"""Lightning: `Trainer(callbacks=[ElasticCallback()])` saves, resumes, heeds notice and reports.
+
+The state is what Lightning itself would put into a checkpoint file, taken from and given back to its checkpoint
+connector; that is the one private thing of Lightning used here. It goes on in the middle of an epoch when the training
+data loader has `state_dict()` and `load_state_dict()`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from elasticctl_train import dist, parts, rng
+from elasticctl_train.checkpoint import Restored
+from elasticctl_train.data import Cursor
+from elasticctl_train.errors import RestoreError, TrainError
+from elasticctl_train.loaders import is_shared_position
+from elasticctl_train.policy import SavePolicy
+from elasticctl_train.session import Session, Snapshot
+
+log = logging.getLogger("elasticctl_train")
+
+_MODEL, _OPTIMIZERS, _REST = "model", "optimizers", "lightning"
+_HYPERPARAMETERS = ("hparams_name", "hyper_parameters", "hparams_type")
+"""What Lightning writes for `load_from_checkpoint`: any objects, and of no use to a module that exists already."""
+
+
+class ElasticCallback(Callback):
+    """Keeps the state of `Trainer.fit` at a storage URL and goes on from there.
+
+    Its checkpoints replace those of ModelCheckpoint: give `Trainer(enable_checkpointing=False)`. With several ranks and
+    an `ElasticDataLoader`, give `use_distributed_sampler=False` too.
+    """
+
+    def __init__(self, url: str | None = None, *, save: SavePolicy = SavePolicy()) -> None:  # noqa: B008 - frozen
+        """`url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are kept."""
+        self._url, self._policy = url, save
+        self._session: Session | None = None
+        self._rng: dict[str, Any] | None = None
+        self._begun = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the URL over and hand what is there to the trainer, which puts loops and optimizers back next.
+
+        Raises StateError, StorageError and RestoreError.
+        """
+        self._session = Session(self._url, dist.join(), self._policy, lambda: self._snapshot(trainer, pl_module))
+        restored = self._session.restored
+        if restored is not None:
+            where = f"{self._session.url}, step {restored.commit.step}"
+            _put_back(trainer, _checkpoint_of(restored, self._session.world.size), where)
+            self._rng = restored.local["rng"] if restored.local is not None else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training begins or goes on: its random numbers do, too."""
+        session, steps = self._begin(trainer), trainer.estimated_stepping_batches
+        session.progress.total_epochs = trainer.max_epochs
+        session.progress.total_steps = int(steps) if math.isfinite(steps) else None
+        if self._rng is not None:
+            rng.restore(self._rng)
+        elif session.restored is not None:
+            rng.seed_all(torch.initial_seed(), session.generation, session.world.rank)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count an optimizer step, report, and save when it is time, or stop after notice; see `Session.step`.
+
+        The last batch of an epoch is left to the next one: Lightning would not run the end of a restored epoch.
+        """
+        session, cursor = self._running(), self._cursor(trainer)
+        if cursor.step > session.cursor.step:
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+            session.step(cursor, getattr(trainer.train_dataloader, "global_batch", 0), loss, hold=trainer.is_last_batch)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report the numbers that were logged, and keep them with the next commit."""
+        self._running().log({name: value for name, value in trainer.callback_metrics.items() if value.numel() == 1})
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Commit the end of training. Raises SaveError."""
+        session = self._running()
+        session.cursor = self._cursor(trainer)
+        session.finish()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training that was over before has not begun; say so all the same."""
+        if not self._begun:
+            self._begin(trainer).finish()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give a save that is in flight a moment."""
+        if self._session is not None:
+            self._session.abandon()
+
+    def _running(self) -> Session:
+        if self._session is None:
+            raise TrainError("ElasticCallback: Trainer.fit has not begun; give the callback to one Trainer alone")
+        return self._session
+
+    def _begin(self, trainer: Trainer) -> Session:
+        session = self._running()
+        session.begin(self._cursor(trainer))
+        self._begun = True
+        return session
+
+    def _cursor(self, trainer: Trainer) -> Cursor:
+        return Cursor(trainer.global_step, trainer.current_epoch)
+
+    def _snapshot(self, trainer: Trainer, pl_module: LightningModule) -> Snapshot:
+        rest = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        state = {_MODEL: rest.pop("state_dict"), _OPTIMIZERS: rest.pop("optimizer_states"), _REST: rest}
+        for name in _HYPERPARAMETERS:
+            rest.pop(name, None)
+            rest.pop(f"datamodule_{name}", None)
+        local = {"rng": rng.capture(), "loaders": rest["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])}
+        return Snapshot(state, local, {_REST} | parts.rank_0_only({_MODEL: pl_module}))
+
+
+def _checkpoint_of(restored: Restored, world_size: int) -> dict[str, Any]:
+    """The checkpoint as Lightning makes it, with the positions of this rank's data loaders where they fit."""
+    state = restored.state
+    checkpoint: dict[str, Any] = {**state[_REST], "state_dict": state[_MODEL], "optimizer_states": state[_OPTIMIZERS]}
+    fit_loop = checkpoint["loops"]["fit_loop"]["state_dict"]
+    positions = fit_loop.get("combined_loader", [])
+    ranks_before = len(restored.commit.shares)
+    if positions and ranks_before == world_size and restored.local is not None:
+        fit_loop["combined_loader"] = restored.local["loaders"]
+    elif positions and not all(is_shared_position(position) for position in positions):
+        log.warning(
+            "the data loaders' positions were saved on %d ranks, which %d cannot go on from: the epoch begins afresh",
+            ranks_before,
+            world_size,
+        )
+        del fit_loop["combined_loader"]
+    return checkpoint
+
+
+def _put_back(trainer: Trainer, checkpoint: dict[str, Any], where: str) -> None:
+    """What `Trainer.fit(ckpt_path=…)` does with a checkpoint that it has read from a file. Raises RestoreError."""
+    connector = trainer._checkpoint_connector
+    connector._loaded_checkpoint = checkpoint
+    connector.restore_datamodule()
+    try:
+        connector.restore_model()
+    except RuntimeError as e:
+        raise RestoreError(f"{where}: the checkpoint does not fit this model: {e}") from e
+    connector.restore_callbacks()

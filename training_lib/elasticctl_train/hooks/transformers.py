@@ -1,0 +1,161 @@
+"""Hugging Face transformers: `Trainer(callbacks=[…])` saves, resumes, heeds notice and reports.
+
+    hook = ElasticCallback()
+    trainer = Trainer(model, args, train_dataset=dataset, callbacks=[hook])
+    trainer.train(resume_from_checkpoint=hook.resume(trainer))
+
+Trainer resumes from a folder, and a callback is called too late for that. So `resume` makes a folder that holds nothing
+but the trainer's progress, in JSON, and the three methods by which Trainer reads the rest from files are replaced, on
+this one object, by ones that take it from the checkpoint. Trainer then goes on at the right batch by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.training_args import TrainingArguments
+
+from elasticctl_train import dist, parts, rng
+from elasticctl_train.data import Cursor
+from elasticctl_train.errors import TrainError
+from elasticctl_train.parts import Stateful
+from elasticctl_train.policy import SavePolicy
+from elasticctl_train.session import Session, Snapshot
+
+log = logging.getLogger("elasticctl_train")
+
+_PROGRESS, _STATE_FILE = "trainer", "trainer_state.json"
+
+
+class ElasticCallback(TrainerCallback):
+    """Keeps the state of `Trainer.train` at a storage URL and goes on from there.
+
+    Its checkpoints replace Trainer's own: give `TrainingArguments(save_strategy="no")`.
+    """
+
+    def __init__(self, url: str | None = None, *, save: SavePolicy = SavePolicy()) -> None:  # noqa: B008 - frozen
+        """`url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are kept."""
+        self._url, self._policy = url, save
+        self._session: Session | None = None
+        self._trainer: Trainer | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def resume(self, trainer: Trainer) -> str | None:
+        """Take the URL over; returns what to pass to `trainer.train` as `resume_from_checkpoint`: None, or a folder.
+
+        Every rank must call it. Raises StorageError, and RestoreError where the checkpoint is of another model.
+        """
+        self._trainer = trainer
+        self._session = Session(self._url, dist.join(), self._policy, self._snapshot)
+        restored = self._session.restored
+        if restored is None:
+            return None
+        progress = restored.state[_PROGRESS]
+        if progress["batch"] != _samples_per_step(trainer):
+            log.warning(
+                "saved with %d samples in a step, going on with %d: samples of this epoch are repeated or missed",
+                progress["batch"],
+                _samples_per_step(trainer),
+            )
+        own: Any = trainer
+        own._load_from_checkpoint = self._load_model
+        own._load_optimizer_and_scheduler = self._load_optimizer_and_scheduler
+        own._load_rng_state = self._load_rng_state
+        self._folder = tempfile.TemporaryDirectory(prefix="elasticctl-")
+        Path(self._folder.name, _STATE_FILE).write_text(json.dumps(progress["state"]))
+        return self._folder.name
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Training begins or goes on. Raises StateError for a state that a checkpoint cannot hold."""
+        session = self._running()
+        session.progress.total_epochs, session.progress.total_steps = int(args.num_train_epochs), state.max_steps
+        if self._folder is not None:
+            self._folder.cleanup()
+        parts.check(self._parts())
+        session.begin(_cursor(state))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count an optimizer step, report, and save when it is time, or stop after notice; see `Session.step`."""
+        self._running().step(_cursor(state), _samples_per_step(self._trainer))
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report the numbers that are logged, and keep them with the next commit."""
+        self._running().log({name: value for name, value in (logs or {}).items() if isinstance(value, int | float)})
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Commit the end of training. Raises SaveError."""
+        session = self._running()
+        session.cursor = _cursor(state)
+        session.finish()
+
+    def _running(self) -> Session:
+        if self._session is None:
+            raise TrainError("ElasticCallback: call trainer.train(resume_from_checkpoint=hook.resume(trainer))")
+        return self._session
+
+    def _parts(self) -> dict[str, Stateful]:
+        trainer: Any = self._trainer
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        scaler = getattr(trainer.accelerator, "scaler", None)  # of mixed precision with float16
+        return parts.named(model=model, optimizer=trainer.optimizer, scheduler=trainer.lr_scheduler, scaler=scaler)
+
+    def _snapshot(self) -> Snapshot:
+        trainer: Any = self._trainer
+        found = self._parts()
+        state: dict[str, Any] = {name: part.state_dict() for name, part in found.items()}
+        progress = json.loads(json.dumps(dataclasses.asdict(trainer.state)))
+        state[_PROGRESS] = {"state": progress, "batch": _samples_per_step(trainer)}
+        return Snapshot(state, {"rng": rng.capture()}, {_PROGRESS} | parts.rank_0_only(found))
+
+    def _load_model(self, checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        self._load("model")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            self._load("optimizer", "scheduler", "scaler")
+
+    def _load(self, *names: str) -> None:
+        session = self._running()
+        restored = session.restored
+        if restored is not None:
+            wanted = {name: part for name, part in self._parts().items() if name in names}
+            state = {name: value for name, value in restored.state.items() if name in names}
+            parts.load(wanted, state, f"{session.url}, step {restored.commit.step}")
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        session = self._running()
+        if session.restored is None:
+            return
+        if session.restored.local is not None:
+            rng.restore(session.restored.local["rng"])
+        else:
+            rng.seed_all(torch.initial_seed(), session.generation, session.world.rank)
+
+
+def _cursor(state: TrainerState) -> Cursor:
+    return Cursor(state.global_step, int(state.epoch or 0))
+
+
+def _samples_per_step(trainer: Any) -> int:
+    """The global batch: samples in one optimizer step, of all ranks."""
+    args = trainer.args
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
