@@ -117,12 +117,12 @@ def test_a_suspended_job_says_how_to_go_on() -> None:
 
 
 def test_no_room_names_who_has_it() -> None:
-    message = "waits for 1 GPUs: 0 of this machine's 2 are free"
+    message = "waits for 1 GPU: 0 of this machine's 2 are free"
     pods = [pod(0, reason="Unschedulable", message=message)]
     found = first(case(*pods, phase="Pending", active=1, holders={"train": 1, "big": 4}))
     assert found.rule == "no-room"
     assert found.decisive
-    assert found.text == f"worker-0 {message}. They are held by big (4 GPUs) and train (1 GPU)."
+    assert found.text == f"worker-0 {message}. Held by big (4 GPUs) and train (1 GPU)."
     assert found.mends[0].command == "elasticctl suspend big"
 
 
@@ -162,7 +162,7 @@ def test_a_pause_after_failures_says_until_when_and_why() -> None:
     assert found.rule == "back-off"
     assert "failed 2 times in a row (rank 1 of worker-1 ended with exit code 1" in found.text
     assert "tries again in 8.0s. 2 of 3 allowed failures used." in found.text
-    assert first(case(**failed, now=AT + 70)).rule == "starting"
+    assert first(case(**failed, now=AT + 70)).rule == "failing"
 
 
 def test_workers_that_have_not_met_import_first() -> None:

@@ -36,6 +36,8 @@ _JOBS = {
     "preempt": ("preempt", "Rehearse the loss of a spot machine"),
     "wait": ("wait", "Wait until a job has ended"),
     "explain": ("explain", "Say why a job waits, restarts or failed, and what to type next"),
+    "describe": ("describe", "Show everything about a job"),
+    "events": ("events", "Show what happened to a job, in order of time"),
     "history": ("history", "Show a job's interruptions and scalings, and what they cost"),
     "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
     "resume": ("lifecycle", "Go on with a suspended job"),

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
 from elasticctl.wording import span as span  # how tables say a time
@@ -108,6 +109,19 @@ def print_data(kind: str, data: Mapping[str, Any], form: str) -> None:
 def tabbed(table: Table) -> str:
     """A table for a pipe: cells apart by tabs, a dash for an empty one."""
     return "\n".join("\t".join(_cell(cell) for cell in row) for row in (table.header, *table.rows))
+
+
+def aligned(table: Table, least: Sequence[int] = (), width: int | None = None) -> tuple[list[str], list[int]]:
+    """A table as plain lines, the header first, and how wide its columns are: at least as wide as `least` says.
+
+    For rows that come one by one, under those that are there. Lines are cut at `width` columns, if it is given.
+    """
+    widths = [max(pair) for pair in zip_longest(_widths(table), least, fillvalue=0)]
+    lines = []
+    for row in (table.header, *table.rows):
+        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=True)]
+        lines.append((" " * _GAP).join(cells).rstrip()[:width])
+    return lines, widths
 
 
 def fitted(table: Table, width: int) -> Table:

@@ -12,6 +12,7 @@ from elasticctl.diagnosis import Case, diagnose
 from elasticctl.podtemplate import hardware
 from elasticctl.spec import ElasticJob
 from elasticctl.status import Cause, JobStatus, Phase
+from elasticctl.timeline import Entry
 from elasticctl.wording import span
 
 _LIST = ("NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE")
@@ -66,20 +67,27 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Ta
     kind = f"{found.gpus_per_worker} GPU(s) each" if found.gpus_per_worker else "CPU"
     fields = [
         ("Name", joined((job.name, f"namespace {job.namespace}"))),
-        ("Phase", joined((status.phase.value, _lasting(job, now)))),
+        ("Phase", joined((status.phase.value, lasting(job, now)))),
         ("Workers", f"{status.active} of {job.desired} training {bounds(job)}, {kind}"),
         ("Reason", _reason(job, pods, now)),
-        ("Progress", _progress(status)),
-        ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
-        ("Checkpoint", _checkpoint(status, now)),
+        *progress_facts(status, now),
         ("Storage", found.storage),
-        ("Restarts", joined(f"{cause} {count}" for cause, count in _restarts(status))),
         ("Failures", f"{status.failures} of {job.backoff_limit} allowed" if status.failures else ""),
         *(("Interruption", text) for text in interruptions(status)),
         *(("Scaling", text) for text in scalings(status)),
         *zip(("Failed first", "Last lines"), _failure(status), strict=False),
     ]
     return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text], wraps=True)
+
+
+def progress_facts(status: JobStatus, now: float) -> list[tuple[str, str]]:
+    """How far it is, how safe, and how often it was disturbed; some may be blank."""
+    return [
+        ("Progress", _progress(status)),
+        ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
+        ("Checkpoint", _checkpoint(status, now)),
+        ("Restarts", joined(f"{cause} {count}" for cause, count in _restarts(status))),
+    ]
 
 
 def history_table(manifest: Manifest) -> Table:
@@ -107,6 +115,12 @@ def history_table(manifest: Manifest) -> Table:
     ]
     rows = [(clock(at), *cells) for at, cells in sorted(events)]
     return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "STEPS REDONE"), rows)
+
+
+def events_table(entries: Sequence[Entry]) -> Table:
+    """A row for each thing that happened."""
+    rows = [(clock(entry.at), entry.what, entry.about, entry.details) for entry in entries]
+    return Table(("AT", "WHAT", "ABOUT", "DETAILS"), rows, wraps=True)
 
 
 def interruptions(status: JobStatus) -> list[str]:
@@ -166,7 +180,8 @@ def clock(at: float | None) -> str:
     return "" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _lasting(job: ElasticJob, now: float) -> str:
+def lasting(job: ElasticJob, now: float) -> str:
+    """`for 3m20s`, or `after 3m20s` once it has ended."""
     status = job.status
     if status.start_time is None:
         return ""
@@ -182,8 +197,9 @@ def _reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
         return ""
     if status.phase.terminal:
         return ": ".join(part for part in (status.reason, status.message) if part)
-    first = diagnose(Case(job, tuple(pods), now))[0]
-    return first.text if first.decisive else ""
+    case = Case(job, tuple(pods), now)
+    first = diagnose(case)[0]
+    return first.text if first.decisive or case.waiting else ""
 
 
 def _progress(status: JobStatus) -> str:

@@ -89,10 +89,10 @@ def stuck(case: Case) -> Finding | None:
 
 
 def interrupted(case: Case) -> Finding | None:
-    """What was lost in the last hour, and what it cost."""
+    """What was lost in the last hour by no fault of the script's, and what it cost."""
     if case.status.phase.terminal:
         return None
-    recent = [item for item in case.status.interruptions if item.at is not None and case.now - item.at < LATELY_S]
+    recent = [item for item in case.status.interruptions if _is_recent(item, case.now)]
     if not recent:
         return None
     causes = Counter(item.cause.value for item in recent if item.cause)
@@ -157,6 +157,11 @@ def much_done_again(case: Case) -> Finding | None:
 
 def _trains(case: Case) -> bool:
     return case.status.phase is Phase.RUNNING and case.status.reason != "Finishing"
+
+
+def _is_recent(item: Interruption, now: float) -> bool:
+    own = item.cause is not None and item.cause.counted
+    return item.at is not None and now - item.at < LATELY_S and not own
 
 
 def _budget_severity(case: Case) -> Severity:

@@ -69,7 +69,7 @@ def unschedulable(case: Case) -> Finding | None:
         named = [f"{name} ({counted(gpus, 'GPU')})" for name, gpus in holders[:_SHOWN_HOLDERS]]
         if len(holders) > _SHOWN_HOLDERS:
             named.append(f"{len(holders) - _SHOWN_HOLDERS} more jobs")
-        text += f" They are held by {joined(named)}."
+        text += f" Held by {joined(named)}."
         mends.insert(0, Mend("make room", f"elasticctl suspend {holders[0][0]}"))
     return Finding("no-room", Severity.WARNING, text, tuple(mends), decisive=case.waiting)
 

@@ -76,8 +76,8 @@ def test_status_tells_the_whole_story() -> None:
         "Progress\tstep 120/560 epoch 2/8 8,123 samples/s",
         "Metrics\tloss 0.21",
         "Checkpoint\tstep 100 3.4s ago, 6 committed",
-        "Storage\tfile:///state/digits",
         "Restarts\tPreempted 1",
+        "Storage\tfile:///state/digits",
         "Interruption\t2023-11-14 22:13:40 digits-worker-1 Preempted training again after 2.5s 12 steps done again",
         "Scaling\t2023-11-14 22:13:50 3 -> 4 workers by user training after 1.2s",
     ]

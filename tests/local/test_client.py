@@ -80,7 +80,7 @@ def test_gpus_are_handed_out_exclusively_and_waited_for(
     assert sorted(gpus_of(pod) for pod in pods) == [("GPU-a",), ("GPU-b",)]
     local_cluster.create_job(shell_job("second", script, container=ONE_GPU))
     waiting = wait_until(lambda: [p for p in local_cluster.list_pods("default", "second") if p["status"].get("reason")])
-    assert waiting[0]["status"]["message"] == "waits for 1 GPUs: 0 of this machine's 2 are free"
+    assert waiting[0]["status"]["message"] == "waits for 1 GPU: 0 of this machine's 2 are free"
     local_cluster.delete_job("default", "first")
     wait_until(lambda: running(local_cluster, "second"))
 

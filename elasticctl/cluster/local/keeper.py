@@ -29,6 +29,7 @@ from elasticctl.cluster.local.store import Change, Store
 from elasticctl.codec import from_rfc3339
 from elasticctl.errors import ElasticctlError
 from elasticctl.spec import LABEL_JOB
+from elasticctl.wording import counted
 
 START_POLL_S = 0.02
 KILL_POLL_S = 0.05
@@ -199,7 +200,7 @@ class Keeper:
         chosen = choose(self._gpus, taken, wanted)
         if chosen is None and pod["status"].get("reason") != UNSCHEDULABLE:
             free = len(self._gpus) - len(taken)
-            message = f"waits for {wanted} GPUs: {free} of this machine's {len(self._gpus)} are free"
+            message = f"waits for {counted(wanted, 'GPU')}: {free} of this machine's {len(self._gpus)} are free"
             self._store.update_pod(pod["metadata"]["uid"], lambda p: podstatus.waiting(p, UNSCHEDULABLE, message))
             self._say(pod, "Warning", "FailedScheduling", message)
         return chosen

@@ -1,0 +1,116 @@
+"""`describe` and `events`: pages for people that fit their terminal, and data."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.cli.output import Table, aligned
+from elasticctl.cli.portrait import drawn, portrait
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.diagnosis import Case, diagnose
+from elasticctl.spec import ElasticJob
+from tests.cli.conftest import Run
+from tests.cli.samples import AT, FAILED, at, job
+from tests.cli.test_real import Start
+from tests.jobs import shell_job
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def page(manifest: dict[str, Any], width: int | None) -> list[str]:
+    case = Case(ElasticJob.from_manifest(manifest), (), AT + 100)
+    return list(drawn(portrait(case, diagnose(case)), width))
+
+
+@pytest.mark.usefixtures("utc")
+def test_a_page_at_80_columns() -> None:
+    worker = {"name": "digits-worker-0", "phase": "Running", "startedAt": at(40), "node": "vm"}
+    manifest = job(workers=[worker], generations=[{"generation": 3, "workers": ["a"], "formedAt": at(40)}])
+    lines = page(manifest, 80)
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0] == "Name:            digits"
+    assert lines[2] == "Created:         2023-11-14 22:13:20 (1m40s ago)"
+    assert lines[lines.index("Workers:") : lines.index("Groups:") + 3] == [
+        "Workers:",
+        "  NAME             PHASE    FOR    NODE  ENDED",
+        "  digits-worker-0  Running  1m00s  vm",
+        "",
+        "Groups:",
+        "  NO  FORMED               WORKERS  FROM STEP  TO STEP  REASON",
+        "  3   2023-11-14 22:14:00  1",
+    ]
+    assert "Scalings:" in lines
+    assert "First failure:" not in lines
+
+
+def test_long_values_are_folded_on_a_terminal_and_whole_in_a_pipe() -> None:
+    manifest = job(**FAILED)
+    container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container["command"] = ["python", "a long name.py", *(f"--option-{i}" for i in range(20))]
+    assert all(len(line) <= 80 for line in page(manifest, 80))
+    (command,) = [line for line in page(manifest, None) if "Command:" in line]
+    assert command.endswith("python 'a long name.py' " + " ".join(f"--option-{i}" for i in range(20)))
+
+
+def test_of_many_interruptions_the_last_are_shown_and_the_others_counted() -> None:
+    lines = page(job(interruptions=[{"at": at(i), "worker": f"w-{i}"} for i in range(14)]), 80)
+    begin = lines.index("Interruptions:")
+    assert lines[begin + 1] == "  (4 before)"
+    assert "w-13" in lines[begin + 11]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.just(at(0)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*job(**FAILED)["status"], "generations", "workers", "conditions"]), JSON), JSON)
+@settings(deadline=None, max_examples=60)
+def test_any_object_can_be_described(status: dict[str, Any], template: Any) -> None:
+    manifest = {"spec": {"replicaSpecs": {"Worker": {"template": template}}}, "status": status}
+    assert page(manifest, 80)
+
+
+def test_rows_that_come_later_stand_below_those_that_are_there() -> None:
+    first, widths = aligned(Table(("A", "B"), [("one", "x")]))
+    later, _ = aligned(Table(("A", "B"), [("1", "y")]), widths)
+    assert (first, later[1:]) == (["A    B", "one  x"], ["1    y"])
+    assert aligned(Table(("A", "B"), [("one", "x" * 50)]), width=20)[0][1] == "one  " + "x" * 15
+
+
+def test_a_real_job_described_and_its_events_followed(
+    run: Run, local_cluster: LocalCluster, start: Start, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    local_cluster.create_job(shell_job("told", f"until [ -e {gate} ]; do sleep 0.05; done", 2))
+    wait_until(lambda: local_cluster.get_job("default", "told").get("status", {}).get("active") == 2)
+    watcher = start("events", "-w", "told")
+    assert watcher.stdout is not None
+    assert watcher.stdout.readline() == "AT\tWHAT\tABOUT\tDETAILS\n"
+    described = run("describe", "to").out
+    assert "\nWorkers:\n  NAME           PHASE" in described
+    data = json.loads(run("describe", "told", "-o", "json").out)
+    assert (data["kind"], data["object"]["metadata"]["name"], len(data["pods"])) == ("Description", "told", 2)
+    gate.touch()
+    out, err = watcher.communicate(timeout=30)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert (rows[-1][1], watcher.returncode, err) == ("succeeded", 0, "")
+    assert len({tuple(row) for row in rows}) == len(rows)
+    found = json.loads(run("events", "told", "-o", "json").out)
+    assert found["events"][-1] == {**found["events"][-1], "what": "succeeded", "about": "told"}
+    assert found["events"][0]["what"] == "created"
+    assert run("events", "told", "-w", "-o", "json").code == 2
