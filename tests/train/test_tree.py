@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_train.errors import DamagedError, StateError
-from elasticctl_train.tree import Flattener, decode, share_out
+from elasticctl_train.tree import Flattener, decode, leaves
 from tests.train.states import same, trees
 
 
@@ -160,17 +160,12 @@ def test_a_pickle_in_a_text_stays_text() -> None:
     assert through_json({"$tensor": text}) == {"$tensor": text}
 
 
-sizes = st.dictionaries(st.text(max_size=3), st.integers(0, 10**6), max_size=20)
-
-
-@given(sizes, st.integers(1, 8), st.data())
-def test_shares_are_whole_and_balanced(sizes_bytes: dict[str, int], world_size: int, data: st.DataObject) -> None:
-    kept = dict.fromkeys(data.draw(st.sets(st.sampled_from(sorted(sizes_bytes)))) if sizes_bytes else (), 0)
-    owners = share_out(sizes_bytes, kept, world_size)
-    assert owners.keys() == sizes_bytes.keys()
-    assert all(owners[name] == 0 for name in kept)
-    load = [sum(size for name, size in sizes_bytes.items() if owners[name] == rank) for rank in range(world_size)]
-    free = [size for name, size in sizes_bytes.items() if name not in kept]
-    assert max(load) - min(load) <= max([*free, sum(sizes_bytes[name] for name in kept), 0])
-    reordered = dict(reversed(sizes_bytes.items()))
-    assert share_out(reordered, kept, world_size) == owners
+def test_leaves_are_named_as_the_flattener_names_them() -> None:
+    weight = torch.ones(2)
+    value = {"a": [weight, {"b": (1, torch.zeros(1))}], 3: {"exp_avg": torch.ones(3)}, "no": None, "again": weight}
+    flat = Flattener()
+    flat.encode(value, "part")
+    found = dict(leaves(value, "part"))
+    assert found.keys() == {"part/a/0", "part/a/1/b/1", "part/3/exp_avg", "part/again"}
+    assert flat.tensors.keys() == found.keys() - {"part/again"}
+    assert all(found[name] is tensor for name, tensor in flat.tensors.items())

@@ -5,7 +5,9 @@
     checkpoints.save({"model": model.state_dict()}, Label(step=100))    # copies, then writes in the background
     checkpoints.settle()                                            # waits until it is committed
 
-With several ranks all of them make the same calls in the same order; only `save` and `busy` involve no message.
+With several ranks, give it `dist.join()` as its world, on all of them; all make the same calls in the same order, and
+only `prepare`, `save` and `busy` involve no message. Sharded tensors (DTensor) are restored as such where `restore` is
+given the live state: `checkpoints.restore({"model": model.state_dict()})`.
 """
 
 from __future__ import annotations
@@ -13,21 +15,34 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticctl_train import commits, shares
+import torch
+
+from elasticctl_train import commits, exchange, manifest, shards, shares, tensors, tree
+from elasticctl_train.background import Background
+from elasticctl_train.buffers import Buffers
 from elasticctl_train.commits import Commit, Retention
+from elasticctl_train.copying import Copier
 from elasticctl_train.dist import World
-from elasticctl_train.errors import DamagedError, FencedError, MissingError, SaveError, StorageError
+from elasticctl_train.errors import DamagedError, FencedError, MissingError, RestoreError, SaveError, StorageError
+from elasticctl_train.exchange import Place
 from elasticctl_train.journal import Writer, read_commits
+from elasticctl_train.manifest import Manifest
 from elasticctl_train.storage import Storage
+from elasticctl_train.tier import Tier
 
 log = logging.getLogger("elasticctl_train")
 
 SHARE_TIMEOUT_S = 600.0
 """How long rank 0 waits for the other ranks' shares before it gives a save up."""
+
+State = Mapping[str, Any]
+Like = State | Callable[[dict[str, Any]], State]
+"""The live state, or what returns it, given the state to be restored, whose tensors have no data yet (they are on the
+meta device); the function may raise RestoreError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +87,12 @@ class Checkpointer:
         self._error: Exception | None = None
         self._fenced: FencedError | None = None
         self._abandon = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._share: shares.Share | None = None
+        self._background = Background("elasticctl-save")
+        self._copier = Copier()
+        self._tier = Tier.open(storage.url, world.rank, number)
+        self._plan: shares.Plan | None = None
+        self._buffers: Buffers | None = None
+        self._restored_folder = ""
         self._committed_save = 0
         self.skipped = 0
 
@@ -85,46 +104,59 @@ class Checkpointer:
     @property
     def busy(self) -> bool:
         """Is this rank still writing its share, or, on rank 0, not done with the commit?"""
-        return self._thread is not None and self._thread.is_alive()
+        return self._background.busy
 
-    def restore(self) -> Restored | None:
-        """Read the newest checkpoint that is whole on every rank; damaged ones are logged and passed over."""
-        candidates = read_commits(self._storage) if self._world.rank == 0 else None
+    def restore(self, like: Like | None = None) -> Restored | None:
+        """Read the newest checkpoint that is whole; damaged ones are logged and passed over.
+
+        Tensors come back on the CPU; where `like` has a sharded one, as that rank's part of it. What is returned may
+        share memory: load it and let it go. Raises RestoreError as `like` does, and StorageError.
+        """
+        candidates = self._readable() if self._world.rank == 0 else iter(())
         while True:
-            newest = next(candidates, None) if candidates else None
-            message = self._world.broadcast([newest.position, commits.encode(newest).decode()] if newest else None)
+            message = self._world.broadcast(next(candidates, None))
             if message is None:
                 return None
-            commit = commits.decode_commit(message[1].encode(), message[0])
-            restored = self._read(commit)
-            if not any(self._world.highest(restored is None)):
-                return restored
+            position, entry, documents = message
+            commit = commits.decode_commit(entry.encode(), position)
+            found = manifest.parse(documents)
+            alike = self._alike(found, like)
+            try:
+                state, local = exchange.read(Place(self._storage, self._world, self._tier), found, alike)
+            except DamagedError as e:
+                self._pass_over(commit, e)
+                continue
+            self._restored_folder = commit.folder
+            return Restored(commit, state, local)
+
+    def prepare(self, state: State, *, local: State | None = None, rank_0_only: Collection[str] = ()) -> None:
+        """Get ready to save such states, beside training: without it, the first save takes far longer than others.
+
+        Makes this rank's two buffers. Arguments as for `save`. Raises StateError.
+        """
+        self._background.join()
+        self._arrange(shares.flatten(state, local or {}), rank_0_only)
 
     def save(
-        self,
-        state: Mapping[str, Any],
-        label: Label,
-        *,
-        local: Mapping[str, Any] | None = None,
-        rank_0_only: Collection[str] = (),
+        self, state: State, label: Label, *, local: State | None = None, rank_0_only: Collection[str] = ()
     ) -> None:
         """Copy the state now and write it in the background; waits first for a save that is still in flight.
 
-        `state` is the same on all ranks, `local` this rank's own; see `shares.make`. Raises StateError, having written
+        `state` is the same on all ranks, `local` this rank's own; see `shares.plan`. Raises StateError, having written
         nothing. Storage errors go to the log and to `settle`.
         """
-        if self._thread is not None:
-            self._thread.join()
+        self._background.join()
         started_s = time.monotonic()
-        buffer = self._share.buffer if self._share else None
-        rank, size = self._world.rank, self._world.size
-        self._share = shares.make(state, local or {}, rank, size, rank_0_only=rank_0_only, buffer=buffer)
+        flat = shares.flatten(state, local or {})
+        plan, buffers = self._arrange(flat, rank_0_only)
+        buffer = buffers.next()
+        if self._tier is not None and buffer.in_tier:
+            self._tier.unlabel(buffer.index)
+        share = shares.Share(plan, buffer, flat.state, flat.local, plan.fill(buffer, flat, self._copier))
         self._saves += 1
         folder = commits.save_folder(self.generation, self._saves, label.step, self._run_id)
         self._abandon.clear()
-        arguments = (self._share, folder, label, started_s)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="elasticctl-save", daemon=True)
-        self._thread.start()
+        self._background.start(lambda: self._write(share, folder, label, started_s))
 
     def agree(self, due: bool, next_check: int, notice: bool = False) -> tuple[bool, int, bool]:
         """All ranks meet: is a save to be started now, when is the next check, has any rank seen notice?
@@ -148,11 +180,10 @@ class Checkpointer:
 
         Raises FencedError on every rank when a younger run has taken over.
         """
-        if self._thread is not None and self._world.rank != 0:
-            self._thread.join()
+        if self._world.rank != 0:
+            self._background.join()
         self._react(*self._world.highest(self._failed_save, self._fenced is not None))
-        if self._thread is not None:
-            self._thread.join()
+        self._background.join()
         fenced, committed = self._world.highest(self._fenced is not None, self._committed_save)
         self._react(0, fenced)
         return committed == self._saves
@@ -164,9 +195,8 @@ class Checkpointer:
 
     def abandon(self, grace_s: float) -> None:
         """Give a save in flight `grace_s` seconds, then give it up: for a run that is failing. No message is sent."""
-        if self._thread is not None:
-            self._thread.join(grace_s)
-            self._abandon.set()
+        self._background.join(grace_s)
+        self._abandon.set()
 
     def _react(self, failed_save: int, fenced: int) -> None:
         if fenced:
@@ -174,26 +204,60 @@ class Checkpointer:
         if failed_save and failed_save == self._saves:
             self._abandon.set()
 
-    def _read(self, commit: Commit) -> Restored | None:
-        try:
+    def _readable(self) -> Iterator[tuple[int, str, list[Any]]]:
+        """On rank 0: the commits whose documents are whole, newest first, as a message to all."""
+        for commit in read_commits(self._storage):
             try:
-                state, local = shares.read(self._storage, commit, self._world.rank)
-            except DamagedError as e:  # in the storage, or only on its way from there?
-                log.warning("%s: %s; reading it once more", self.url, e)
-                state, local = shares.read(self._storage, commit, self._world.rank)
-        except (DamagedError, MissingError) as e:
-            log.warning(
-                "%s: the checkpoint of step %d is damaged (%s); trying the one before", self.url, commit.step, e
-            )
-            return None
-        return Restored(commit, state, local)
+                documents = manifest.fetch(self._storage, commit)
+                manifest.parse(documents)
+            except (DamagedError, MissingError) as e:
+                self._pass_over(commit, e)
+                continue
+            yield commit.position, commits.encode(commit).decode(), documents
+
+    def _pass_over(self, commit: Commit, error: StorageError) -> None:
+        if self._world.rank == 0:
+            said = "%s: the checkpoint of step %d is damaged (%s); trying the one before"
+            log.warning(said, self.url, commit.step, error)
+
+    def _alike(self, found: Manifest, like: Like | None) -> dict[str, torch.Tensor]:
+        """The live state's sharded tensors that have a namesake of their shape in the checkpoint."""
+        error: RestoreError | None = None
+        live: State = {}
+        try:
+            live = like(tree.decode(found.state, _without_data)) if callable(like) else like or {}
+        except RestoreError as e:
+            error = e
+        if any(self._world.highest(error is not None)):
+            raise error or RestoreError(f"{self.url}: the checkpoint does not fit another rank's state; see its log")
+        leaves = (leaf for part, value in live.items() for leaf in tree.leaves(value, part))
+        return {
+            name: tensor
+            for name, tensor in leaves
+            if shards.is_sharded(tensor) and name in found.kinds and found.kinds[name][1] == tensor.shape
+        }
+
+    def _arrange(self, flat: shares.Flat, rank_0_only: Collection[str]) -> tuple[shares.Plan, Buffers]:
+        """The plan for such states, and buffers of the right size; made anew only when the states have changed."""
+        if self._plan is None or not self._plan.fits(flat, rank_0_only):
+            self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only)
+        size_bytes = self._plan.size_bytes
+        if self._buffers is None or self._buffers.size_bytes != size_bytes:
+            self._buffers = None  # its memory goes before there is new
+            kept = self._tier is not None and self._tier.clear(but_for=self._restored_folder)
+            gpu = next((tensor.device for tensor in flat.shared.values() if tensor.is_cuda), None)
+            self._buffers = Buffers(size_bytes, tier=self._tier, pin=gpu, one_at_first=kept)
+        return self._plan, self._buffers
 
     def _write(self, share: shares.Share, folder: str, label: Label, started_s: float) -> None:
         """The background thread: write the share; rank 0 then gathers, commits and retires."""
         try:
-            share.write(self._storage, commits.share_key(folder, self._world.rank, self._world.size))
+            file = share.write(self._storage, commits.share_key(folder, self._world.rank, self._world.size))
+            if self._tier is not None and share.buffer.in_tier:
+                self._tier.label(share.buffer.index, file)
             if self._writer is not None:
                 self._commit(self._writer, folder, label, started_s)
+            self._keep_snapshot()
         except FencedError as e:
             self._fenced = e
             log.error("%s", e)
@@ -202,6 +266,16 @@ class Checkpointer:
             if self._writer is not None:
                 self._writer.sweep_again()
             log.error("the checkpoint of step %d was not saved: %s", label.step, e)
+
+    def _keep_snapshot(self) -> None:
+        """This save stands: its buffer holds the newest snapshot, and what a former process left is not needed."""
+        if self._buffers is None:
+            return
+        self._buffers.turn()
+        if self._restored_folder and self._tier is not None:
+            self._tier.clear()
+            self._restored_folder = ""
+        self._buffers.make_both()
 
     def _commit(self, writer: Writer, folder: str, label: Label, started_s: float) -> None:
         refs, size_bytes = shares.gather(self._storage, folder, self._world.size, self._abandon, SHARE_TIMEOUT_S)
@@ -226,3 +300,7 @@ class Checkpointer:
             raise
         except StorageError as e:
             log.warning("old checkpoints were not deleted: %s", e)
+
+
+def _without_data(name: str, dtype: str, shape: list[int]) -> torch.Tensor:
+    return torch.empty(shape, dtype=tensors.dtype_of(dtype), device="meta")

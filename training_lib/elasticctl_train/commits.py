@@ -17,13 +17,13 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from elasticctl_train.errors import DamagedError
 
-FORMAT = 1
+FORMAT = 2
 JOURNAL = "journal/"
 DATA = "data/"
 _TOP = 999_999_999_999
@@ -128,7 +128,7 @@ def folder_of(key: str) -> str:
     return "/".join(key.split("/")[:2]) + "/"
 
 
-def checksum(parts: Sequence[bytes | memoryview]) -> str:
+def checksum(parts: Iterable[bytes | memoryview]) -> str:
     """CRC-32 over the concatenated parts: against damage, not against forgers."""
     crc = 0
     for part in parts:

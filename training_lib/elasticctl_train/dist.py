@@ -32,13 +32,39 @@ class World:
         """Rank 0's `message` (JSON data) on every rank; what the others pass is ignored. All ranks must call."""
         if self.size == 1:
             return message
-        data = torch.tensor(list(json.dumps(message).encode()) if self.rank == 0 else [], dtype=torch.uint8)
+        data = _to_bytes(message) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(data)], dtype=torch.int64)
         dist.broadcast(length, src=0, group=self.group)
         if self.rank != 0:
             data = torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(data, src=0, group=self.group)
-        return json.loads(bytes(data.numpy()))
+        return _from_bytes(data)
+
+    def gather(self, message: Any) -> list[Any]:
+        """Every rank's `message` (JSON data) on every rank, in order of rank. All ranks must call."""
+        if self.size == 1:
+            return [message]
+        data = _to_bytes(message)
+        lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(data)]), group=self.group)
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(data)] = data
+        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(found, padded, group=self.group)
+        return [_from_bytes(data[: int(length)]) for data, length in zip(found, lengths, strict=True)]
+
+    def share(self, data: torch.Tensor, source: int) -> None:
+        """Fill `data` (uint8, equally long everywhere) with what it is on rank `source`. All ranks must call."""
+        dist.broadcast(data, src=source, group=self.group)
+
+    def send(self, data: torch.Tensor, to: int) -> None:
+        """Send `data` (uint8) to a rank that calls `receive`; returns once it is on its way."""
+        dist.send(data, to, group=self.group)
+
+    def receive(self, data: torch.Tensor, source: int) -> None:
+        """Fill `data` (uint8) with what rank `source` sends."""
+        dist.recv(data, source, group=self.group)
 
     def highest(self, *values: int) -> list[int]:
         """The highest of each value over all ranks. All ranks must call."""
@@ -72,6 +98,14 @@ def leave(world: World) -> World:
     if world.owned and dist.is_initialized():
         dist.destroy_process_group()
     return replace(world, group=None)
+
+
+def _to_bytes(message: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+
+
+def _from_bytes(data: torch.Tensor) -> Any:
+    return json.loads(data.numpy().tobytes())
 
 
 def _device(environ: Mapping[str, str]) -> torch.device:

@@ -1,9 +1,14 @@
-"""One rank's share of a checkpoint: what it writes, how rank 0 gathers the shares, how they are read back.
+"""One rank's share of a checkpoint: what it writes, and how rank 0 gathers the shares.
 
-A share is a tensor file and a share document (JSON) with the file's digest, the rank's own state and, from rank 0, the
-state tree. The document is written last, so a share is there exactly when its document is. Ranks tell each other
-nothing while saving: rank 0 watches the storage for the documents. So no collective runs beside training, and a rank
-that dies in mid-save leaves the others nothing to hang on.
+A share is a tensor file and a share document (JSON). The file holds *pieces*: whole tensors, or boxes of tensors that
+are sharded or large. The document has the file's digest, the pieces' places, the rank's own state and, from rank 0, the
+state tree. It is written last, so a share is there exactly when its document is. Ranks tell each other nothing while
+saving: rank 0 watches the storage for the documents. So no collective runs beside training, and a rank that dies in
+mid-save leaves the others nothing to hang on.
+
+    {"rank": 0, "world_size": 2, "fingerprint": …, "state": TREE or null, "local": TREE,
+     "tensors": {"key": …, "size_bytes": …, "checksum": …},
+     "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …]}
 """
 
 from __future__ import annotations
@@ -18,65 +23,192 @@ from typing import Any
 
 import torch
 
-from elasticctl_train import commits, tensors, tree
-from elasticctl_train.commits import Commit, ObjectRef
-from elasticctl_train.errors import DamagedError, SaveError
+from elasticctl_train import boxes, commits, shards, tensors, tree
+from elasticctl_train.boxes import Box, Holding
+from elasticctl_train.buffers import Buffer
+from elasticctl_train.commits import ObjectRef
+from elasticctl_train.copying import Copier
+from elasticctl_train.errors import SaveError, StateError
 from elasticctl_train.storage import Storage, all_keys
 
-_LOCAL = "$rank"  # prefix of the rank's own tensors: no part of the state can be called that
+OWN = "$rank"
+"""The first part of the path of a rank's own tensors: no part of the state can be called that."""
+
 _POLL_S, _POLL_MAX_S = 0.005, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of the tensor `name`, and the first byte in the tensor file at which it lies, row by row."""
+
+    name: str
+    dtype: torch.dtype
+    box: Box
+    start: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it has."""
+        return self.box.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A state taken apart: the tensors that all ranks name alike, this rank's own, and the two trees as JSON."""
+
+    shared: Mapping[str, torch.Tensor]
+    own: Mapping[str, torch.Tensor]
+    state: Mapping[str, Any]
+    local: Any
+
+    def kinds(self) -> list[tuple[Any, ...]]:
+        """What a plan depends on: names, dtypes, shapes and, of sharded tensors, the spread."""
+        return [
+            (name, tensor.dtype, tensor.shape, shards.layout_of(tensor) if shards.is_sharded(tensor) else None)
+            for name, tensor in (*self.shared.items(), *self.own.items())
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a piece is copied from: the named tensor, and of a plain one the rows it is cut to (None: all)."""
+
+    name: str
+    cut: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What this rank writes for states of certain `kinds`; made once, for planning is slow and states rarely change."""
+
+    kinds: list[tuple[Any, ...]]
+    rank_0_only: Collection[str]
+    header: bytes
+    size_bytes: int
+    pieces: tuple[Piece, ...]
+    sources: tuple[Source, ...]
+    document: Mapping[str, Any]
+
+    def fits(self, flat: Flat, rank_0_only: Collection[str]) -> bool:
+        """Is this the plan for such a state too?"""
+        return self.kinds == flat.kinds() and self.rank_0_only == rank_0_only
+
+    def fill(self, buffer: Buffer, flat: Flat, copier: Copier) -> list[torch.cuda.Event]:
+        """Copy this rank's share to its place in the file that `buffer` is.
+
+        From a GPU to page-locked memory, the copies are only queued: on the training's own stream, so that nothing
+        training queues next can overtake them. The file is whole once the events returned have come to pass.
+        """
+        if buffer.plan is not self:
+            buffer.plan = self
+            buffer.data[: len(self.header)].copy_(torch.frombuffer(bytearray(self.header), dtype=torch.uint8))
+            buffer.views = [tensors.view(buffer.data, p.start, p.dtype, p.box.shape) for p in self.pieces]
+        with torch.no_grad():
+            found = [self._part(source, flat) for source in self.sources]
+            if not buffer.pinned:
+                copier.copy(buffer.views, found)
+                return []
+            torch._foreach_copy_(buffer.views, found, non_blocking=True)
+        devices = {tensor.device for tensor in found if tensor.is_cuda}
+        return [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def _part(self, source: Source, flat: Flat) -> torch.Tensor:
+        tensor = flat.own[source.name] if source.name in flat.own else flat.shared[source.name]
+        if source.cut is None and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            return tensor
+        part = shards.local(tensor) if shards.is_sharded(tensor) else tensor
+        return part if source.cut is None else part.narrow(*source.cut)
+
+
+def flatten(state: Mapping[str, Any], local: Mapping[str, Any]) -> Flat:
+    """Take a state apart. Raises StateError for what a checkpoint cannot hold."""
+    flat, own = tree.Flattener(), tree.Flattener()
+    if OWN in state:
+        raise StateError(f"the state's part {OWN!r} needs another name: this one is taken")
+    state_tree = {part: flat.encode(value, part) for part, value in state.items()}
+    return Flat(flat.tensors, own.tensors, state_tree, own.encode(dict(local), OWN))
+
+
+def plan(flat: Flat, rank: int, world_size: int, rank_0_only: Collection[str] = ()) -> Plan:
+    """Who writes what: this rank's part of it.
+
+    Plain tensors are the same on all ranks and shared out, but for those named in `rank_0_only`, by path or first part
+    of the path. Of sharded ones each rank writes what it holds, and of what several hold each a part.
+    """
+    everyone = tuple(range(world_size))
+    holdings: list[Holding] = []
+    for name, tensor in flat.shared.items():
+        if shards.is_sharded(tensor):
+            held = shards.holders(tensor)
+        else:
+            alone = name in rank_0_only or name.split("/", 1)[0] in rank_0_only
+            held = [(boxes.whole(tensor.shape), (0,) if alone else everyone)]
+        holdings += [Holding(name, box, box.elements * tensor.dtype.itemsize, ranks) for box, ranks in held]
+    mine = boxes.share_out(holdings, world_size)[rank]
+    return _laid_out(flat, mine, rank_0_only, {"rank": rank, "world_size": world_size})
+
+
+def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[str], said: dict[str, Any]) -> Plan:
+    """The file of these boxes and this rank's own tensors."""
+    todo = [(name, flat.shared[name], box) for name, box in mine]
+    todo += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
+    entries: dict[str, tuple[str, torch.Tensor, Box]] = {}
+    for name, tensor, box in todo:
+        whole = box.shape == tensor.shape
+        entry = name if whole else f"{name}@{','.join(map(str, box.offset))}"
+        while entry in entries:
+            entry += "~"
+        entries[entry] = (name, tensor, box)
+    layout = tensors.plan({entry: (tensor.dtype, box.shape) for entry, (_, tensor, box) in entries.items()})
+    pieces, sources = [], []
+    for entry, place in layout.places.items():
+        name, tensor, box = entries[entry]
+        pieces.append(Piece(name, tensor.dtype, box, len(layout.header) + place.start))
+        sources.append(Source(name, _cut(tensor, box)))
+    fingerprint = _fingerprint(flat.shared)
+    rows = [[p.name, tensors.dtype_name(p.dtype), p.box.offset, p.box.shape, p.start] for p in pieces]
+    return Plan(
+        kinds=flat.kinds(),
+        rank_0_only=rank_0_only,
+        header=layout.header,
+        size_bytes=len(layout.header) + layout.data_bytes,
+        pieces=tuple(pieces),
+        sources=tuple(sources),
+        document={**said, "fingerprint": fingerprint, "pieces": rows},
+    )
+
+
+def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
+    """How a box is cut out of what this rank has of a tensor: dimension, first row, rows; None: it is all of it."""
+    held = shards.box_of(tensor) if shards.is_sharded(tensor) else boxes.whole(tensor.shape)
+    inner = box.within(held)
+    if inner.shape == held.shape:
+        return None
+    dim = next(d for d, (length, full) in enumerate(zip(inner.shape, held.shape, strict=True)) if length != full)
+    return dim, inner.offset[dim], inner.shape[dim]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one rank writes, its tensors already copied: training may go on and change them."""
 
-    layout: tensors.Layout
-    buffer: torch.Tensor
-    document: Mapping[str, Any]
+    plan: Plan
+    buffer: Buffer
+    state: Mapping[str, Any]
+    local: Any
+    copied: Collection[torch.cuda.Event] = ()
 
-    def write(self, storage: Storage, key: str) -> None:
-        """Store the tensor file, then the document at `key`. Raises StorageError."""
-        parts: list[bytes | memoryview] = [self.layout.header, self.buffer.numpy().data]
-        size_bytes = sum(len(part) for part in parts)
-        file = ObjectRef(commits.tensors_key(key), size_bytes, commits.checksum(parts))
-        storage.put(file.key, parts)
-        storage.put(key, [json.dumps({**self.document, "tensors": asdict(file)}).encode()])
-
-
-def make(
-    state: Mapping[str, Any],
-    local: Mapping[str, Any],
-    rank: int,
-    world_size: int,
-    *,
-    rank_0_only: Collection[str] = (),
-    buffer: torch.Tensor | None = None,
-) -> Share:
-    """Copy this rank's share of `state`, which all ranks hold alike, and its own `local` state.
-
-    Tensors of `state` are shared out over the ranks but for those named in `rank_0_only`, by path or first part of the
-    path. `buffer` is the buffer of an earlier share, used again if it fits. Raises StateError; same on all ranks.
-    """
-    flat, own = tree.Flattener(), tree.Flattener()
-    state_tree = {part: flat.encode(value, part) for part, value in state.items()}
-    local_tree = own.encode(dict(local), _LOCAL)
-    kept = {name: 0 for name in flat.tensors if name in rank_0_only or name.split("/")[0] in rank_0_only}
-    sizes_bytes = {name: tensor.numel() * tensor.element_size() for name, tensor in flat.tensors.items()}
-    owners = tree.share_out(sizes_bytes, kept, world_size)
-    mine = {name: tensor for name, tensor in flat.tensors.items() if owners[name] == rank} | own.tensors
-    layout = tensors.plan(mine)
-    if buffer is None or len(buffer) != layout.data_bytes:
-        buffer = torch.empty(layout.data_bytes, dtype=torch.uint8)
-    tensors.fill(layout, mine, buffer)
-    document = {
-        "rank": rank,
-        "world_size": world_size,
-        "fingerprint": _fingerprint(flat.tensors),
-        "state": state_tree if rank == 0 else None,
-        "local": local_tree,
-    }
-    return Share(layout, buffer, document)
+    def write(self, storage: Storage, key: str) -> ObjectRef:
+        """Store the tensor file, then the document at `key`; returns what the tensor file is. Raises StorageError."""
+        for event in self.copied:
+            event.synchronize()
+        data = self.buffer.data.numpy().data[: self.plan.size_bytes]
+        file = ObjectRef(commits.tensors_key(key), len(data), commits.checksum([data]))
+        storage.put(file.key, [data])
+        state = self.state if self.plan.document["rank"] == 0 else None
+        document = {**self.plan.document, "state": state, "local": self.local, "tensors": asdict(file)}
+        storage.put(key, [json.dumps(document).encode()])
+        return file
 
 
 def gather(
@@ -109,56 +241,7 @@ def gather(
     return tuple(ref for ref, _ in shares), sum(ref.size_bytes + doc["tensors"]["size_bytes"] for ref, doc in shares)
 
 
-def read(storage: Storage, commit: Commit, rank: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Read a checkpoint: the state, and what was `local` to this rank (None if there was no such rank).
-
-    Raises DamagedError or MissingError unless every byte is what was committed.
-    """
-    places: dict[str, tuple[torch.Tensor, Mapping[str, tensors.Place]]] = {}
-    state_tree: Any = None
-    local_tree: Any = None
-    for index, ref in enumerate(commit.shares):
-        document = _read_document(storage, ref)
-        buffer, found = _read_tensors(storage, ObjectRef(**document["tensors"]))
-        names = [name for name in found if index == rank or not name.startswith(_LOCAL)]
-        places |= dict.fromkeys(names, (buffer, found))
-        state_tree = document["state"] if index == 0 else state_tree
-        local_tree = document["local"] if index == rank else local_tree
-    taken: dict[str, torch.Tensor] = {}
-
-    def tensor(name: str, dtype: str, shape: list[int]) -> torch.Tensor:
-        if name not in taken:
-            buffer, found = places.get(name, (torch.empty(0, dtype=torch.uint8), {}))
-            taken[name] = tensors.take(buffer, found, name, dtype, shape)
-        return taken[name]
-
-    return tree.decode(state_tree, tensor), None if local_tree is None else tree.decode(local_tree, tensor)
-
-
-def _read_document(storage: Storage, ref: ObjectRef) -> Any:
-    data = storage.get(ref.key)
-    if commits.checksum([data]) != ref.checksum:
-        raise DamagedError(f"{ref.key}: its checksum does not match")
-    return json.loads(data)
-
-
-def _read_tensors(storage: Storage, ref: ObjectRef) -> tuple[torch.Tensor, Mapping[str, tensors.Place]]:
-    prefix = bytearray(tensors.PREFIX_BYTES)
-    storage.read_into(ref.key, 0, memoryview(prefix))
-    header_bytes = tensors.header_bytes(bytes(prefix))
-    data_bytes = ref.size_bytes - tensors.PREFIX_BYTES - header_bytes
-    if data_bytes < 0:
-        raise DamagedError(f"{ref.key}: its header does not fit into it")
-    header, buffer = bytearray(header_bytes), torch.empty(data_bytes, dtype=torch.uint8)
-    storage.read_into(ref.key, len(prefix), memoryview(header))
-    data = buffer.numpy().data
-    storage.read_into(ref.key, len(prefix) + header_bytes, data)
-    if commits.checksum([bytes(prefix), bytes(header), data]) != ref.checksum:
-        raise DamagedError(f"{ref.key}: its checksum does not match")
-    return buffer, tensors.read_places(bytes(header), data_bytes)
-
-
-def _fingerprint(flat: Mapping[str, torch.Tensor]) -> str:
+def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
     """Equal on two ranks exactly when their tensors have equal names, dtypes and shapes."""
-    rows = sorted(f"{name} {tensors.dtype_name(tensor.dtype)} {list(tensor.shape)}" for name, tensor in flat.items())
+    rows = sorted(f"{name} {tensors.dtype_name(tensor.dtype)} {list(tensor.shape)}" for name, tensor in shared.items())
     return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()

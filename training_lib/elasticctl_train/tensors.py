@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -43,7 +43,8 @@ PREFIX_BYTES = 8
 """A file begins with the header's length, in this many bytes."""
 
 _ALIGNMENT = 64
-_MAX_HEADER_BYTES = 1 << 30
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
+_BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,70 +64,36 @@ class Layout:
     data_bytes: int
 
 
-def plan(tensors: Mapping[str, torch.Tensor]) -> Layout:
-    """Lay out a file for these tensors (dtypes as in DTYPES, any strides and device); reads no tensor data."""
+def plan(entries: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> Layout:
+    """Lay out a file for entries of these dtypes (one of DTYPES) and shapes."""
     places: dict[str, Place] = {}
     header: dict[str, Any] = {}
     end = 0
-    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
-        tensor = tensors[name]
-        place = Place(end, tensor.numel() * tensor.element_size())
+    for name in sorted(entries, key=lambda name: (-entries[name][0].itemsize, name)):
+        dtype, shape = entries[name]
+        place = Place(end, prod(shape) * dtype.itemsize)
         end += place.size_bytes
         places[name] = place
-        shape = [*tensor.shape, 2] if tensor.is_complex() else list(tensor.shape)
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [place.start, end]}
+        stored_shape = [*shape, 2] if dtype.is_complex else list(shape)
+        header[name] = {"dtype": DTYPES[dtype], "shape": stored_shape, "data_offsets": [place.start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + PREFIX_BYTES) % _ALIGNMENT)
     return Layout(struct.pack("<Q", len(text)) + text, places, end)
 
 
-def fill(layout: Layout, tensors: Mapping[str, torch.Tensor], buffer: torch.Tensor) -> None:
-    """Copy the tensors to their places in `buffer` (uint8, on the CPU, `layout.data_bytes` long)."""
-    for name, tensor in tensors.items():
-        view(buffer, layout.places[name], tensor.dtype, tensor.shape).copy_(tensor.detach())
+def view(data: torch.Tensor, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """The tensor that lies at byte `start` of `data` (uint8), without a copy."""
+    return data[start : start + prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
 
 
-def view(buffer: torch.Tensor, place: Place, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor at `place` of a file's data, without a copy."""
-    return buffer[place.start : place.start + place.size_bytes].view(dtype).view(shape)
-
-
-def header_bytes(prefix: bytes) -> int:
-    """How long the header is, from the first eight bytes of a file; DamagedError if that cannot be."""
-    (length,) = struct.unpack("<Q", prefix)
-    if length > _MAX_HEADER_BYTES:
-        raise DamagedError(f"a tensor file's header cannot have {length} bytes")
-    return int(length)
-
-
-def read_places(header: bytes, data_bytes: int) -> dict[str, Place]:
-    """Parse a header (without its length) of a file with `data_bytes` of data; DamagedError where they do not fit."""
-    try:
-        entries = json.loads(header)
-        places = {}
-        for name, entry in entries.items():
-            if name == "__metadata__":
-                continue
-            start, end = entry["data_offsets"]
-            if not 0 <= start <= end <= data_bytes:
-                raise DamagedError(f"tensor {name!r} lies outside its file")
-            places[name] = Place(start, end - start)
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise DamagedError(f"a tensor file's header cannot be read: {e}") from e
-    return places
-
-
-def take(buffer: torch.Tensor, places: Mapping[str, Place], name: str, dtype: str, shape: list[int]) -> torch.Tensor:
-    """A copy of one tensor out of a file's data; DamagedError when its bytes are not of that dtype and shape."""
-    kind = next((known for known in DTYPES if dtype_name(known) == dtype), None)
-    place = places.get(name)
-    if kind is None or place is None:
-        raise DamagedError(f"tensor {name!r} of dtype {dtype} is not in its file")
-    if place.size_bytes != prod(shape) * kind.itemsize or place.start % kind.itemsize:
-        raise DamagedError(f"tensor {name!r} has {place.size_bytes} bytes, which is not {dtype} of shape {shape}")
-    return view(buffer, place, kind, tuple(shape)).clone()
+def dtype_of(name: str) -> torch.dtype:
+    """`float32` -> `torch.float32`; DamagedError for what is none of DTYPES."""
+    dtype = _BY_NAME.get(name)
+    if dtype is None:
+        raise DamagedError(f"{name!r} is no dtype that a checkpoint can hold")
+    return dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """`torch.float32` -> `float32`."""
-    return str(dtype).removeprefix("torch.")
+    return _NAMES[dtype]

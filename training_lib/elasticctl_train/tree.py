@@ -14,44 +14,55 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from elasticctl_train import shards
 from elasticctl_train.errors import DamagedError, StateError
 from elasticctl_train.tensors import DTYPES, dtype_name
 
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_AS_THEY_ARE = frozenset({type(None), bool, int, str})
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _RESERVED_NAME = "__metadata__"  # of safetensors
 
 
 @dataclass(slots=True)
 class Flattener:
-    """Turns trees into JSON; `tensors` collects each distinct tensor once, under a name made from its path."""
+    """Turns trees into JSON; `tensors` collects each distinct tensor once, under a name made from its path.
+
+    Training stands still meanwhile, so this is written for speed: some microseconds a tensor.
+    """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     _names: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def encode(self, value: object, path: str) -> Any:
         """Return `value` as JSON data. `path` is where it is in the whole state, for names and errors."""
-        if value is None or type(value) in (bool, int, str):
+        kind = type(value)
+        if kind in _AS_THEY_ARE:
             return value
-        if type(value) is float:
-            return value if math.isfinite(value) else {"$float": str(value)}
         if isinstance(value, torch.Tensor):
             return self._encode_tensor(value, path)
-        if type(value) in (dict, OrderedDict):
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": str(value)}  # type: ignore[arg-type]
+        if kind is dict or kind is OrderedDict:
             return self._encode_dict(value, path)  # type: ignore[arg-type]
-        if type(value) is list:
-            return [self.encode(item, f"{path}/{index}") for index, item in enumerate(value)]
-        if type(value) is tuple:
-            return {"$tuple": [self.encode(item, f"{path}/{index}") for index, item in enumerate(value)]}
-        if type(value) is Counter:
-            return {"$counter": self._pairs(value, path)}
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise StateError(f"{path}: a checkpoint cannot hold a {kind}; make it numbers, text, lists, dicts or tensors")
+        if kind is list:
+            return self._items(value, path)  # type: ignore[arg-type]
+        if kind is tuple:
+            return {"$tuple": self._items(value, path)}  # type: ignore[arg-type]
+        if kind is Counter:
+            return {"$counter": self._pairs(value, path)}  # type: ignore[arg-type]
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise StateError(f"{path}: a checkpoint cannot hold a {name}; make it numbers, text, lists, dicts or tensors")
+
+    def _items(self, value: list[Any] | tuple[Any, ...], path: str) -> list[Any]:
+        if all(type(item) in _AS_THEY_ARE for item in value):  # Python's generator has 625 numbers
+            return list(value)
+        return [self.encode(item, f"{path}/{index}") for index, item in enumerate(value)]
 
     def _encode_dict(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -67,13 +78,7 @@ class Flattener:
         return pairs
 
     def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
-        if type(tensor) not in _PLAIN_TENSORS:
-            raise StateError(f"{path}: a checkpoint cannot hold a {type(tensor).__qualname__}, only plain tensors")
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.dtype not in DTYPES:
-            kind = f"{tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
-            raise StateError(f"{path}: a checkpoint cannot hold a {kind}; make it a dense tensor of a common dtype")
-        where = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
-        identity = (*where, tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        identity = _identity(tensor, path)
         name = self._names.get(identity) if tensor.numel() else None
         if name is None:
             name = path
@@ -82,6 +87,37 @@ class Flattener:
             self.tensors[name] = tensor
             self._names[identity] = name
         return {"$tensor": name, "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+
+
+def _identity(tensor: torch.Tensor, path: str) -> tuple[Any, ...]:
+    """Equal for two tensors that are the same memory seen in the same way; StateError for what cannot be kept."""
+    dtype = tensor.dtype
+    if type(tensor) in _PLAIN_TENSORS:
+        part, spread = tensor, None
+    elif shards.is_sharded(tensor):
+        shards.check(tensor, path)
+        part = shards.local(tensor)
+        # An empty part has no address, and yet all ranks have to come to the same names.
+        spread = (shards.layout_of(tensor), part.untyped_storage()._cdata)
+    else:
+        raise StateError(f"{path}: a checkpoint cannot hold a {type(tensor).__qualname__}, only plain tensors")
+    if part.layout != torch.strided or part.is_quantized or part.is_meta or dtype not in DTYPES:
+        kind = f"{part.layout} tensor of {dtype} on {part.device}"
+        raise StateError(f"{path}: a checkpoint cannot hold a {kind}; make it a dense tensor of a common dtype")
+    where = (part.data_ptr(), part.device, part.shape, part.stride(), dtype, spread)
+    return (*where, part.is_conj(), part.is_neg()) if dtype.is_complex else (*where, part.is_neg())
+
+
+def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a tree with its path, shared ones as often as they occur; whatever else is passed over."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}/{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}/{index}")
 
 
 def decode(data: Any, tensor: Callable[[str, str, list[int]], torch.Tensor]) -> Any:
@@ -114,19 +150,3 @@ def _decode_marked(marker: str, data: dict[str, Any], tensor: Callable[[str, str
             return float(content)
         case _:
             raise DamagedError(f"not a state tree: {marker} is unknown to this version")
-
-
-def share_out(sizes_bytes: Mapping[str, int], kept: Mapping[str, int], world_size: int) -> dict[str, int]:
-    """Which rank writes which tensor, whole tensors, balanced by bytes: the largest goes to the least laden rank.
-
-    `kept` names the tensors that have their rank already. The same on every rank that passes the same.
-    """
-    owners = dict(kept)
-    load = [0] * world_size
-    for name, rank in kept.items():
-        load[rank] += sizes_bytes[name]
-    for name in sorted(sizes_bytes.keys() - kept.keys(), key=lambda name: (-sizes_bytes[name], name)):
-        rank = load.index(min(load))
-        owners[name] = rank
-        load[rank] += sizes_bytes[name]
-    return owners

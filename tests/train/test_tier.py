@@ -1,0 +1,226 @@
+"""The node's shared memory: what is in it, what is trusted, what is deleted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticctl_train import exchange, tier
+from elasticctl_train.buffers import Buffers
+from elasticctl_train.checkpoint import Checkpointer, Label
+from elasticctl_train.commits import ObjectRef
+from elasticctl_train.storage.local import LocalStorage
+from elasticctl_train.tier import Tier
+from tests.train.states import same
+
+
+class Counted(LocalStorage):
+    """A folder that counts the tensor files that are read from it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read = 0
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        self.read += 1
+        super().read_into(key, start, into)
+
+
+class Full(LocalStorage):
+    """A folder that takes no data."""
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+        if key.startswith("data/"):
+            raise OSError("no room")
+        super().put(key, parts, if_absent=if_absent)
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tier"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("ELASTICCTL_LOCAL_TIER", str(folder))
+    return folder
+
+
+def opened(base: Path, rank: int = 0, generation: int = 1) -> Tier:
+    found = Tier.open("file:///a", rank, generation, {"ELASTICCTL_LOCAL_TIER": str(base)})
+    assert found is not None
+    return found
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((5000,), float(step)), "n": torch.tensor(step)}}
+
+
+def saved(root: Path, *steps: int) -> Checkpointer:
+    checkpoints = Checkpointer(LocalStorage(root))
+    for step in steps:
+        checkpoints.save(state_of(step), Label(step), local={"own": torch.tensor(step)})
+        assert checkpoints.settle()
+    return checkpoints
+
+
+def restored(root: Path) -> tuple[int, int]:
+    """The step that is restored, and how many tensor files were read from storage for it."""
+    storage = Counted(root)
+    found = Checkpointer(storage).restore()
+    assert found is not None
+    step = found.commit.step
+    assert same(found.state, state_of(step))
+    assert same(found.local, {"own": torch.tensor(step)})
+    return step, storage.read
+
+
+def files(base: Path, kind: str) -> list[Path]:
+    return sorted(base.glob(f"*/*.{kind}"))
+
+
+def test_a_restarted_process_restores_from_memory(tmp_path: Path, base: Path) -> None:
+    saved(tmp_path / "state", 1, 2, 3)
+    assert restored(tmp_path / "state") == (3, 0)
+
+
+def test_what_is_restored_stays_as_it_is_when_training_goes_on(tmp_path: Path, base: Path) -> None:
+    saved(tmp_path / "state", 1)
+    young = Checkpointer(LocalStorage(tmp_path / "state"))
+    found = young.restore()
+    for step in (2, 3, 4):
+        young.save(state_of(step), Label(step))
+    young.settle()
+    assert found is not None
+    assert same(found.state, state_of(1))
+
+
+@pytest.mark.parametrize("change", ["torn", "flipped", "gone", "unlabelled", "stale", "garbage"])
+def test_what_is_not_the_commits_own_is_not_taken(tmp_path: Path, base: Path, change: str) -> None:
+    saved(tmp_path / "state", 1, 2)
+    data, labels = files(base, "data"), files(base, "json")
+    assert len(data) == len(labels) == 2
+    for file, label in zip(data, labels, strict=True):
+        match change:
+            case "torn":
+                os.truncate(file, file.stat().st_size // 2)
+            case "flipped":
+                content = file.read_bytes()
+                file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+            case "gone":
+                file.unlink()
+            case "unlabelled":
+                label.unlink()
+            case "stale":
+                label.write_text(label.read_text().replace("crc32:", "crc32:0"))
+            case "garbage":
+                label.write_text('{"key": [1]}')
+    assert restored(tmp_path / "state") == (2, 1)
+
+
+def test_another_urls_snapshot_is_another_one(tmp_path: Path, base: Path) -> None:
+    saved(tmp_path / "one", 1)
+    saved(tmp_path / "two", 1)
+    assert len(list(base.iterdir())) == 2
+    assert restored(tmp_path / "two") == (1, 0)
+    assert restored(tmp_path / "one") == (1, 0)
+
+
+def test_the_snapshot_of_a_save_that_failed_is_not_offered(tmp_path: Path, base: Path) -> None:
+    checkpoints = Checkpointer(Full(tmp_path / "state"))
+    checkpoints.save(state_of(1), Label(1))
+    assert not checkpoints.settle()
+    assert files(base, "json") == []
+
+
+def test_the_last_snapshot_stays_until_there_is_a_newer_one(tmp_path: Path, base: Path) -> None:
+    saved(tmp_path / "state", 1, 2)
+    young = Checkpointer(LocalStorage(tmp_path / "state"))
+    young.restore()
+    young.prepare(state_of(3), local={"own": torch.tensor(3)})
+    assert [file.name for file in files(base, "json")] == ["g000001-r00000-1.json"]
+    assert restored(tmp_path / "state") == (2, 0)  # killed before its first save
+    young = saved(tmp_path / "state", 3, 4)
+    assert {file.name[:7] for file in files(base, "data")} == {"g000004"}
+    assert restored(tmp_path / "state") == (4, 0)
+
+
+def test_a_tier_others_can_write_to_is_not_used(tmp_path: Path, base: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base.chmod(0o777)
+    saved(tmp_path / "state", 1)
+    assert list(base.iterdir()) == []
+    assert "is not private to this user" in caplog.text
+
+
+def test_a_tier_that_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Tier.open("file:///a", 0, 1, {"ELASTICCTL_LOCAL_TIER": str(tmp_path / "no")}) is None
+    assert "cannot be used: No such file" in caplog.text
+    assert Tier.open("file:///a", 0, 1, {}) is None
+
+
+def test_without_room_the_buffers_are_memory_of_ones_own(
+    base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tier, "MARGIN_BYTES", 1 << 60)
+    with caplog.at_level(logging.INFO, logger="elasticctl_train"):
+        buffers = Buffers(5000, tier=opened(base), pin=None, one_at_first=False)
+        first = buffers.next()
+        buffers.turn()
+        second = buffers.next()
+    assert not first.in_tier
+    assert not second.in_tier
+    assert first.data.data_ptr() != second.data.data_ptr()
+    assert "no local tier on this node" in caplog.text
+    assert files(base, "data") == []
+
+
+def test_buffers_take_turns_and_keep_their_memory(base: Path) -> None:
+    buffers = Buffers(5000, tier=opened(base), pin=None, one_at_first=True)
+    first = buffers.next()
+    assert buffers.next() is first
+    assert [file.name for file in files(base, "data")] == ["g000001-r00000-0.data"]
+    first.data.fill_(7)
+    assert files(base, "data")[0].read_bytes() == b"\7" * 5000
+    buffers.turn()
+    assert buffers.next().index == 1
+    buffers.turn()
+    assert buffers.next() is first
+
+
+def test_ranks_of_one_node_have_one_word_for_it(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o700)
+    (tmp_path / "b").mkdir(mode=0o700)
+    first, second, elsewhere = (opened(tmp_path / folder, rank) for rank, folder in enumerate("aab"))
+    assert first.node() == second.node() != elsewhere.node()
+
+
+def test_only_older_generations_are_deleted(base: Path) -> None:
+    refs = [ObjectRef(f"data/save-{number}/share.safetensors", 3, "crc32:00000000") for number in range(4)]
+    for generation in (1, 2, 3):
+        made = opened(base, 0, generation)
+        assert made.create(0, 3) is not None
+        made.label(0, refs[generation])
+    assert opened(base, 0, 3).clear(but_for="data/save-2/")
+    assert opened(base, 1, 3).offers().keys() == {refs[2], refs[3]}
+    assert not opened(base, 0, 3).clear(but_for="data/save-1/")
+    assert opened(base, 1, 3).offers() == {refs[3]: files(base, "data")[0]}
+
+
+@pytest.mark.parametrize(
+    ("sizes_bytes", "offered", "suppliers"),
+    [
+        ([5, 5, 5], [[], [], []], [0, 1, 2]),
+        ([5, 5, 5], [[]], [0, 0, 0]),
+        ([9, 1, 1, 8], [[], []], [0, 1, 0, 1]),
+        ([5, 5], [[1], [0], []], [1, 0]),
+        ([5, 5], [[0, 1], [0, 1]], [0, 1]),
+        ([5, 5, 5], [[], [2], [1]], [0, 2, 1]),
+    ],
+)
+def test_shares_are_supplied_evenly_from_memory_first(
+    sizes_bytes: list[int], offered: list[list[int]], suppliers: list[int]
+) -> None:
+    assert exchange.choose(sizes_bytes, offered) == suppliers

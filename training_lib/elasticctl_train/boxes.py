@@ -1,0 +1,156 @@
+"""Boxes of tensors: which part of a tensor lies where, and which rank writes which part. Pure: no torch, no I/O.
+
+A tensor that is sharded over ranks, or that is too large for one rank to write, is stored as boxes: an offset in the
+whole tensor and a shape. Everything that asks who has, writes or wants what is arithmetic on boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+CUT_BYTES = 1 << 20
+"""Tensors up to this size are written whole: to balance less than that is not worth another entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The elements of a tensor from `offset`, `shape` many in each dimension."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many elements lie in it."""
+        return prod(self.shape)
+
+    def within(self, outer: Box) -> Box:
+        """The same elements, counted from the corner of `outer`."""
+        return Box(tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True)), self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A box of the tensor `name`, `size_bytes` large, and the ranks that hold it alike, in ascending order."""
+
+    name: str
+    box: Box
+    size_bytes: int
+    ranks: tuple[int, ...]
+
+
+def whole(shape: Iterable[int]) -> Box:
+    """The box that is all of a tensor."""
+    shape = tuple(shape)
+    return Box((0,) * len(shape), shape)
+
+
+def overlap(a: Box, b: Box) -> Box | None:
+    """The elements in both of two boxes of one tensor; None when there are none."""
+    offset = tuple(max(x, y) for x, y in zip(a.offset, b.offset, strict=True))
+    ends = zip(a.offset, a.shape, b.offset, b.shape, strict=True)
+    shape = tuple(min(x + n, y + m) - start for start, (x, n, y, m) in zip(offset, ends, strict=True))
+    return Box(offset, shape) if all(length > 0 for length in shape) else None
+
+
+def shard(shape: Sequence[int], splits: Iterable[tuple[int, int, int]]) -> Box:
+    """One rank's box of a tensor that is split as `torch.chunk` splits: equal chunks, the last ones shorter or empty.
+
+    `splits` are (dimension, number of chunks, which chunk), one after the other: the next splits what the last left.
+    """
+    offset, left = [0] * len(shape), list(shape)
+    for dim, chunks, index in splits:
+        chunk = -(-left[dim] // chunks)
+        start = min(index * chunk, left[dim])
+        offset[dim] += start
+        left[dim] = min(chunk, left[dim] - start)
+    return Box(tuple(offset), tuple(left))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor that lies in memory row by row, in elements."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(1, shape[dim + 1])
+    return tuple(strides)
+
+
+def row_dimension(shape: Sequence[int]) -> int | None:
+    """The dimension along which a box can be cut so that its parts are contiguous; None: it cannot be cut."""
+    return next((dim for dim, length in enumerate(shape) if length > 1), None)
+
+
+def cut(box: Box, rows: int) -> tuple[Box, Box]:
+    """Cut off the first `rows` rows (more than none, fewer than all), along `row_dimension`."""
+    dim = row_dimension(box.shape)
+    if dim is None or not 0 < rows < box.shape[dim]:
+        raise ValueError(f"{box} has no {rows} rows and more")
+    head, tail, offset = list(box.shape), list(box.shape), list(box.offset)
+    head[dim], tail[dim], offset[dim] = rows, box.shape[dim] - rows, box.offset[dim] + rows
+    return Box(box.offset, tuple(head)), Box(tuple(offset), tuple(tail))
+
+
+def cut_at(box: Box, size_bytes: int, at_bytes: int) -> tuple[Box, Box] | None:
+    """Cut a box of `size_bytes` behind about its first `at_bytes`; None where that leaves one side empty."""
+    dim = row_dimension(box.shape)
+    if dim is None or not size_bytes:
+        return None
+    rows = at_bytes * box.shape[dim] // size_bytes
+    return cut(box, rows) if 0 < rows < box.shape[dim] else None
+
+
+def share_out(holdings: Iterable[Holding], world_size: int) -> list[list[tuple[str, Box]]]:
+    """Which rank writes which boxes: every element once, balanced by bytes; the same on ranks that pass the same.
+
+    What one rank alone holds is its own. The rest fills the ranks that hold it to one level, in the order given; a
+    tensor larger than `CUT_BYTES` is cut where one rank is full.
+    """
+    shares: list[list[tuple[str, Box]]] = [[] for _ in range(world_size)]
+    load_bytes = [0] * world_size
+    groups: dict[tuple[int, ...], list[Holding]] = {}
+    for holding in holdings:
+        groups.setdefault(holding.ranks, []).append(holding)
+    for ranks in sorted(groups, key=lambda ranks: (len(ranks), ranks)):
+        _fill(shares, load_bytes, ranks, groups[ranks])
+    return shares
+
+
+def _fill(
+    shares: list[list[tuple[str, Box]]], load_bytes: list[int], ranks: tuple[int, ...], group: list[Holding]
+) -> None:
+    """Give the holdings of `ranks` to these, the first one first, each until it is at the common level."""
+    level = _level([load_bytes[rank] for rank in ranks], sum(holding.size_bytes for holding in group))
+    todo = [(holding.name, holding.box, holding.size_bytes) for holding in reversed(group)]
+    position = 0
+    while todo:
+        name, box, size_bytes = todo.pop()
+        rank = ranks[position]
+        room = level - load_bytes[rank]
+        is_last = position == len(ranks) - 1
+        if not is_last and room < size_bytes:
+            parts = cut_at(box, size_bytes, room) if size_bytes > CUT_BYTES else None
+            if parts is None and room * 2 < size_bytes:  # it belongs rather to the next one
+                todo.append((name, box, size_bytes))
+                position += 1
+                continue
+            if parts is not None:
+                tail_bytes = size_bytes // box.elements * parts[1].elements
+                todo.append((name, parts[1], tail_bytes))
+                box, size_bytes = parts[0], size_bytes - tail_bytes
+                position += 1
+        shares[rank].append((name, box))
+        load_bytes[rank] += size_bytes
+
+
+def _level(loads: list[int], added: int) -> int:
+    """How full everyone is once `added` is spread over them so that the fullest gets least."""
+    total = added
+    ordered = sorted(loads)
+    for count, load in enumerate(ordered, start=1):
+        total += load
+        level = -(-total // count)
+        if count == len(ordered) or level <= ordered[count]:
+            return level
+    return 0

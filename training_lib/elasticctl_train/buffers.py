@@ -1,0 +1,117 @@
+"""Two warm buffers per rank: one holds the last snapshot, the other is filled next.
+
+Memory that has never been touched is given out page by page on first use, which makes a first copy ten times as slow
+as a second. So a thread touches every page beforehand, and page-locks the memory where tensors come from a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import threading
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from elasticctl_train.tier import Tier
+
+log = logging.getLogger("elasticctl_train")
+
+_PAGE_BYTES = mmap.PAGESIZE
+_STRIDE_BYTES = 64 << 20  # touched at a time: few enough elements that torch needs no second thread for them
+
+
+@dataclass(slots=True)
+class Buffer:
+    """`data` (uint8) is one of the two; `index` tells which. `pinned`: page-locked.
+
+    `views` are the tensors in it as laid out for `plan`: both are its user's.
+    """
+
+    index: int
+    data: torch.Tensor
+    in_tier: bool
+    pinned: bool = False
+    plan: object = None
+    views: list[torch.Tensor] = field(default_factory=list)
+
+
+class Buffers:
+    """The pair, each `size_bytes` large, made in the background."""
+
+    def __init__(self, size_bytes: int, *, tier: Tier | None, pin: torch.device | None, one_at_first: bool) -> None:
+        """`pin` is the GPU that will copy into them. `one_at_first`: the second is made by `make_both`, or on use."""
+        self.size_bytes = size_bytes
+        self._tier, self._pin = tier, pin
+        self._made: Mapping[int, Future[Buffer]] = {0: Future(), 1: Future()}
+        self._begun = [False, False]
+        self._next = 0
+        self._begin([0] if one_at_first else [0, 1])
+
+    def next(self) -> Buffer:
+        """The buffer to be filled now; waits until it is warm. Raises MemoryError."""
+        self._begin([self._next])
+        return self._made[self._next].result()
+
+    def turn(self) -> None:
+        """What was filled is to be kept: the other one is next."""
+        self._next = 1 - self._next
+
+    def make_both(self) -> None:
+        """Have the second one made too, beside training."""
+        self._begin([1])
+
+    def _begin(self, indices: list[int]) -> None:
+        todo = [index for index in indices if not self._begun[index]]
+        for index in todo:
+            self._begun[index] = True
+        if todo:
+            threading.Thread(target=self._make, args=(todo,), name="elasticctl-buffers", daemon=True).start()
+
+    def _make(self, indices: list[int]) -> None:
+        for index in indices:
+            try:
+                self._made[index].set_result(self._make_one(index))
+            except BaseException as e:  # noqa: BLE001 - the edge of a thread: who waits for the buffer raises it
+                self._made[index].set_exception(e)
+
+    def _make_one(self, index: int) -> Buffer:
+        shared = self._tier.create(index, self.size_bytes) if self._tier is not None else None
+        data = anonymous(self.size_bytes) if shared is None else torch.frombuffer(shared, dtype=torch.uint8)
+        touch(data)
+        return Buffer(index, data, in_tier=shared is not None, pinned=self._pin is not None and _pin(data, self._pin))
+
+
+def anonymous(size_bytes: int) -> torch.Tensor:
+    """Untouched memory of this process's own, in large pages where the kernel has them: a uint8 tensor."""
+    if size_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # after a fork for DataLoader workers, every page would be copied
+        if hasattr(mmap, name):
+            with suppress(OSError):  # a kernel without large pages
+                memory.madvise(getattr(mmap, name))
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def touch(data: torch.Tensor) -> None:
+    """Have every page of `data` in memory, and mapped."""
+    for start in range(0, len(data), _STRIDE_BYTES):
+        data[start : start + _STRIDE_BYTES : _PAGE_BYTES].zero_()
+
+
+def _pin(data: torch.Tensor, device: torch.device) -> bool:
+    """Page-lock `data` until it is freed, for copies from a GPU that nobody waits for; False if that is refused."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        failed = int(runtime.cudaHostRegister(data.data_ptr(), data.nbytes, 0))
+    if failed:
+        log.warning("%d MB could not be page-locked (CUDA error %d): saves take longer", data.nbytes >> 20, failed)
+        return False
+    weakref.finalize(data, runtime.cudaHostUnregister, data.data_ptr()).atexit = False
+    return True

@@ -1,0 +1,130 @@
+"""The local tier: the newest snapshot of each rank, kept in its node's shared memory.
+
+The launcher makes a private folder under /dev/shm that outlives its ranks, and names it in $ELASTICCTL_LOCAL_TIER. The
+buffers that ranks save from are files in there:
+
+    <URL>/g<generation>-r<rank>-<0 or 1>.data    a whole tensor file, as it was stored
+    <URL>/g<generation>-r<rank>-<0 or 1>.json    the object it is: key, size, checksum
+
+The second is there only once that object has been stored, and goes before the first is written to again. A restore
+takes a file for an object of the commit only if all three agree, and checks the bytes too. Nobody ever writes to
+files of an older generation, which a process that was thought dead may still have mapped; they are deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import mmap
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from elasticctl_train.commits import ObjectRef, folder_of
+
+log = logging.getLogger("elasticctl_train")
+
+VARIABLE = "ELASTICCTL_LOCAL_TIER"
+MARGIN_BYTES = 64 << 20
+"""How much of the shared memory is left to others, NCCL and DataLoader workers among them."""
+
+
+class Tier:
+    """One rank's view of the tier for one storage URL."""
+
+    def __init__(self, folder: Path, rank: int, generation: int) -> None:
+        self._folder, self._rank, self._generation = folder, rank, generation
+
+    @classmethod
+    def open(cls, url: str, rank: int, generation: int, environ: Mapping[str, str] = os.environ) -> Tier | None:
+        """The tier of this node; None where there is none, or where others could write to it."""
+        base = environ.get(VARIABLE)
+        if not base:
+            return None
+        try:
+            found = os.stat(base)
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                log.warning("$%s=%s is not private to this user (mode 0700): not used", VARIABLE, base)
+                return None
+            folder = Path(base, hashlib.sha256(url.encode()).hexdigest()[:16])
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as e:
+            log.warning("$%s=%s cannot be used: %s", VARIABLE, base, e.strerror)
+            return None
+        return cls(folder, rank, generation)
+
+    def node(self) -> str:
+        """A word that ranks have in common exactly when they see the same folder."""
+        path, mine = self._folder / "node", self._folder / f"node.{secrets.token_hex(8)}"
+        mine.write_text(mine.suffix)
+        with suppress(FileExistsError):
+            os.link(mine, path)
+        mine.unlink()
+        return path.read_text()
+
+    def offers(self) -> dict[ObjectRef, Path]:
+        """The objects whose bytes lie here, by what is said of them; nothing has been read of them yet."""
+        found = {}
+        for label in sorted(self._folder.glob("*.json")):
+            data = label.with_suffix(".data")
+            with suppress(OSError, ValueError, TypeError):
+                ref = ObjectRef(**json.loads(label.read_bytes()))
+                if data.stat().st_size == ref.size_bytes:
+                    found[ref] = data
+        return found
+
+    def clear(self, but_for: str = "") -> bool:
+        """Delete what older generations left, but for objects in the save folder `but_for`; is anything kept?"""
+        kept = {path.stem for ref, path in self.offers().items() if but_for and folder_of(ref.key) == but_for}
+        kept_any = False
+        for path in self._folder.glob("g*-*"):
+            if path.name[: len("g000000")] >= f"g{self._generation:06d}":
+                continue
+            if path.stem in kept:
+                kept_any = True
+            else:
+                path.unlink(missing_ok=True)
+        return kept_any
+
+    def create(self, index: int, size_bytes: int) -> mmap.mmap | None:
+        """Make this rank's buffer number `index`, all its memory reserved; None where it does not fit."""
+        path = self._path(index)
+        try:
+            path.unlink(missing_ok=True)
+            room = os.statvfs(self._folder)
+            if room.f_bavail * room.f_frsize < size_bytes + MARGIN_BYTES:
+                raise OSError(errno.ENOSPC, "too small")
+            with _created(path) as file:
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
+                return mmap.mmap(file.fileno(), size_bytes)
+        except OSError as e:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            log.info("no local tier on this node: %s MB in %s: %s", size_bytes >> 20, self._folder.parent, e.strerror)
+            return None
+
+    def label(self, index: int, ref: ObjectRef) -> None:
+        """Say that buffer `index` holds this object, which has been stored."""
+        label = self._path(index).with_suffix(".json")
+        partial = label.with_suffix(".partial")
+        with suppress(OSError):  # the tier is a help, never a condition
+            partial.write_text(json.dumps(asdict(ref)))
+            partial.replace(label)
+
+    def unlabel(self, index: int) -> None:
+        """Say that buffer `index` holds nothing any more: it is about to be written to."""
+        self._path(index).with_suffix(".json").unlink(missing_ok=True)
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"g{self._generation:06d}-r{self._rank:05d}-{index}.data"
+
+
+def _created(path: Path):  # type: ignore[no-untyped-def]
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "r+b", buffering=0)
