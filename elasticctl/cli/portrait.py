@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from elasticctl.cli import views
 from elasticctl.cli.output import Table, aligned
+from elasticctl.cli.totals import goodput_line
 from elasticctl.diagnosis import Case, Finding
+from elasticctl.goodput import goodput
 from elasticctl.podtemplate import STORAGE_VARIABLE, Hardware
 from elasticctl.spec import ElasticJob
 from elasticctl.status import JobStatus, WorkerStatus
@@ -37,7 +39,7 @@ def portrait(case: Case, findings: Sequence[Finding]) -> list[Section]:
         Section("", facts=_filled(_identity(case, findings))),
         Section("Runs", facts=_filled(_runs(job, case.hardware))),
         Section("Policy", facts=_filled(_policy(job))),
-        Section("Training", facts=_filled(views.progress_facts(status, case.now))),
+        Section("Training", facts=_filled([*views.progress_facts(status, case.now), *_worth(case)])),
         _workers(case),
         _groups(status, job.name),
         Section("Interruptions", lines=_last(views.interruptions(status))),
@@ -102,6 +104,11 @@ def _policy(job: ElasticJob) -> list[tuple[str, str]]:
         ("Deleted", "" if job.ttl_s is None else f"{span(job.ttl_s)} after its end"),
         ("Rendezvous", job.rdzv_endpoint),
     ]
+
+
+def _worth(case: Case) -> list[tuple[str, str]]:
+    part = goodput(case.status, case.now)
+    return [] if part is None else [("Goodput", goodput_line(part))]
 
 
 def _workers(case: Case) -> Section:

@@ -90,31 +90,25 @@ def progress_facts(status: JobStatus, now: float) -> list[tuple[str, str]]:
     ]
 
 
-def history_table(manifest: Manifest) -> Table:
+def history_table(job: ElasticJob) -> Table:
     """The interruptions and scalings of a job in order of time."""
-    status = ElasticJob.from_manifest(manifest).status
-    events: list[tuple[float, tuple[str, ...]]] = [
-        (
-            item.at or 0.0,
-            ("interruption", item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone)),
-        )
-        for item in status.interruptions
+    rows = [
+        (item.at, "interruption", item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone))
+        for item in job.status.interruptions
     ]
-    events += [
+    rows += [
         (
-            item.at or 0.0,
-            (
-                "scaling",
-                f"{item.from_workers} -> {item.to_workers}",
-                item.by,
-                _seconds(item.recovery_s),
-                _count(item.steps_redone),
-            ),
+            item.at,
+            "scaling",
+            f"{item.from_workers} -> {item.to_workers}",
+            item.by,
+            _seconds(item.recovery_s),
+            _count(item.steps_redone),
         )
-        for item in status.scalings
+        for item in job.status.scalings
     ]
-    rows = [(clock(at), *cells) for at, cells in sorted(events)]
-    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "STEPS REDONE"), rows)
+    told = [(clock(at), *cells) for at, *cells in sorted(rows, key=lambda row: row[0] or 0.0)]
+    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",))
 
 
 def events_table(entries: Sequence[Entry]) -> Table:

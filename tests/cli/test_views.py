@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elasticctl.cli.output import Table, console, fitted, grid, tabbed
 from elasticctl.cli.views import history_table, job_table, status_table
+from elasticctl.spec import ElasticJob
 from elasticctl.wording import span
 from tests.cli.samples import AT, FAILED, at, job
 
@@ -112,10 +113,19 @@ def test_a_waiting_job_says_why() -> None:
 def test_history_is_in_order_of_time() -> None:
     later = {"at": at(40), "worker": "digits-worker-2", "cause": "NodeLost"}
     manifest = job(interruptions=[later, job()["status"]["interruptions"][0]])
-    assert tabbed(history_table(manifest)).split("\n")[1:] == [
+    assert tabbed(history_table(ElasticJob.from_manifest(manifest))).split("\n")[1:] == [
         "2023-11-14 22:13:40\tinterruption\tdigits-worker-1\tPreempted\t2.5s\t12",
         "2023-11-14 22:13:50\tscaling\t3 -> 4\tuser\t1.2s\t-",
         "2023-11-14 22:14:00\tinterruption\tdigits-worker-2\tNodeLost\t-\t-",
+    ]
+
+
+def test_history_fits_80_columns() -> None:
+    lost = {"at": at(40), "worker": "digits-worker-12", "cause": "ApplicationError", "recoveryS": 75.0}
+    assert drawn(history_table(ElasticJob.from_manifest(job(interruptions=[lost]))), 80) == [
+        "AT                   WORKER            CAUSE             RECOVERED IN  REDONE",
+        "2023-11-14 22:13:50  3 -> 4            user              1.2s",
+        "2023-11-14 22:14:00  digits-worker-12  ApplicationError  1m15s",
     ]
 
 
@@ -137,7 +147,7 @@ def test_any_object_can_be_shown(status: dict[str, Any], template: Any, pods: An
     for table in (
         job_table([manifest], NOW, wide=True),
         status_table(manifest, pods if isinstance(pods, list) else [pods], NOW),
-        history_table(manifest),
+        history_table(ElasticJob.from_manifest(manifest)),
     ):
         text = tabbed(table)
         assert all(line.count("\t") == len(table.header) - 1 for line in text.split("\n"))

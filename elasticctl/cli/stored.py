@@ -1,0 +1,186 @@
+"""Where a job's checkpoints are, which of them is meant, and how they are shown.
+
+The only importer of `elasticctl_train` in the command line, and only of those modules that need no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticctl.cli.options import Where
+from elasticctl.cli.output import Table, console
+from elasticctl.errors import NotFoundError, StorageError, UsageError
+from elasticctl.wording import shown, span
+
+if TYPE_CHECKING:
+    from elasticctl_train.archive import Finding
+    from elasticctl_train.commits import Commit
+    from elasticctl_train.storage import Storage
+
+_COLUMNS = ("STEP", "EPOCH", "AGE", "SIZE", "RANKS", "STATE")
+_WIDE = ("NUMBER", "GENERATION", "METRICS")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The storage of a job, or one named by its URL. `running`: somebody may be saving there."""
+
+    name: str
+    storage: Storage
+    running: bool
+
+
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """The training library's errors as ours."""
+    from elasticctl_train.errors import TrainError
+
+    try:
+        yield
+    except TrainError as e:
+        raise StorageError(str(e)) from e
+
+
+def place_of(wanted: str, where: Where) -> Place:
+    """The storage of a job, by its name, or the one a URL or a path names. Raises UsageError for a job without one."""
+    from elasticctl_train import storage
+
+    if "://" in wanted or wanted.startswith((".", "/", "~")):
+        with errors_shown():
+            return Place(wanted, storage.open(wanted), running=True)
+    from elasticctl.cli.target import reach
+    from elasticctl.cli.views import hardware
+    from elasticctl.spec import ElasticJob
+
+    job = ElasticJob.from_manifest(reach(where).find(wanted))
+    url = hardware(job).storage
+    if not url:
+        raise UsageError(f"{job.name} names no storage: give the URL of its checkpoints instead")
+    with errors_shown():
+        return Place(job.name, storage.open(url), running=not job.status.phase.terminal)
+
+
+def found_at(place: Place) -> list[Finding]:
+    """The checkpoints of a storage, newest first. Raises StorageError."""
+    from elasticctl_train import archive
+
+    with errors_shown():
+        return archive.findings(place.storage)
+
+
+def of_step(found: Sequence[Finding], step: int | None) -> Commit:
+    """The newest whole checkpoint, or the newest of one step, whole or not. Raises NotFoundError."""
+    listed = [(finding.commit, finding.damage) for finding in found if finding.commit is not None]
+    fitting = [commit for commit, damage in listed if (not damage if step is None else commit.step == step)]
+    if not fitting:
+        steps = ", ".join(str(commit.step) for commit, _ in listed) or "none at all"
+        wanted = "no whole checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise NotFoundError(f"{wanted} is there; those that are: {steps}")
+    return fitting[0]
+
+
+def newest_whole(found: Sequence[Finding]) -> Commit | None:
+    """The checkpoint a job would go on from."""
+    return next((finding.commit for finding in found if finding.commit is not None and not finding.damage), None)
+
+
+def delete(place: Place, doomed: Sequence[Commit], found: Sequence[Finding]) -> None:
+    """Delete checkpoints, oldest first.
+
+    Where the newest entry of the journal is among them, the URL is taken over first: its position must never be free
+    while a run could fill it. A run that is at it is stopped by that. Raises StorageError.
+    """
+    from elasticctl_train import journal
+
+    with errors_shown():
+        if any(commit.position == found[0].position for commit in doomed):
+            journal.Writer.take_over(place.storage)
+        for commit in sorted(doomed, key=lambda commit: commit.position):
+            journal.remove(place.storage, commit)
+
+
+def table(found: Sequence[Finding], now: float, *, wide: bool = False) -> Table:
+    """One row a checkpoint. `now` in seconds since the epoch."""
+    rows = []
+    for finding in found:
+        commit, state = finding.commit, f"damaged: {finding.damage}" if finding.damage else "whole"
+        if commit is None:
+            rows.append(("", "", "", "", "", *(("", "", "") if wide else ()), state))
+            continue
+        more = (str(commit.number), str(commit.generation), _metrics(commit)) if wide else ()
+        ranks = str(len(commit.shares))
+        what = (str(commit.step), str(commit.epoch), span(now - commit.at), size(commit.size_bytes), ranks)
+        rows.append((*what, *more, state))
+    return Table((*_COLUMNS[:-1], *(_WIDE if wide else ()), _COLUMNS[-1]), rows, wraps=True)
+
+
+def as_data(finding: Finding) -> dict[str, Any]:
+    """A checkpoint for programs."""
+    from elasticctl.codec import to_rfc3339
+
+    state = {"whole": not finding.damage, **({"damage": finding.damage} if finding.damage else {})}
+    commit = finding.commit
+    if commit is None:
+        return {"position": finding.position, **state}
+    return {
+        "position": finding.position,
+        "step": commit.step,
+        "epoch": commit.epoch,
+        "at": to_rfc3339(commit.at),
+        "sizeBytes": commit.size_bytes,
+        "worldSize": len(commit.shares),
+        "number": commit.number,
+        "generation": commit.generation,
+        "metrics": dict(commit.metrics),
+        "objects": [asdict(ref) for ref in commit.shares],
+        **state,
+    }
+
+
+def size(count: int) -> str:
+    """Bytes as a person says them: 812 B, 1.4 MB, 3.2 GB."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+@contextmanager
+def meter(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how far something is; yields what is to be told how many bytes more are done."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console(sys.stderr), transient=True) as progress:
+        task, lock = progress.add_task(doing, total=total_bytes), threading.Lock()
+
+        def advance(count: int) -> None:
+            with lock:
+                progress.advance(task, count)
+
+        yield advance
+
+
+def target_file(name: str, force: bool) -> Path:
+    """The file to write. Raises UsageError for one that is there already, without `force`, and for a folder."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise UsageError(f"{shown(name)} is a folder: name a file, such as {path / 'model.safetensors'}")
+    if path.exists() and not force:
+        raise UsageError(f"{shown(name)} is already there; add --force to replace it")
+    return path
+
+
+def _metrics(commit: Commit) -> str:
+    return " ".join(f"{name}={value:.4g}" for name, value in sorted(commit.metrics.items()))

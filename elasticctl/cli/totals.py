@@ -1,0 +1,61 @@
+"""What a job's disturbances came to in all, as data and as a few calm lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from elasticctl.goodput import Goodput, goodput
+from elasticctl.spec import ElasticJob
+from elasticctl.status import Cause
+from elasticctl.wording import counted, span
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """`interruptions` and `steps_redone` are of the job's life, the other numbers of what its status still knows.
+
+    `recovery_s` is from each loss to the next step, added up.
+    """
+
+    interruptions: int
+    scalings: int
+    recovery_s: float
+    steps_redone: int
+    goodput_share: float | None = None
+    wall_s: float | None = None
+
+
+def totals(job: ElasticJob, now: float) -> Totals:
+    """Add it up; `now` is seconds since the epoch."""
+    status = job.status
+    planned = (Cause.SCALED_IN, Cause.COMPLETED)
+    part = goodput(status, now)
+    return Totals(
+        interruptions=sum(count for cause, count in status.restarts.items() if cause not in planned),
+        scalings=len(status.scalings),
+        recovery_s=sum(item.recovery_s or 0.0 for item in status.interruptions),
+        steps_redone=status.steps_redone,
+        goodput_share=part.share if part else None,
+        wall_s=part.wall_s if part else None,
+    )
+
+
+def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
+    """One line about the disturbances, and one about what came of the time, where that is known."""
+    found = totals(job, now)
+    if not found.interruptions and not found.scalings:
+        yield f"{job.name}: no interruptions, no scalings"
+    else:
+        cost = f"{span(found.recovery_s)} until training went on, {counted(found.steps_redone, 'step')} done again"
+        what = counted(found.interruptions, "interruption")
+        yield f"{what}, {counted(found.scalings, 'scaling')}: {cost}"
+    part = goodput(job.status, now)
+    if part is not None:
+        yield goodput_line(part)
+
+
+def goodput_line(part: Goodput) -> str:
+    """`training moved forward 94.2 % of 1h02m (goodput)`."""
+    since = "" if part.whole else ", the groups that are still known"
+    return f"training moved forward {100 * part.share:.1f} % of {span(part.wall_s)}{since} (goodput)"

@@ -1,0 +1,48 @@
+"""`history`: what is said below the table, and its data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from elasticctl.cli.totals import totals, totals_lines
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.spec import ElasticJob
+from tests.cli.conftest import Run
+from tests.cli.samples import AT, at, job
+from tests.jobs import shell_job
+from tests.waiting import wait_until
+
+GROUPS: list[dict[str, Any]] = [
+    {"generation": 1, "openedAt": at(8), "firstStepAt": at(11), "resumedStep": 0, "lastStep": 100},
+    {"generation": 2, "openedAt": at(21), "firstStepAt": at(22), "resumedStep": 90, "lastStep": 120},
+]
+
+
+def found(**status: Any) -> ElasticJob:
+    return ElasticJob.from_manifest(job(**status))
+
+
+def test_totals_are_two_calm_lines() -> None:
+    progress = {"step": 120, "at": at(51)}
+    assert list(totals_lines(found(generations=GROUPS, progress=progress, stepsRedone=10), AT + 51)) == [
+        "1 interruption, 1 scaling: 2.5s until training went on, 10 steps done again",
+        "training moved forward 76.0 % of 50s (goodput)",
+    ]
+
+
+def test_without_steps_there_is_no_goodput() -> None:
+    quiet = found(interruptions=[], scalings=[], restarts={"Completed": 1})
+    assert list(totals_lines(quiet, AT + 60)) == ["digits: no interruptions, no scalings"]
+    assert totals(quiet, AT + 60).goodput_share is None
+
+
+def test_history_as_data(run: Run, local_cluster: LocalCluster) -> None:
+    local_cluster.create_job(shell_job("brief", "sleep 0.2", 2))
+    wait_until(lambda: local_cluster.get_job("default", "brief").get("status", {}).get("phase") == "Succeeded")
+    data = json.loads(run("history", "br", "-o", "json").out)
+    assert (data["apiVersion"], data["kind"], data["job"]) == ("cli.elasticctl/v1", "History", "brief")
+    assert data["interruptions"] == []
+    assert data["totals"]["stepsRedone"] == 0
+    done = run("history", "brief")
+    assert (done.out, done.err) == ("", "brief: no interruptions, no scalings\n")
