@@ -9,7 +9,12 @@
     │   ├── NotFoundError               no such job, worker or context
     │   ├── ConflictError               the name is taken, or the object changed under us
     │   ├── UnreachableError            nobody answers
+    │   ├── CredentialsError            the cluster does not know who asks
+    │   ├── ForbiddenError              it knows, and does not allow it
+    │   ├── BusyError                   it asks to be asked again later
+    │   ├── ExpiredError                it no longer keeps the version that was asked for
     │   └── StorageFullError            the disk has no room: nothing was written
+    ├── StorageError            3   where a job keeps its checkpoints cannot be reached, read or written
     └── JobFailedError              1   the job itself ended badly
 
 Each message says what failed, the value, and what to do next, in one or two lines.
@@ -68,8 +73,34 @@ class UnreachableError(ClusterError):
     """No answer from the cluster within the time allowed."""
 
 
+class CredentialsError(ClusterError):
+    """The cluster does not accept the credentials: there are none, or they have expired."""
+
+
+class ForbiddenError(ClusterError):
+    """The cluster does not let these credentials do this, or its rules forbid the object; says what was asked."""
+
+
+class BusyError(ClusterError):
+    """The cluster has too much to do; `retry_after_s`: for how long it wants to be left alone (None: does not say)."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ExpiredError(ClusterError):
+    """The version that a watch or a page of a list begins at is too old: list again."""
+
+
 class StorageFullError(ClusterError):
     """The disk has no room for the request; nothing was written."""
+
+
+class StorageError(ElasticctlError):
+    """A storage URL cannot be reached, read or written, or what is there is damaged."""
+
+    exit_code = 3
 
 
 class JobFailedError(ElasticctlError):

@@ -1,0 +1,1 @@
+"""Kubernetes as a place to run jobs at."""

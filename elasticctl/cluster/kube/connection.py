@@ -1,0 +1,312 @@
+"""Raw requests to a Kubernetes API server: JSON in, JSON out, errors in this project's words.
+
+The `kubernetes` package knows where the server is and who asks: kubeconfig files, exec plugins (EKS, GKE), tokens that
+are renewed, a pod's service account, proxies. Its typed models are left alone: it decodes a few hundred pods a second
+to them, and `json.loads` several thousand. The only module that imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import kubernetes.client
+import kubernetes.config
+import urllib3
+import yaml
+
+import elasticctl
+from elasticctl.cluster.kube.refusals import refusal
+from elasticctl.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
+from elasticctl.wording import shown
+
+CONNECT_TIMEOUT_S = 4.0
+"""For a connection with its TLS handshake. A name with two addresses is tried at both; nobody shall wait for 10 s."""
+ANSWER_TIMEOUT_S = 9.0
+"""The longest silence before an answer, unless the caller allows more."""
+MAX_LINE_BYTES = 64 << 20
+"""A line of a stream that is longer comes in pieces: a watch's events are far smaller, etcd takes 1.5 MiB."""
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+_BLOCK_BYTES = 1 << 16
+_OBJECT = re.compile(r"^\S+\(.*?\): |^<[^>]*>: ")
+# A peer that vanished without a word is noticed within 35 s: 20 s idle, then three probes, 5 s apart.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+
+class Stream:
+    """The lines of an answer that does not end by itself: a watch, or a followed log.
+
+    Iterate in one thread; `close` may be called from any, and ends the iteration.
+    """
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, server: str, max_line_bytes: int) -> None:
+        self._response, self._server, self._max = response, server, max_line_bytes
+        self._closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield lines without their newline, one longer than the limit in pieces; UnreachableError when it breaks."""
+        rest = b""
+        for block in self._blocks():
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
+            while len(rest) > self._max:
+                yield rest[: self._max]
+                rest = rest[self._max :]
+        if rest:
+            yield rest
+
+    def close(self) -> None:
+        """End the stream: whoever waits for its next line is woken."""
+        self._closed = True
+        with suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+            self._response.shutdown()
+
+    def _blocks(self) -> Iterator[bytes]:
+        try:
+            yield from self._response.stream(_BLOCK_BYTES)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as e:
+            if not self._closed:
+                raise UnreachableError(f"{self._server} broke off its answer: {_reason(e)}") from e
+        finally:
+            self._response.close()
+
+
+class Connection:
+    """An API server, reached with one set of credentials; thread-safe.
+
+    `configure` reads the place and the credentials; it is called again when the server no longer accepts them.
+    """
+
+    def __init__(self, configure: Callable[[], kubernetes.client.Configuration], connections: int = 16) -> None:
+        self._configure, self._connections = configure, connections
+        self._lock = threading.Lock()
+        self._open()
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return str(self._configuration.host)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        *,
+        content_type: str = JSON,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Make one request and return the answer's JSON; `timeout_s` is how long the server may be silent.
+
+        Raises UnreachableError (what was asked for may have been done, unless the connection failed), and what
+        `refusals.refusal` makes of a refusal.
+        """
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content_type} if body is not None else {}
+        response = self._send(method, _url(path, params), content, headers, timeout_s)
+        try:
+            text = response.data
+        except (urllib3.exceptions.HTTPError, OSError) as e:
+            raise UnreachableError(f"the answer of {self.server} was lost: {_reason(e)}") from e
+        if response.status >= 400:
+            raise refusal(response.status, text, response.headers, f"{method} {path}")
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ClusterError(f"{self.server} is no Kubernetes API server: it answers {method} {path} without JSON")
+        return answer
+
+    def stream(
+        self,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> Stream:
+        """Begin a watch or read a log; `timeout_s` is the longest silence between two lines (None: any).
+
+        Raises as `request` does, when the server refuses.
+        """
+        response = self._send("GET", _url(path, params), None, {}, timeout_s)
+        if response.status >= 400:
+            raise refusal(response.status, response.data, response.headers, f"GET {path}")
+        return Stream(response, self.server, max_line_bytes)
+
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        self._pool.clear()
+
+    def _open(self) -> None:
+        configuration = self._configure()
+        configuration.connection_pool_maxsize = self._connections
+        configuration.socket_options = _socket_options()
+        self._pool: urllib3.PoolManager = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
+        self._configuration = configuration
+
+    def _send(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request, once more with fresh credentials when the server does not accept what it was given."""
+        first = self._configuration
+        response = self._send_once(method, url, body, headers, timeout_s)
+        if response.status != 401:
+            return response
+        response.close()
+        with self._lock:
+            if self._configuration is first:  # nobody else has read them again meanwhile
+                self._open()
+        return self._send_once(method, url, body, headers, timeout_s)
+
+    def _send_once(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None
+    ) -> urllib3.BaseHTTPResponse:
+        who = {"Accept": JSON + ", */*", "User-Agent": f"elasticctl/{elasticctl.__version__}", **self._authorization()}
+        try:
+            return self._pool.urlopen(
+                method,
+                self.server + url,
+                body=body,
+                headers={**who, **headers},
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s),
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as e:
+            raise UnreachableError(f"no answer from the cluster at {self.server}: {_reason(e)}") from e
+
+    def _authorization(self) -> dict[str, str]:
+        """The header that says who asks; renews a token that is about to expire."""
+        with self._lock, _Complaints() as complaints:
+            settings = self._configuration.auth_settings()
+        value = settings.get("BearerToken", {}).get("value")
+        if complaints.said:
+            raise CredentialsError(_plugin_failed(complaints.said))
+        return {"Authorization": value} if value else {}
+
+
+def connect(kube_context: str = "", connections: int = 16) -> Connection:
+    """Open a kubeconfig context ("": the current one; without a kubeconfig, the cluster that this runs in).
+
+    Does not talk to the server yet, but may run the context's credential plugin. Raises NotFoundError when there is
+    no such context, CredentialsError when its plugin fails.
+    """
+    inside = not kube_context and in_cluster() and not os.environ.get("KUBECONFIG")
+    return Connection(_inside if inside else lambda: _from_kubeconfig(kube_context), connections)
+
+
+def kubeconfig() -> str:
+    """The kubeconfig's path, or several with `:` between them, as kubectl reads them."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def in_cluster() -> bool:
+    """True in a pod that has a service account."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(
+        kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME
+    )
+
+
+def resource_path(api: str, namespace: str | None, plural: str, name: str = "", part: str = "") -> str:
+    """The path of a collection, an object or a subresource; `api` is `v1` or `GROUP/VERSION`.
+
+    NotFoundError for a name that no object can have: it could lead elsewhere.
+    """
+    words = ["namespaces", namespace, plural] if namespace is not None else [plural]
+    words += [word for word in (name, part) if word]
+    for word in words:
+        if word in ("", ".", "..") or "/" in word or "%" in word:
+            raise NotFoundError(f"{shown(word)} cannot be the name of anything in a cluster")
+    root = f"/apis/{api}" if "/" in api else f"/api/{api}"
+    return "/".join((root, *(quote(word, safe="") for word in words)))
+
+
+class _Complaints(logging.Handler):
+    """What the `kubernetes` package says to the root logger meanwhile: it reports a plugin's failure nowhere else."""
+
+    def __enter__(self) -> _Complaints:
+        self.said = ""
+        self._thread = threading.get_ident()
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the newest message of this thread."""
+        if record.thread == self._thread and record.levelno >= logging.ERROR and record.name == "root":
+            self.said = record.getMessage()
+
+
+def _from_kubeconfig(kube_context: str) -> kubernetes.client.Configuration:
+    configuration = kubernetes.client.Configuration()
+    try:
+        with _Complaints() as complaints:
+            load: Any = kubernetes.config.load_kube_config  # in part typed, depending on its version
+            load(kubeconfig(), kube_context or None, configuration)
+    except kubernetes.config.ConfigException as e:
+        about = f"context {shown(kube_context)}" if kube_context else "a current context"
+        raise NotFoundError(
+            f"no usable {about} in the kubeconfig ({_one_line(str(e))}); `kubectl config get-contexts` lists them"
+        ) from e
+    except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as e:  # a file of another shape
+        raise CredentialsError(f"the kubeconfig cannot be used: {_one_line(f'{type(e).__name__}: {e}')}") from e
+    if complaints.said:
+        raise CredentialsError(_plugin_failed(complaints.said))
+    return configuration
+
+
+def _inside() -> kubernetes.client.Configuration:
+    configuration = kubernetes.client.Configuration()
+    try:
+        load: Any = kubernetes.config.load_incluster_config
+        load(client_configuration=configuration)
+    except (kubernetes.config.ConfigException, OSError) as e:
+        raise CredentialsError(f"this pod's service account cannot be used: {_one_line(str(e))}") from e
+    return configuration
+
+
+def _plugin_failed(said: str) -> str:
+    return f"the kubeconfig's credential plugin failed ({_one_line(said)}); log in to the cloud again"
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    known = [(getattr(socket, name, None), value) for name, value in _KEEP_ALIVE]
+    return options + [(socket.IPPROTO_TCP, option, value) for option, value in known if option is not None]
+
+
+def _url(path: str, params: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(params)}" if params else path
+
+
+def _reason(error: BaseException) -> str:
+    """What a connection's error comes down to, on one line."""
+    refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # which is one of the next kind
+    if isinstance(error, urllib3.exceptions.ConnectTimeoutError) and not refused:
+        return f"no connection within {CONNECT_TIMEOUT_S:.0f} s"
+    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+        return "it takes too long"
+    # Before what went wrong there may be the name of the library's own object.
+    return _one_line(_OBJECT.sub("", str(error)) or type(error).__name__)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
