@@ -9,8 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 20.0) -> T:
-    """Return the first true value of `condition()`; fails with the last value after `timeout_s`."""
+def wait_until(condition: Callable[[], T], timeout_s: float = 20.0, *, every_s: float = 0.02) -> T:
+    """Return the first true value of `condition()`, asked `every_s`; fails with the last value after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()
@@ -18,4 +18,4 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 20.0) -> T:
             return value
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s:.0f} s; last: {value!r}")
-        time.sleep(0.02)
+        time.sleep(every_s)

@@ -9,21 +9,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import boto3
 import torch
 import torch._dynamo
 from torch.utils.data import Dataset, IterableDataset
 
 from elasticctl_train import Run, SavePolicy, shares
+from elasticctl_train import storage as storages
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import Commit, Retention
 from elasticctl_train.errors import SaveError, StorageError
+from elasticctl_train.storage import Storage, cloud, s3
 from elasticctl_train.storage.local import LocalStorage
 
 torch.set_num_threads(1)
+boto3.client("s3", "us-east-1")  # parses S3's model, once for all processes
 
 
 class Numbers(Dataset[int]):
@@ -56,11 +60,24 @@ def state_of(step: int) -> dict[str, Any]:
     return {"model": tensors, "scheduler": {"last": step}}
 
 
-def save_and_die(root: str, acknowledged: str, die_at: int, saves: int = 3) -> None:
-    """Resume, then save `saves` steps; SIGKILL oneself just before the `die_at`-th change of the file system.
+def save(storage: Storage, acknowledged: str, saves: int) -> None:
+    """Resume, then save `saves` steps; every commit that is acknowledged is noted in the file `acknowledged` first."""
 
-    Every commit that is acknowledged is noted in the file `acknowledged` first.
-    """
+    def on_commit(commit: Commit, duration_s: float) -> None:
+        os.write(notes, f"{commit.step}\n".encode())
+
+    notes = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    checkpoints = Checkpointer(storage, keep=Retention(last=1), on_commit=on_commit)
+    restored = checkpoints.restore()
+    step = restored.commit.step if restored else 0
+    for _ in range(saves):
+        step += 1
+        checkpoints.save(state_of(step), Label(step))
+        checkpoints.settle()
+
+
+def save_and_die(root: str, acknowledged: str, die_at: int) -> None:
+    """Save three steps into a folder; SIGKILL oneself just before the `die_at`-th change of the file system."""
     changes = 0
 
     def deadly(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,24 +90,16 @@ def save_and_die(root: str, acknowledged: str, die_at: int, saves: int = 3) -> N
 
         return wrapped
 
-    def on_commit(commit: Commit, duration_s: float) -> None:
-        os.write(notes, f"{commit.step}\n".encode())
-
-    notes = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for name in ("fsync", "link", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, deadly(getattr(os, name)))
-    checkpoints = Checkpointer(LocalStorage(Path(root)), keep=Retention(last=1), on_commit=on_commit)
-    restored = checkpoints.restore()
-    step = restored.commit.step if restored else 0
-    for _ in range(saves):
-        step += 1
-        checkpoints.save(state_of(step), Label(step))
-        checkpoints.settle()
+    save(LocalStorage(Path(root)), acknowledged, saves=3)
 
 
-def save_for_ever(root: str, acknowledged: str) -> None:
-    """Resume and save one step after the other until killed."""
-    save_and_die(root, acknowledged, die_at=0, saves=1_000_000)
+def save_to(url: str, acknowledged: str, saves: int, keys: Mapping[str, str]) -> None:
+    """Save `saves` steps, on clouds in parts and ranges as if they were large, with `keys` in the environment."""
+    os.environ |= keys
+    s3.PART_BYTES = cloud.RANGE_BYTES = 1000
+    save(storages.open(url), acknowledged, saves)
 
 
 def train(url: str, notes: str, end: dict[str, Any]) -> None:

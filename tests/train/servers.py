@@ -48,14 +48,16 @@ def running() -> Iterator[Ports]:
 def main() -> None:
     """Serve until standard input ends."""
     import boto3
+    import moto.s3.models
     from gcp_storage_emulator.server import create_server
     from moto.server import ThreadedMotoServer
 
     os.environ |= KEYS
     logging.disable(logging.CRITICAL)
-    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    moto.start()
-    s3_port = moto.get_host_and_port()[1]
+    moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1  # S3 wants 5 MiB: many bytes to move for a test of parts
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    s3_port = server.get_host_and_port()[1]
     boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", region_name="us-east-1").create_bucket(Bucket=BUCKET)
     gcs = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
     gcs._storage._write_config_to_file = lambda: (

@@ -14,13 +14,15 @@ from elasticctl_train import storage as storages
 from elasticctl_train.errors import ExistsError, StorageError
 from elasticctl_train.journal import Writer
 from elasticctl_train.storage import Storage, all_keys, location, s3_words
-from elasticctl_train.storage.s3 import PART_BYTES, Signer
+from elasticctl_train.storage import s3 as s3_module
+from elasticctl_train.storage.s3 import Signer
 from elasticctl_train.storage.wire import Request
 from tests.train import servers
 from tests.train.conftest import QUICK, Cloud
 from tests.train.gate import Fault, Seen, first
 from tests.train.storage_contract import StorageContract
 
+PART_BYTES = 100_000
 LARGE = random.Random(0).randbytes(2 * PART_BYTES + 77)
 COMPLETE = {"method": "POST", "part": "uploadId="}
 
@@ -29,6 +31,12 @@ class TestS3Storage(StorageContract):
     @pytest.fixture
     def storage(self, s3: Cloud) -> Storage:
         return s3.open()
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried with large objects is the same with small ones."""
+    monkeypatch.setattr(s3_module, "PART_BYTES", PART_BYTES)
 
 
 @pytest.fixture

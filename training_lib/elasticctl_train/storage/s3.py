@@ -219,7 +219,7 @@ class Signer:
     def __init__(self, place: Location) -> None:
         self._lock = threading.Lock()
         self._place = place
-        client = boto3.session.Session().client(
+        client = boto3.client(
             "s3",
             region_name=place.options.get("region") or os.environ.get("AWS_REGION"),  # which boto3 itself ignores
             endpoint_url=place.options.get("endpoint"),
