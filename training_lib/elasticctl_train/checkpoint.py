@@ -112,22 +112,22 @@ class Checkpointer:
         Tensors come back on the CPU; where `like` has a sharded one, as that rank's part of it. What is returned may
         share memory: load it and let it go. Raises RestoreError as `like` does, and StorageError.
         """
-        candidates = self._readable() if self._world.rank == 0 else iter(())
-        while True:
-            message = self._world.broadcast(next(candidates, None))
-            if message is None:
-                return None
-            position, entry, documents = message
-            commit = commits.decode_commit(entry.encode(), position)
-            found = manifest.parse(documents)
-            alike = self._alike(found, like)
-            try:
-                state, local = exchange.read(Place(self._storage, self._world, self._tier), found, alike)
-            except DamagedError as e:
-                self._pass_over(commit, e)
-                continue
-            self._restored_folder = commit.folder
-            return Restored(commit, state, local)
+        restored = self._newest(Place(self._storage, self._world, self._tier), None, like)
+        self._restored_folder = restored.commit.folder if restored else ""
+        return restored
+
+    def start_from(self, origin: Storage, step: int | None, like: Like | None = None) -> Restored:
+        """Read a checkpoint of another URL, and change nothing there: the newest whole one, or that of `step`.
+
+        Otherwise as `restore`. Raises MissingError, on every rank, when there is no such one.
+        """
+        restored = self._newest(Place(origin, self._world, None), step, like)
+        if restored is None:
+            known = list({commit.step: 0 for commit in read_commits(origin)}) if self._world.rank == 0 else None
+            steps = ", ".join(map(str, self._world.broadcast(known))) or "none at all"
+            wanted = "a whole checkpoint" if step is None else f"a whole checkpoint of step {step}"
+            raise MissingError(f"{origin.url}: {wanted} to start from is not there; the steps that are: {steps}")
+        return restored
 
     def prepare(self, state: State, *, local: State | None = None, rank_0_only: Collection[str] = ()) -> None:
         """Get ready to save such states, beside training: without it, the first save takes far longer than others.
@@ -204,21 +204,41 @@ class Checkpointer:
         if failed_save and failed_save == self._saves:
             self._abandon.set()
 
-    def _readable(self) -> Iterator[tuple[int, str, list[Any]]]:
-        """On rank 0: the commits whose documents are whole, newest first, as a message to all."""
-        for commit in read_commits(self._storage):
+    def _newest(self, place: Place, step: int | None, like: Like | None) -> Restored | None:
+        """The newest checkpoint at `place` (of this step, where one is given) that is whole."""
+        candidates = self._readable(place.storage, step) if self._world.rank == 0 else iter(())
+        while True:
+            message = self._world.broadcast(next(candidates, None))
+            if message is None:
+                return None
+            position, entry, documents = message
+            commit = commits.decode_commit(entry.encode(), position)
+            found = manifest.parse(documents)
+            alike = self._alike(found, like)
             try:
-                documents = manifest.fetch(self._storage, commit)
+                state, local = exchange.read(place, found, alike)
+            except DamagedError as e:
+                self._pass_over(place.storage, commit, e)
+                continue
+            return Restored(commit, state, local)
+
+    def _readable(self, storage: Storage, step: int | None) -> Iterator[tuple[int, str, list[Any]]]:
+        """On rank 0: the commits whose documents are whole, newest first, as a message to all."""
+        for commit in read_commits(storage):
+            if step is not None and commit.step != step:
+                continue
+            try:
+                documents = manifest.fetch(storage, commit)
                 manifest.parse(documents)
             except (DamagedError, MissingError) as e:
-                self._pass_over(commit, e)
+                self._pass_over(storage, commit, e)
                 continue
             yield commit.position, commits.encode(commit).decode(), documents
 
-    def _pass_over(self, commit: Commit, error: StorageError) -> None:
+    def _pass_over(self, storage: Storage, commit: Commit, error: StorageError) -> None:
         if self._world.rank == 0:
             said = "%s: the checkpoint of step %d is damaged (%s); trying the one before"
-            log.warning(said, self.url, commit.step, error)
+            log.warning(said, storage.url, commit.step, error)
 
     def _alike(self, found: Manifest, like: Like | None) -> dict[str, torch.Tensor]:
         """The live state's sharded tensors that have a namesake of their shape in the checkpoint."""

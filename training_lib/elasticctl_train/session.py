@@ -28,6 +28,8 @@ from elasticctl_train.report import Reporter
 log = logging.getLogger("elasticctl_train")
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
+START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
+"""`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
 _ABANDON_GRACE_S = 2.0
 _DRAINED_WAIT_S = 60.0
 
@@ -66,7 +68,8 @@ class Session:
         self._next_check = 0
         self._finished = False
         self._checkpoints = self._open(url or os.environ.get(STORAGE_VARIABLE, ""))
-        self.restored: Restored | None = self._checkpoints.restore() if self._checkpoints else None
+        self._origin = ""
+        self.restored: Restored | None = self._restore()
         if self.restored is not None:
             self.progress.metrics = dict(self.restored.commit.metrics)
 
@@ -87,7 +90,8 @@ class Session:
 
     def begin(self, cursor: Cursor) -> None:
         """Training starts, or goes on, here: call it once, with the state that was restored in place."""
-        self.cursor = self._saved = cursor
+        self.cursor = cursor
+        self._saved = Cursor() if self._origin else cursor  # what lies elsewhere is not saved here
         if self.world.rank == 0:
             self._say_where()
         self._cadence = Cadence(
@@ -147,8 +151,24 @@ class Session:
             self._between_s = between_interruptions_s(checkpoints.generation - 1, over_s)
         return checkpoints
 
+    def _restore(self) -> Restored | None:
+        """The newest checkpoint; where this run has none yet, the one of another run that it is to start from."""
+        restored = self._checkpoints.restore() if self._checkpoints else None
+        wanted = os.environ.get(START_FROM_VARIABLE, "")
+        if restored is not None or not wanted:
+            return restored
+        url, separator, step = wanted.rpartition("#")
+        if not (separator and url and (step == "latest" or (step.isascii() and step.isdigit()))):
+            raise TrainError(f"${START_FROM_VARIABLE}={wanted}: give URL#STEP or URL#latest")
+        if self._checkpoints is None:
+            raise TrainError(f"${START_FROM_VARIABLE} needs a storage URL of this run's own: set ${STORAGE_VARIABLE}")
+        self._origin = url
+        return self._checkpoints.start_from(storage.open(url), None if step == "latest" else int(step))
+
     def _say_where(self) -> None:
-        if self.restored is not None:
+        if self.restored is not None and self._origin:
+            log.info("started from step %d, epoch %d of %s", self.cursor.step, self.cursor.epoch, self._origin)
+        elif self.restored is not None:
             ranks = f"{len(self.restored.commit.shares)} -> {self.world.size} ranks"
             log.info("resumed from step %d, epoch %d (%s, %s)", self.cursor.step, self.cursor.epoch, self.url, ranks)
         elif self._checkpoints is not None:
