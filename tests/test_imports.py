@@ -77,6 +77,12 @@ def test_completion_is_light(words: str, tmp_path: Path) -> None:
     assert not (tmp_path / "local").exists()
 
 
+def test_the_laptop_needs_no_torch_to_look_at_checkpoints(tmp_path: Path) -> None:
+    loaded = loaded_by(["checkpoints", "list", str(tmp_path / "none")], tmp_path)
+    assert "elasticctl_train" in loaded
+    assert not loaded & HEAVY
+
+
 def test_the_laptop_needs_no_torch_to_make_a_manifest(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()

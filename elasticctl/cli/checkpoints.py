@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from elasticctl.cli import options, stored
-from elasticctl.cli.command import Group, new_app, overview, verb
+from elasticctl.cli.command import Group, family, verb
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, print_data, print_table, say
-from elasticctl.errors import UsageError
+from elasticctl.errors import StorageError, UsageError
 from elasticctl.wording import counted
 
 if TYPE_CHECKING:
@@ -33,14 +33,11 @@ class _ListByDefault(Group):
         return super().resolve_command(ctx, args)
 
 
-app = new_app()
-checkpoints = new_app(
-    cls=_ListByDefault,
-    help="List, check, fetch and delete the checkpoints of a job, or of a storage URL. JOB alone lists them.",
-    callback=overview,
-    invoke_without_command=True,
+app, checkpoints = family(
+    "checkpoints",
+    "List, check, fetch and delete the checkpoints of a job, or of a storage URL. JOB alone lists them.",
+    _ListByDefault,
 )
-app.add_typer(checkpoints, name="checkpoints")
 
 Target = Annotated[str, typer.Argument(metavar="JOB|URL", autocompletion=options.complete_job)]
 Output = Annotated[
@@ -192,7 +189,7 @@ def _checked(place: stored.Place, finding: Finding) -> Finding:
     try:
         with stored.meter(f"step {commit.step}", commit.size_bytes) as on_bytes, stored.errors_shown():
             archive.verify(place.storage, commit, on_bytes)
-    except stored.StorageError as e:
+    except StorageError as e:
         if isinstance(e.__cause__, DamagedError | MissingError):
             return archive.Finding(finding.position, commit, str(e))
         raise

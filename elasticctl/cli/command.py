@@ -94,10 +94,10 @@ class Group(TyperGroup):
             formatter.write_dl([(verb.name or "", verb.get_short_help_str(limit=200)) for verb in verbs if verb])
 
 
-def family(name: str, about: str) -> tuple[typer.Typer, typer.Typer]:
+def family(name: str, about: str, cls: type[Group] = Group) -> tuple[typer.Typer, typer.Typer]:
     """A Typer app that has one group of verbs, and the group, to which verbs are added."""
     app = new_app()
-    group = new_app(help=about, callback=overview, invoke_without_command=True)
+    group = new_app(cls=cls, help=about, callback=overview, invoke_without_command=True)
     app.add_typer(group, name=name)
     return app, group
 

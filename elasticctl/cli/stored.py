@@ -1,6 +1,6 @@
 """Where a job's checkpoints are, which of them is meant, and how they are shown.
 
-The only importer of `elasticctl_train` in the command line, and only of those modules that need no torch.
+With `checkpoints` the only importer of `elasticctl_train` in the command line, of modules that need no torch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def place_of(wanted: str, where: Where) -> Place:
         with errors_shown():
             return Place(wanted, storage.open(wanted), running=True)
     from elasticctl.cli.target import reach
-    from elasticctl.cli.views import hardware
+    from elasticctl.podtemplate import hardware
     from elasticctl.spec import ElasticJob
 
     job = ElasticJob.from_manifest(reach(where).find(wanted))

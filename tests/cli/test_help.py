@@ -16,6 +16,7 @@ from tests.cli.conftest import Run
 ROOT = get_group(app)
 VERBS = ROOT.list_commands(typer.Context(ROOT))
 FAMILIES = {
+    "checkpoints": ["list", "verify", "pull", "rm", "prune"],
     "config": ["get-contexts", "use-context", "set-context", "delete-context", "view"],
     "local": ["status", "down"],
     "template": ["list", "show", "new"],

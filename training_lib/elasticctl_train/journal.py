@@ -46,6 +46,16 @@ def first_generation(storage: Storage) -> Generation | None:
     return entry if isinstance(entry, Generation) else None
 
 
+def remove(storage: Storage, commit: Commit) -> None:
+    """Delete a commit: the entry first, then its data, so that what is listed is whole.
+
+    Not the newest entry of a journal that a run still appends to: its position would be taken once more, and the fence
+    between two runs is that this never happens. Raises StorageError.
+    """
+    storage.delete([commits.key_of(commit.position)])
+    storage.delete(list(all_keys(storage, commit.folder)))
+
+
 class Writer:
     """The one run that may append, until another takes over. Used by rank 0 alone, by one thread at a time."""
 
@@ -107,9 +117,8 @@ class Writer:
         if self._commits is None:
             self._commits = list(read_commits(self._storage))
         for old in commits.expired(self._commits, keep):
-            self._storage.delete([commits.key_of(old.position)])
+            remove(self._storage, old)
             self._commits.remove(old)
-            self._storage.delete(list(all_keys(self._storage, old.folder)))
         if not self._swept:
             kept = {commit.folder for commit in self._commits}
             stray = [key for key in all_keys(self._storage, commits.DATA) if commits.folder_of(key) not in kept]

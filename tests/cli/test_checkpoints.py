@@ -1,0 +1,220 @@
+"""`checkpoints`: what is listed, found damaged, fetched and deleted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from elasticctl.cli import stored
+from elasticctl_train.checkpoint import Checkpointer, Label
+from elasticctl_train.commits import Commit, Retention
+from elasticctl_train.errors import FencedError
+from elasticctl_train.journal import read_commits
+from elasticctl_train.storage.local import LocalStorage
+from tests.cli import samples
+from tests.cli.conftest import Run
+
+STEPS = (10, 20, 30, 40)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A storage with four checkpoints, whose losses fall but for the last."""
+    folder = tmp_path / "state"
+    fill(folder)
+    return folder
+
+
+def fill(folder: Path) -> Checkpointer:
+    checkpoints = Checkpointer(LocalStorage(folder), keep=Retention(99))
+    for step, loss in zip(STEPS, (0.9, 0.5, 0.25, 0.75), strict=True):
+        state = {"model": {"w": torch.full((300,), float(step))}, "optimizer": {"momentum": torch.ones(2)}}
+        checkpoints.save(state, Label(step, step // 20, {"loss": loss}))
+        assert checkpoints.settle()
+    return checkpoints
+
+
+def steps(folder: Path) -> list[int]:
+    return [commit.step for commit in read_commits(LocalStorage(folder))]
+
+
+def damage(folder: Path, step: int) -> None:
+    commit: Commit = next(c for c in read_commits(LocalStorage(folder)) if c.step == step)
+    path = next((folder / commit.folder).glob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A job called digits that keeps its state there."""
+    manifest = samples.job()
+    container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container["env"][0]["value"] = folder.as_uri()
+    monkeypatch.setattr("elasticctl.cli.target.reach", lambda where: SimpleNamespace(find=lambda name: manifest))
+    return manifest
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("words", [("list", "digits"), ("digits",)])
+def test_a_jobs_checkpoints_are_listed_newest_first(run: Run, words: tuple[str, ...]) -> None:
+    done = run("checkpoints", *words)
+    assert (done.code, done.err) == (0, "")
+    header, *rows = [line.split("\t") for line in done.out.splitlines()]
+    assert header == ["STEP", "EPOCH", "AGE", "SIZE", "RANKS", "STATE"]
+    assert [row[0] for row in rows] == ["40", "30", "20", "10"]
+    assert all(row[1] == str(int(row[0]) // 20) and row[4:] == ["1", "whole"] for row in rows)
+    assert "loss=0.75" in run("checkpoints", *words, "-o", "wide").out
+
+
+def test_programs_get_everything(run: Run, folder: Path) -> None:
+    data = json.loads(run("checkpoints", str(folder), "-o", "json").out)
+    assert (data["kind"], data["storage"]) == ("CheckpointList", folder.as_uri())
+    newest = data["checkpoints"][0]
+    assert (newest["step"], newest["worldSize"], newest["whole"]) == (40, 1, True)
+    assert newest["metrics"] == {"loss": 0.75}
+
+
+def test_a_storage_without_checkpoints_is_no_error(run: Run, tmp_path: Path) -> None:
+    done = run("checkpoints", "list", str(tmp_path / "nothing"))
+    assert (done.code, done.out) == (0, "")
+    assert "no checkpoints at file://" in done.err
+
+
+def test_verify_finds_a_flipped_bit(run: Run, folder: Path) -> None:
+    assert run("checkpoints", "verify", str(folder)).code == 0
+    damage(folder, 30)
+    done = run("checkpoints", "verify", str(folder))
+    assert done.code == 1
+    states = {line.split("\t")[0]: line.split("\t")[-1] for line in done.out.splitlines()[1:]}
+    assert states["30"].startswith("damaged: data/")
+    assert [states[step] for step in ("40", "20", "10")] == ["whole"] * 3
+    assert done.err.endswith("4 checkpoints, 1 damaged\n")
+    assert run("checkpoints", "verify", str(folder), "--step", "20").code == 0
+
+
+def test_pull_writes_one_plain_file(run: Run, folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "model.safetensors"
+    done = run("checkpoints", "pull", str(folder), str(target))
+    assert (done.code, done.out) == (0, ""), done.err
+    assert safetensors.torch.load_file(target)["w"].tolist() == [40.0] * 300
+    assert f"{target}: 1 tensor of model, step 40, 1." in done.err
+    again = run("checkpoints", "pull", str(folder), str(target), "--step", "20")
+    assert (again.code, "add --force to replace it" in again.err) == (2, True)
+    run("checkpoints", "pull", str(folder), str(target), "--step", "20", "--force")
+    assert safetensors.torch.load_file(target)["w"].tolist() == [20.0] * 300
+    other = tmp_path / "optimizer.safetensors"
+    run("checkpoints", "pull", str(folder), str(other), "--part", "optimizer")
+    assert safetensors.torch.load_file(other).keys() == {"momentum"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("pull", "{}", "{}"), 2, "is a folder: name a file, such as"),
+        (("pull", "{}", "x", "--part", "ema"), 3, "the checkpoint of step 40 has no part 'ema', only model, optimizer"),
+        (("pull", "{}", "x", "--step", "15"), 3, "no checkpoint of step 15 is there; those that are: 40, 30, 20, 10"),
+        (("rm", "{}", "40", "-y"), 2, "step 40 is the newest whole checkpoint, and what {} would go on from"),
+        (("rm", "{}", "10"), 2, "this deletes 1 checkpoint (step 10, 2."),
+        (("rm", "{}", "ten"), 2, '"ten" is not a whole number'),
+        (("prune", "{}", "--keep-best", "1"), 2, "--keep-best and --metric go together"),
+        (("list", "ftp://x/y"), 3, "ftp:// is not a kind of storage"),
+        (("lst", "{}"), 2, 'there is no verb "lst" (did you mean "list"?)'),
+    ],
+)
+def test_mistakes_are_one_line(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    done = run("checkpoints", *(word.format(folder) for word in words))
+    assert done.code == code
+    assert said.format(folder) in done.err
+    assert done.err.count("\n") == 1
+    assert steps(folder) == [40, 30, 20, 10]
+
+
+def test_rm_deletes_entry_and_data(run: Run, folder: Path) -> None:
+    done = run("checkpoints", "rm", str(folder), "30", "10", "10", "-y")
+    assert (done.code, done.out) == (0, ""), done.err
+    assert "deleted 2 checkpoints (step 10, 30, " in done.err
+    assert steps(folder) == [40, 20]
+    assert len(list((folder / "data").iterdir())) == 2
+
+
+def test_a_damaged_newest_one_may_go(run: Run, folder: Path) -> None:
+    """A glance does not see it; what a job would go on from is known to `verify` alone."""
+    next((folder / "data").glob("*step000000040*/*.safetensors")).unlink()
+    assert run("checkpoints", "rm", str(folder), "40", "-y").code == 0
+    assert steps(folder) == [30, 20, 10]
+
+
+def test_the_newest_one_of_a_running_job_goes_only_by_force_and_fences_it(run: Run, tmp_path: Path) -> None:
+    running = fill(tmp_path / "state")
+    assert run("checkpoints", "rm", str(tmp_path / "state"), "40", "-y").code == 2
+    assert run("checkpoints", "rm", str(tmp_path / "state"), "40", "-y", "--force").code == 0
+    running.save({"model": {}}, Label(50))
+    with pytest.raises(FencedError):
+        running.settle()
+    younger = Checkpointer(LocalStorage(tmp_path / "state"))
+    restored = younger.restore()
+    assert restored is not None
+    assert restored.commit.step == 30
+
+
+def test_a_job_that_has_ended_may_lose_its_newest(run: Run, job: dict[str, Any], folder: Path) -> None:
+    assert run("checkpoints", "rm", "digits", "40", "-y").code == 2
+    job["status"]["phase"] = "Succeeded"
+    assert run("checkpoints", "rm", "digits", "40", "-y").code == 0
+    assert steps(folder) == [30, 20, 10]
+
+
+def test_prune_keeps_the_last_and_the_best(run: Run, folder: Path) -> None:
+    words = ("checkpoints", "prune", str(folder), "--keep-last", "1", "--keep-best", "1", "--metric", "loss")
+    done = run(*words, "--dry-run")
+    assert [line.split("\t")[0] for line in done.out.splitlines()] == ["STEP", "20", "10"]
+    assert "would delete 2 checkpoints (step 10, 20, " in done.err
+    assert steps(folder) == [40, 30, 20, 10]
+    assert run(*words, "-y").code == 0
+    assert steps(folder) == [40, 30]
+    again = run(*words, "-y")
+    assert (again.code, "nothing to delete, 2 checkpoints stay" in again.err) == (0, True)
+
+
+def test_prune_counts_whole_ones_alone(run: Run, folder: Path) -> None:
+    next((folder / "data").glob("*step000000040*/*.safetensors")).unlink()
+    assert run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y").code == 0
+    assert steps(folder) == [40, 30]
+
+
+def test_it_asks_on_a_terminal(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    for answer, left in ((False, [40, 30, 20, 10]), (True, [40, 30, 20])):
+        monkeypatch.setattr("typer.confirm", lambda text, err, answer=answer: answer)
+        assert run("checkpoints", "rm", str(folder), "10").code == 0
+        assert steps(folder) == left
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 B"), (812, "812 B"), (1400, "1.4 kB"), (3_200_000_000, "3.2 GB"), (10**16, "10000.0 TB")]
+)
+def test_sizes_are_short(count: int, said: str) -> None:
+    assert stored.size(count) == said
+
+
+def test_a_meter_shows_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with stored.meter("step 4", 100) as on_bytes:
+        on_bytes(50)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with stored.meter("step 4", 100) as on_bytes:
+        on_bytes(100)
+    assert "step 4" in capsys.readouterr().err
