@@ -189,8 +189,8 @@ def test_finish_is_idle_the_second_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ({"model": torch.nn.Linear(2, 2)}, r"(?s)step 1: the checkpoint does not fit this model: .*size mismatch"),
-        ({"model": torch.nn.Sequential(torch.nn.Linear(1, 1))}, r"(?s)Missing key.*0\.weight.*Unexpected key"),
+        ({"model": torch.nn.Linear(2, 2)}, "step 1: the checkpoint does not fit this model: 2 are of another shape: "),
+        ({"model": torch.nn.Sequential(torch.nn.Linear(1, 1))}, "2 are missing in it: 0.weight, 0.bias; 2 are unexpec"),
         (
             {"model": torch.nn.Linear(1, 1), "ema": torch.nn.Linear(1, 1)},
             "the checkpoint has no 'ema', only model; use another storage URL",

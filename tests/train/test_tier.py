@@ -106,10 +106,10 @@ def test_what_is_not_the_commits_own_is_not_taken(tmp_path: Path, base: Path, ch
     for file, label in zip(data, labels, strict=True):
         match change:
             case "torn":
-                os.truncate(file, file.stat().st_size // 2)
+                os.truncate(file, 10000)
             case "flipped":
                 content = file.read_bytes()
-                file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+                file.write_bytes(content[:9000] + bytes([content[9000] ^ 1]) + content[9001:])
             case "gone":
                 file.unlink()
             case "unlabelled":
@@ -183,7 +183,10 @@ def test_buffers_take_turns_and_keep_their_memory(base: Path) -> None:
     assert buffers.next() is first
     assert [file.name for file in files(base, "data")] == ["g000001-r00000-0.data"]
     first.data.fill_(7)
-    assert files(base, "data")[0].read_bytes() == b"\7" * 5000
+    assert set(files(base, "data")[0].read_bytes()) == {7}
+    assert buffers.fit(5000)
+    assert buffers.fit(4000)
+    assert not buffers.fit(50 << 20)
     buffers.turn()
     assert buffers.next().index == 1
     buffers.turn()

@@ -22,6 +22,7 @@ from elasticctl_train.tier import Tier
 
 log = logging.getLogger("elasticctl_train")
 
+_SLACK_BYTES = 1 << 20  # so that a state whose small tensors change in shape needs no new buffers
 _PAGE_BYTES = mmap.PAGESIZE
 _STRIDE_BYTES = 64 << 20  # touched at a time: few enough elements that torch needs no second thread for them
 
@@ -42,16 +43,20 @@ class Buffer:
 
 
 class Buffers:
-    """The pair, each `size_bytes` large, made in the background."""
+    """The pair, each a little more than `size_bytes` large, made in the background."""
 
     def __init__(self, size_bytes: int, *, tier: Tier | None, pin: torch.device | None, one_at_first: bool) -> None:
         """`pin` is the GPU that will copy into them. `one_at_first`: the second is made by `make_both`, or on use."""
-        self.size_bytes = size_bytes
+        self._size_bytes = size_bytes + _SLACK_BYTES
         self._tier, self._pin = tier, pin
         self._made: Mapping[int, Future[Buffer]] = {0: Future(), 1: Future()}
         self._begun = [False, False]
         self._next = 0
         self._begin([0] if one_at_first else [0, 1])
+
+    def fit(self, size_bytes: int) -> bool:
+        """Are these of the right size for that much?"""
+        return self._size_bytes - 2 * _SLACK_BYTES <= size_bytes <= self._size_bytes
 
     def next(self) -> Buffer:
         """The buffer to be filled now; waits until it is warm. Raises MemoryError."""
@@ -81,8 +86,8 @@ class Buffers:
                 self._made[index].set_exception(e)
 
     def _make_one(self, index: int) -> Buffer:
-        shared = self._tier.create(index, self.size_bytes) if self._tier is not None else None
-        data = anonymous(self.size_bytes) if shared is None else torch.frombuffer(shared, dtype=torch.uint8)
+        shared = self._tier.create(index, self._size_bytes) if self._tier is not None else None
+        data = anonymous(self._size_bytes) if shared is None else torch.frombuffer(shared, dtype=torch.uint8)
         touch(data)
         return Buffer(index, data, in_tier=shared is not None, pinned=self._pin is not None and _pin(data, self._pin))
 

@@ -40,9 +40,9 @@ SHARE_TIMEOUT_S = 600.0
 """How long rank 0 waits for the other ranks' shares before it gives a save up."""
 
 State = Mapping[str, Any]
-Like = State | Callable[[dict[str, Any]], State]
+Like = State | Callable[[dict[str, Any], str], State]
 """The live state, or what returns it, given the state to be restored, whose tensors have no data yet (they are on the
-meta device); the function may raise RestoreError."""
+meta device), and the checkpoint's name; the function may raise RestoreError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Checkpointer:
             position, entry, documents = message
             commit = commits.decode_commit(entry.encode(), position)
             found = manifest.parse(documents)
-            alike = self._alike(found, like)
+            alike = self._alike(found, like, f"{place.storage.url}, step {commit.step}")
             try:
                 state, local = exchange.read(place, found, alike)
             except DamagedError as e:
@@ -240,12 +240,12 @@ class Checkpointer:
             said = "%s: the checkpoint of step %d is damaged (%s); trying the one before"
             log.warning(said, storage.url, commit.step, error)
 
-    def _alike(self, found: Manifest, like: Like | None) -> dict[str, torch.Tensor]:
+    def _alike(self, found: Manifest, like: Like | None, where: str) -> dict[str, torch.Tensor]:
         """The live state's sharded tensors that have a namesake of their shape in the checkpoint."""
         error: RestoreError | None = None
         live: State = {}
         try:
-            live = like(tree.decode(found.state, _without_data)) if callable(like) else like or {}
+            live = like(tree.decode(found.state, _without_data), where) if callable(like) else like or {}
         except RestoreError as e:
             error = e
         if any(self._world.highest(error is not None)):
@@ -262,7 +262,7 @@ class Checkpointer:
         if self._plan is None or not self._plan.fits(flat, rank_0_only):
             self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only)
         size_bytes = self._plan.size_bytes
-        if self._buffers is None or self._buffers.size_bytes != size_bytes:
+        if self._buffers is None or not self._buffers.fit(size_bytes):
             self._buffers = None  # its memory goes before there is new
             kept = self._tier is not None and self._tier.clear(but_for=self._restored_folder)
             gpu = next((tensor.device for tensor in flat.shared.values() if tensor.is_cuda), None)

@@ -128,7 +128,7 @@ def _acquire(
 def _from_tier(path: str, ref: ObjectRef) -> Held | None:
     """The bytes in the tier if they are what they are said to be."""
     try:
-        data = _mapped(path)
+        data = _mapped(path)[: ref.size_bytes]
         check(ref, data.numpy().data)
     except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or torn
         return None

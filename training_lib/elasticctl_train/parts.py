@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticctl_train import tree
+from elasticctl_train import fitting, shards, tree
 from elasticctl_train.errors import RestoreError, TrainError
 
 log = logging.getLogger("elasticctl_train")
@@ -53,12 +53,34 @@ def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
     return alone
 
 
-def load(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> None:
-    """Put a checkpoint's state into the parts. `where` names the checkpoint; RestoreError when it does not fit."""
+def fit(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check that a checkpoint's state can be loaded into the parts, before anything is changed.
+
+    Tensors may be without data (on the meta device). `where` names the checkpoint; RestoreError, with what is missing,
+    unexpected or of another shape, when it does not fit. Returns the live state as far as it is sharded.
+    """
+    live: dict[str, Any] = {}
     for name, part in parts.items():
         if name not in state:
             has = ", ".join(sorted(state.keys() - {OWN}))
             raise RestoreError(f"{where}: the checkpoint has no {name!r}, only {has}; use another storage URL")
+        misfit = ""
+        if isinstance(part, torch.nn.Module):
+            misfit = fitting.of_module(part, state[name])
+            live[name] = part.state_dict() if shards.has_sharded(part) else {}
+        elif isinstance(part, torch.optim.Optimizer):
+            misfit = fitting.of_optimizer(part, state[name])
+            live[name] = {} if misfit else fitting.spread_of(part, state[name])
+        if misfit:
+            mend = "use another storage URL, or restore the code"
+            raise RestoreError(f"{where}: the checkpoint does not fit this {name}: {misfit}; {mend}")
+    return live
+
+
+def load(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> None:
+    """Put a checkpoint's state into the parts; see `fit` for the errors, which come before anything is changed."""
+    fit(parts, state, where)
+    for name, part in parts.items():
         try:
             part.load_state_dict(state[name])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from elasticctl_train import data, dist, loaders, parts, rng, streams
+from elasticctl_train import data, dist, loaders, parts, rng, shards, streams
 from elasticctl_train.checkpoint import Restored
 from elasticctl_train.data import Cursor, EpochPlan, Feed
 from elasticctl_train.errors import DataError
@@ -51,9 +51,9 @@ class Run:
         """Join, take over the storage URL and resume. Every rank must call it.
 
         `url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are kept. `model` may be
-        wrapped in DistributedDataParallel already; a bare one is moved to `run.device`. `others` are saved under their
-        names like the rest. Raises StateError for a state that a checkpoint cannot hold, StorageError, and RestoreError
-        when the checkpoint found is not one of these objects.
+        wrapped in DistributedDataParallel already, or sharded (FSDP2's `fully_shard`); a bare one is moved to
+        `run.device`. `others` are saved under their names like the rest. Raises StateError for a state that a
+        checkpoint cannot hold, StorageError, and RestoreError when the checkpoint found is not one of these objects.
         """
         self._given = model
         self._loaders = loaders.among(others)
@@ -64,12 +64,12 @@ class Run:
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
         if isinstance(model, DistributedDataParallel):
             self.device = next(model.parameters()).device
-        else:
+        elif not shards.has_sharded(model):
             model.to(self.device)
         self._feed = Feed(self.rank, self.world_size)
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
-        self._session = Session(url, world, save, self._snapshot)
+        self._session = Session(url, world, save, self._snapshot, partial(parts.fit, self._parts))
         restored = self._session.restored
         self._session.begin(Cursor() if restored is None else self._resume(restored))
 
@@ -90,10 +90,11 @@ class Run:
 
     @cached_property
     def model(self) -> torch.nn.Module:
-        """The model to call: in DistributedDataParallel when there are several ranks, else the one given."""
-        if self.world_size == 1 or isinstance(self._given, DistributedDataParallel):
-            return self._given
-        return DistributedDataParallel(self._given)
+        """The model to call: in DistributedDataParallel when there are several ranks, unless it came sharded."""
+        given = self._given
+        if self.world_size == 1 or isinstance(given, DistributedDataParallel) or shards.has_sharded(given):
+            return given
+        return DistributedDataParallel(given)
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the epochs (from 0) that are not done yet; of a half-done one the loader yields the rest."""

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from elasticctl_train import dist, journal, storage
-from elasticctl_train.checkpoint import Checkpointer, Label, Restored
+from elasticctl_train.checkpoint import Checkpointer, Label, Like, Restored
 from elasticctl_train.commits import Commit
 from elasticctl_train.data import Cursor
 from elasticctl_train.errors import TrainError
@@ -46,15 +46,22 @@ class Snapshot:
 class Session:
     """One incarnation of a training run on this rank. Every rank makes the same calls in the same order.
 
-    `cursor` says how far training is, and is its user's to change; `restored` is the checkpoint that was found.
+    `cursor` says how far training is, and is its user's to change; `restored` is the checkpoint that was found,
+    until the first step is done.
     """
 
     def __init__(
-        self, url: str | None, world: dist.World, policy: SavePolicy, snapshot: Callable[[], Snapshot]
+        self,
+        url: str | None,
+        world: dist.World,
+        policy: SavePolicy,
+        snapshot: Callable[[], Snapshot],
+        like: Like | None = None,
     ) -> None:
         """Take over the storage URL (without one: $ELASTICCTL_STORAGE, or nothing is kept) and read what is there.
 
-        `snapshot` is called for what to save. Raises StorageError.
+        `snapshot` is called for what to save, `like` before anything is read (see `Checkpointer.restore`). Raises
+        StorageError, and RestoreError as `like` does.
         """
         _show_log()
         self.world = world
@@ -66,10 +73,10 @@ class Session:
         self._between_s = PRIOR_S
         self._cadence = Cadence(policy, 0)
         self._next_check = 0
-        self._finished = False
+        self._prepared = self._finished = False
         self._checkpoints = self._open(url or os.environ.get(STORAGE_VARIABLE, ""))
         self._origin = ""
-        self.restored: Restored | None = self._restore()
+        self.restored: Restored | None = self._restore(like)
         if self.restored is not None:
             self.progress.metrics = dict(self.restored.commit.metrics)
 
@@ -111,6 +118,8 @@ class Session:
         """
         self.cursor = cursor
         self.progress.step(cursor, samples, loss)
+        if not self._prepared:
+            self._prepare()
         if cursor.step >= self._next_check and not hold:
             self._meet()
 
@@ -151,9 +160,9 @@ class Session:
             self._between_s = between_interruptions_s(checkpoints.generation - 1, over_s)
         return checkpoints
 
-    def _restore(self) -> Restored | None:
+    def _restore(self, like: Like | None) -> Restored | None:
         """The newest checkpoint; where this run has none yet, the one of another run that it is to start from."""
-        restored = self._checkpoints.restore() if self._checkpoints else None
+        restored = self._checkpoints.restore(like) if self._checkpoints else None
         wanted = os.environ.get(START_FROM_VARIABLE, "")
         if restored is not None or not wanted:
             return restored
@@ -163,7 +172,7 @@ class Session:
         if self._checkpoints is None:
             raise TrainError(f"${START_FROM_VARIABLE} needs a storage URL of this run's own: set ${STORAGE_VARIABLE}")
         self._origin = url
-        return self._checkpoints.start_from(storage.open(url), None if step == "latest" else int(step))
+        return self._checkpoints.start_from(storage.open(url), None if step == "latest" else int(step), like)
 
     def _say_where(self) -> None:
         if self.restored is not None and self._origin:
@@ -173,6 +182,14 @@ class Session:
             log.info("resumed from step %d, epoch %d (%s, %s)", self.cursor.step, self.cursor.epoch, self.url, ranks)
         elif self._checkpoints is not None:
             log.info("no checkpoint at %s yet: starting at step 0", self.url)
+
+    def _prepare(self) -> None:
+        """The first step is done, and with it the optimizer has its state: get ready to save such states."""
+        self._prepared = True
+        self.restored = None  # what was loaded from it needs it no longer
+        if self._checkpoints is not None:
+            first = self._snapshot()
+            self._checkpoints.prepare(first.state, local=first.local, rank_0_only=first.rank_0_only)
 
     def _meet(self) -> None:
         """The ranks agree: is it time to save, to stop, and when do they meet again."""

@@ -3,7 +3,7 @@
 The launcher makes a private folder under /dev/shm that outlives its ranks, and names it in $ELASTICCTL_LOCAL_TIER. The
 buffers that ranks save from are files in there:
 
-    <URL>/g<generation>-r<rank>-<0 or 1>.data    a whole tensor file, as it was stored
+    <URL>/g<generation>-r<rank>-<0 or 1>.data    a whole tensor file, as it was stored, and some room behind it
     <URL>/g<generation>-r<rank>-<0 or 1>.json    the object it is: key, size, checksum
 
 The second is there only once that object has been stored, and goes before the first is written to again. A restore
@@ -75,7 +75,7 @@ class Tier:
             data = label.with_suffix(".data")
             with suppress(OSError, ValueError, TypeError):
                 ref = ObjectRef(**json.loads(label.read_bytes()))
-                if data.stat().st_size == ref.size_bytes:
+                if data.stat().st_size >= ref.size_bytes:
                     found[ref] = data
         return found
 
