@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import ssl
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -74,6 +75,30 @@ def test_a_body_is_its_views_and_an_answer_goes_where_it_is_wanted() -> None:
         assert connections.exchange(Request("GET", "/k")).body == b"hello"  # over the same connection
     assert requests[0].startswith(b"PUT /k?a=b HTTP/1.1\r\n")
     assert requests[0].endswith(b"x-c: d\r\ncontent-length: 6\r\n\r\nonetwo")
+
+
+def test_what_is_moved_is_not_copied() -> None:
+    size_bytes = 32 << 20
+    scratch = memoryview(bytearray(1 << 20))
+
+    def serve(connection: socket.socket) -> None:
+        left = size_bytes
+        head = connection.recv(10_000).partition(b"\r\n\r\n")
+        left -= len(head[2])
+        while left:
+            left -= connection.recv_into(scratch)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size_bytes)
+        for _ in range(32):
+            connection.sendall(scratch)
+
+    body, into = memoryview(bytes(size_bytes)), memoryview(bytearray(size_bytes))
+    with server(serve) as origin:
+        tracemalloc.start()
+        answer = connect(origin).exchange(Request("PUT", "/", body=(body,), into=into))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert answer.filled_bytes == size_bytes
+    assert peak_bytes < 1 << 20
 
 
 def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
