@@ -114,6 +114,22 @@ def test_a_flipped_bit_is_found_and_leaves_no_file(tmp_path: Path) -> None:
     assert target.read_text() == "the one before"
 
 
+def test_damage_on_the_way_is_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, (commit,) = saved(tmp_path / "state")
+    read_into, calls = LocalStorage.read_into, list[str]()
+
+    def noisy(self: LocalStorage, key: str, start: int, into: memoryview) -> None:
+        read_into(self, key, start, into)
+        calls.append(key)
+        if len(calls) == 1:
+            into[-1] ^= 1
+
+    monkeypatch.setattr(LocalStorage, "read_into", noisy)
+    archive.pull(storage, commit, "model", tmp_path / "model.safetensors", ignore)
+    assert len(calls) == 2
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "model.safetensors")["large"], model_state()["large"])
+
+
 def test_a_glance_sees_what_is_missing_or_cut_short(tmp_path: Path) -> None:
     storage, found = saved(tmp_path, steps=3)
     damage(tmp_path, found[0], ".json", 5)

@@ -14,13 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticctl_train import commits, journal
 from elasticctl_train.boxes import Box
 from elasticctl_train.commits import Commit, ObjectRef
 from elasticctl_train.errors import DamagedError, MissingError, TrainError
 from elasticctl_train.storage import Storage
+
+T = TypeVar("T")
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "float64": ("F64", 8),
@@ -190,10 +192,21 @@ def _glance(storage: Storage, position: int, entry: commits.Entry | DamagedError
 
 
 def _document(storage: Storage, ref: ObjectRef) -> Any:
-    data = storage.get(ref.key)
-    if len(data) != ref.size_bytes or commits.checksum([data]) != ref.checksum:
-        raise DamagedError(f"{ref.key}: its checksum does not match")
-    return json.loads(data)
+    def read_once() -> bytes:
+        data = storage.get(ref.key)
+        if len(data) != ref.size_bytes or commits.checksum([data]) != ref.checksum:
+            raise DamagedError(f"{ref.key}: its checksum does not match")
+        return data
+
+    return json.loads(_twice(read_once))
+
+
+def _twice(read_once: Callable[[], T]) -> T:
+    """What it returns; once more where it finds damage, which may only have happened on the way here."""
+    try:
+        return read_once()
+    except DamagedError:
+        return read_once()
 
 
 def _piece(name: str, dtype: str, offset: list[int], shape: list[int], start: int) -> Piece:
@@ -221,7 +234,7 @@ def _read_all(
     """Read all tensor files from end to end; `sink` gets each piece's bytes as they come, and where in it they are."""
 
     def read_file(share: tuple[ObjectRef, tuple[Piece, ...]]) -> None:
-        _read_file(storage, share, sink, on_bytes)
+        _twice(lambda: _read_file(storage, share, sink, on_bytes))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(read_file, contents.shares):
