@@ -74,3 +74,11 @@ class Cluster(Protocol):
         With `follow`, waits for workers that are still to come, re-created and newly scaled ones, and ends when the
         job has ended and all is said.
         """
+
+
+def pod_order(pod: Manifest) -> tuple[int, str]:
+    """A key by which pods are in order of their workers' indices."""
+    from elasticctl.spec import LABEL_INDEX  # not for those who only list jobs
+
+    text = pod["metadata"].get("labels", {}).get(LABEL_INDEX, "")
+    return (int(text) if text.isascii() and text.isdigit() else 0, pod["metadata"]["name"])

@@ -56,11 +56,15 @@ class Stream:
         self._closed = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines without their newline, one longer than the limit in pieces; UnreachableError when it breaks."""
+        """Yield lines with their newline, one that is too long in pieces; UnreachableError when the stream breaks.
+
+        The last line may have no newline: then it is all that came of it.
+        """
         rest = b""
         for block in self._blocks():
             *lines, rest = (rest + block).split(b"\n")
-            yield from lines
+            for line in lines:
+                yield line + b"\n"
             while len(rest) > self._max:
                 yield rest[: self._max]
                 rest = rest[self._max :]

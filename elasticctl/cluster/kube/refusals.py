@@ -21,6 +21,10 @@ from elasticctl.errors import (
 _MESSAGE_CHARS = 1000
 
 
+class NoSuchApiError(NotFoundError):
+    """The server does not know this kind of object at all: its definition is not installed."""
+
+
 def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) -> ElasticctlError:
     """The error that an answer of status 400 or more stands for; `request` is its verb and path, for the message."""
     answer = _decoded(body)
@@ -34,7 +38,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) 
     if status == 403:
         return ForbiddenError(_forbidden(message, request))
     if status == 404:
-        return NotFoundError(message if answer.get("details") else f"{message} ({request})")
+        return NotFoundError(message) if answer.get("details") else NoSuchApiError(f"{message} ({request})")
     if status in (409, 412):
         return ConflictError(message)
     if status == 410:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order
 from elasticctl.cluster.local.connection import NotSentError, eviction_path, jobs_path, request
 from elasticctl.cluster.local.daemon import ensure_supervisor
 from elasticctl.cluster.local.logs import LogFiles, read_logs
@@ -53,7 +53,7 @@ class LocalCluster:
 
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """Return the pods of a job, in order of index."""
-        return sorted(self._items(jobs_path(namespace, job, "pods")), key=_index)
+        return sorted(self._items(jobs_path(namespace, job, "pods")), key=pod_order)
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
         """Take a worker away, with `grace_s` seconds of notice; see `Cluster.evict_pod`."""
@@ -98,10 +98,3 @@ def _namespace_of(manifest: Mapping[str, Any]) -> str:
     metadata = manifest.get("metadata")
     namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
     return namespace if isinstance(namespace, str) and namespace else "default"
-
-
-def _index(pod: Manifest) -> tuple[int, str]:
-    from elasticctl.spec import LABEL_INDEX  # not for those who only list jobs
-
-    text = pod["metadata"].get("labels", {}).get(LABEL_INDEX, "")
-    return (int(text) if text.isdigit() else 0, pod["metadata"]["name"])
