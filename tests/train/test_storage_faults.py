@@ -11,12 +11,12 @@ from elasticctl_train import commits
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import Commit, ObjectRef
 from elasticctl_train.errors import ExistsError, FencedError, StorageError
-from elasticctl_train.journal import read_commits
+from elasticctl_train.journal import read_commits, read_entries
 from elasticctl_train.storage import Storage, all_keys, gcs, s3
 from elasticctl_train.storage import cloud as clouds
 from tests.train import programs
 from tests.train.conftest import QUICK, Cloud
-from tests.train.gate import Fault, first
+from tests.train.gate import Fault, Reply, Seen, first
 from tests.train.states import same
 
 FAULTS = {
@@ -190,3 +190,16 @@ def test_the_newest_of_many_commits_is_found_with_two_requests(cloud: Cloud, mon
     assert next(read_commits(storage)).step == 30
     assert len(cloud.gate.seen) == 2  # a page, and the entry
     assert len(list(all_keys(storage, "journal/"))) == 30
+
+
+def test_a_service_that_ignores_preconditions_is_refused(cloud: Cloud) -> None:
+    plain = cloud.gate.pass_on
+
+    def lenient(seen: Seen, body: bytes) -> Reply:
+        headers = {name: value for name, value in seen.headers.items() if name != "if-none-match"}
+        return plain(replace(seen, headers=headers, target=seen.target.replace("&ifGenerationMatch=0", "")), body)
+
+    cloud.gate.pass_on = lenient  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="the service replaces an object that was to be created only if absent"):
+        Checkpointer(cloud.open())
+    assert len(list(read_entries(cloud.open()))) == 1

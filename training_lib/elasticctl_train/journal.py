@@ -80,6 +80,7 @@ class Writer:
                 continue  # another run was faster: take over from that one
             if _is_outrun(storage, mine):
                 continue
+            _check_precondition(storage, mine)
             _discard_unfinished(storage)
             return cls(storage, mine, number)
 
@@ -188,6 +189,21 @@ def _is_outrun(storage: Storage, mine: Generation) -> bool:
         if not isinstance(entry, DamagedError):
             return entry.generation < mine.generation
     return False
+
+
+def _check_precondition(storage: Storage, mine: Generation) -> None:
+    """Raise StorageError for a storage that creates what is there: commits and the fence rest on its refusal.
+
+    It is tried with the entry just written, in bytes that differ and mean the same: nothing is lost where it fails.
+    """
+    try:
+        storage.put(commits.key_of(mine.position), [commits.encode(mine), b"\n"], if_absent=True)
+    except ExistsError:
+        return
+    raise StorageError(
+        f"{storage.url}: the service replaces an object that was to be created only if absent (it ignores "
+        "If-None-Match or ifGenerationMatch), so two runs could harm each other's checkpoints; use another service"
+    )
 
 
 def _discard_unfinished(storage: Storage) -> None:
