@@ -14,7 +14,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import shutil
 import tempfile
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ class ElasticCallback(TrainerCallback):
         self._url, self._policy = url, save
         self._session: Session | None = None
         self._trainer: Trainer | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._clean_up: Callable[[], object] = lambda: None
 
     def resume(self, trainer: Trainer) -> str | None:
         """Take the URL over; returns what to pass to `trainer.train` as `resume_from_checkpoint`: None, or a folder.
@@ -69,9 +72,10 @@ class ElasticCallback(TrainerCallback):
         own._load_from_checkpoint = self._load_model
         own._load_optimizer_and_scheduler = self._load_optimizer_and_scheduler
         own._load_rng_state = self._load_rng_state
-        self._folder = tempfile.TemporaryDirectory(prefix="elasticctl-")
-        Path(self._folder.name, _STATE_FILE).write_text(json.dumps(progress["state"]))
-        return self._folder.name
+        folder = tempfile.mkdtemp(prefix="elasticctl-")
+        self._clean_up = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        Path(folder, _STATE_FILE).write_text(json.dumps(progress["state"]))
+        return folder
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -79,8 +83,7 @@ class ElasticCallback(TrainerCallback):
         """Training begins or goes on. Raises StateError for a state that a checkpoint cannot hold."""
         session = self._running()
         session.progress.total_epochs, session.progress.total_steps = int(args.num_train_epochs), state.max_steps
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._clean_up()
         parts.check(self._parts())
         session.begin(_cursor(state))
 
