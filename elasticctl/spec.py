@@ -30,6 +30,8 @@ LABEL_JOB = "job-name"
 LABEL_TYPE = "replica-type"
 LABEL_INDEX = "replica-index"
 ANNOTATION_SCALED_BY = f"{GROUP}/scaled-by"
+ANNOTATION_RERUN_OF = f"{GROUP}/rerun-of"
+"""The name of the job that a rerun repeats."""
 
 DEFAULT_BACKOFF_LIMIT = 3
 MAX_WORKERS = 2_000  # the roster of all workers has to fit an object of the API server (1.5 MB)

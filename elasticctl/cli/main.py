@@ -43,6 +43,7 @@ _JOBS = {
     "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
     "resume": ("lifecycle", "Go on with a suspended job"),
     "cancel": ("lifecycle", "Stop a job for good"),
+    "rerun": ("rerun", "Run a job again, from the beginning or from a checkpoint"),
     "delete": ("lifecycle", "Delete a job, its workers and its logs"),
 }
 _SETUP = {

@@ -50,7 +50,7 @@ def from_script(
     def make(final_name: str) -> Manifest:
         final = _placed(dataclasses.replace(spec, name=final_name), request, context)
         say(plan.summary(final, context))
-        return _with(render(final, shape), settings)
+        return with_settings(render(final, shape), settings)
 
     return Draft(name, not request.name, make)
 
@@ -72,11 +72,11 @@ def from_file(path: str, settings: Settings, name: str, namespace: str, context:
         metadata["namespace"] = namespace or metadata.get("namespace", context.namespace)
     if not settings:
         specfile.validate(document)
-    manifest = _with(document.data, settings)
+    manifest = with_settings(document.data, settings)
     return Draft(manifest["metadata"]["name"], False, lambda _: manifest)
 
 
-def _with(manifest: Manifest, settings: Settings) -> Manifest:
+def with_settings(manifest: Manifest, settings: Settings) -> Manifest:
     """The manifest with --set applied, checked again."""
     if settings:
         if not isinstance(manifest, dict):
@@ -111,17 +111,25 @@ def _command(script: str, args: Sequence[str], context: Context) -> tuple[str, .
 
 def _placed(spec: JobSpec, request: plan.Request, context: Context) -> JobSpec:
     """The job with what depends on its name, and on where it was typed."""
+    storage = new_storage(spec.name, request.storage, context)
+    if not storage:
+        raise UsageError(f"--storage is needed in context {context.name} (or set it: elasticctl config set-context)")
+    return dataclasses.replace(spec, storage=storage, working_dir=os.getcwd() if context.provider == LOCAL else "")
+
+
+def new_storage(name: str, given: str, context: Context) -> str:
+    """Where a new job called `name` keeps its state: where it was told, or a new place below the context's own.
+
+    "" where neither says. Raises UsageError for a URL of an unknown kind.
+    """
     here = os.getcwd()
-    unique = f"{spec.name}-{secrets.token_hex(4)}"
-    local = context.provider == LOCAL
-    if request.storage:
-        storage = plan.storage_url(request.storage, here)
-    elif context.storage:
-        storage = f"{plan.storage_url(context.storage, here).rstrip('/')}/{unique}"
-    elif local:
+    unique = f"{name}-{secrets.token_hex(4)}"
+    if given:
+        return plan.storage_url(given, here)
+    if context.storage:
+        return f"{plan.storage_url(context.storage, here).rstrip('/')}/{unique}"
+    if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
 
-        storage = (local_paths().state / "storage" / unique).as_uri()
-    else:
-        raise UsageError(f"--storage is needed in context {context.name} (or set it: elasticctl config set-context)")
-    return dataclasses.replace(spec, storage=storage, working_dir=here if local else "")
+        return (local_paths().state / "storage" / unique).as_uri()
+    return ""

@@ -65,8 +65,13 @@ class How:
         typer.Option("-o", "--output", help="How to print it, with -d or --dry-run."),
     ] = None
 
+    def check(self) -> None:
+        """Refuse what contradicts itself; UsageError."""
+        if self.output and not (self.detach or self.dry_run):
+            raise UsageError("--output goes with --detach or --dry-run; otherwise stdout is the job's own output")
 
-class _Submit(Verb):
+
+class DryRunVerb(Verb):
     """Takes --dry-run with and without a value, as kubectl does."""
 
     def parse_args(self, ctx: CommandContext, args: list[str]) -> list[str]:
@@ -75,7 +80,7 @@ class _Submit(Verb):
         return super().parse_args(ctx, ours + args[end:])
 
 
-@verb(app, "submit", cls=_Submit)
+@verb(app, "submit", cls=DryRunVerb)
 def submit(
     ctx: typer.Context,
     *,
@@ -98,8 +103,7 @@ def submit(
     """
     from elasticctl.cli.making import from_file, from_script  # reads and writes YAML, which --help need not
 
-    if how.output and not (how.detach or how.dry_run):
-        raise UsageError("--output goes with --detach or --dry-run; otherwise stdout is the job's own output")
+    how.check()
     context, namespace = locate(where)
     if source.file:
         _check_alone(ctx, script)
@@ -117,7 +121,7 @@ def submit(
     if how.dry_run:
         print_objects([manifest], how.output or "yaml", one=True)
         return 0
-    return _follow_up(target, manifest, how)
+    return follow_up(target, manifest, how)
 
 
 def _check_alone(ctx: typer.Context, script: str | None) -> None:
@@ -155,7 +159,8 @@ def _free(name: str, taken: set[str]) -> str:
     return free
 
 
-def _follow_up(target: Target, manifest: Manifest, how: How) -> int:
+def follow_up(target: Target, manifest: Manifest, how: How) -> int:
+    """Go on with a job that has been created, as was asked for; returns the exit code."""
     name = manifest["metadata"]["name"]
     target = dataclasses.replace(target, namespace=manifest["metadata"]["namespace"])
     if how.detach:

@@ -1,0 +1,170 @@
+"""`rerun`: the same job once more, from the beginning or from a checkpoint of the old one."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticctl.cli import options
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Assignment, Where
+from elasticctl.cli.output import print_objects, say
+from elasticctl.cli.submit import DryRunVerb, How, follow_up
+from elasticctl.cli.target import Target, reach
+from elasticctl.errors import ConflictError, UsageError
+from elasticctl.wording import counted, shown
+
+if TYPE_CHECKING:
+    from elasticctl.cluster.base import Manifest
+    from elasticctl.spec import ElasticJob
+
+_DELETED_WITHIN_S = 30.0
+_POLL_EVERY_S = 0.1
+LATEST = "latest"
+
+app = new_app()
+
+
+def step_or_latest(text: str) -> str:
+    """A step, or `latest`."""
+    if text != LATEST and not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(f"{shown(text)} is neither a step nor {LATEST}.")
+    return text
+
+
+@verb(app, "rerun", cls=DryRunVerb)
+def rerun(
+    *,
+    job: options.Job,
+    name: Annotated[str, options.text("The new job's name; the old one's with a number by default.")] = "",
+    from_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--from-checkpoint",
+            parser=step_or_latest,
+            metavar="STEP|latest",
+            help="Go on from this step of the old job.",
+        ),
+    ] = None,
+    storage: Annotated[str, options.text("Where its state is kept; a new place by default.", "URL")] = "",
+    settings: Annotated[
+        tuple[Assignment, ...],
+        options.assignments("--set", "PATH=VALUE", "Change a field of the manifest: spec.backoffLimit=10"),
+    ] = (),
+    how: How,
+    where: Where,
+) -> int:
+    """Run a job again: a new job that runs the same, from step 0, with state of its own.
+
+    With --from-checkpoint it goes on from a checkpoint of the old job, which is only read. With the old job's own
+    --name, the old one has to have ended, and is deleted; its checkpoints stay.
+
+    \b
+      elasticctl rerun digits
+      elasticctl rerun digits --from-checkpoint latest --set spec.backoffLimit=10
+    """
+    from elasticctl.cli.making import with_settings
+    from elasticctl.spec import ElasticJob
+
+    how.check()
+    target = reach(where)
+    old = target.find(job)
+    found = ElasticJob.from_manifest(old)
+    start = "" if from_checkpoint is None else _start(found, from_checkpoint)
+    made = with_settings(_new(target, old, name, storage, start), settings)
+    if how.dry_run == "client":
+        print_objects([made], how.output or "yaml", one=True)
+        return 0
+    replaces = made["metadata"]["name"] == found.name
+    if replaces:
+        _make_way(target, found, dry_run=how.dry_run is not None)
+    _say_plan(found, made, from_checkpoint)
+    if how.dry_run:
+        checked = made if replaces else target.cluster.create_job(made, dry_run=True)
+        print_objects([checked], how.output or "yaml", one=True)
+        return 0
+    return follow_up(target, _create(target, made, patient=replaces), how)
+
+
+def _new(target: Target, old: Manifest, name: str, storage: str, start: str) -> Manifest:
+    """The manifest of the new job."""
+    from elasticctl.cli.again import Rerun, again, beside, next_name, origin
+    from elasticctl.cli.making import new_storage
+    from elasticctl.cli.plan import check_name
+    from elasticctl.podtemplate import hardware
+    from elasticctl.spec import ElasticJob
+
+    if name:
+        check_name(name)
+    else:
+        taken = {other["metadata"]["name"] for other in target.cluster.list_jobs(target.namespace)}
+        name = next_name(origin(old), taken)
+    before = hardware(ElasticJob.from_manifest(old)).storage
+    if before or storage:
+        fresh = new_storage(name, storage, target.context)
+        storage = fresh or beside(before, f"{name}-{int(time.time())}")
+        if storage == before:
+            raise UsageError(f"--storage {storage} is the old job's own: give the new one another place")
+    return again(old, Rerun(name, storage, start))
+
+
+def _start(old: ElasticJob, wanted: str) -> str:
+    """`URL#STEP` of a checkpoint of the old job; UsageError or NotFoundError where there can be no such one."""
+    from elasticctl.podtemplate import hardware
+
+    url = hardware(old).storage
+    if not url:
+        raise UsageError(f"{old.name} has no storage URL, so it has no checkpoint to start from")
+    if url.startswith("file://"):  # a bucket may be open to the job and closed to this machine
+        from elasticctl.cli import stored
+
+        place = stored.place_of(url, Where())
+        stored.of_step(stored.found_at(place), None if wanted == LATEST else int(wanted))
+    elif old.status.checkpoint.step is None:
+        raise UsageError(f"{old.name} has committed no checkpoint; without --from-checkpoint it starts at step 0")
+    if not old.status.phase.terminal:
+        say(f"{old.name} is still {old.status.phase.value}: it may delete that checkpoint before the new job reads it")
+    return f"{url}#{wanted}"
+
+
+def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> None:
+    from elasticctl.podtemplate import hardware
+    from elasticctl.spec import ElasticJob
+
+    new = ElasticJob.from_manifest(made)
+    begin = "step 0"
+    if from_checkpoint is not None:
+        begin = f"the newest checkpoint of {old.name}" if from_checkpoint == LATEST else f"its step {from_checkpoint}"
+    kept = hardware(new).storage
+    workers = counted(new.desired, "worker")
+    say(f"{new.name}: {old.name} again, {workers}, from {begin}" + (f", state in {kept}" if kept else ""))
+
+
+def _make_way(target: Target, old: ElasticJob, *, dry_run: bool) -> None:
+    """Delete the old job, whose name the new one gets; ConflictError while it runs."""
+    from elasticctl.podtemplate import hardware
+
+    if not old.status.phase.terminal:
+        phase = old.status.phase.value
+        raise ConflictError(
+            f"{old.name} is still {phase}: give the new job another --name, or cancel the old one first"
+        )
+    kept = hardware(old).storage
+    doing = "would be deleted" if dry_run else "is deleted, with its logs"
+    say(f"the old {old.name} {doing}" + (f"; its checkpoints stay in {kept}" if kept else ""))
+    if not dry_run:
+        target.cluster.delete_job(target.namespace, old.name)
+
+
+def _create(target: Target, made: Manifest, *, patient: bool) -> Manifest:
+    """Create the job; `patient`: wait until the name of the one that is being deleted is free."""
+    deadline = time.monotonic() + _DELETED_WITHIN_S
+    while True:
+        try:
+            return target.cluster.create_job(made)
+        except ConflictError:
+            if not patient or time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_EVERY_S)

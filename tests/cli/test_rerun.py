@@ -1,0 +1,128 @@
+"""`rerun`: the same job once more, and from a checkpoint of the old one."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.cli.again import Rerun, again, beside, next_name, origin
+from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
+from tests.cli.conftest import Run
+from tests.cli.samples import job
+from tests.jobs import shell_job
+from tests.waiting import wait_until
+
+TRAIN = """\
+import sys
+import torch
+from elasticctl_train import Run
+from torch.utils.data import TensorDataset
+
+model = torch.nn.Linear(1, 1)
+with Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+    for _ in run.epochs(int(sys.argv[1])):
+        for (batch,) in run.loader(TensorDataset(torch.ones(8, 1)), global_batch=4):
+            run.step(loss=run.model(batch).sum())
+"""
+
+
+def used() -> dict[str, Any]:
+    """A job that has a life behind it."""
+    manifest = job()
+    manifest["metadata"] |= {
+        "labels": {"team": "vision"},
+        "annotations": {ANNOTATION_SCALED_BY: "user", "note": "mine"},
+    }
+    manifest["spec"] |= {"suspend": True, "cancel": False, "removeWorkers": [{"name": "digits-worker-0"}]}
+    return manifest
+
+
+def environment(manifest: dict[str, Any]) -> dict[str, str]:
+    (container,) = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    return {item["name"]: item["value"] for item in container["env"]}
+
+
+def test_the_same_again_without_the_old_ones_life() -> None:
+    old = used()
+    before = copy.deepcopy(old)
+    new = again(old, Rerun("digits-2", "file:///state/digits-2"))
+    assert old == before
+    assert new["metadata"] == {
+        "name": "digits-2",
+        "namespace": "default",
+        "labels": {"team": "vision"},
+        "annotations": {"note": "mine", ANNOTATION_RERUN_OF: "digits"},
+    }
+    assert "status" not in new
+    assert new["spec"].keys() == old["spec"].keys() - {"suspend", "cancel", "removeWorkers"}
+    assert environment(new) == {"ELASTICCTL_STORAGE": "file:///state/digits-2"}
+
+
+def test_where_it_starts_is_this_runs_alone() -> None:
+    started = again(used(), Rerun("digits-2", "file:///b", "file:///a#7"))
+    assert environment(started)["ELASTICCTL_START_FROM"] == "file:///a#7"
+    fresh = again(started, Rerun("digits-3", "file:///c"))
+    assert environment(fresh) == {"ELASTICCTL_STORAGE": "file:///c"}
+    assert origin(fresh) == "digits"
+
+
+def test_names_count_up_from_the_first_job() -> None:
+    assert next_name("digits", {"digits"}) == "digits-2"
+    assert next_name("resnet-50", {"resnet-50", "resnet-50-2"}) == "resnet-50-3"
+    assert len(next_name("a" * 51, {"x"})) == 51
+
+
+def test_beside_another_url() -> None:
+    assert beside("s3://bucket/runs/old/", "new") == "s3://bucket/runs/new"
+
+
+def test_a_rerun_of_a_real_job(run: Run, local_cluster: LocalCluster) -> None:
+    local_cluster.create_job(shell_job("brief", "echo $ELASTICCTL_JOB", 1))
+    assert run("rerun", "brief", "--name", "brief", "-d").code in (0, 3)  # it may have ended by now
+    assert run("wait", "brief", "--timeout", "20s").code == 0
+    done = run("rerun", "brief", "-d")
+    assert (done.code, done.out) == (0, "brief-2\n")
+    assert done.err == "brief-2: brief again, 1 worker, from step 0\n"
+    assert run("rerun", "brief-2", "-d", "--set", "spec.backoffLimit=0").out == "brief-3\n"
+    assert local_cluster.get_job("default", "brief-3")["spec"]["backoffLimit"] == 0
+    assert run("wait", "brief-2", "--timeout", "20s").code == 0
+    uid = local_cluster.get_job("default", "brief-2")["metadata"]["uid"]
+    replaced = run("rerun", "brief-2", "--name", "brief-2", "--wait")
+    assert replaced.code == 0
+    assert "the old brief-2 is deleted, with its logs\n" in replaced.err
+    assert local_cluster.get_job("default", "brief-2")["metadata"]["uid"] != uid
+
+
+def test_what_cannot_be_rerun_is_one_line(run: Run, local_cluster: LocalCluster) -> None:
+    local_cluster.create_job(shell_job("goes-on", "sleep 60", 1))
+    wait_until(lambda: local_cluster.get_job("default", "goes-on").get("status", {}).get("active") == 1)
+    refused = run("rerun", "goes-on", "--name", "goes-on")
+    assert (refused.code, refused.err.count("\n")) == (3, 1)
+    assert refused.err.endswith("ing: give the new job another --name, or cancel the old one first\n")
+    assert "has no storage URL" in run("rerun", "goes-on", "--from-checkpoint", "latest").err
+    assert "neither a step nor latest" in run("rerun", "goes-on", "--from-checkpoint", "newest").err
+    assert run("rerun", "goes-on", "-o", "json").code == 2
+    assert run("rerun", "goes-on", "--dry-run", "-o", "json").code == 0
+    assert run("delete", "goes-on", "-y").code == 0
+
+
+@pytest.mark.timeout(240)
+def test_from_a_checkpoint_training_goes_on(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    assert run("submit", str(script), "--gpus", "0", "--wait", "--", "2").code == 0
+    argument = "spec.replicaSpecs.Worker.template.spec.containers[0].args[2]='3'"
+    again = run("rerun", "train", "--from-checkpoint", "4", "--wait", "--set", argument)
+    assert again.code == 0, again.err
+    lines = [line.text for line in local_cluster.logs("default", "train-2", LogQuery())]
+    assert any("started from step 4, epoch " in line for line in lines)
+    status = local_cluster.get_job("default", "train-2")["status"]
+    assert (status["progress"]["step"], status["generations"][0]["resumedStep"]) == (6, 4)
+    missing = run("rerun", "train", "--from-checkpoint", "40")
+    assert missing.code == 3
+    assert missing.err.startswith("error: no checkpoint of step 40 is there; those that are: 4")
