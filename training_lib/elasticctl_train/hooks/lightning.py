@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from elasticctl_train import dist, parts, rng
 from elasticctl_train.checkpoint import Restored
 from elasticctl_train.data import Cursor
-from elasticctl_train.errors import RestoreError, TrainError
+from elasticctl_train.errors import TrainError
 from elasticctl_train.loaders import is_shared_position
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
@@ -49,11 +50,11 @@ class ElasticCallback(Callback):
 
         Raises StateError, StorageError and RestoreError.
         """
-        self._session = Session(self._url, dist.join(), self._policy, lambda: self._snapshot(trainer, pl_module))
+        fit = partial(parts.fit, {_MODEL: pl_module})
+        self._session = Session(self._url, dist.join(), self._policy, lambda: self._snapshot(trainer, pl_module), fit)
         restored = self._session.restored
         if restored is not None:
-            where = f"{self._session.url}, step {restored.commit.step}"
-            _put_back(trainer, _checkpoint_of(restored, self._session.world.size), where)
+            _put_back(trainer, _checkpoint_of(restored, self._session.world.size))
             self._rng = restored.local["rng"] if restored.local is not None else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,13 +142,10 @@ def _checkpoint_of(restored: Restored, world_size: int) -> dict[str, Any]:
     return checkpoint
 
 
-def _put_back(trainer: Trainer, checkpoint: dict[str, Any], where: str) -> None:
-    """What `Trainer.fit(ckpt_path=…)` does with a checkpoint that it has read from a file. Raises RestoreError."""
+def _put_back(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """What `Trainer.fit(ckpt_path=…)` does with a checkpoint that it has read from a file."""
     connector = trainer._checkpoint_connector
     connector._loaded_checkpoint = checkpoint
     connector.restore_datamodule()
-    try:
-        connector.restore_model()
-    except RuntimeError as e:
-        raise RestoreError(f"{where}: the checkpoint does not fit this model: {e}") from e
+    connector.restore_model()
     connector.restore_callbacks()

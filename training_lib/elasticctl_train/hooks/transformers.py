@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ class ElasticCallback(TrainerCallback):
         Every rank must call it. Raises StorageError, and RestoreError where the checkpoint is of another model.
         """
         self._trainer = trainer
-        self._session = Session(self._url, dist.join(), self._policy, self._snapshot)
+        fit = partial(parts.fit, {"model": self._parts()["model"]})
+        self._session = Session(self._url, dist.join(), self._policy, self._snapshot, fit)
         restored = self._session.restored
         if restored is None:
             return None
