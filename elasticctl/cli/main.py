@@ -45,6 +45,7 @@ _JOBS = {
     "cancel": ("lifecycle", "Stop a job for good"),
     "rerun": ("rerun", "Run a job again, from the beginning or from a checkpoint"),
     "delete": ("lifecycle", "Delete a job, its workers and its logs"),
+    "prune": ("prune", "Delete jobs that ended some time ago"),
 }
 _SETUP = {
     "config": ("contexts", "Choose and describe the places to run jobs at"),
