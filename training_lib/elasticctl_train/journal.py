@@ -8,24 +8,22 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from elasticctl_train import commits
 from elasticctl_train.commits import Commit, Generation, Retention
 from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError, StorageError
 from elasticctl_train.storage import Storage, all_keys
+from elasticctl_train.storage.parallel import each
 
 log = logging.getLogger("elasticctl_train")
 
 
 def read_entries(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError]]:
-    """Yield (position, entry) newest first, page by page; an entry that is damaged is yielded as its error."""
-    for position in _positions(storage):
-        try:
-            yield position, _read(storage, position)
-        except DamagedError as e:
-            yield position, e
-        except MissingError:
-            continue  # retired since the page was listed
+    """Yield (position, entry) newest first, as far as asked; an entry that is damaged is yielded as its error."""
+    for position, entry in _scan(storage):
+        if entry is not None:  # retired since the page was listed
+            yield position, entry
 
 
 def read_commits(storage: Storage) -> Iterator[Commit]:
@@ -40,7 +38,7 @@ def read_commits(storage: Storage) -> Iterator[Commit]:
 def first_generation(storage: Storage) -> Generation | None:
     """Who took over the URL first, and when; None when that cannot be told. Reads one object."""
     try:
-        entry = _read(storage, 1)
+        entry = read_entry(storage, 1)
     except (DamagedError, MissingError):
         return None
     return entry if isinstance(entry, Generation) else None
@@ -113,7 +111,7 @@ class Writer:
         The first call also deletes what killed runs left: data no commit refers to. Raises FencedError, and deletes
         nothing, when another run has taken over.
         """
-        if next(_positions(self._storage), None) != self._tail:
+        if next(positions(self._storage), None) != self._tail:
             raise self._fenced()
         if self._commits is None:
             self._commits = list(read_commits(self._storage))
@@ -138,7 +136,7 @@ class Writer:
     def _own_commit(self, position: int) -> Commit | None:
         """The entry at `position`, if it is a commit of this very run."""
         try:
-            entry = _read(self._storage, position)
+            entry = read_entry(self._storage, position)
         except (DamagedError, MissingError):
             return None
         if isinstance(entry, Commit) and commits.run_of(entry.folder) == self._mine.run_id:
@@ -157,7 +155,7 @@ class Writer:
         )
 
 
-def _read(storage: Storage, position: int) -> commits.Entry:
+def read_entry(storage: Storage, position: int) -> commits.Entry:
     """Read an entry. Raises MissingError, or DamagedError if it is damaged where it lies, not only on its way here."""
     key = commits.key_of(position)
     try:
@@ -166,14 +164,34 @@ def _read(storage: Storage, position: int) -> commits.Entry:
         return commits.decode(storage.get(key), position)
 
 
+def _scan(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError | None]]:
+    """Every position that is listed, newest first, and what is there; None if it is gone by now.
+
+    The newest is mostly all that is asked for, so the first is read alone, and ever more at a time behind it.
+    """
+    positions, at_a_time = positions(storage), 1
+    while batch := list(islice(positions, at_a_time)):
+        found: dict[int, commits.Entry | DamagedError | None] = {}
+
+        def read(position: int, into: dict[int, commits.Entry | DamagedError | None] = found) -> None:
+            try:
+                into[position] = read_entry(storage, position)
+            except DamagedError as e:
+                into[position] = e
+            except MissingError:
+                into[position] = None
+
+        each(read, batch, threads=8)
+        yield from ((position, found[position]) for position in batch)
+        at_a_time = min(2 * at_a_time, 64)
+
+
 def _newest(storage: Storage) -> tuple[int, int, int]:
     """The newest position, generation and number of a commit; 0 for what there is none of."""
     top, generation = 0, 0
-    for position in _positions(storage):
+    for position, entry in _scan(storage):
         top = top or position  # even if it is retired before it can be read: then the one behind it is taken
-        try:
-            entry = _read(storage, position)
-        except (DamagedError, MissingError):
+        if entry is None or isinstance(entry, DamagedError):
             continue
         generation = generation or entry.generation
         if isinstance(entry, Commit):
@@ -214,7 +232,7 @@ def _discard_unfinished(storage: Storage) -> None:
         log.info("uploads that killed runs may have left were not deleted: %s", e)
 
 
-def _positions(storage: Storage) -> Iterator[int]:
+def positions(storage: Storage) -> Iterator[int]:
     """The positions of the journal's entries, newest first."""
     for key in all_keys(storage, commits.JOURNAL):
         position = commits.position_of(key)
