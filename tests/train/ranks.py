@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.train.programs"])
+CONTEXT.set_forkserver_preload(["tests.train.programs", "tests.train.sharded"])
 
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:

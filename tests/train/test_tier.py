@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_train import exchange, tier
+from elasticctl_train import tier
 from elasticctl_train.buffers import Buffers
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import ObjectRef
@@ -210,20 +210,3 @@ def test_only_older_generations_are_deleted(base: Path) -> None:
     assert opened(base, 1, 3).offers().keys() == {refs[2], refs[3]}
     assert not opened(base, 0, 3).clear(but_for="data/save-1/")
     assert opened(base, 1, 3).offers() == {refs[3]: files(base, "data")[0]}
-
-
-@pytest.mark.parametrize(
-    ("sizes_bytes", "offered", "suppliers"),
-    [
-        ([5, 5, 5], [[], [], []], [0, 1, 2]),
-        ([5, 5, 5], [[]], [0, 0, 0]),
-        ([9, 1, 1, 8], [[], []], [0, 1, 0, 1]),
-        ([5, 5], [[1], [0], []], [1, 0]),
-        ([5, 5], [[0, 1], [0, 1]], [0, 1]),
-        ([5, 5, 5], [[], [2], [1]], [0, 2, 1]),
-    ],
-)
-def test_shares_are_supplied_evenly_from_memory_first(
-    sizes_bytes: list[int], offered: list[list[int]], suppliers: list[int]
-) -> None:
-    assert exchange.choose(sizes_bytes, offered) == suppliers

@@ -1,0 +1,203 @@
+"""What ranks run in the tests of sharded state, and of who reads what at a restore; `programs` has the others."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from elasticctl_train import Run, SavePolicy, storage
+from elasticctl_train.checkpoint import Checkpointer, Label
+from elasticctl_train.dist import join, leave
+from elasticctl_train.storage.local import LocalStorage
+from tests.train.programs import Numbers
+from tests.train.states import same
+
+torch.set_num_threads(1)
+
+
+class Network(torch.nn.Module):
+    """Widths that no number of ranks divides, tied weights, a buffer, a parameter of one element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 7).double()
+        self.middle = torch.nn.Linear(7, 7, bias=False).double()
+        self.last = torch.nn.Linear(7, 1).double()
+        self.scale = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1  # type: ignore[operator, has-type]
+        x = torch.tanh(self.middle(torch.tanh(self.first(x))))
+        return self.last(x) * self.scale  # type: ignore[no-any-return]
+
+
+def model_for(how: str) -> torch.nn.Module:
+    """The same network `plain`, sharded over all ranks (`rows`, `columns`), or in replicas of two shards (`hybrid`)."""
+    torch.manual_seed(0)
+    model = Network()
+    if how == "plain":
+        return model
+    world_size = dist.get_world_size()
+    shape = (world_size // 2, 2) if how == "hybrid" else (world_size,)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+    def place(parameter: torch.nn.Parameter) -> Shard:
+        by_columns = how == "columns" and parameter.dim() == 2 and parameter.shape[1] % world_size == 0
+        return Shard(1 if by_columns else 0)  # FSDP2 itself takes no other columns
+
+    for part in (model.first, model.middle, model.last, model):
+        fully_shard(part, mesh=mesh, shard_placement_fn=place)
+    return model
+
+
+def train(url: str, notes: str, how: str, stop: int) -> None:
+    """Train the network until step `stop`; note the losses of rank 0 and, at the end, every tensor, whole."""
+    world = join()
+    model = model_for(how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    run = Run(url or None, model=model, optimizer=optimizer, save=SavePolicy(every_steps=2))
+    losses = []
+    with run:
+        for _ in run.epochs(100):
+            for batch in run.loader(Numbers(24), global_batch=12, shuffle=True, seed=3):
+                x = batch.double()[:, None] / 24
+                x = torch.cat([x, x.square(), x.sin()], dim=1)
+                loss = (run.model(x) - x.sum(dim=1, keepdim=True)).square().mean()
+                optimizer.zero_grad()
+                run.scale_loss(loss).backward()
+                optimizer.step()
+                mean = loss.detach().clone()
+                if run.world_size > 1:
+                    dist.all_reduce(mean)
+                losses.append((mean / run.world_size).item())
+                run.step(loss=loss)
+                if run.steps_done == stop:
+                    break
+            if run.steps_done == stop:
+                break
+        ends = {name: whole(tensor).tolist() for name, tensor in model.state_dict().items()}
+        moments = {
+            f"{index}/{key}": whole(value).tolist()
+            for index, entry in optimizer.state_dict()["state"].items()
+            for key, value in entry.items()
+        }
+    if run.is_main:
+        noted = {"first": stop - len(losses), "losses": losses, "ends": ends, "moments": moments}
+        Path(notes).write_text(json.dumps(noted))
+    leave(world)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor, wherever its shards are."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+PLACEMENTS: dict[str, list[Any]] = {
+    "rows": [Shard(0)],
+    "columns": [Shard(1)],
+    "both": [Shard(0), Shard(1)],
+    "twice": [Shard(0), Shard(0)],
+    "replicas": [Replicate(), Shard(0)],
+    "replicated": [Replicate()],
+}
+
+
+def tensors_for(how: str) -> dict[str, torch.Tensor]:
+    """Tensors of awkward shapes and kinds, spread over all ranks in the way that is called `how`."""
+    generator = torch.Generator().manual_seed(1)
+    whole = {
+        "odd": torch.randn(5, 3, generator=generator),
+        "few rows": torch.randn(1, 4, generator=generator).bfloat16(),
+        "empty": torch.empty(0, 4),
+        "wide": torch.randint(-9, 9, (4, 301), generator=generator, dtype=torch.int16),
+        "complex": torch.randn(3, 2, generator=generator, dtype=torch.complex64),
+    }
+    if how == "plain":
+        return whole
+    placements, world_size = PLACEMENTS[how], dist.get_world_size()
+    shape = (world_size // 2, 2) if len(placements) == 2 else (world_size,)
+    mesh = init_device_mesh("cpu", shape)
+    return {name: distribute_tensor(tensor, mesh, placements, src_data_rank=None) for name, tensor in whole.items()}
+
+
+def save_tensors(url: str, how: str) -> None:
+    """Save them once, beside a plain tensor that all ranks hold."""
+    world = join()
+    checkpoints = Checkpointer(storage.open(url), world)
+    state = {"model": tensors_for(how) | {"plain": torch.arange(1000.0)}}
+    checkpoints.save(state, Label(1), local={"rank": torch.tensor(world.rank)})
+    assert checkpoints.settle()
+    leave(world)
+
+
+def restore_tensors(url: str, how: str, outcome: str) -> None:
+    """Restore them in another spread; each rank compares its part bit by bit and notes how many it has compared."""
+    world = join()
+    live = tensors_for(how)
+    restored = Checkpointer(storage.open(url), world).restore({"model": live})
+    assert restored is not None
+    found = restored.state["model"]
+    assert torch.equal(found.pop("plain"), torch.arange(1000.0))
+    assert found.keys() == live.keys()
+    for name, tensor in live.items():
+        assert type(found[name]) is type(tensor), name
+        assert found[name].shape == tensor.shape
+        if isinstance(tensor, DTensor):
+            assert found[name].placements == tensor.placements
+            assert torch.equal(found[name].to_local(), tensor.to_local()), name
+        else:
+            assert torch.equal(found[name], tensor), name
+    if restored.local is not None:
+        assert int(restored.local["rank"]) == world.rank
+    Path(f"{outcome}-{world.rank}").write_text(str(len(live)))
+    leave(world)
+
+
+class Counted(LocalStorage):
+    """A folder that counts the reads of tensor files."""
+
+    reads = 0
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        self.reads += 1
+        super().read_into(key, start, into)
+
+
+def large_state() -> dict[str, Any]:
+    """A tensor that several ranks write, more than one parcel of it, and small ones."""
+    generator = torch.Generator().manual_seed(1)
+    embedding = torch.randn(5000, 1000, generator=generator)
+    return {"model": {"embedding": embedding, "t": embedding[:7, :3].t(), "flag": torch.tensor([True, False, True])}}
+
+
+def save_on_nodes(url: str, nodes: list[str]) -> None:
+    """Save the large state twice; `nodes` has each rank's folder in shared memory ("": none)."""
+    world = join()
+    os.environ["ELASTICCTL_LOCAL_TIER"] = nodes[world.rank]
+    checkpoints = Checkpointer(storage.open(url), world)
+    for step in (1, 2):
+        checkpoints.save(large_state(), Label(step), local={"rank": torch.tensor(world.rank)})
+        assert checkpoints.settle()
+    leave(world)
+
+
+def restore_on_nodes(url: str, nodes: list[str], outcome: str) -> None:
+    """Restore the large state, compare it, note how often this rank has read from storage."""
+    world = join()
+    os.environ["ELASTICCTL_LOCAL_TIER"] = nodes[world.rank]
+    counted = Counted(Path(url))
+    restored = Checkpointer(counted, world).restore()
+    assert restored is not None
+    assert same(restored.state, large_state())
+    assert restored.local is None or int(restored.local["rank"]) == world.rank
+    Path(f"{outcome}-{world.rank}").write_text(str(counted.reads))
+    leave(world)

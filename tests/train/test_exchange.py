@@ -1,0 +1,55 @@
+"""A restore by several ranks: each share comes from the nearest place, and from storage once in all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticctl_train import exchange
+from tests.train import ranks, sharded
+
+
+@pytest.mark.parametrize(
+    ("saved_on", "lost", "restored_on", "reads"),
+    [
+        (["", ""], "", ["", "", ""], [1, 1, 0]),  # no tier: each share is read once, by one rank
+        (["", "", ""], "", [""], [3]),
+        (["a", "a"], "", ["a", "a"], [0, 0]),  # one node, all ranks started again
+        (["a", "a"], "", ["a"], [0]),
+        (["a", "b"], "b", ["a", "c"], [0, 1]),  # one node is lost, another takes its place
+        (["a", "b"], "", ["a", "b", "c"], [0, 0, 0]),  # a node joins: it is sent what it needs
+    ],
+)
+def test_every_share_is_read_once_or_not_at_all(
+    tmp_path: Path, saved_on: list[str], lost: str, restored_on: list[str], reads: list[int]
+) -> None:
+    def folders(nodes: list[str]) -> list[str]:
+        for node in filter(None, nodes):
+            (tmp_path / node).mkdir(mode=0o700, exist_ok=True)
+        return [str(tmp_path / node) if node else "" for node in nodes]
+
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.save_on_nodes, len(saved_on), url, folders(saved_on)) == [0] * len(saved_on)
+    if lost:
+        (tmp_path / lost).rename(tmp_path / "gone")
+    world_size = len(restored_on)
+    assert ranks.run(sharded.restore_on_nodes, world_size, url, folders(restored_on), outcome) == [0] * world_size
+    assert [int(Path(f"{outcome}-{rank}").read_text()) for rank in range(world_size)] == reads
+
+
+@pytest.mark.parametrize(
+    ("sizes_bytes", "offered", "suppliers"),
+    [
+        ([5, 5, 5], [[], [], []], [0, 1, 2]),
+        ([5, 5, 5], [[]], [0, 0, 0]),
+        ([9, 1, 1, 8], [[], []], [0, 1, 0, 1]),
+        ([5, 5], [[1], [0], []], [1, 0]),
+        ([5, 5], [[0, 1], [0, 1]], [0, 1]),
+        ([5, 5, 5], [[], [2], [1]], [0, 2, 1]),
+    ],
+)
+def test_shares_are_supplied_evenly_from_memory_first(
+    sizes_bytes: list[int], offered: list[list[int]], suppliers: list[int]
+) -> None:
+    assert exchange.choose(sizes_bytes, offered) == suppliers
