@@ -117,7 +117,7 @@ def pull(
     """
     path = stored.target_file(file, force)
     place = stored.place_of(target, where)
-    commit = stored.of_step(stored.found_at(place), step)
+    commit = stored.one_of(place, step)
     from elasticctl_train import archive
 
     with stored.errors_shown(), stored.meter(f"step {commit.step}", commit.size_bytes) as on_bytes:
@@ -210,4 +210,4 @@ def _delete(place: stored.Place, doomed: list[Commit], found: list[Finding], yes
 def _named(doomed: list[Commit]) -> str:
     steps = ", ".join(str(commit.step) for commit in sorted(doomed, key=lambda commit: commit.step))
     freed = stored.size(sum(commit.size_bytes for commit in doomed))
-    return f"{counted(len(doomed), 'checkpoint')} (step {steps}, {freed})"
+    return f"{counted(len(doomed), 'checkpoint')} ({'step' if len(doomed) == 1 else 'steps'} {steps}, {freed})"

@@ -67,11 +67,27 @@ def place_of(wanted: str, where: Where) -> Place:
 
 
 def found_at(place: Place) -> list[Finding]:
-    """The checkpoints of a storage, newest first. Raises StorageError."""
+    """All checkpoints of a storage, newest first. Raises StorageError."""
     from elasticctl_train import archive
 
     with errors_shown():
-        return archive.findings(place.storage)
+        return list(archive.findings(place.storage))
+
+
+def one_of(place: Place, step: int | None) -> Commit:
+    """The checkpoint to fetch: the newest whole one, or the newest of a step. Raises NotFoundError, StorageError.
+
+    Of a long list no more is looked at than that takes.
+    """
+    from elasticctl_train import archive
+
+    seen: list[Finding] = []
+    with errors_shown():
+        for finding in archive.findings(place.storage):
+            seen.append(finding)
+            if finding.commit is not None and (not finding.damage if step is None else finding.commit.step == step):
+                break
+    return of_step(seen, step)
 
 
 def of_step(found: Sequence[Finding], step: int | None) -> Commit:

@@ -144,7 +144,7 @@ def test_mistakes_are_one_line(
 def test_rm_deletes_entry_and_data(run: Run, folder: Path) -> None:
     done = run("checkpoints", "rm", str(folder), "30", "10", "10", "-y")
     assert (done.code, done.out) == (0, ""), done.err
-    assert "deleted 2 checkpoints (step 10, 30, " in done.err
+    assert "deleted 2 checkpoints (steps 10, 30, " in done.err
     assert steps(folder) == [40, 20]
     assert len(list((folder / "data").iterdir())) == 2
 
@@ -180,7 +180,7 @@ def test_prune_keeps_the_last_and_the_best(run: Run, folder: Path) -> None:
     words = ("checkpoints", "prune", str(folder), "--keep-last", "1", "--keep-best", "1", "--metric", "loss")
     done = run(*words, "--dry-run")
     assert [line.split("\t")[0] for line in done.out.splitlines()] == ["STEP", "20", "10"]
-    assert "would delete 2 checkpoints (step 10, 20, " in done.err
+    assert "would delete 2 checkpoints (steps 10, 20, " in done.err
     assert steps(folder) == [40, 30, 20, 10]
     assert run(*words, "-y").code == 0
     assert steps(folder) == [40, 30]

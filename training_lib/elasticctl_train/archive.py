@@ -100,12 +100,18 @@ class Contents:
     shares: tuple[tuple[ObjectRef, tuple[Piece, ...]], ...]
 
 
-def findings(storage: Storage) -> list[Finding]:
-    """All commits, newest first, each after a glance: its documents are read and checked, its files looked for."""
-    entries = list(journal.read_entries(storage))
-    with ThreadPoolExecutor(_GLANCES_AT_ONCE) as pool:
-        found = pool.map(lambda item: _glance(storage, *item), entries)
-        return [finding for finding in found if finding is not None]
+def findings(storage: Storage) -> Iterator[Finding]:
+    """The commits, newest first, each after a glance: its documents are read and checked, its files looked for.
+
+    Many are looked at ahead of the one that is yielded, because each takes some round trips. Raises StorageError.
+    """
+    pool = ThreadPoolExecutor(_GLANCES_AT_ONCE)
+    try:
+        for finding in pool.map(lambda position: _glance(storage, position), journal.positions(storage)):
+            if finding is not None:
+                yield finding
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def verify(storage: Storage, commit: Commit, on_bytes: OnBytes) -> None:
@@ -177,9 +183,14 @@ def tensors_of(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors_of(item, f"{path}.{key}" if path else str(key))
 
 
-def _glance(storage: Storage, position: int, entry: commits.Entry | DamagedError) -> Finding | None:
-    if isinstance(entry, DamagedError):
-        return Finding(position, None, str(entry))
+def _glance(storage: Storage, position: int) -> Finding | None:
+    """What is wrong with a commit as far as a glance tells; None for an entry that is none."""
+    try:
+        entry = journal.read_entry(storage, position)
+    except DamagedError as e:
+        return Finding(position, None, str(e))
+    except MissingError:
+        return None  # deleted since it was listed
     if not isinstance(entry, Commit):
         return None
     try:

@@ -169,8 +169,8 @@ def _scan(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError 
 
     The newest is mostly all that is asked for, so the first is read alone, and ever more at a time behind it.
     """
-    positions, at_a_time = positions(storage), 1
-    while batch := list(islice(positions, at_a_time)):
+    upcoming, at_a_time = positions(storage), 1
+    while batch := list(islice(upcoming, at_a_time)):
         found: dict[int, commits.Entry | DamagedError | None] = {}
 
         def read(position: int, into: dict[int, commits.Entry | DamagedError | None] = found) -> None:
