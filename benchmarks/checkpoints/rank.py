@@ -1,0 +1,262 @@
+"""One rank of a trial, in a fresh process: saves beside training and measures, or restores and measures.
+
+    python -m benchmarks.checkpoints.rank '{"contender": "boto3", …}'
+
+Prints a line once it is ready, waits for a line, measures, and prints what it found as JSON. See `Task` and `Saves`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+import urllib.parse
+import urllib.request
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from benchmarks.checkpoints.base import BUCKET, Place
+from benchmarks.checkpoints.contenders import CONTENDERS
+from benchmarks.checkpoints.trainee import Loop, Stretch, Trainee, Yardstick
+
+_MOST_BUSY_SAVES = 12
+_LEAST_QUIET_S = 0.25
+_GROUP_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a rank is to do.
+
+    It trains for `settle_s` before its first save. `busy_s`: it saves beside training until it has seen so many seconds
+    of uploads.
+    """
+
+    phase: str
+    contender: str
+    size_bytes: int
+    rank: int
+    world_size: int
+    port: int
+    endpoint: str
+    prefix: str
+    seed: int
+    idle_saves: int = 3
+    busy_s: float = 1.0
+    settle_s: float = 5.0
+    newest: int = 0
+    tier: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save. `kind`: the first of the process, one of an idle process, or one beside training (`busy`).
+
+    `hold_s` training stood still; `commit_s` from its begin until it was whole in the storage; `cpu_s` of this process
+    and those below it (idle only). `copy_s`: a memcpy of the rank's share just before. Steps were taken just before the
+    save (`quiet`), and between `hold_s` and the commit.
+    """
+
+    kind: str
+    hold_s: float
+    commit_s: float
+    copy_s: float
+    cpu_s: float | None = None
+    quiet: Stretch | None = None
+    during: Stretch | None = None
+
+
+@dataclass(slots=True)
+class Saves:
+    """What a saving rank found.
+
+    `extra_bytes`: the highest resident memory over that before anything was prepared, of this process and those below
+    it, and what the local tier holds besides.
+    """
+
+    size_bytes: int
+    prepare_s: float = 0.0
+    saves: list[Save] = field(default_factory=list)
+    extra_bytes: int = 0
+    digest: int = 0
+    newest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """What a restoring rank found: seconds until the state was back, and until the first step was done."""
+
+    restore_s: float
+    first_step_s: float
+    digest: int
+
+
+class Rank:
+    """A process that trains, and the contender it saves with."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        torch.set_num_threads(1)
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(task.port)}
+        os.environ |= {"RANK": str(task.rank), "WORLD_SIZE": str(task.world_size), "LOCAL_RANK": str(task.rank)}
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+        self.trainee = Trainee(task.size_bytes, task.seed)
+        self.loop = Loop(task.world_size)
+        self.loop.run_for(0.1)
+        entry = CONTENDERS[task.contender]
+        for module in entry.modules:
+            importlib.import_module(module)
+        self.contender = entry.make(Place(task.endpoint, task.prefix), task.rank)
+
+    def save(self) -> Saves:
+        """Save while idle, then beside training; see `Saves`."""
+        self.trainee.train_once()
+        found = Saves(self.trainee.size_bytes())
+        yardstick = Yardstick(self.trainee, self.task.world_size)
+        yardstick.copy_s()
+        before_bytes = _start_of_peak()
+        _rendezvous()
+        began_s = time.perf_counter()
+        self.contender.prepare(self.trainee)
+        found.prepare_s = time.perf_counter() - began_s
+        self.loop.run_for(self.task.settle_s)
+        spent_s, unmapped_bytes = 0.0, 0
+        while found.newest <= self.task.idle_saves or (spent_s < self.task.busy_s and self._more(found.newest)):
+            found.newest += 1
+            self.trainee.mark(found.newest)
+            dist.barrier()
+            copy_s = min(yardstick.copy_s() for _ in range(2))
+            dist.barrier()
+            if found.newest <= self.task.idle_saves + 1:
+                save = self._save_idle("first" if found.newest == 1 else "idle", found.newest, copy_s)
+            else:
+                save = self._save_busy(found.newest, copy_s, found.saves[-1].commit_s)
+                spent_s += self._agreed(save.commit_s - save.hold_s)
+            found.saves.append(save)
+            unmapped_bytes = max(unmapped_bytes, _unmapped_bytes(self.task.tier) // self.task.world_size)
+            dist.barrier()
+            if self.task.rank == 0 and not self.contender.cleans_up and found.newest > 1:
+                self._drop(found.newest - 1)
+        found.extra_bytes = _peak_bytes() - before_bytes + unmapped_bytes
+        found.digest = self.trainee.digest()
+        self.contender.close()
+        return found
+
+    def restore(self) -> Restore:
+        """Put the newest save back, and take a step."""
+        _rendezvous()
+        dist.barrier()
+        began_s = time.perf_counter()
+        self.contender.restore(self.trainee, self.task.newest)
+        restore_s = time.perf_counter() - began_s
+        self.loop.step()
+        first_step_s = time.perf_counter() - began_s
+        found = Restore(restore_s, first_step_s, self.trainee.digest())
+        self.contender.close()
+        return found
+
+    def _save_idle(self, kind: str, number: int, copy_s: float) -> Save:
+        cpu_before_s = _cpu_s()
+        began_s = time.perf_counter()
+        self.contender.save(self.trainee, number)
+        hold_s = time.perf_counter() - began_s
+        self.contender.wait()
+        cpu_s = _cpu_s() - cpu_before_s
+        return Save(kind, hold_s, self._commit_s(began_s), copy_s, cpu_s=cpu_s)
+
+    def _save_busy(self, number: int, copy_s: float, like_s: float) -> Save:
+        """Steps without an upload for as long as an upload takes, then a save and steps until it is committed."""
+        quiet = self.loop.run_for(max(_LEAST_QUIET_S, like_s))
+        began_s = time.perf_counter()
+        self.contender.save(self.trainee, number)
+        hold_s = time.perf_counter() - began_s
+        main = self.task.rank == 0
+        during = self.loop.run(lambda: main and self.contender.committed_at_s() is not None)
+        self.contender.wait()
+        return Save("busy", hold_s, self._commit_s(began_s), copy_s, quiet=quiet, during=during)
+
+    def _commit_s(self, began_s: float) -> float:
+        at_s = self.contender.committed_at_s()
+        if at_s is None:
+            raise RuntimeError("the save is over and was not committed")
+        return at_s - began_s
+
+    def _more(self, number: int) -> bool:
+        return number <= self.task.idle_saves + _MOST_BUSY_SAVES
+
+    def _agreed(self, value: float) -> float:
+        """Rank 0's value, so that all ranks make as many saves."""
+        tensor = torch.tensor(value, dtype=torch.float64)
+        dist.broadcast(tensor, src=0)
+        return float(tensor)
+
+    def _drop(self, number: int) -> None:
+        """Have the sink forget an old save: the others leave that to the script."""
+        query = urllib.parse.urlencode({"prefix": f"{BUCKET}/{self.task.prefix}/save-{number}/"})
+        urllib.request.urlopen(f"{self.task.endpoint}/-/drop?{query}").close()
+
+
+def _rendezvous() -> None:
+    """Tell whoever started this process that it is ready, and wait for its word."""
+    print(json.dumps({"ready": os.getpid()}), flush=True)
+    if not sys.stdin.readline():
+        sys.exit(1)
+
+
+def _cpu_s() -> float:
+    """Processor time of this process and all below it, in seconds."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = time.process_time() + ended.ru_utime + ended.ru_stime
+    for child in psutil.Process().children(recursive=True):
+        times = child.cpu_times()
+        seconds += times.user + times.system
+    return seconds
+
+
+def _start_of_peak() -> int:
+    """Have the kernel note the highest resident memory from now on; returns the present one in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return psutil.Process().memory_info().rss
+
+
+def _peak_bytes() -> int:
+    """The highest resident memory of this process, and of those below it what they do not share with it."""
+    below = [_status(child.pid) for child in psutil.Process().children(recursive=True)]
+    return _status(os.getpid())["VmHWM"] + sum(found["VmHWM"] - found["RssShmem"] for found in below)
+
+
+def _status(pid: int) -> dict[str, int]:
+    """What the kernel says of a process's memory, in bytes."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
+
+
+def _unmapped_bytes(folder: str) -> int:
+    """Memory of the local tier's files that this process has not mapped, and so does not count as its own."""
+    if not folder:
+        return 0
+    mapped = Path("/proc/self/maps").read_text()
+    files = [path for path in Path(folder).rglob("*") if path.is_file() and str(path) not in mapped]
+    return sum(path.stat().st_blocks * 512 for path in files)
+
+
+def main() -> int:
+    """Do the task that the argument describes."""
+    rank = Rank(Task(**json.loads(sys.argv[1])))
+    found = rank.save() if rank.task.phase == "save" else rank.restore()
+    dist.barrier()
+    print(json.dumps({"found": asdict(found)}), flush=True)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

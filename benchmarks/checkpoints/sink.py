@@ -1,0 +1,320 @@
+"""A fast S3 server in memory, in a process of its own: what uploads cost the client shows when the server costs little.
+
+    python -m benchmarks.checkpoints.sink --size-mib 1024        # prints its port; ends with its standard input
+
+Raw sockets, a thread for each connection; a body goes from the socket straight into memory that was touched before.
+It knows what the contenders send: objects put, copied, read in ranges, deleted and listed, uploads in parts, and
+If-None-Match. Signatures and checksums are not looked at, and nobody may delete what another is reading. What is below
+`/-/` is the benchmark's own: it counts and cleans up there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from benchmarks.checkpoints.objects import CHUNK_BYTES, Blob, FullError, Objects, Pool
+
+_REASONS = {
+    200: "OK", 204: "No Content", 206: "Partial Content", 404: "Not Found", 412: "Precondition Failed",
+    416: "Range Not Satisfiable", 501: "Not Implemented", 507: "Insufficient Storage",
+}  # fmt: skip
+_CODES = {404: "NoSuchKey", 412: "PreconditionFailed", 416: "InvalidRange", 501: "NotImplemented", 507: "QuotaExceeded"}
+_SOCKET_BUFFER_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request without its body; header names in lower case."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+
+    @property
+    def if_absent(self) -> bool:
+        return self.headers.get("if-none-match") == "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer: `body`, or the bytes from `start` up to `stop` of `blob`."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    blob: Blob | None = None
+    start: int = 0
+    stop: int = 0
+
+
+class Reader:
+    """Reads lines and bodies from a socket; bodies into the memory they stay in."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._rest = connection, b""
+
+    def head(self) -> bytes:
+        """All up to an empty line, without it; empty when the client has gone."""
+        return self._until(b"\r\n\r\n")
+
+    def line(self) -> bytes:
+        return self._until(b"\r\n")
+
+    def fill(self, views: Iterator[memoryview]) -> None:
+        """Fill all the views. Raises ConnectionError when the client goes before."""
+        for view in views:
+            taken = min(len(view), len(self._rest))
+            view[:taken] = self._rest[:taken]
+            self._rest = self._rest[taken:]
+            while taken < len(view):
+                # One call for a whole chunk: waking up for every packet would cost more than the copying.
+                count = self._connection.recv_into(view[taken:], 0, socket.MSG_WAITALL)
+                if not count:
+                    raise ConnectionError("the client has gone")
+                taken += count
+
+    def _until(self, mark: bytes) -> bytes:
+        while mark not in self._rest:
+            data = self._connection.recv(65536)
+            if not data:
+                return b""
+            self._rest += data
+        found, _, self._rest = self._rest.partition(mark)
+        return found
+
+
+class Sink:
+    """The server: `serve` until the process ends."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Touches `size_bytes` of memory: no more than that can be stored."""
+        self._objects = Objects(Pool(size_bytes))
+        self._asked: Counter[str] = Counter()
+        self._etags = itertools.count(1)
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
+        self.port: int = self._listener.getsockname()[1]
+
+    def serve(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
+
+    def _converse(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        reader = Reader(connection)
+        with connection, suppress(ConnectionError):
+            while head := reader.head():
+                asked = _parse(head)
+                if asked.headers.get("expect", "").lower() == "100-continue":
+                    connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                try:
+                    body = self._receive(reader, asked)
+                    said = self._answer(asked, body)
+                except FullError as e:
+                    # The body is still on its way: nothing more can be read from this connection.
+                    _send(connection, asked, Said(507, _error(507, str(e))))
+                    return
+                _send(connection, asked, said)
+
+    def _receive(self, reader: Reader, asked: Asked) -> Blob:
+        """The body, in the pool; of one in signed chunks, the content."""
+        if "aws-chunked" not in asked.headers.get("content-encoding", ""):
+            blob = self._objects.pool.take(int(asked.headers.get("content-length", "0")))
+            reader.fill(iter(blob.views))
+            return blob
+        blob = self._objects.pool.take(int(asked.headers["x-amz-decoded-content-length"]))
+        done = 0
+        while size_bytes := int(reader.line().partition(b";")[0], 16):
+            reader.fill(blob.pieces(done, done + size_bytes))
+            reader.line()
+            done += size_bytes
+        while reader.line():  # trailers, such as checksums
+            continue
+        return blob
+
+    def _answer(self, asked: Asked, body: Blob) -> Said:
+        if asked.path.startswith("-/"):
+            return self._answer_benchmark(asked)
+        kind = _kind(asked)
+        self._asked[kind] += 1
+        if kind == "put":
+            return self._stored(self._objects.put(asked.path, body, if_absent=asked.if_absent))
+        if kind == "put part":
+            kept = self._objects.add_part(asked.query["uploadId"], int(asked.query["partNumber"]), body)
+            return self._stored(kept or None)
+        self._objects.pool.give_back(body)
+        answers: Mapping[str, Callable[[Asked], Said]] = {
+            "get": self._read,
+            "head": self._read,
+            "begin upload": self._begun,
+            "complete upload": self._completed,
+            "abort upload": self._aborted,
+            "delete": self._deleted,
+            "copy": self._copied,
+            "list": self._listed,
+            "list uploads": lambda asked: Said(200, _xml("ListMultipartUploadsResult", {"IsTruncated": "false"})),
+            "head bucket": lambda asked: Said(200, headers=(("x-amz-bucket-region", "us-east-1"),)),
+        }
+        unknown = Said(501, _error(501, f"{asked.method} {asked.path} {dict(asked.query)}"))
+        return answers[kind](asked) if kind in answers else unknown
+
+    def _answer_benchmark(self, asked: Asked) -> Said:
+        if asked.path == "-/drop":
+            self._objects.drop_prefix(asked.query["prefix"])
+        if asked.path == "-/reset":
+            self._asked.clear()
+        return Said(200, json.dumps({"cpuS": time.process_time(), "requests": dict(self._asked)}).encode())
+
+    def _stored(self, done: bool | None) -> Said:
+        if done:
+            return Said(200, headers=(("ETag", f'"{next(self._etags):032x}"'),))
+        return Said(412, _error(412, "it is there")) if done is False else Said(404, _error(404, "", "NoSuchUpload"))
+
+    def _read(self, asked: Asked) -> Said:
+        blob = self._objects.get(asked.path)
+        if blob is None:
+            return Said(404, _error(404, asked.path))
+        always = (("ETag", f'"{id(blob):032x}"'), ("Last-Modified", "Sat, 21 Nov 2026 00:00:00 GMT"))
+        start, stop = _range(asked.headers.get("range", ""), blob.size_bytes)
+        if "range" not in asked.headers:
+            return Said(200, headers=always, blob=blob, stop=blob.size_bytes)
+        if start >= stop:
+            return Said(416, _error(416, ""), (("Content-Range", f"bytes */{blob.size_bytes}"),))
+        headers = (*always, ("Content-Range", f"bytes {start}-{stop - 1}/{blob.size_bytes}"))
+        return Said(206, headers=headers, blob=blob, start=start, stop=stop)
+
+    def _begun(self, asked: Asked) -> Said:
+        bucket, _, key = asked.path.partition("/")
+        fields = {"Bucket": bucket, "Key": key, "UploadId": self._objects.begin(asked.path)}
+        return Said(200, _xml("InitiateMultipartUploadResult", fields))
+
+    def _completed(self, asked: Asked) -> Said:
+        said = self._stored(self._objects.complete(asked.query["uploadId"], if_absent=asked.if_absent))
+        if said.status != 200:
+            return said
+        bucket, _, key = asked.path.partition("/")
+        fields = {"Bucket": bucket, "Key": key, "ETag": dict(said.headers)["ETag"]}
+        return Said(200, _xml("CompleteMultipartUploadResult", fields))
+
+    def _aborted(self, asked: Asked) -> Said:
+        self._objects.abort(asked.query["uploadId"])
+        return Said(204)
+
+    def _deleted(self, asked: Asked) -> Said:
+        self._objects.delete(asked.path)
+        return Said(204)
+
+    def _copied(self, asked: Asked) -> Said:
+        source = self._objects.get(unquote(asked.headers["x-amz-copy-source"]).lstrip("/"))
+        if source is None:
+            return Said(404, _error(404, "the source"))
+        copy = self._objects.pool.take(source.size_bytes)
+        for target, view in zip(copy.views, source.pieces(0, source.size_bytes), strict=False):
+            target[: len(view)] = view
+        said = self._stored(self._objects.put(asked.path, copy, if_absent=asked.if_absent))
+        fields = {"ETag": dict(said.headers)["ETag"], "LastModified": "2026-11-21T00:00:00Z"}
+        return Said(200, _xml("CopyObjectResult", fields))
+
+    def _listed(self, asked: Asked) -> Said:
+        bucket, query = asked.path.rstrip("/"), asked.query
+        after = query.get("continuation-token") or query.get("start-after", "")
+        most = min(1000, int(query.get("max-keys", "1000")))
+        prefix = query.get("prefix", "")
+        found, more = self._objects.page(f"{bucket}/{prefix}", f"{bucket}/{after}" if after else "", most)
+        keys = [(name.partition("/")[2], size_bytes) for name, size_bytes in found]
+        shown = quote if query.get("encoding-type") == "url" else escape
+        rows = "".join(
+            f"<Contents><Key>{shown(key)}</Key><LastModified>2026-11-21T00:00:00.000Z</LastModified>"
+            f"<ETag>&quot;0&quot;</ETag><Size>{size_bytes}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            for key, size_bytes in keys
+        )
+        fields = {"Name": bucket, "Prefix": prefix, "KeyCount": str(len(keys)), "MaxKeys": str(most)}
+        fields |= {"IsTruncated": str(more).lower()} | ({"NextContinuationToken": keys[-1][0]} if more else {})
+        return Said(200, _xml("ListBucketResult", fields, rows))
+
+
+def _parse(head: bytes) -> Asked:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ")
+    url = urlsplit(target)
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+    return Asked(method, unquote(url.path).lstrip("/"), query, headers)
+
+
+def _kind(asked: Asked) -> str:
+    """What is asked for, in words; also the name under which it is counted."""
+    method, query = asked.method, asked.query
+    if not asked.path.partition("/")[2]:
+        return {"HEAD": "head bucket", "GET": "list uploads" if "uploads" in query else "list"}.get(method, "other")
+    if method == "PUT":
+        return "put part" if "partNumber" in query else "copy" if "x-amz-copy-source" in asked.headers else "put"
+    if method == "POST":
+        return "begin upload" if "uploads" in query else "complete upload" if "uploadId" in query else "other"
+    if method == "DELETE":
+        return "abort upload" if "uploadId" in query else "delete"
+    return {"GET": "get", "HEAD": "head"}.get(method, "other")
+
+
+def _range(wanted: str, size_bytes: int) -> tuple[int, int]:
+    """`bytes=5-9` as (5, 10), cut to what is there."""
+    first, _, last = wanted.partition("=")[2].partition("-")
+    if not first:
+        return max(0, size_bytes - int(last or 0)), size_bytes
+    return int(first), min(size_bytes, int(last) + 1 if last else size_bytes)
+
+
+def _send(connection: socket.socket, asked: Asked, said: Said) -> None:
+    length = said.stop - said.start if said.blob else len(said.body)
+    head = [f"HTTP/1.1 {said.status} {_REASONS[said.status]}", "Server: sink", "x-amz-request-id: 1"]
+    head += [f"{name}: {value}" for name, value in said.headers]
+    head += [f"Content-Length: {length}"] if said.status != 204 else []
+    data = "\r\n".join([*head, "", ""]).encode()
+    if asked.method == "HEAD":
+        connection.sendall(data)
+    elif said.blob is None or length <= CHUNK_BYTES // 16:
+        connection.sendall(data + (b"".join(said.blob.pieces(said.start, said.stop)) if said.blob else said.body))
+    else:
+        connection.sendall(data)
+        for piece in said.blob.pieces(said.start, said.stop):
+            connection.sendall(piece)
+
+
+def _xml(root: str, fields: Mapping[str, str], rows: str = "") -> bytes:
+    inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items())
+    namespace = "http://s3.amazonaws.com/doc/2006-03-01/"
+    return f'<?xml version="1.0" encoding="UTF-8"?><{root} xmlns="{namespace}">{inner}{rows}</{root}>'.encode()
+
+
+def _error(status: int, message: str, code: str = "") -> bytes:
+    return f"<Error><Code>{code or _CODES[status]}</Code><Message>{escape(message)}</Message></Error>".encode()
+
+
+def main() -> int:
+    """Serve until standard input ends, which it does when the process that started this one does."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size-mib", type=int, default=1024, metavar="N", help="memory for objects (1024)")
+    sink = Sink(parser.parse_args().size_mib << 20)
+    threading.Thread(target=sink.serve, daemon=True).start()
+    print(sink.port, flush=True)
+    sys.stdin.read()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
