@@ -22,7 +22,7 @@ from elasticctl_train.commits import Commit
 from elasticctl_train.errors import DamagedError, MissingError, TrainError
 from elasticctl_train.journal import read_commits
 from elasticctl_train.storage.local import LocalStorage
-from tests.train import programs, ranks
+from tests.train import programs, ranks, test_shares
 
 
 def ignore(count: int) -> None:
@@ -209,6 +209,22 @@ def test_what_several_ranks_wrote_is_put_together(tmp_path: Path) -> None:
     assert restored is not None
     assert pulled.keys() == restored.state["model"].keys()
     assert all(torch.equal(tensor, restored.state["model"][name]) for name, tensor in pulled.items())
+
+
+def test_a_tensor_that_is_cut_up_over_ranks_is_whole_again(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "state")
+    large = {
+        "rows": torch.randn(3000, 500),
+        "row": torch.randn(1, 1_000_000),
+        "odd": torch.randn(3, 7, 50_001).bfloat16(),
+    }
+    test_shares.write(storage, {"model": large}, [{}, {}, {}])
+    commit = test_shares.gather(storage, 3)
+    pieces = [piece for _, pieces in archive.read(storage, commit).shares for piece in pieces]
+    assert len(pieces) > 3
+    archive.pull(storage, commit, "model", tmp_path / "model.safetensors", ignore)
+    pulled = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(pulled[name], tensor) for name, tensor in large.items())
 
 
 def test_it_takes_no_torch() -> None:
