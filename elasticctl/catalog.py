@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from elasticctl.errors import UsageError
 from elasticctl.wording import did_you_mean, listed, shown
 
-_INSTANCE_LABEL = "node.kubernetes.io/instance-type"
-_GKE_GPU_LABEL = "cloud.google.com/gke-accelerator"
-_GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
+INSTANCE_LABEL = "node.kubernetes.io/instance-type"
+GKE_GPU_LABEL = "cloud.google.com/gke-accelerator"
+GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
 # One of the two is on every AWS node, depending on who made it; a pod takes either.
-_AWS_CAPACITY_LABELS = (
+AWS_CAPACITY_LABELS = (
     ("eks.amazonaws.com/capacityType", "SPOT", "ON_DEMAND"),
     ("karpenter.sh/capacity-type", "spot", "on-demand"),
 )
@@ -112,10 +112,10 @@ def gpu_type(name: str) -> GpuType:
 def place(provider: str, gpu: GpuType | None, gpus_per_node: int, *, spot: bool) -> Placement:
     """How a worker asks `provider` for a node with `gpus_per_node` GPUs of type `gpu` (None: any node).
 
-    Raises UsageError when the provider has no such node. The local provider has no nodes to choose from.
+    Raises UsageError when the provider has no such node. `local` and `kubernetes` have none to choose from.
     """
-    if provider == "local":
-        return Placement()
+    if provider in ("local", "kubernetes"):
+        return _unlabelled(provider, gpu, gpus_per_node)
     instances: tuple[str, ...] = ()
     if gpu is not None:
         shapes = gpu.nodes(provider)
@@ -130,26 +130,38 @@ def place(provider: str, gpu: GpuType | None, gpus_per_node: int, *, spot: bool)
     return _aws(instances, spot) if provider == "aws" else _gcp(gpu, instances, spot)
 
 
+def _unlabelled(provider: str, gpu: GpuType | None, gpus_per_node: int) -> Placement:
+    """This machine, and clusters whose nodes have no labels that all of them share."""
+    if provider == "local":
+        return Placement()
+    if gpu is not None:
+        raise UsageError(
+            f"--gpu-type {gpu.name}: nothing says how a plain Kubernetes cluster labels its GPUs; leave it out, and"
+            " choose nodes with --set spec.replicaSpecs.Worker.template.spec.nodeSelector={LABEL: VALUE}"
+        )
+    return Placement(tolerations=_gpu_tolerations(gpus_per_node > 0))
+
+
 def _at(provider: str) -> list[str]:
     return [name for name, gpu in GPU_TYPES.items() if gpu.nodes(provider)]
 
 
 def _aws(instances: tuple[str, ...], spot: bool) -> Placement:
-    wanted = {_INSTANCE_LABEL: instances} if instances else {}
+    wanted = {INSTANCE_LABEL: instances} if instances else {}
     terms = tuple(
         {**wanted, label: (spot_value if spot else on_demand_value,)}
-        for label, spot_value, on_demand_value in _AWS_CAPACITY_LABELS
+        for label, spot_value, on_demand_value in AWS_CAPACITY_LABELS
     )
     return Placement(terms, _gpu_tolerations(bool(instances)), instances)
 
 
 def _gcp(gpu: GpuType | None, instances: tuple[str, ...], spot: bool) -> Placement:
     # An accelerator attached to an n1 says nothing about the machine's size, so the label of the GPU is what counts.
-    wanted = {_GKE_GPU_LABEL: (gpu.gke_accelerator,)} if gpu else {}
+    wanted = {GKE_GPU_LABEL: (gpu.gke_accelerator,)} if gpu else {}
     tolerations = _gpu_tolerations(gpu is not None)
     if spot:
-        tolerations += ({"key": _GKE_SPOT_LABEL, "operator": "Equal", "value": "true", "effect": "NoSchedule"},)
-    return Placement(({**wanted, _GKE_SPOT_LABEL: ("true",) if spot else ()},), tolerations, instances)
+        tolerations += ({"key": GKE_SPOT_LABEL, "operator": "Equal", "value": "true", "effect": "NoSchedule"},)
+    return Placement(({**wanted, GKE_SPOT_LABEL: ("true",) if spot else ()},), tolerations, instances)
 
 
 def _gpu_tolerations(gpus: bool) -> tuple[Mapping[str, str], ...]:

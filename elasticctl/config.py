@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from elasticctl.yamltext import Document
 
 LOCAL = "local"
-PROVIDERS = (LOCAL, "aws", "gcp")
+KUBERNETES = "kubernetes"
+"""A cluster of which no more is known than that: no spot labels, no instance types."""
+PROVIDERS = (LOCAL, "aws", "gcp", KUBERNETES)
 _CURRENT, _CONTEXTS = "currentContext", "contexts"
 
 

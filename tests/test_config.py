@@ -66,7 +66,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         ("currentContext: x", ':1: currentContext: no context "x"; it can be local'),
         (
             "contexts:\n  - {name: a, provider: asw}",
-            ':2: contexts[0].provider: must be local, aws or gcp, not "asw" (did',
+            ':2: contexts[0].provider: must be local, aws, gcp or kubernetes, not "asw" (did',
         ),
         ("contexts:\n  - {name: a}", ":2: contexts[0].provider: required, but missing"),
         ("contexts:\n  - {name: a, provider: aws, imge: x}", ":2: contexts[0].imge: unknown field (did you mean"),

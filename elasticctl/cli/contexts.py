@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,8 @@ from elasticctl.cli.command import family, verb
 from elasticctl.cli.output import Table, emit, hint, print_table, say
 from elasticctl.cli.target import contexts, contexts_file
 from elasticctl.config import Context
-from elasticctl.errors import UsageError
+from elasticctl.errors import NotFoundError, UsageError
+from elasticctl.wording import did_you_mean, shown
 
 app, config = family("config", "Choose and describe the places to run jobs at.")
 
@@ -27,7 +29,8 @@ class Fields:
     """What to set of a context; None: left as it is."""
 
     provider: Annotated[
-        Literal["local", "aws", "gcp"] | None, typer.Option("--provider", help="Whose machines these are.")
+        Literal["local", "aws", "gcp", "kubernetes"] | None,
+        typer.Option("--provider", help="Whose machines these are."),
     ] = None
     kube_context: Annotated[str | None, options.text("The context of kubeconfig that reaches the cluster.")] = None
     namespace: Annotated[str | None, options.text("The namespace for jobs.")] = None
@@ -80,11 +83,37 @@ def set_context(name: Name, given: Fields) -> None:
         fields["gpu_type"] = gpu_type(fields["gpu_type"]).name
     old = next((context for context in known.contexts if context.name == name), None)
     if old is None and "provider" not in fields:
-        raise UsageError(f"context {name} is new: say --provider aws or --provider gcp")
+        raise UsageError(f"context {name} is new: say --provider aws, gcp or kubernetes")
     context = dataclasses.replace(old, **fields) if old else Context(name, **fields)
     configuration.save(known.having(context), contexts_file())
     say(f"context {name} {'changed' if old else 'added'}")
     hint(f"use it: elasticctl config use-context {name}")
+
+
+@verb(config, "import")
+def import_contexts(
+    names: Annotated[tuple[str, ...], typer.Argument(metavar="[KUBE_CONTEXT]...")] = (),
+) -> None:
+    """Add contexts of kubeconfig: those that are named, or all that are not there yet."""
+    from elasticctl.kubeconfig import kubeconfig_paths, read_contexts
+
+    known = contexts()
+    found = read_contexts(kubeconfig_paths())
+    missing = [name for name in names if name not in found]
+    if missing:
+        near = did_you_mean(missing[0], found)
+        raise NotFoundError(f"no context {shown(missing[0])}{near} in {os.pathsep.join(map(str, kubeconfig_paths()))}")
+    there = {context.kube_context for context in known.contexts}
+    wanted = [found[name] for name in names or found if name not in there]
+    for each in wanted:
+        context = each.as_context({context.name for context in known.contexts})
+        known = known.having(context)
+        say(f"context {context.name} added: {context.provider}, namespace {context.namespace}")
+    if not wanted:
+        say("nothing to add: the contexts of kubeconfig are known already" if found else "kubeconfig has no contexts")
+        return
+    configuration.save(known, contexts_file())
+    hint("say where state goes: elasticctl config set-context NAME --storage s3://bucket/prefix --image IMAGE")
 
 
 @verb(config, "delete-context")

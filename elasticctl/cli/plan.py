@@ -12,7 +12,7 @@ import typer
 from elasticctl.catalog import GpuType, gpu_type, place
 from elasticctl.cli import options
 from elasticctl.cli.options import Assignment
-from elasticctl.config import LOCAL, Context
+from elasticctl.config import KUBERNETES, LOCAL, Context
 from elasticctl.errors import UsageError
 from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_WORKERS, JobSpec, RestartPolicy
 from elasticctl.wording import counted, counted_are, shown
@@ -156,7 +156,7 @@ def summary(spec: JobSpec, context: Context) -> str:
     if spec.gpus_per_worker:
         each = counted(spec.gpus_per_worker, f"{spec.gpu_type} GPU".strip())
     bounds = f"{spec.min_workers} to {'any number' if spec.max_workers is None else spec.max_workers}"
-    market = "" if context.provider == LOCAL else (", spot" if spec.spot else ", on demand")
+    market = "" if context.provider in (LOCAL, KUBERNETES) else (", spot" if spec.spot else ", on demand")
     workers = counted(spec.workers, "worker")
     return (
         f"{spec.name}: {workers} with {each} each ({bounds}), context {context.name}{market}, state in {spec.storage}"
@@ -181,6 +181,8 @@ def _gpus_per_worker(request: Request, context: Context, machine_gpus: int) -> i
         return 0
     if context.provider == LOCAL:
         return 1 if request.gpus or kind or machine_gpus else 0
+    if context.provider == KUBERNETES:
+        return context.gpus_per_node or 1 if request.gpus else 0
     if kind is None:
         if request.gpus:
             raise UsageError(f"--gpu-type is needed with --gpus in context {context.name}")

@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         ("scale a --to 2 --add 1", 2, "say how: one of"),
         ("wait", 2, "Missing argument 'JOB'."),
         ("config use-context prod", 3, 'no context "prod"'),
-        ("config set-context prod", 2, "context prod is new: say --provider aws or --provider gcp"),
+        ("config set-context prod", 2, "context prod is new: say --provider aws, gcp or kubernetes"),
         ("config set-context prod --provider local", 2, "the context local and the provider local belong together"),
         ("config set-context prod --provider aws --gpu-type t5", 2, 'unknown GPU type "t5"'),
         ("config delete-context local", 2, "the context local is built in and cannot be deleted"),
@@ -105,9 +105,6 @@ def test_a_cloud_context_is_told_what_it_lacks(run: Run, folder: Path) -> None:
     assert run(*submit[:-2], "--image", "i", "--gpus", "3", "--gpus-per-node", "3").err.startswith(
         "error: aws has no node with 3 t4 GPUs; --gpus-per-node can be 1, 4 or 8"
     )
-    done = run("list", "--context", "prod")
-    assert done.code == 3
-    assert done.err.startswith('error: context "prod": this version of elasticctl cannot talk to aws clusters')
 
 
 def test_more_gpus_than_the_machine_has(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,7 +266,7 @@ def _from_kubeconfig(kube_context: str) -> kubernetes.client.Configuration:
             load: Any = kubernetes.config.load_kube_config  # in part typed, depending on its version
             load(kubeconfig(), kube_context or None, configuration)
     except kubernetes.config.ConfigException as e:
-        about = f"context {shown(kube_context)}" if kube_context else "a current context"
+        about = f"context {shown(kube_context)}" if kube_context else "current context"
         raise NotFoundError(
             f"no usable {about} in the kubeconfig ({_one_line(str(e))}); `kubectl config get-contexts` lists them"
         ) from e

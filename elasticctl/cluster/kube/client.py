@@ -1,0 +1,142 @@
+"""`KubeCluster`: a Kubernetes cluster as the command line sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order
+from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, connect, resource_path
+from elasticctl.cluster.kube.logfollow import Following, is_owned
+from elasticctl.cluster.kube.logs import MAX_STREAMS, has_ended, read_logs
+from elasticctl.cluster.kube.reflector import Resource
+from elasticctl.cluster.kube.refusals import NoSuchApiError
+from elasticctl.codec import from_rfc3339
+from elasticctl.config import Context
+from elasticctl.errors import ConflictError, NotFoundError
+from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob, worker_name
+
+PAGE_OBJECTS = 500
+
+
+class KubeCluster:
+    """`elasticctl.cluster.base.Cluster` over an API server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def of(cls, context: Context) -> KubeCluster:
+        """The cluster of a context; does not talk to it yet."""
+        return cls(connect(context.kube_context, connections=MAX_STREAMS + 8))
+
+    def create_job(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Store a new job; SpecError, with the field, when the server's schema does not take it."""
+        metadata = manifest.get("metadata")
+        namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
+        path = _jobs(namespace or "default")
+        return self._call("POST", path, manifest, {"dryRun": "All"} if dry_run else None)
+
+    def get_job(self, namespace: str, name: str) -> Manifest:
+        """Return one job."""
+        return self._call("GET", _jobs(namespace, name))
+
+    def list_jobs(self, namespace: str | None) -> list[Manifest]:
+        """Return the jobs of a namespace (None: of all), oldest first."""
+        jobs = self._items(_jobs(namespace))
+        for job in jobs:  # a list names its items' kind once, for all of them
+            job |= {"apiVersion": API_VERSION, "kind": KIND}
+        return sorted(jobs, key=lambda job: (job["metadata"].get("creationTimestamp", ""), job["metadata"]["name"]))
+
+    def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+        """Apply a JSON merge patch to metadata and spec and return the result."""
+        return self._call("PATCH", _jobs(namespace, name), patch, content_type=MERGE_PATCH)
+
+    def delete_job(self, namespace: str, name: str) -> None:
+        """Delete a job; the cluster then removes what it owns."""
+        self._call("DELETE", _jobs(namespace, name), {"propagationPolicy": "Background"})
+
+    def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+        """Return the pods of a job, in order of index."""
+        return self._pods_of(ElasticJob.from_manifest(self.get_job(namespace, job)))
+
+    def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
+        """Take a worker away, with `grace_s` seconds of notice, rounded up to whole ones; see `Cluster.evict_pod`."""
+        path = resource_path("v1", namespace, "pods", name)
+        pod = self._call("GET", path)
+        if has_ended(pod):
+            raise ConflictError(f"{name} has ended: there is nothing to take away")
+        only_this = {"preconditions": {"uid": pod["metadata"]["uid"]}}
+        self._call("DELETE", path, {"gracePeriodSeconds": math.ceil(grace_s), **only_this})
+
+    def list_events(self, namespace: str, job: str) -> list[Manifest]:
+        """Return the events of a job and its pods, oldest first."""
+        found = ElasticJob.from_manifest(self.get_job(namespace, job))
+        workers = {worker_name(job, index) for index in range(found.max)}
+        events = self._items(resource_path("v1", namespace, "events"))
+        mine = [event for event in events if _is_about(event, found, workers)]
+        return sorted(mine, key=_last_seen)
+
+    def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
+        """Yield the lines of a job's workers; see `Cluster.logs`. NotFoundError for those of earlier incarnations."""
+        found = ElasticJob.from_manifest(self.get_job(namespace, job))
+        if query.previous:
+            raise NotFoundError(
+                f"what earlier incarnations of {job}'s workers printed is gone with their pods;"
+                f" `elasticctl logs -f {job}` prints it as it comes"
+            )
+        if query.follow:
+            return Following(self._connection, found, _jobs(namespace, job), _pods(found), query).lines()
+        return read_logs(self._connection, self._pods_of(found), query)
+
+    def _pods_of(self, job: ElasticJob) -> list[Manifest]:
+        pods = self._items(_pods(job).path, _pods(job).params())
+        return sorted((pod for pod in pods if is_owned(pod, job.uid)), key=pod_order)
+
+    def _items(self, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
+        items: list[Manifest] = []
+        token = ""
+        while True:
+            more = {"continue": token} if token else {}
+            page = self._call("GET", path, None, {"limit": str(PAGE_OBJECTS), **(params or {}), **more})
+            items += page.get("items") or []
+            token = page.get("metadata", {}).get("continue") or ""
+            if not token:
+                return items
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Manifest:
+        try:
+            return self._connection.request(method, path, body, params, content_type=content_type)
+        except NoSuchApiError as e:
+            raise NotFoundError(
+                f"the cluster at {self._connection.server} knows no ElasticJobs; `elasticctl install` makes it ready"
+            ) from e
+
+
+def _jobs(namespace: str | None, name: str = "") -> str:
+    return resource_path(API_VERSION, namespace, PLURAL, name)
+
+
+def _pods(job: ElasticJob) -> Resource:
+    return Resource(resource_path("v1", job.namespace, "pods"), f"{LABEL_GROUP}={GROUP},{LABEL_JOB}={job.name}")
+
+
+def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:
+    """True for an event of this very job or a worker of it; pods before its time were another's of the same name."""
+    about = event.get("involvedObject", {})
+    if about.get("kind") == "Pod":
+        return about.get("name") in workers and _last_seen(event) >= (job.created_at or 0.0)
+    return bool(about.get("uid") == job.uid)
+
+
+def _last_seen(event: Manifest) -> float:
+    stamps = (event.get("lastTimestamp"), event.get("eventTime"), event.get("metadata", {}).get("creationTimestamp"))
+    return next((at for at in map(from_rfc3339, stamps) if at is not None), 0.0)

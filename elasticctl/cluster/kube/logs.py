@@ -1,0 +1,126 @@
+"""Read what a job's workers have said up to now: their logs, from the kubelets, merged by time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest
+from elasticctl.cluster.kube.connection import Connection, Stream, resource_path
+from elasticctl.cluster.kube.logcursor import Cursor, split_stamp
+from elasticctl.codec import to_rfc3339
+from elasticctl.errors import ClusterError, CredentialsError, ElasticctlError, ForbiddenError
+from elasticctl.spec import WORKER_CONTAINER
+
+MAX_STREAMS = 48
+"""Logs that are read at a time: each takes a connection, and a thread while it is followed."""
+MAX_LINE_BYTES = 1 << 18
+"""Of a longer line the beginning is shown."""
+READ_TIMEOUT_S = 30.0
+SILENCE_S = 300.0
+"""After which a followed log is asked for anew: what lies between may have forgotten the connection."""
+MIN_PAUSE_S = 0.25
+"""Between a followed log's requests, to begin with."""
+
+
+class PodLog:
+    """One pod's log: where it is read, how far it has been, and whether anything can still be added to it (`ended`)
+    or read of it (`gone`).
+    """
+
+    def __init__(self, connection: Connection, pod: Manifest, query: LogQuery) -> None:
+        self.worker = str(pod["metadata"]["name"])
+        self.ended, self.gone = has_ended(pod), False
+        self.pause_s, self.failures = MIN_PAUSE_S, 0
+        self._connection, self._query = connection, query
+        self._path = resource_path("v1", pod["metadata"]["namespace"], "pods", self.worker, "log")
+        self._container = _worker_container(pod)
+        self._cursor = Cursor()
+
+    def open(self, *, follow: bool) -> Stream:
+        """Ask for what has not been read yet."""
+        params = {"timestamps": "true", "container": self._container}
+        since = self._cursor.resume()
+        if since is not None:
+            params["sinceTime"] = to_rfc3339(since)
+        elif self._query.since is not None:
+            params["sinceTime"] = to_rfc3339(float(int(self._query.since)))
+        if since is None and self._query.tail is not None:
+            params["tailLines"] = str(self._query.tail)
+        if follow:
+            params["follow"] = "true"
+        timeout_s = SILENCE_S if follow else READ_TIMEOUT_S
+        return self._connection.stream(self._path, params, timeout_s=timeout_s, max_line_bytes=MAX_LINE_BYTES)
+
+    def lines(self, stream: Stream, *, whole: bool) -> Iterator[LogLine]:
+        """The new lines of a stream; `whole`: nothing will be added, so that a last line without its end is one."""
+        for raw in stream:
+            found = split_stamp(raw)
+            if found is None or not (whole or raw.endswith(b"\n") or len(raw) >= MAX_LINE_BYTES):
+                continue
+            at, text = found
+            since = self._query.since
+            if self._cursor.is_new(at) and (since is None or at >= since * 1e6):
+                yield LogLine(self.worker, at / 1e6, text)
+
+
+def read_logs(connection: Connection, pods: Iterable[Manifest], query: LogQuery) -> Iterator[LogLine]:
+    """Yield what the pods have said up to now, merged by time, `MAX_STREAMS` of them at once.
+
+    Raises ClusterError at the end when some of them could not be read.
+    """
+    logs = [PodLog(connection, pod, query) for pod in pods if is_wanted(pod, query) and has_started(pod)]
+    failed: list[str] = []
+    for start in range(0, len(logs), MAX_STREAMS):
+        yield from _merged(logs[start : start + MAX_STREAMS], failed)
+    if failed:
+        raise ClusterError(f"not all logs can be read: {'; '.join(failed[:3])}")
+
+
+def _merged(logs: list[PodLog], failed: list[str]) -> Iterator[LogLine]:
+    def opened(log: PodLog) -> Stream | None:
+        try:
+            return log.open(follow=False)
+        except (ForbiddenError, CredentialsError):
+            raise
+        except ElasticctlError as e:
+            failed.append(f"{log.worker}: {e}")
+            return None
+
+    def lines(log: PodLog, stream: Stream) -> Iterator[LogLine]:
+        try:
+            yield from log.lines(stream, whole=True)
+        except ElasticctlError as e:
+            failed.append(f"{log.worker}: {e}")
+
+    with ThreadPoolExecutor(8) as pool, ExitStack() as streams:
+        found = [(log, stream) for log, stream in zip(logs, pool.map(opened, logs), strict=True) if stream is not None]
+        for _, stream in found:
+            streams.enter_context(closing(stream))
+        yield from heapq.merge(*(lines(log, stream) for log, stream in found), key=lambda line: line.at)
+
+
+def is_wanted(pod: Manifest, query: LogQuery) -> bool:
+    """True for a pod of a worker that the query is about."""
+    return not query.workers or pod["metadata"]["name"] in query.workers
+
+
+def has_started(pod: Manifest) -> bool:
+    """True when there may be a log."""
+    return _phase(pod) not in ("", "Pending")
+
+
+def has_ended(pod: Manifest) -> bool:
+    """True when nothing will be added to the log."""
+    return _phase(pod) in ("Succeeded", "Failed")
+
+
+def _phase(pod: Manifest) -> str:
+    return str(pod.get("status", {}).get("phase", ""))
+
+
+def _worker_container(pod: Manifest) -> str:
+    names = [str(container.get("name")) for container in pod.get("spec", {}).get("containers", [])]
+    return WORKER_CONTAINER if WORKER_CONTAINER in names else next(iter(names), WORKER_CONTAINER)

@@ -1,0 +1,117 @@
+"""kubeconfig files as far as `config import` reads them: which contexts there are, and whose clusters they look like.
+
+Credentials are left where they are: the client for Kubernetes reads them when it needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from elasticctl.config import KUBERNETES, LOCAL, Context
+from elasticctl.errors import ConfigError, SpecError
+
+_PLUGINS = {
+    "aws": "aws",
+    "aws-iam-authenticator": "aws",
+    "eksctl": "aws",
+    "gke-gcloud-auth-plugin": "gcp",
+    "gcloud": "gcp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KubeContext:
+    """One context of kubeconfig; `plugin` is the command that makes its credentials, if one does."""
+
+    name: str
+    cluster: str = ""
+    namespace: str = ""
+    server: str = ""
+    plugin: str = ""
+
+    @property
+    def provider(self) -> str:
+        """Whose cluster it is, from the names that the clouds' tools give and the plugins that they install."""
+        host = urlsplit(self.server).hostname or ""
+        if self.plugin in _PLUGINS:
+            return _PLUGINS[self.plugin]
+        if any(name.startswith("arn:aws") for name in (self.name, self.cluster)) or ".eks.amazonaws.com" in host:
+            return "aws"
+        if any(name.startswith("gke_") for name in (self.name, self.cluster)):
+            return "gcp"
+        return KUBERNETES
+
+    def as_context(self, taken: Iterable[str]) -> Context:
+        """A context of ours, under the cluster's own short name where that is free."""
+        names = (self.short_name, self.name, f"{self.short_name}-{self.provider}")
+        used = {LOCAL, *taken}
+        free = next((name for name in names if name not in used), f"{self.name}-{self.provider}")
+        return Context(free, self.provider, self.name, self.namespace or "default")
+
+    @property
+    def short_name(self) -> str:
+        """`train` of `arn:aws:eks:REGION:ACCOUNT:cluster/train`, `gke_PROJECT_ZONE_train` and eksctl's names."""
+        if self.name.startswith("arn:aws"):
+            return self.name.rpartition("/")[2] or self.name
+        if self.name.startswith("gke_"):
+            return self.name.split("_", 3)[-1] or self.name
+        if self.cluster.endswith(".eksctl.io"):
+            return self.cluster.split(".", 1)[0]
+        return self.name
+
+
+def kubeconfig_paths() -> tuple[Path, ...]:
+    """The files that kubectl would read: those of $KUBECONFIG, or the one in the user's home."""
+    given = [Path(part).expanduser() for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return tuple(given) or (Path("~/.kube/config").expanduser(),)
+
+
+def read_contexts(paths: Iterable[Path]) -> dict[str, KubeContext]:
+    """The contexts of all files by name; of two with the same name the first counts, as for kubectl.
+
+    Files that are not there are passed over. Raises ConfigError, naming the file, for one that cannot be read.
+    """
+    parts: dict[str, dict[str, Mapping[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
+    for path in paths:
+        content = _read(path)
+        for kind, found in parts.items():
+            for entry in _list(content.get(kind)):
+                inner = entry.get(kind.removesuffix("s"))
+                if isinstance(entry.get("name"), str) and isinstance(inner, dict):
+                    found.setdefault(entry["name"], inner)
+    return {name: _context(name, inner, parts) for name, inner in parts["contexts"].items()}
+
+
+def _context(name: str, inner: Mapping[str, Any], parts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> KubeContext:
+    cluster, user = _text(inner.get("cluster")), parts["users"].get(_text(inner.get("user")), {})
+    plugin = user.get("exec")
+    command = _text(plugin.get("command")) if isinstance(plugin, dict) else ""
+    server = _text(parts["clusters"].get(cluster, {}).get("server"))
+    return KubeContext(name, cluster, _text(inner.get("namespace")), server, Path(command).name.removesuffix(".exe"))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    from elasticctl.yamltext import parse
+
+    try:
+        data = parse(path.read_bytes(), str(path)).data
+    except FileNotFoundError:
+        return {}
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from e
+    except SpecError as e:
+        raise ConfigError(f"{e}; it should be a kubeconfig") from e
+    return data if isinstance(data, dict) else {}
+
+
+def _list(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
