@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elasticctl_train import copying
 from elasticctl_train.background import Background
-from elasticctl_train.copying import Copier
+from elasticctl_train.copying import Copier, Target
 from tests.train.states import bits, same, tensors
 
 COPIER = Copier()
@@ -19,7 +19,7 @@ COPIER = Copier()
 
 def copied(sources: list[torch.Tensor]) -> list[torch.Tensor]:
     targets = [torch.empty(source.shape, dtype=source.dtype) for source in sources]
-    COPIER.copy(targets, sources)
+    COPIER.copy([Target.of(target) for target in targets], sources)
     return targets
 
 

@@ -58,7 +58,7 @@ def test_every_tensor_is_aligned_to_its_elements() -> None:
 
 
 def test_dtypes_have_names_and_back() -> None:
-    assert tensors.dtype_name(torch.bfloat16) == "bfloat16"
-    assert all(tensors.dtype_of(tensors.dtype_name(dtype)) is dtype for dtype in tensors.DTYPES)
+    assert tensors.NAMES[torch.bfloat16] == "bfloat16"
+    assert all(tensors.dtype_of(tensors.NAMES[dtype]) is dtype for dtype in tensors.DTYPES)
     with pytest.raises(DamagedError, match="object"):
         tensors.dtype_of("object")

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from elasticctl_train.copying import Target
 from elasticctl_train.tier import Tier
 
 log = logging.getLogger("elasticctl_train")
@@ -31,7 +32,7 @@ _STRIDE_BYTES = 64 << 20  # touched at a time: few enough elements that torch ne
 class Buffer:
     """`data` (uint8) is one of the two; `index` tells which. `pinned`: page-locked.
 
-    `views` are the tensors in it as laid out for `plan`: both are its user's.
+    `targets` are the tensors in it as laid out for `plan`: both are its user's.
     """
 
     index: int
@@ -39,7 +40,7 @@ class Buffer:
     in_tier: bool
     pinned: bool = False
     plan: object = None
-    views: list[torch.Tensor] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
 
 
 class Buffers:

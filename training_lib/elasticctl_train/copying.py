@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -24,23 +25,38 @@ Chunk = tuple[int, int, int]
 """Address to copy to, address to copy from, bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A contiguous tensor in memory, looked up once. `by_bytes`: what is copied to it may be moved as bytes."""
+
+    view: torch.Tensor
+    address: int
+    size_bytes: int
+    by_bytes: bool
+
+    @classmethod
+    def of(cls, view: torch.Tensor) -> Target:
+        """What there is to know of `view`. Complex numbers may have been conjugated in name only."""
+        return cls(view, view.data_ptr(), view.nbytes, not view.is_complex())
+
+
 class Copier:
     """Copies tensors in memory with two threads, where there are two processors."""
 
     def __init__(self) -> None:
         self._helper = Background("elasticctl-copy") if len(os.sched_getaffinity(0)) > 1 else None
 
-    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copy each source to its target: contiguous, of the same dtype and shape, in the CPU's memory."""
+    def copy(self, targets: Sequence[Target], sources: Sequence[torch.Tensor]) -> None:
+        """Copy each source to its target, of the same dtype and shape."""
         large: deque[Chunk] = deque()
         small: list[Chunk] = []
         large_bytes = 0
         for target, source in zip(targets, sources, strict=True):
-            if not source.is_cpu or not source.is_contiguous() or source.is_conj() or source.is_neg():
-                target.copy_(source)
+            if not (target.by_bytes and source.is_cpu and source.is_contiguous()) or source.is_neg():
+                target.view.copy_(source)
                 continue
-            size_bytes = source.nbytes
-            chunk = target.data_ptr(), source.data_ptr(), size_bytes
+            size_bytes = target.size_bytes
+            chunk = target.address, source.data_ptr(), size_bytes
             if size_bytes < _SMALL_BYTES:
                 small.append(chunk)
             else:

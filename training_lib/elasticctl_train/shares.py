@@ -17,7 +17,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from elasticctl_train import boxes, commits, shards, tensors, tree
 from elasticctl_train.boxes import Box, Holding
 from elasticctl_train.buffers import Buffer
 from elasticctl_train.commits import ObjectRef
-from elasticctl_train.copying import Copier
+from elasticctl_train.copying import Copier, Target
 from elasticctl_train.errors import SaveError, StateError
 from elasticctl_train.storage import Storage, all_keys
 
@@ -54,19 +54,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A state taken apart: the tensors that all ranks name alike, this rank's own, and the two trees as JSON."""
+    """A state taken apart: the tensors that all ranks name alike, this rank's own, and the two trees as JSON.
+
+    `kinds` is what a plan depends on: names, dtypes, shapes and, of sharded tensors, the spread.
+    """
 
     shared: Mapping[str, torch.Tensor]
     own: Mapping[str, torch.Tensor]
+    kinds: Sequence[tree.Kind]
     state: Mapping[str, Any]
     local: Any
-
-    def kinds(self) -> list[tuple[Any, ...]]:
-        """What a plan depends on: names, dtypes, shapes and, of sharded tensors, the spread."""
-        return [
-            (name, tensor.dtype, tensor.shape, shards.layout_of(tensor) if shards.is_sharded(tensor) else None)
-            for name, tensor in (*self.shared.items(), *self.own.items())
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class Source:
 class Plan:
     """What this rank writes for states of certain `kinds`; made once, for planning is slow and states rarely change."""
 
-    kinds: list[tuple[Any, ...]]
+    kinds: Sequence[tree.Kind]
     rank_0_only: Collection[str]
     header: bytes
     size_bytes: int
@@ -91,7 +88,7 @@ class Plan:
 
     def fits(self, flat: Flat, rank_0_only: Collection[str]) -> bool:
         """Is this the plan for such a state too?"""
-        return self.kinds == flat.kinds() and self.rank_0_only == rank_0_only
+        return self.kinds == flat.kinds and self.rank_0_only == rank_0_only
 
     def fill(self, buffer: Buffer, flat: Flat, copier: Copier) -> list[torch.cuda.Event]:
         """Copy this rank's share to its place in the file that `buffer` is.
@@ -102,13 +99,14 @@ class Plan:
         if buffer.plan is not self:
             buffer.plan = self
             buffer.data[: len(self.header)].copy_(torch.frombuffer(bytearray(self.header), dtype=torch.uint8))
-            buffer.views = [tensors.view(buffer.data, p.start, p.dtype, p.box.shape) for p in self.pieces]
+            views = [tensors.view(buffer.data, piece.start, piece.dtype, piece.box.shape) for piece in self.pieces]
+            buffer.targets = [Target.of(view) for view in views]
         with torch.no_grad():
             found = [self._part(source, flat) for source in self.sources]
             if not buffer.pinned:
-                copier.copy(buffer.views, found)
+                copier.copy(buffer.targets, found)
                 return []
-            torch._foreach_copy_(buffer.views, found, non_blocking=True)
+            torch._foreach_copy_([target.view for target in buffer.targets], found, non_blocking=True)
         devices = {tensor.device for tensor in found if tensor.is_cuda}
         return [torch.cuda.current_stream(device).record_event() for device in devices]
 
@@ -126,7 +124,8 @@ def flatten(state: Mapping[str, Any], local: Mapping[str, Any]) -> Flat:
     if OWN in state:
         raise StateError(f"the state's part {OWN!r} needs another name: this one is taken")
     state_tree = {part: flat.encode(value, part) for part, value in state.items()}
-    return Flat(flat.tensors, own.tensors, state_tree, own.encode(dict(local), OWN))
+    local_tree = own.encode(dict(local), OWN)
+    return Flat(flat.tensors, own.tensors, flat.kinds + own.kinds, state_tree, local_tree)
 
 
 def plan(flat: Flat, rank: int, world_size: int, rank_0_only: Collection[str] = ()) -> Plan:
@@ -166,9 +165,9 @@ def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[s
         pieces.append(Piece(name, tensor.dtype, box, len(layout.header) + place.start))
         sources.append(Source(name, _cut(tensor, box)))
     fingerprint = _fingerprint(flat.shared)
-    rows = [[p.name, tensors.dtype_name(p.dtype), p.box.offset, p.box.shape, p.start] for p in pieces]
+    rows = [[p.name, tensors.NAMES[p.dtype], p.box.offset, p.box.shape, p.start] for p in pieces]
     return Plan(
-        kinds=flat.kinds(),
+        kinds=flat.kinds,
         rank_0_only=rank_0_only,
         header=layout.header,
         size_bytes=len(layout.header) + layout.data_bytes,
@@ -243,5 +242,5 @@ def gather(
 
 def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
     """Equal on two ranks exactly when their tensors have equal names, dtypes and shapes."""
-    rows = sorted(f"{name} {tensors.dtype_name(tensor.dtype)} {list(tensor.shape)}" for name, tensor in shared.items())
+    rows = sorted(f"{name} {tensors.NAMES[tensor.dtype]} {list(tensor.shape)}" for name, tensor in shared.items())
     return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()

@@ -42,9 +42,11 @@ DTYPES: Mapping[torch.dtype, str] = {
 PREFIX_BYTES = 8
 """A file begins with the header's length, in this many bytes."""
 
+NAMES: Mapping[torch.dtype, str] = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
+"""`torch.float32` -> `float32`: what share documents call them."""
+
+_BY_NAME = {name: dtype for dtype, name in NAMES.items()}
 _ALIGNMENT = 64
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
-_BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,3 @@ def dtype_of(name: str) -> torch.dtype:
     if dtype is None:
         raise DamagedError(f"{name!r} is no dtype that a checkpoint can hold")
     return dtype
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.float32` -> `float32`."""
-    return _NAMES[dtype]

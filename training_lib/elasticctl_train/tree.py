@@ -22,22 +22,26 @@ import torch
 
 from elasticctl_train import shards
 from elasticctl_train.errors import DamagedError, StateError
-from elasticctl_train.tensors import DTYPES, dtype_name
+from elasticctl_train.tensors import NAMES
 
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _RESERVED_NAME = "__metadata__"  # of safetensors
+
+Kind = tuple[str, torch.dtype, torch.Size, object]
 
 
 @dataclass(slots=True)
 class Flattener:
     """Turns trees into JSON; `tensors` collects each distinct tensor once, under a name made from its path.
 
-    Training stands still meanwhile, so this is written for speed: some microseconds a tensor.
+    `kinds` has name, dtype, shape and, of sharded ones, the spread of each. Training stands still meanwhile, so this is
+    written for speed: about two microseconds a tensor.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    _names: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    kinds: list[Kind] = field(default_factory=list)
+    _names: dict[object, list[str]] = field(default_factory=dict)
 
     def encode(self, value: object, path: str) -> Any:
         """Return `value` as JSON data. `path` is where it is in the whole state, for names and errors."""
@@ -78,34 +82,45 @@ class Flattener:
         return pairs
 
     def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
-        identity = _identity(tensor, path)
-        name = self._names.get(identity) if tensor.numel() else None
+        if type(tensor) in _PLAIN_TENSORS:
+            part, spread = tensor, None
+        elif shards.is_sharded(tensor):
+            shards.check(tensor, path)
+            part, spread = shards.local(tensor), shards.layout_of(tensor)
+        else:
+            raise StateError(f"{path}: a checkpoint cannot hold a {type(tensor).__qualname__}, only plain tensors")
+        dtype = tensor.dtype
+        said = NAMES.get(dtype)
+        if said is None or part.layout is not torch.strided or part.is_meta:
+            kind = f"{part.layout} tensor of {dtype} on {part.device}"
+            raise StateError(f"{path}: a checkpoint cannot hold a {kind}; make it a dense tensor of a common dtype")
+        shape = tensor.shape
+        # An empty part has no address, and yet all ranks have to come to the same names.
+        where = part.data_ptr() if spread is None else part.untyped_storage()._cdata
+        name = self._known(where, tensor) if where in self._names else None
         if name is None:
             name = path
             while name in self.tensors or name == _RESERVED_NAME:
                 name += "~"
             self.tensors[name] = tensor
-            self._names[identity] = name
-        return {"$tensor": name, "dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+            self.kinds.append((name, dtype, shape, spread))
+            if where:  # without elements there is nothing to share
+                self._names.setdefault(where, []).append(name)
+        return {"$tensor": name, "dtype": said, "shape": list(shape)}
+
+    def _known(self, where: object, tensor: torch.Tensor) -> str | None:
+        """The name of the same memory, seen in the same way."""
+        identity = _identity(tensor)
+        return next((name for name in self._names[where] if _identity(self.tensors[name]) == identity), None)
 
 
-def _identity(tensor: torch.Tensor, path: str) -> tuple[Any, ...]:
-    """Equal for two tensors that are the same memory seen in the same way; StateError for what cannot be kept."""
-    dtype = tensor.dtype
-    if type(tensor) in _PLAIN_TENSORS:
-        part, spread = tensor, None
-    elif shards.is_sharded(tensor):
-        shards.check(tensor, path)
-        part = shards.local(tensor)
-        # An empty part has no address, and yet all ranks have to come to the same names.
-        spread = (shards.layout_of(tensor), part.untyped_storage()._cdata)
-    else:
-        raise StateError(f"{path}: a checkpoint cannot hold a {type(tensor).__qualname__}, only plain tensors")
-    if part.layout != torch.strided or part.is_quantized or part.is_meta or dtype not in DTYPES:
-        kind = f"{part.layout} tensor of {dtype} on {part.device}"
-        raise StateError(f"{path}: a checkpoint cannot hold a {kind}; make it a dense tensor of a common dtype")
-    where = (part.data_ptr(), part.device, part.shape, part.stride(), dtype, spread)
-    return (*where, part.is_conj(), part.is_neg()) if dtype.is_complex else (*where, part.is_neg())
+def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for two tensors at one address that are the same."""
+    sharded = shards.is_sharded(tensor)
+    part = shards.local(tensor) if sharded else tensor
+    whole = (tensor.shape, shards.layout_of(tensor)) if sharded else None
+    seen = (part.data_ptr(), part.dtype, part.shape, part.stride(), part.is_conj(), part.is_neg())
+    return *seen, part.device, whole
 
 
 def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
