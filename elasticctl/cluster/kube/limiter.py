@@ -1,0 +1,131 @@
+"""The controller's way to the API server: counted, limited, fenced.
+
+A token bucket keeps a controller that has much to do from crowding out everybody else; when the server says that it is
+busy and for how long, all requests wait for that long. And nothing is written unless this process may act: one that
+was suspended for a while, and lost its lease meanwhile, must not carry out what it had in hand.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elasticctl.cluster.kube.connection import JSON, Connection, Stream
+from elasticctl.errors import (
+    BusyError,
+    ClusterError,
+    ConflictError,
+    ElasticctlError,
+    ExpiredError,
+    ForbiddenError,
+    NotFoundError,
+    SpecError,
+    UnreachableError,
+)
+
+MAX_TRIES = 5
+MAX_WAIT_S = 30.0
+"""The longest that a busy server is obeyed in one go."""
+
+_OUTCOMES: Mapping[type[ElasticctlError], str] = {
+    NotFoundError: "404",
+    ConflictError: "409",
+    ExpiredError: "410",
+    SpecError: "422",
+    ForbiddenError: "403",
+    BusyError: "429",
+    UnreachableError: "unreachable",
+}
+
+
+class TokenBucket:
+    """`per_s` requests a second, `burst` at once; thread-safe. `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        per_s: float,
+        burst: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._per_s, self._burst, self._clock, self._sleep = per_s, float(burst), clock, sleep
+        self._lock = threading.Lock()
+        self._tokens, self._at, self._closed_until = self._burst, clock(), 0.0
+
+    def take(self) -> None:
+        """Wait for a token; they are given out in the order asked for."""
+        with self._lock:
+            now = self._clock()
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s) - 1
+            self._at = now
+            wait_s = max(-self._tokens / self._per_s, self._closed_until - now)
+        if wait_s > 0:
+            self._sleep(wait_s)
+
+    def close_for(self, seconds: float) -> None:
+        """Give out nothing for that long, or as long as was said before."""
+        with self._lock:
+            self._closed_until = max(self._closed_until, self._clock() + seconds)
+
+
+class LimitedApi:
+    """`connection` with all of this; `on_request(verb, outcome)` hears of each request, `may_act` says who may write.
+
+    Verbs are HTTP's and WATCH; outcomes are "ok", an HTTP status, "unreachable" or "error".
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        bucket: TokenBucket,
+        may_act: Callable[[], bool] = lambda: True,
+        on_request: Callable[[str, str], None] = lambda verb, outcome: None,
+    ) -> None:
+        self._connection, self._bucket, self._may_act, self._on_request = connection, bucket, may_act, on_request
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        *,
+        content_type: str = JSON,
+    ) -> dict[str, Any]:
+        """Make one request, again while the server is busy; raises as `Connection.request` does.
+
+        ClusterError, and nothing was done, when this process may not act.
+        """
+        for tries_left in reversed(range(MAX_TRIES)):
+            self._bucket.take()
+            if method != "GET" and not self._may_act():
+                raise ClusterError(f"{method} {path} was not sent: this replica does not lead")
+            try:
+                answer = self._connection.request(method, path, body, params, content_type=content_type)
+            except ElasticctlError as e:
+                self._on_request(method, outcome_of(e))
+                if not isinstance(e, BusyError) or e.retry_after_s is None or tries_left == 0:
+                    raise
+                self._bucket.close_for(min(e.retry_after_s, MAX_WAIT_S))
+            else:
+                self._on_request(method, "ok")
+                return answer
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def stream(self, path: str, params: Mapping[str, str] | None = None, *, timeout_s: float | None = None) -> Stream:
+        """Begin a watch; raises as `Connection.stream` does."""
+        self._bucket.take()
+        try:
+            stream = self._connection.stream(path, params, timeout_s=timeout_s)
+        except ElasticctlError as e:
+            self._on_request("WATCH", outcome_of(e))
+            raise
+        self._on_request("WATCH", "ok")
+        return stream
+
+
+def outcome_of(error: ElasticctlError) -> str:
+    """An error as a label of the request counter."""
+    return next((outcome for kind, outcome in _OUTCOMES.items() if isinstance(error, kind)), "error")

@@ -1,0 +1,39 @@
+"""How long a lost worker takes to be created again: the controller's own promise, measured."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+FORGET_S = 600.0
+"""Whoever is not replaced by then has been removed on purpose, or waits for something else than the controller."""
+MAX_KEPT = 10_000
+
+
+class Losses:
+    """Losses that wait for their replacement, by `namespace/pod`; thread-safe. `clock` is monotonic seconds."""
+
+    def __init__(self, on_replaced: Callable[[float], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_replaced, self._clock = on_replaced, clock
+        self._lock = threading.Lock()
+        self._lost_at: dict[str, float] = {}
+
+    def lost(self, key: str) -> None:
+        """This pod has just been found lost; the first word of it counts."""
+        with self._lock:
+            now = self._clock()
+            self._lost_at.setdefault(key, now)
+            while self._lost_at and (len(self._lost_at) > MAX_KEPT or self._oldest() < now - FORGET_S):
+                del self._lost_at[next(iter(self._lost_at))]
+
+    def made(self, key: str) -> None:
+        """A pod of this name has just been created."""
+        with self._lock:
+            at = self._lost_at.pop(key, None)
+            now = self._clock()
+        if at is not None:
+            self._on_replaced(now - at)
+
+    def _oldest(self) -> float:
+        return next(iter(self._lost_at.values()))
