@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from elasticctl.codec import Timestamp
+from elasticctl.podtemplate import capacity
 from elasticctl.spec import ElasticJob, Policy, RestartPolicy
 from elasticctl.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling
 from elasticctl_controller.classify import APPLICATION
@@ -37,6 +38,19 @@ def charge(job: ElasticJob, status: JobStatus, ends: Sequence[End], finishing: b
     for end in sorted(ends, key=lambda end: (end.at, end.worker.index, end.worker.uid)):
         status = _enter(job.policy, status, end)
     return status
+
+
+def clock_out(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> JobStatus:
+    """Add up how long ended workers ran, by the capacity that the job asks for: what they cost follows from it.
+
+    Unlike `charge`, for every end, also of workers that are stopped once the job is over.
+    """
+    ran_s = sum(max(0.0, end.at - end.worker.started_at) for end in ends if end.worker.started_at is not None)
+    if not ran_s:
+        return status
+    kind = capacity(job.template) or "unknown"
+    total_s = status.worker_seconds.get(kind, 0.0) + ran_s
+    return replace(status, worker_seconds={**status.worker_seconds, kind: round(total_s, 3)})
 
 
 def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> str | None:

@@ -29,6 +29,7 @@ PROGRESS_WRITE_S = 1.0
 PROGRESS_SETTLE_S = 0.1
 """How long news of the rendezvous service may gather before a pass: ranks report every step."""
 PARALLEL_CALLS = 16
+OK, CONFLICT, ERROR = "ok", "conflict", "error"
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -95,7 +96,10 @@ class Rendezvous(Protocol):
 
 
 class Controller:
-    """Keeps the jobs of one `Workload` going; `rendezvous` None: jobs bring their own."""
+    """Keeps the jobs of one `Workload` going; `rendezvous` None: jobs bring their own.
+
+    `on_pass(seconds, outcome)` hears of each pass, in the loop's thread: "ok", "conflict" or "error".
+    """
 
     def __init__(
         self,
@@ -103,9 +107,10 @@ class Controller:
         rendezvous: Rendezvous | None,
         clock: Callable[[], float] = time.time,
         queue: WorkQueue | None = None,
+        on_pass: Callable[[float, str], None] = lambda seconds, outcome: None,
     ) -> None:
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
-        self._queue = queue or WorkQueue()
+        self._queue, self._on_pass = queue or WorkQueue(), on_pass
         self._written_at: dict[str, float] = {}
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
@@ -121,26 +126,40 @@ class Controller:
         self._thread.join()
         self._calls.shutdown()
 
+    @property
+    def alive(self) -> bool:
+        """True from `start` to `stop`, unless the thread has died, which is an error."""
+        return self._thread.is_alive()
+
     def reported(self, key: str) -> None:
         """The rendezvous service has news of a job; from any thread."""
         self._queue.add_after(key, PROGRESS_SETTLE_S)
 
     def _run(self) -> None:
         while (key := self._queue.get()) is not None:
-            try:
-                self.sync(key)
+            began = time.monotonic()
+            outcome = self._attempt(key)
+            self._on_pass(time.monotonic() - began, outcome)
+            if outcome == OK:
                 self._queue.forget(key)
-            except ConflictError as e:
-                log.debug("job %s: %s", key, e)
+            else:
                 self._queue.add_rate_limited(key)
-            except ElasticctlError as e:
-                log.warning("job %s: %s; trying again", key, e)
-                self._queue.add_rate_limited(key)
-            except Exception:  # the edge of the loop: log, back off, look again
-                log.exception("job %s: the pass failed; trying again", key)
-                self._queue.add_rate_limited(key)
-            finally:
-                self._queue.done(key)
+            self._queue.done(key)
+
+    def _attempt(self, key: str) -> str:
+        """One pass, and how it went."""
+        try:
+            self.sync(key)
+        except ConflictError as e:
+            log.debug("job %s: %s", key, e)
+            return CONFLICT
+        except ElasticctlError as e:
+            log.warning("job %s: %s; trying again", key, e)
+            return ERROR
+        except Exception:  # the edge of the loop: log, back off, look again
+            log.exception("job %s: the pass failed; trying again", key)
+            return ERROR
+        return OK
 
     def sync(self, key: str) -> None:
         """One pass over one job; raises what went wrong, and then nothing later in the pass was done."""

@@ -58,9 +58,12 @@ def build_service(job: ElasticJob, index: int) -> Manifest:
     }
 
 
-def token_secret_name(job: str) -> str:
-    """Name of the Secret that holds the job's rendezvous token under the key `token`."""
-    return f"{job}-rendezvous"
+def token_secret_name(job: ElasticJob) -> str:
+    """Name of the Secret that holds the job's rendezvous token under the key `token`.
+
+    No other job ever has it, so the controller need not be allowed to read Secrets.
+    """
+    return f"{job.name}-rendezvous-{job.uid[:8]}"
 
 
 def owner_reference(job: ElasticJob) -> Manifest:
@@ -121,7 +124,7 @@ def _token_mount() -> Manifest:
 
 def _token_volume(job: ElasticJob) -> Manifest:
     items = [{"key": TOKEN_KEY, "path": TOKEN_KEY}]
-    return {"name": TOKEN_VOLUME, "secret": {"secretName": token_secret_name(job.name), "items": items}}
+    return {"name": TOKEN_VOLUME, "secret": {"secretName": token_secret_name(job), "items": items}}
 
 
 def _with_named(ours: list[Manifest], theirs: object) -> list[Any]:

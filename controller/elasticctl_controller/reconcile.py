@@ -14,7 +14,7 @@ from dataclasses import replace
 from elasticctl.codec import Timestamp
 from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, worker_name
 from elasticctl.status import Cause, JobStatus, Phase, ReplicaStatus, WorkerStatus
-from elasticctl_controller.accounts import charge, note_scaling
+from elasticctl_controller.accounts import charge, clock_out, note_scaling
 from elasticctl_controller.actions import Action, CreateWorker, Decision, DeleteJob, Observed
 from elasticctl_controller.conditions import express
 from elasticctl_controller.ledger import fold_reports, settle
@@ -32,7 +32,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     if job.deleting:
         return Decision(job.status)  # the cluster removes what the job owns
     crew = muster(job, observed, now)
-    status = fold_reports(job.status, observed)
+    status = clock_out(job, fold_reports(job.status, observed), crew.ends)
     if status.phase.terminal:
         standing = Standing(status.phase, status.reason, status.message)
     else:

@@ -12,8 +12,6 @@ import argparse
 import asyncio
 import fcntl
 import functools
-import hashlib
-import hmac
 import logging
 import os
 import secrets
@@ -37,6 +35,7 @@ from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ClusterError, ElasticctlError
 from elasticctl_controller.loop import Controller
 from elasticctl_controller.rendezvous import RendezvousService
+from elasticctl_controller.tokens import token
 
 DRAIN_LIMIT_S = 600.0
 SECRET_BYTES = 32
@@ -103,11 +102,6 @@ class Supervisor:
 
     def _reported(self, key: str) -> None:
         self._controller.reported(key)
-
-
-def token(secret: bytes, job_uid: str) -> str:
-    """The bearer token of a job's workers."""
-    return hmac.new(secret, job_uid.encode(), hashlib.sha256).hexdigest()
 
 
 def main(argv: list[str] | None = None) -> int:

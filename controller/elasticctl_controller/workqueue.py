@@ -33,6 +33,11 @@ class WorkQueue:
         self._failures: dict[str, int] = {}
         self._shut_down = False
 
+    def __len__(self) -> int:
+        """How many keys wait to be looked at now."""
+        with self._changed:
+            return len(self._waiting)
+
     def add(self, key: str) -> None:
         """Have `key` looked at as soon as possible."""
         with self._changed:

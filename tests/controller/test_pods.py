@@ -99,7 +99,9 @@ def test_the_worker_and_only_it_learns_who_it_is():
     assert worker["args"] == ["train.py", "--epochs=3"]
     assert sidecar == TEMPLATE["spec"]["containers"][0]
     assert [mount["mountPath"] for mount in worker["volumeMounts"]] == ["/var/run/secrets/elasticctl", "/data"]
-    assert pod["spec"]["volumes"][0]["secret"]["secretName"] == token_secret_name("digits") == "digits-rendezvous"
+    assert (
+        pod["spec"]["volumes"][0]["secret"]["secretName"] == token_secret_name(a_job()) == "digits-rendezvous-job-uid-"
+    )
 
 
 def test_a_job_with_its_own_rendezvous_gets_torchelastics_arguments_and_nothing_else():

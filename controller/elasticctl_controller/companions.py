@@ -1,0 +1,50 @@
+"""Manifests of what a worker needs on Kubernetes beside its pod and Service: the token, the disruption budget; pure."""
+
+from __future__ import annotations
+
+from elasticctl.codec import Manifest
+from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, ElasticJob
+from elasticctl_controller.pods import TOKEN_KEY, owner_reference, token_secret_name
+
+LABEL_MANAGED = "app.kubernetes.io/managed-by"
+MANAGER = "elasticctl"
+
+
+def build_token_secret(job: ElasticJob, token: str) -> Manifest:
+    """The Secret that workers mount their rendezvous token from."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, token_secret_name(job)),
+        "type": "Opaque",
+        "stringData": {TOKEN_KEY: token},
+    }
+
+
+def build_budget(job: ElasticJob) -> Manifest:
+    """The PodDisruptionBudget: whoever drains nodes leaves the job its minimum.
+
+    One worker may go at any time: a job at its minimum would otherwise hold up a drain for as long as it runs.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job, f"{job.name}-workers"),
+        "spec": {
+            "minAvailable": max(0, min(job.min, job.desired - 1)),
+            "selector": {"matchLabels": _labels(job)},
+        },
+    }
+
+
+def _metadata(job: ElasticJob, name: str) -> Manifest:
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {**_labels(job), LABEL_MANAGED: MANAGER},
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def _labels(job: ElasticJob) -> dict[str, str]:
+    return {LABEL_GROUP: GROUP, LABEL_JOB: job.name}

@@ -1,0 +1,214 @@
+"""The controller on Kubernetes: the process of its Deployment.
+
+    python -m elasticctl_controller.manager --rendezvous-url http://elasticctl-rendezvous.elasticctl-system.svc:7777
+
+Every replica watches; one leads: it alone runs the loop, writes, and opens the rendezvous port. A Service finds it by
+a label that it puts on its own pod. A replica that loses the lease exits at once, so that there are never two.
+Killed at any point, the next one carries on: the truth is in the API server, and workers need no controller to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from pathlib import Path
+
+from aiohttp import web
+
+import elasticctl
+from elasticctl.cluster.kube.belongings import Belongings, Makers
+from elasticctl.cluster.kube.connection import Connection, connect, in_cluster
+from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
+from elasticctl.cluster.kube.workload import KubeWorkload, Settings
+from elasticctl.codec import Manifest
+from elasticctl.errors import ClusterError, ElasticctlError
+from elasticctl.spec import LABEL_INDEX, ElasticJob
+from elasticctl_controller import jsonlog
+from elasticctl_controller.companions import build_budget, build_token_secret
+from elasticctl_controller.election import Candidate, Election
+from elasticctl_controller.flags import Flags, parse
+from elasticctl_controller.hardening import harden
+from elasticctl_controller.leadership import LeaderLabel
+from elasticctl_controller.loop import Controller
+from elasticctl_controller.metrics import Metrics
+from elasticctl_controller.pods import build_service
+from elasticctl_controller.prometheus import CONTENT_TYPE
+from elasticctl_controller.rendezvous import RendezvousService
+from elasticctl_controller.tokens import token
+from elasticctl_controller.workqueue import WorkQueue
+
+LEASE = "elasticctl-controller"
+EXIT_LEASE_LOST = 1
+SYNC_POLL_S = 0.05
+CONNECTIONS = 32
+"""The loop makes 16 requests at a time; three watches, the events and the lease come on top."""
+
+log = logging.getLogger(__name__)
+
+
+class Manager:
+    """Everything that runs in the process, and how it starts and ends."""
+
+    def __init__(self, flags: Flags, connection: Connection, key: bytes) -> None:
+        self._flags, self._connection = flags, connection
+        self._host = socket.gethostname()
+        self._metrics, self._queue = Metrics(), WorkQueue()
+        candidate = Candidate(flags.leader_election_namespace, LEASE, f"{self._host}_{uuid.uuid4()}")
+        self._election = Election(connection, candidate, self._elected, exit_at_once)
+        bucket = TokenBucket(flags.api_qps, flags.api_burst)
+        api = LimitedApi(connection, bucket, self._election.holds, self._metrics.note_request)
+        makers = Makers(functools.partial(companions, key), build_budget)
+        settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
+        self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.note_replaced)
+        self._rendezvous = RendezvousService(functools.partial(token, key), self._reported)
+        self._controller = Controller(
+            self._workload, self._rendezvous, queue=self._queue, on_pass=self._metrics.note_pass
+        )
+        self._label = LeaderLabel(api, flags.leader_election_namespace, self._host) if in_cluster() else None
+        self._metrics.watch(self._workload.jobs.items, self._queue.__len__, self._election.holds)
+        self._ending, self._leads = asyncio.Event(), asyncio.Event()
+        self._acting = False
+        self._runners: list[web.AppRunner] = []
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        """Watch, lead once elected, until SIGTERM or SIGINT; raises what keeps it from doing so."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._ending.set)
+        await self._serve(self._health_app(), self._flags.health_port)
+        await self._serve(self._metrics_app(), self._flags.metrics_port)
+        self._workload.start()
+        self._election.start()
+        log.info("version %s watches %s", elasticctl.__version__, self._connection.server)
+        leading = asyncio.create_task(self._lead())
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait((leading, ending), return_when=asyncio.FIRST_COMPLETED)
+            if leading.done():
+                leading.result()  # it ends by an error alone
+        finally:
+            leading.cancel()
+            await asyncio.to_thread(self._wind_up)
+            for runner in self._runners:
+                await runner.cleanup()
+        log.info("ended")
+
+    async def _lead(self) -> None:
+        """Wait to be elected, then begin to act."""
+        await self._leads.wait()
+        while not self._workload.wait_synced(0):
+            await asyncio.sleep(SYNC_POLL_S)
+        self._controller.start()
+        self._acting = True
+        await self._serve(self._rendezvous.app(), self._flags.rendezvous_port)
+        if self._label is not None:
+            await self._label.keep(self._election.holds)
+        await asyncio.Event().wait()
+
+    def _wind_up(self) -> None:
+        # The lease last: whoever takes it finds nobody who still acts.
+        if self._controller.alive:
+            self._controller.stop()
+        self._workload.stop()
+        if self._label is not None and self._election.holds():
+            self._label.remove()
+        self._election.stop()
+        self._connection.close()
+
+    def _elected(self) -> None:
+        self._loop.call_soon_threadsafe(self._leads.set)
+
+    def _reported(self, key: str) -> None:
+        self._controller.reported(key)
+
+    async def _serve(self, app: web.Application, port: int) -> None:
+        runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        self._runners.append(runner)
+        try:
+            await web.TCPSite(runner, self._flags.bind or None, port, backlog=1024).start()
+        except OSError as e:
+            raise ClusterError(f"cannot listen on port {port}: {e.strerror}") from e
+
+    def _health_app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        return app
+
+    def _metrics_app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/metrics", self._page)
+        return app
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        """Whether all threads live: a cluster that is away for a while is no reason to be started again."""
+        parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
+        parts |= {"watches": all(reflector.alive for reflector in self._workload.reflectors)}
+        dead = [name for name, alive in parts.items() if not alive]
+        return web.Response(status=500 if dead else 200, text=f"dead: {', '.join(dead)}\n" if dead else "ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        """Whether everything has been listed: from then on this replica can lead at once."""
+        synced = self._workload.wait_synced(0)
+        return web.Response(status=200 if synced else 503, text="ok\n" if synced else "still listing\n")
+
+    async def _page(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
+    """What has to be there before a pod: its Service, and the token's Secret if the job meets at our rendezvous."""
+    service = build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))
+    return [service] if job.rdzv_endpoint else [service, build_token_secret(job, token(key, job.uid))]
+
+
+def outfit(job: ElasticJob, pod: Manifest) -> Manifest:
+    """The pod as it is created; that of a TorchElastic job is left as its template has it."""
+    return pod if job.rdzv_endpoint else harden(pod)
+
+
+def exit_at_once() -> None:
+    """End the process without another step: somebody else may be leading by now."""
+    logging.shutdown()
+    os._exit(EXIT_LEASE_LOST)
+
+
+def read_key(path: Path) -> bytes:
+    """The key of the workers' tokens, in hexadecimal in a file; ClusterError when it cannot be used."""
+    try:
+        key = bytes.fromhex(path.read_text(encoding="ascii"))
+    except OSError as e:
+        raise ClusterError(f"cannot read the tokens' key {path}: {e.strerror}") from e
+    except ValueError as e:
+        raise ClusterError(f"the tokens' key in {path} is not hexadecimal; `elasticctl install` makes one") from e
+    if len(key) < 16:
+        raise ClusterError(f"the tokens' key in {path} has {len(key)} bytes; at least 16 are needed")
+    return key
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the controller; returns the process's exit code."""
+    flags = parse(argv)
+    jsonlog.set_up()
+    try:
+        asyncio.run(_run(flags))
+    except ElasticctlError as e:
+        log.error("%s", e)
+        return e.exit_code
+    return 0
+
+
+async def _run(flags: Flags) -> None:
+    key = read_key(flags.token_key_file)
+    await Manager(flags, connect(flags.context, CONNECTIONS), key).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
