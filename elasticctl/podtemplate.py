@@ -1,4 +1,4 @@
-"""What a job's pod template says to a person: GPUs, storage, command, image. Pure, and lenient with any content."""
+"""What a job's pod template says: GPUs, storage, command, image, nodes. Pure, and lenient with any content."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticctl.catalog import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
 from elasticctl.spec import WORKER_CONTAINER, ElasticJob
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`: the commit of another run's storage that a job without commits of its own starts from."""
 LAUNCHER = "elasticctl-launch"
+
+SPOT, ON_DEMAND = "spot", "onDemand"
+"""Kinds of capacity, as keys of `status.workerSeconds`."""
 
 _GPU = "nvidia.com/gpu"
 _RANKS = "--nproc-per-node"
@@ -64,6 +68,37 @@ def worker_container(template: Mapping[str, Any]) -> Any:
     containers = _list(at(template, "spec", "containers"))
     named = (item for item in containers if at(item, "name") == WORKER_CONTAINER)
     return next(named, containers[0] if containers else {})
+
+
+def node_labels(template: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Label -> the values of it that a node may have, of all the nodes that will do; none: it must be absent."""
+    found: dict[str, tuple[str, ...]] = {}
+    affinity = at(template, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in _list(at(affinity, "nodeSelectorTerms")):
+        for one in _list(at(term, "matchExpressions")):
+            key = str(at(one, "key"))
+            if at(one, "operator") == "In":
+                found[key] = (*found.get(key, ()), *map(str, _list(at(one, "values"))))
+            elif at(one, "operator") == "DoesNotExist":
+                found.setdefault(key, ())
+    selector = at(template, "spec", "nodeSelector")
+    for key, value in selector.items() if isinstance(selector, Mapping) else ():
+        found[str(key)] = (str(value),)
+    return {key: tuple(dict.fromkeys(values)) for key, values in found.items()}
+
+
+def capacity(template: Mapping[str, Any]) -> str:
+    """What workers ask for: `spot`, `onDemand`, or "" where they take either or do not say."""
+    labels = node_labels(template)
+    wanted = {
+        SPOT if value == spot else ON_DEMAND
+        for label, spot, on_demand in AWS_CAPACITY_LABELS
+        for value in labels.get(label, ())
+        if value in (spot, on_demand)
+    }
+    if GKE_SPOT_LABEL in labels:
+        wanted.add(SPOT if "true" in labels[GKE_SPOT_LABEL] else ON_DEMAND)
+    return wanted.pop() if len(wanted) == 1 else ""
 
 
 def at(data: Any, *path: str) -> Any:

@@ -214,7 +214,8 @@ class JobStatus:
     """The whole story of a job.
 
     `restarts` counts ended workers by cause (all of them, for the life of the job); `interruptions`, `scalings` and
-    `generations` keep the last few entries only. `failures` counts those that used up the budget.
+    `generations` keep the last few entries only. `failures` counts those that used up the budget. `worker_seconds` is
+    how long the ended workers ran, by capacity (`spot`, `onDemand`, or `unknown`).
     """
 
     phase: Phase = Phase.PENDING
@@ -236,6 +237,7 @@ class JobStatus:
     restarts: Mapping[str, int] = field(default_factory=dict)
     failures: int = 0
     steps_redone: int = 0
+    worker_seconds: Mapping[str, float] = field(default_factory=dict)
     backoff: Backoff = Backoff()
     interruptions: tuple[Interruption, ...] = ()
     scalings: tuple[Scaling, ...] = ()

@@ -37,6 +37,7 @@ def from_script(
     script: str, args: Sequence[str], request: plan.Request, context: Context, settings: Settings, *, template: str
 ) -> Draft:
     """A job that runs `script`; says the plan. Raises UsageError, SpecError or TemplateError."""
+    from elasticctl.cli.money import plan_line, rate_of_spec
     from elasticctl.manifests import render
     from elasticctl.templates import find
 
@@ -50,6 +51,9 @@ def from_script(
     def make(final_name: str) -> Manifest:
         final = _placed(dataclasses.replace(spec, name=final_name), request, context)
         say(plan.summary(final, context))
+        one = rate_of_spec(final)
+        if one is not None:
+            say(plan_line(one, final.workers))
         return with_settings(render(final, shape), settings)
 
     return Draft(name, not request.name, make)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from elasticctl.cli import views
+from elasticctl.cli.money import cost_text
 from elasticctl.cli.output import Table, aligned
 from elasticctl.cli.totals import goodput_line
 from elasticctl.diagnosis import Case, Finding
@@ -108,7 +109,7 @@ def _policy(job: ElasticJob) -> list[tuple[str, str]]:
 
 def _worth(case: Case) -> list[tuple[str, str]]:
     part = goodput(case.status, case.now)
-    return [] if part is None else [("Goodput", goodput_line(part))]
+    return [("Goodput", goodput_line(part) if part else ""), ("Cost", cost_text(case.job, case.now))]
 
 
 def _workers(case: Case) -> Section:

@@ -130,6 +130,8 @@ def _start(old: ElasticJob, wanted: str) -> str:
 
 
 def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> None:
+    from elasticctl.cli.money import plan_line
+    from elasticctl.cost import rate_of
     from elasticctl.podtemplate import hardware
     from elasticctl.spec import ElasticJob
 
@@ -140,6 +142,9 @@ def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> N
     kept = hardware(new).storage
     workers = counted(new.desired, "worker")
     say(f"{new.name}: {old.name} again, {workers}, from {begin}" + (f", state in {kept}" if kept else ""))
+    one = rate_of(new)
+    if one is not None:
+        say(plan_line(one, new.desired))
 
 
 def _make_way(target: Target, old: ElasticJob, *, dry_run: bool) -> None:

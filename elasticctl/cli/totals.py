@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from elasticctl.cli.money import saved_line
+from elasticctl.cost import cost
 from elasticctl.goodput import Goodput, goodput
 from elasticctl.spec import ElasticJob
 from elasticctl.status import Cause
@@ -15,7 +17,8 @@ from elasticctl.wording import counted, span
 class Totals:
     """`interruptions` and `steps_redone` are of the job's life, the other numbers of what its status still knows.
 
-    `recovery_s` is from each loss to the next step, added up.
+    `recovery_s` is from each loss to the next step, added up. What it cost is an estimate, as is what it would have
+    cost on demand.
     """
 
     interruptions: int
@@ -24,13 +27,15 @@ class Totals:
     steps_redone: int
     goodput_share: float | None = None
     wall_s: float | None = None
+    cost_usd: float | None = None
+    on_demand_usd: float | None = None
 
 
 def totals(job: ElasticJob, now: float) -> Totals:
     """Add it up; `now` is seconds since the epoch."""
     status = job.status
     planned = (Cause.SCALED_IN, Cause.COMPLETED)
-    part = goodput(status, now)
+    part, spent = goodput(status, now), cost(job, now)
     return Totals(
         interruptions=sum(count for cause, count in status.restarts.items() if cause not in planned),
         scalings=len(status.scalings),
@@ -38,21 +43,26 @@ def totals(job: ElasticJob, now: float) -> Totals:
         steps_redone=status.steps_redone,
         goodput_share=part.share if part else None,
         wall_s=part.wall_s if part else None,
+        cost_usd=round(spent.spent, 4) if spent else None,
+        on_demand_usd=round(spent.on_demand, 4) if spent else None,
     )
 
 
 def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
-    """One line about the disturbances, and one about what came of the time, where that is known."""
+    """A line about the disturbances, and one each about what came of the time and the money, where that is known."""
     found = totals(job, now)
     if not found.interruptions and not found.scalings:
         yield f"{job.name}: no interruptions, no scalings"
     else:
-        cost = f"{span(found.recovery_s)} until training went on, {counted(found.steps_redone, 'step')} done again"
+        lost = f"{span(found.recovery_s)} until training went on, {counted(found.steps_redone, 'step')} done again"
         what = counted(found.interruptions, "interruption")
-        yield f"{what}, {counted(found.scalings, 'scaling')}: {cost}"
+        yield f"{what}, {counted(found.scalings, 'scaling')}: {lost}"
     part = goodput(job.status, now)
     if part is not None:
         yield goodput_line(part)
+    spent = cost(job, now)
+    if spent is not None:
+        yield saved_line(spent)
 
 
 def goodput_line(part: Goodput) -> str:

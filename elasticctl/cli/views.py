@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 
+from elasticctl.cli.money import cost_text
 from elasticctl.cli.output import Table, joined
 from elasticctl.cluster.base import Manifest
 from elasticctl.diagnosis import Case, diagnose
@@ -71,6 +72,7 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Ta
         ("Workers", f"{status.active} of {job.desired} training {bounds(job)}, {kind}"),
         ("Reason", _reason(job, pods, now)),
         *progress_facts(status, now),
+        ("Cost", cost_text(job, now)),
         ("Storage", found.storage),
         ("Failures", f"{status.failures} of {job.backoff_limit} allowed" if status.failures else ""),
         *(("Interruption", text) for text in interruptions(status)),

@@ -136,3 +136,28 @@ def test_restart_policy_exit_code_tells_permanent_failures(code, phase):
     job = a_running_job(restart_policy=RestartPolicy.EXIT_CODE)
     job, _ = a_step(job, [a_pod(0), an_end(1, code), a_pod(2)])
     assert job.status.phase is phase
+
+
+def test_how_long_workers_ran_is_added_up_once_by_the_capacity_they_asked_for():
+    spot = {"spec": {"nodeSelector": {"cloud.google.com/gke-spot": "true"}}}
+    start = Timestamp(NOW - 100)
+    pods = [a_pod(index, started_at=start) for index in range(3)]
+    job, _ = a_step(a_job(template=spot), pods)
+    assert job.status.worker_seconds == {}
+    lost = an_end(1, 137, started_at=start, finished_at=Timestamp(NOW + 20))
+    job, _ = a_step(job, [pods[0], lost, pods[2]], NOW + 30)
+    job, _ = a_step(job, [pods[0], lost, pods[2]], NOW + 40)
+    assert job.status.worker_seconds == {"spot": 120.0}
+    job, _ = a_step(job, [pods[0], pods[2]], NOW + 50)
+    job, _ = a_step(job, [pods[0]], NOW + 60)
+    assert job.status.worker_seconds == {"spot": 280.0}
+
+
+def test_workers_that_are_stopped_after_the_end_have_run_too():
+    start = Timestamp(NOW - 10)
+    cancelled = replace(a_running_job(), cancel=True)
+    job, _ = a_step(cancelled, [a_pod(index, started_at=start) for index in range(3)])
+    assert job.status.phase is Phase.CANCELLED
+    ended = [an_end(i, 143, started_at=start, finished_at=Timestamp(NOW + 10)) for i in range(3)]
+    job, _ = a_step(job, ended, NOW + 10)
+    assert job.status.worker_seconds == {"unknown": 60.0}

@@ -1,0 +1,59 @@
+"""Prices and costs in words. Pure but for the price list; everything is said to be an estimate, because it is."""
+
+from __future__ import annotations
+
+from elasticctl.catalog import GPU_TYPES
+from elasticctl.cost import Cost, Rate, cost, rate
+from elasticctl.spec import ElasticJob, JobSpec
+
+
+def rate_of_spec(spec: JobSpec) -> Rate | None:
+    """What one node of a job to be costs; None where its nodes have no known price."""
+    gpu = GPU_TYPES.get(spec.gpu_type)
+    if gpu is None:
+        return None
+    return rate(spec.provider, gpu.nodes(spec.provider).get(spec.gpus_per_worker, ()), gpu.name, spec.gpus_per_worker)
+
+
+def plan_line(one: Rate, nodes: int) -> str:
+    """`4 x g4dn.xlarge to g4dn.16xlarge: $0.63 to $5.22 an hour on spot (estimated), $2.10 to $17.41 on demand; …`."""
+    kinds = one.instances[0] if len(one.instances) == 1 else f"{one.instances[0]} to {one.instances[-1]}"
+    low, high = one.low * nodes, one.high * nodes
+    return (
+        f"{nodes} x {kinds}: {_between(one.spot(low), one.spot(high))} an hour on spot (estimated),"
+        f" {_between(low, high)} on demand; list prices of {_where(one)}"
+    )
+
+
+def cost_text(job: ElasticJob, now: float) -> str:
+    """What a job has cost so far, and would have on demand; "" where no price is known."""
+    found = cost(job, now)
+    if found is None:
+        return ""
+    against = f"; on demand it would be {dollars(found.on_demand)}" if found.saved > 0 else ""
+    return f"about {dollars(found.spent)} so far{against} ({_basis(found)})"
+
+
+def saved_line(found: Cost) -> str:
+    """`spot saved about $2.87 of $4.10 (…)`; what it cost, where there was no spot."""
+    if found.saved > 0:
+        return f"spot saved about {dollars(found.saved)} of {dollars(found.on_demand)} ({_basis(found)})"
+    return f"it cost about {dollars(found.spent)} ({_basis(found)})"
+
+
+def dollars(amount: float) -> str:
+    """`$1,234.50`."""
+    return f"${amount:,.2f}"
+
+
+def _between(low: float, high: float) -> str:
+    return dollars(low) if low == high else f"{dollars(low)} to {dollars(high)}"
+
+
+def _basis(found: Cost) -> str:
+    spot = f", spot at {found.rate.prices.spot_share:.0%} of them" if found.saved > 0 else ""
+    return f"{found.rate.instances[0]} at list prices of {_where(found.rate)}{spot}"
+
+
+def _where(one: Rate) -> str:
+    return f"{one.prices.region}, {one.prices.date}"
