@@ -65,7 +65,7 @@ def damage(folder: Path, commit: Commit, suffix: str, at: int) -> Path:
 
 
 def test_every_dtype_of_a_checkpoint_is_known() -> None:
-    expected = {tensors.dtype_name(kind): (name, kind.itemsize) for kind, name in tensors.DTYPES.items()}
+    expected = {tensors.NAMES[kind]: (name, kind.itemsize) for kind, name in tensors.DTYPES.items()}
     assert expected == archive.DTYPES
 
 

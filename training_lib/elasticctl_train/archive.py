@@ -14,15 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from elasticctl_train import commits, journal
+from elasticctl_train import commits, documents, journal
 from elasticctl_train.boxes import Box
 from elasticctl_train.commits import Commit, ObjectRef
 from elasticctl_train.errors import DamagedError, MissingError, TrainError
 from elasticctl_train.storage import Storage
-
-T = TypeVar("T")
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "float64": ("F64", 8),
@@ -122,10 +120,10 @@ def verify(storage: Storage, commit: Commit, on_bytes: OnBytes) -> None:
 
 def read(storage: Storage, commit: Commit) -> Contents:
     """Read and check a checkpoint's share documents. Raises DamagedError or MissingError."""
-    documents = [_document(storage, ref) for ref in commit.shares]
+    found = documents.fetch(storage, commit)
     try:
-        shares = tuple((ObjectRef(**doc["tensors"]), tuple(_piece(*row) for row in doc["pieces"])) for doc in documents)
-        contents = Contents(documents[0]["state"], shares)
+        shares = tuple((ObjectRef(**doc["tensors"]), tuple(_piece(*row) for row in doc["pieces"])) for doc in found)
+        contents = Contents(found[0]["state"], shares)
         _check_complete(contents)
     except (KeyError, TypeError, ValueError) as e:
         raise DamagedError(f"{commit.folder}: not share documents of this version: {e!r:.80}") from e
@@ -202,24 +200,6 @@ def _glance(storage: Storage, position: int) -> Finding | None:
     return Finding(position, entry)
 
 
-def _document(storage: Storage, ref: ObjectRef) -> Any:
-    def read_once() -> bytes:
-        data = storage.get(ref.key)
-        if len(data) != ref.size_bytes or commits.checksum([data]) != ref.checksum:
-            raise DamagedError(f"{ref.key}: its checksum does not match")
-        return data
-
-    return json.loads(_twice(read_once))
-
-
-def _twice(read_once: Callable[[], T]) -> T:
-    """What it returns; once more where it finds damage, which may only have happened on the way here."""
-    try:
-        return read_once()
-    except DamagedError:
-        return read_once()
-
-
 def _piece(name: str, dtype: str, offset: list[int], shape: list[int], start: int) -> Piece:
     if dtype not in DTYPES:
         raise DamagedError(f"tensor {name!r}: {dtype!r} is no dtype that a checkpoint can hold")
@@ -245,7 +225,7 @@ def _read_all(
     """Read all tensor files from end to end; `sink` gets each piece's bytes as they come, and where in it they are."""
 
     def read_file(share: tuple[ObjectRef, tuple[Piece, ...]]) -> None:
-        _twice(lambda: _read_file(storage, share, sink, on_bytes))
+        documents.twice(lambda: _read_file(storage, share, sink, on_bytes))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(read_file, contents.shares):

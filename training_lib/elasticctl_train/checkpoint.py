@@ -27,6 +27,7 @@ from elasticctl_train.buffers import Buffers
 from elasticctl_train.commits import Commit, Retention
 from elasticctl_train.copying import Copier
 from elasticctl_train.dist import World
+from elasticctl_train.documents import fetch
 from elasticctl_train.errors import DamagedError, FencedError, MissingError, RestoreError, SaveError, StorageError
 from elasticctl_train.exchange import Place
 from elasticctl_train.journal import Writer, read_commits
@@ -228,7 +229,7 @@ class Checkpointer:
             if step is not None and commit.step != step:
                 continue
             try:
-                documents = manifest.fetch(storage, commit)
+                documents = fetch(storage, commit)
                 manifest.parse(documents)
             except (DamagedError, MissingError) as e:
                 self._pass_over(storage, commit, e)

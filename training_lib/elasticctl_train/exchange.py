@@ -18,9 +18,10 @@ import torch
 from elasticctl_train import buffers
 from elasticctl_train.commits import Commit, ObjectRef
 from elasticctl_train.dist import World
+from elasticctl_train.documents import check, fetch, twice
 from elasticctl_train.errors import DamagedError, MissingError, StorageError
 from elasticctl_train.filling import Filling
-from elasticctl_train.manifest import Manifest, check, fetch, parse, twice
+from elasticctl_train.manifest import Manifest, parse
 from elasticctl_train.storage import Storage
 from elasticctl_train.tier import Tier
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from elasticctl_train import commits, tensors, tree
+from elasticctl_train import tensors, tree
 from elasticctl_train.boxes import Box
-from elasticctl_train.commits import Commit, ObjectRef
+from elasticctl_train.commits import ObjectRef
 from elasticctl_train.errors import DamagedError
 from elasticctl_train.shares import OWN, Piece
-from elasticctl_train.storage import Storage
-
-log = logging.getLogger("elasticctl_train")
-T = TypeVar("T")
-
-_AT_ONCE = 16
 
 Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Tensors by name: dtype and whole shape."""
@@ -50,33 +41,6 @@ class Manifest:
     def state(self) -> Any:
         """The state tree as JSON."""
         return self.documents[0].state
-
-
-def fetch(storage: Storage, commit: Commit) -> list[Any]:
-    """Read the share documents as JSON. Raises DamagedError or MissingError unless they are what was committed."""
-
-    def document(ref: ObjectRef) -> Any:
-        data = storage.get(ref.key)
-        check(ref, data)
-        return json.loads(data)
-
-    with ThreadPoolExecutor(min(_AT_ONCE, len(commit.shares))) as pool:
-        return list(pool.map(lambda ref: twice(lambda: document(ref)), commit.shares))
-
-
-def check(ref: ObjectRef, data: bytes | memoryview) -> None:
-    """Raise DamagedError unless these are the bytes that were committed."""
-    if len(data) != ref.size_bytes or commits.checksum([data]) != ref.checksum:
-        raise DamagedError(f"{ref.key}: its checksum does not match")
-
-
-def twice(read: Callable[[], T]) -> T:
-    """What `read` returns; once more where it finds damage, which may only have happened on the way from storage."""
-    try:
-        return read()
-    except DamagedError as e:
-        log.warning("%s; reading it once more", e)
-        return read()
 
 
 def parse(documents: Sequence[Any]) -> Manifest:
