@@ -9,7 +9,6 @@ import argparse
 import os
 import random
 import secrets
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -74,12 +73,13 @@ def soak(bed: Bed, kills: int, seed: int) -> Iterator[int]:
     for _ in range(kills):
         before = len(bed.noted())
         process = ranks.alone(programs.save_to, bed.url, str(bed.acknowledged), 1_000_000, servers.KEYS)
-        wait_until(lambda: not process.is_alive() or len(bed.noted()) > before, 60, every_s=0.001)  # noqa: B023
-        time.sleep(chance.random() * 0.06)
-        assert process.pid is not None
-        assert process.is_alive()
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        try:
+            wait_until(lambda: not process.is_alive() or len(bed.noted()) > before, 60, every_s=0.001)  # noqa: B023
+            time.sleep(chance.random() * 0.06)
+            assert process.is_alive()
+        finally:
+            process.kill()
+            process.join()
         yield bed.check()
 
 

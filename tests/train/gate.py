@@ -2,7 +2,8 @@
 
 The servers of the tests are lenient where the real services are strict, so the gate refuses for them, as the services
 do: a create of what is there already (the GCS emulator ignores preconditions), a body that does not match its checksum
-(moto looks at none), and it cuts GCS listings into pages (the emulator gives everything).
+(moto looks at none), a range behind an object's end (the emulator sends none of it as if it were one). And it cuts GCS
+listings into pages (the emulator gives everything).
 """
 
 from __future__ import annotations
@@ -58,16 +59,17 @@ class Fault:
     call_after: Callable[[], None] | None = None
 
 
-def first(fault: Fault, times: int = 1, method: str = "", part: str = "") -> Callable[[Seen], Fault | None]:
-    """A plan: the first `times` requests of that method with `part` in their target go wrong."""
-    left = times
+def first(
+    fault: Fault, times: int = 1, method: str = "", part: str = "", skip: int = 0
+) -> Callable[[Seen], Fault | None]:
+    """A plan: of the requests of that method with `part` in their target, behind `skip` others `times` go wrong."""
+    turns = iter(range(skip + times))
 
     def plan(seen: Seen) -> Fault | None:
-        nonlocal left
-        if left == 0 or method not in ("", seen.method) or part not in seen.target:
+        if method not in ("", seen.method) or part not in seen.target:
             return None
-        left -= 1
-        return fault
+        turn = next(turns, None)
+        return fault if turn is not None and turn >= skip else None
 
     return plan
 
@@ -129,6 +131,9 @@ class Gate:
         reply = self._forward(seen.method, seen.target, seen.headers, body)
         if self.scheme == "gs" and seen.method == "GET" and urlsplit(seen.target).path.endswith("/o"):
             return _page(reply, parse_qs(urlsplit(seen.target).query))
+        if self.scheme == "gs" and reply.status == 206 and not reply.body:
+            said = dict(reply.headers)["Content-Range"].rpartition("/")[2]
+            return self.refusal(416, "requestedRangeNotSatisfiable", (("Content-Range", f"bytes */{said}"),))
         return reply
 
     def refusal(self, status: int, code: str, headers: tuple[tuple[str, str], ...] = ()) -> Reply:

@@ -15,8 +15,9 @@ from elasticctl_train.errors import ExistsError, StorageError
 from elasticctl_train.journal import Writer
 from elasticctl_train.storage import Storage, all_keys, location, s3_words
 from elasticctl_train.storage import s3 as s3_module
+from elasticctl_train.storage.retry import Verdict
 from elasticctl_train.storage.s3 import Signer
-from elasticctl_train.storage.wire import Request
+from elasticctl_train.storage.wire import Answer, Request
 from tests.train import servers
 from tests.train.conftest import QUICK, Cloud
 from tests.train.gate import Fault, Seen, first
@@ -238,6 +239,11 @@ def test_a_bucket_that_is_not_there_is_said_so(s3: Cloud) -> None:
 def test_an_endpoint_that_is_no_s3_is_said_so(s3: Cloud) -> None:
     with pytest.raises(StorageError, match="something that is not S3's XML"):
         s3_words.parse(b"<html><p>welcome</html>")
+
+
+def test_an_error_behind_spaces_is_heard() -> None:
+    body = b" " * 400 + b"\r\n<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"
+    assert s3_words.judge(Answer(200, {}, body)) is Verdict.TEMPORARY
 
 
 def test_a_service_without_checksums_can_be_used(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

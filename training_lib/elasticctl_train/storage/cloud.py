@@ -7,6 +7,7 @@ lost is settled: "already there", said to a repeated create, is success if what 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,7 @@ RANGE_BYTES = 16 << 20
 """Size of the ranges an object is read in: S3 advises 8 to 16 MiB."""
 THREADS = 8
 """Requests at a time: one connection to S3 moves some 90 MB/s, a fraction of what a machine can take."""
+_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,16 @@ class CloudStorage:
         return True
 
 
-def total_bytes(answer: Answer) -> int:
-    """The size of the object that a range was asked of. Raises StorageError when it is not told."""
-    size = answer.headers.get("content-range", "").rpartition("/")[2]
-    if size.isascii() and size.isdigit():
-        return int(size)
+def total_bytes(answer: Answer, start: int, into: memoryview) -> int:
+    """The size of the object that a range was asked of, once the answer is seen to be that range.
+
+    Raises StorageError when it is another one, or none.
+    """
+    found = _RANGE.fullmatch(answer.headers.get("content-range", ""))
+    total = int(found[2]) if found else 0
     if answer.status == 416:
-        return 0  # some services do not say how short it is
-    raise StorageError("the service does not answer requests for ranges as HTTP wants it (no Content-Range)")
+        return total  # 0 where it is not said how short the object is
+    wanted_bytes = max(0, min(len(into), total - start))
+    if found is None or answer.filled_bytes != wanted_bytes or (wanted_bytes and int(found[1] or -1) != start):
+        raise StorageError("the service does not answer requests for ranges as HTTP wants it: check the endpoint")
+    return total

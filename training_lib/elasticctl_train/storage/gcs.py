@@ -99,8 +99,8 @@ class Gcs:
         headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
         action = (gcs_words.READ, key)
         reply = self._call("GET", self._media(key), {"alt": "media"}, action, headers=headers, into=into)
-        self._raise_unless(reply, gcs_words.READ, key, 206, 416)
-        return total_bytes(reply.answer)
+        self._raise_unless(reply, gcs_words.READ, key, 200, 206, 416)
+        return total_bytes(reply.answer, start, into)
 
     def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
         query = {
@@ -111,9 +111,7 @@ class Gcs:
         if after:
             query["startOffset"] = self._place.prefix + after  # inclusive: the caller drops `after` itself
         while True:
-            reply = self._call("GET", f"/storage/v1/b/{self._bucket}/o", query, (gcs_words.LIST, prefix))
-            self._raise_unless(reply, gcs_words.LIST, prefix, 200)
-            found = gcs_words.parse(reply.answer)
+            found = self._ask(query)
             names = [item["name"] for item in found.get("items", [])]
             token = found.get("nextPageToken")
             if names or not token:
@@ -131,6 +129,19 @@ class Gcs:
 
     def _media(self, key: str) -> str:
         return f"/download/storage/v1/b/{self._bucket}/o/{quote(self._place.prefix + key, safe='')}"
+
+    def _ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """A page of a listing; asked for again if it cannot be read."""
+        for left in reversed(range(_REREADS)):
+            reply = self._call("GET", f"/storage/v1/b/{self._bucket}/o", query, (gcs_words.LIST, ""))
+            self._raise_unless(reply, gcs_words.LIST, "", 200)
+            try:
+                found = gcs_words.parse(reply.answer)
+                break
+            except StorageError:
+                if not left:
+                    raise
+        return found
 
     def _call(
         self, method: str, target: str, query: Mapping[str, str], about: tuple[Action, str], **request: Any

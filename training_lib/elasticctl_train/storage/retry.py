@@ -102,7 +102,7 @@ class Caller:
                 stale = verdict is Verdict.STALE_CREDENTIALS
                 if verdict is Verdict.FINAL or (stale and renewed):
                     return Reply(answer, unsure)
-                unsure |= answer.status >= 500
+                unsure |= answer.status >= 500 or answer.status < 300
                 reason, asked_s = self._dialect.reason(answer), _retry_after_s(answer, time.time())
                 if stale:
                     self._dialect.renew()

@@ -87,16 +87,14 @@ class S3:
     def read(self, key: str, start: int, into: memoryview) -> int:
         headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
         reply = self._call("GET", key, {}, s3_words.READ, headers=headers, into=into)
-        self._raise_unless(reply, s3_words.READ, key, 206, 416)
-        return total_bytes(reply.answer)
+        self._raise_unless(reply, s3_words.READ, key, 200, 206, 416)
+        return total_bytes(reply.answer, start, into)
 
     def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
         query = {"list-type": "2", "max-keys": str(PAGE_KEYS), "prefix": self._place.prefix + prefix}
         if after:
             query["start-after"] = self._place.prefix + after
-        reply = self._call("GET", None, query, s3_words.LIST)
-        self._raise_unless(reply, s3_words.LIST, prefix, 200)
-        found = s3_words.parse(reply.answer.body)
+        found = self._ask(query, s3_words.LIST)
         names = [item.findtext("Key", "") for item in found.iter("Contents")]
         last = found.findtext("IsTruncated") != "true"
         return [name.removeprefix(self._place.prefix) for name in names], last
@@ -110,9 +108,7 @@ class S3:
         """Abort the uploads in parts below our prefix: they are in no listing of objects, and cost money."""
         query = {"uploads": "", "prefix": self._place.prefix}
         while True:
-            reply = self._call("GET", None, query, s3_words.UPLOADS)
-            self._raise_unless(reply, s3_words.UPLOADS, "", 200)
-            found = s3_words.parse(reply.answer.body)
+            found = self._ask(query, s3_words.UPLOADS)
             uploads = [(item.findtext("Key", ""), item.findtext("UploadId", "")) for item in found.iter("Upload")]
             for name, upload in uploads:
                 self._abort(name.removeprefix(self._place.prefix), upload)
@@ -197,6 +193,19 @@ class S3:
         if not self._signer.checksums:
             return {}
         return {"x-amz-checksum-crc32": _crc32(body), "x-amz-sdk-checksum-algorithm": "CRC32"}
+
+    def _ask(self, query: Mapping[str, str], action: Action) -> ElementTree.Element:
+        """A listing; asked for again if it cannot be read."""
+        for left in reversed(range(_REREADS)):
+            reply = self._call("GET", None, query, action)
+            self._raise_unless(reply, action, "", 200)
+            try:
+                found = s3_words.parse(reply.answer.body)
+                break
+            except StorageError:
+                if not left:
+                    raise
+        return found
 
     def _call(self, method: str, key: str | None, query: Mapping[str, str], action: Action, **request: Any) -> Reply:
         """Send a request about an object, or with `key` None about the bucket."""

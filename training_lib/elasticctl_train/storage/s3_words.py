@@ -45,7 +45,7 @@ _FULL = {"EntityTooLarge", "QuotaExceeded", "XMinioStorageFull", "InsufficientCa
 def parse(body: bytes) -> ElementTree.Element:
     """An XML answer without its namespaces. Raises StorageError for what is none."""
     try:
-        root = ElementTree.fromstring(body)  # noqa: S314 - from the service the state is entrusted to; expat bounds entities
+        root = ElementTree.fromstring(body.strip())  # noqa: S314 - from the service the state is entrusted to; expat bounds entities
     except ElementTree.ParseError as e:
         raise StorageError(f"the endpoint answers with something that is not S3's XML ({e}): check its URL") from e
     for element in root.iter():
@@ -105,7 +105,7 @@ def _mend(answer: Answer, said: str, action: Action, place: Location) -> str:
 
 def _field(answer: Answer, name: str) -> str:
     """A field of an error document; "" in any other answer."""
-    if b"<Error" not in answer.body[:300]:
+    if b"<Error" not in answer.body.lstrip()[:300]:  # behind spaces, with which S3 keeps a long request alive
         return ""
     try:
         return parse(answer.body).findtext(name, "")
