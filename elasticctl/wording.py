@@ -49,6 +49,11 @@ def counted_are(number: int, noun: str) -> str:
     return f"{counted(number, noun)} {'is' if number == 1 else 'are'}"
 
 
+def times(number: int) -> str:
+    """`once`, `twice`, `3 times`."""
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
 def counted(number: int, noun: str) -> str:
     """`1 worker`, `3 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

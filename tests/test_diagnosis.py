@@ -160,7 +160,7 @@ def test_a_pause_after_failures_says_until_when_and_why() -> None:
     failed = {**FAILED, "phase": "Restarting", "failures": 2, "backoff": {"failures": 2, "until": at(68)}}
     found = first(case(**failed))
     assert found.rule == "back-off"
-    assert "failed 2 times in a row (rank 1 of worker-1 ended with exit code 1" in found.text
+    assert "failed twice in a row (rank 1 of worker-1 ended with exit code 1" in found.text
     assert "tries again in 8.0s. 2 of 3 allowed failures used." in found.text
     assert first(case(**failed, now=AT + 70)).rule == "failing"
 

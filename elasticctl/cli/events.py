@@ -71,7 +71,7 @@ def _watch(target: Target, name: str) -> None:
     from elasticctl.cli.views import events_table
 
     printed: set[Entry] = set()
-    widths: list[int] = []
+    widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
     while True:
         found, ended = _read(target, name)
         news = [entry for entry in found if entry not in printed]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elasticctl.spec import ElasticJob
 
 Ended = Literal["Succeeded", "Failed", "Cancelled"]
-DELETED, STAYS, NONE = "deleted", "stays", "none"
+GOES, STAYS, NONE = "goes", "stays", "none"
 
 app = new_app()
 
@@ -42,7 +42,7 @@ class Which:
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """A job to delete. `state` says what becomes of what it has stored: deleted, stays, or none."""
+    """A job to delete. `state` says what becomes of what it has stored: goes, stays, or none."""
 
     job: ElasticJob
     ended_at: float
@@ -123,7 +123,7 @@ def _with_state(target: Target, item: Doomed, doomed: Sequence[Doomed]) -> Doome
         metadata = manifest["metadata"]
         if f"{metadata['namespace']}/{metadata['name']}" not in names and _uses(manifest, item.storage, folder):
             return item
-    return replace(item, state=DELETED, folder=folder)
+    return replace(item, state=GOES, folder=folder)
 
 
 def own_folder(url: str) -> Path | None:
@@ -164,7 +164,7 @@ def _delete_state(item: Doomed) -> None:
 
 
 def _say_what_stays(doomed: Sequence[Doomed]) -> None:
-    freed = sum(item.state == DELETED for item in doomed)
+    freed = sum(item.state == GOES for item in doomed)
     with_state = f"; the state of {freed} too" if freed else ""
     say(f"{counted(len(doomed), 'job')} deleted{with_state}")
     for item in doomed:
@@ -177,7 +177,7 @@ def _table(doomed: Sequence[Doomed], now: float) -> Table:
         (item.job.name, item.job.status.phase.value, f"{span(now - item.ended_at)} ago", item.state, item.storage)
         for item in doomed
     ]
-    return Table(("NAME", "PHASE", "ENDED", "STATE", "STORAGE"), rows, spare=("STORAGE",))
+    return Table(("NAME", "PHASE", "ENDED", "CHECKPOINTS", "STORAGE"), rows, spare=("STORAGE",))
 
 
 def _as_data(item: Doomed) -> dict[str, str]:

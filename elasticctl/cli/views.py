@@ -10,11 +10,11 @@ from elasticctl.cli.money import cost_text
 from elasticctl.cli.output import Table, joined
 from elasticctl.cluster.base import Manifest
 from elasticctl.diagnosis import Case, diagnose
-from elasticctl.podtemplate import hardware
-from elasticctl.spec import ElasticJob
+from elasticctl.podtemplate import at, hardware
+from elasticctl.spec import ElasticJob, PodPhase
 from elasticctl.status import Cause, JobStatus, Phase
 from elasticctl.timeline import Entry
-from elasticctl.wording import span
+from elasticctl.wording import counted, span
 
 _LIST = ("NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE")
 _WIDE = ("GPUS", "STORAGE", "REASON")
@@ -65,11 +65,11 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Ta
     """Everything about one job, a field a row; fields with nothing to say are left out."""
     job = ElasticJob.from_manifest(manifest)
     status, found = job.status, hardware(job)
-    kind = f"{found.gpus_per_worker} GPU(s) each" if found.gpus_per_worker else "CPU"
+    kind = f"{counted(found.gpus_per_worker, 'GPU')} each" if found.gpus_per_worker else "CPU"
     fields = [
         ("Name", joined((job.name, f"namespace {job.namespace}"))),
         ("Phase", joined((status.phase.value, lasting(job, now)))),
-        ("Workers", f"{status.active} of {job.desired} training {bounds(job)}, {kind}"),
+        ("Workers", f"{_at_work(status, job.desired, pods)} {bounds(job)}, {kind}"),
         ("Reason", _reason(job, pods, now)),
         *progress_facts(status, now),
         ("Cost", cost_text(job, now)),
@@ -184,6 +184,14 @@ def lasting(job: ElasticJob, now: float) -> str:
     if status.phase.terminal:
         return f"after {span((status.completion_time or now) - status.start_time)}"
     return f"for {span(now - status.start_time)}"
+
+
+def _at_work(status: JobStatus, desired: int, pods: Sequence[Manifest]) -> str:
+    """How many workers train; of a job that waits, how many run already."""
+    if status.phase in (Phase.PENDING, Phase.RESTARTING):
+        running = sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in pods)
+        return f"{running} of {desired} running"
+    return f"{status.active} of {desired} training"
 
 
 def _reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from elasticctl.diagnosis.case import Case, Finding, Mend, Severity
 from elasticctl.diagnosis.endings import tell_failure
 from elasticctl.status import Cause, Interruption, Phase
-from elasticctl.wording import counted, counted_are, span
+from elasticctl.wording import counted, counted_are, span, times
 
 LATELY_S = 3600.0
 """Interruptions younger than this are worth telling."""
@@ -73,7 +73,7 @@ def failing(case: Case) -> Finding | None:
     if status.phase.terminal or not status.failures or status.restarts.get(Cause.OOM_KILLED) or told:
         return None
     first = f" First, {tell_failure(status.first_failure, case.name)}." if status.first_failure else ""
-    text = f"Its script has failed {counted(status.failures, 'time')}.{first} {_used(case)}"
+    text = f"Its script has failed {times(status.failures)}.{first} {_used(case)}"
     mend = Mend("see why", f"elasticctl logs {case.name} --previous --tail 30")
     lines = status.first_failure.last_lines if status.first_failure else ()
     return Finding("failing", _budget_severity(case), text, (mend,), lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elasticctl.diagnosis.case import Case, Finding, Mend, PodWait, Severity, short
 from elasticctl.diagnosis.endings import tell_failure
 from elasticctl.status import Phase
-from elasticctl.wording import counted, counted_are, joined, span
+from elasticctl.wording import counted, counted_are, joined, span, times
 
 LONG_START_S = 60.0
 """A worker that starts, imports or meets the others for longer than this deserves a warning."""
@@ -84,7 +84,7 @@ def backing_off(case: Case) -> Finding | None:
     return Finding(
         "back-off",
         Severity.WARNING,
-        f"Its workers have failed {counted(status.backoff.failures, 'time')} in a row{last}; it tries again in"
+        f"Its workers have failed {times(status.backoff.failures)} in a row{last}; it tries again in"
         f" {span(until - case.now)}. {status.failures} of {counted(case.job.backoff_limit, 'allowed failure')} used.",
         (Mend("see why", f"elasticctl logs {case.name} --previous --tail 30"),),
         status.first_failure.last_lines if status.first_failure else (),

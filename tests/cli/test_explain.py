@@ -34,7 +34,7 @@ def test_it_reads_as_sentences_at_80_columns() -> None:
 def test_what_else_is_amiss_comes_behind() -> None:
     case = Case(ElasticJob.from_manifest(job(failures=1)), (), AT + 60)
     text = list(told(case, diagnose(case), 80))
-    assert text[1].startswith("Its script has failed 1 time. 1 of 3")
+    assert text[1].startswith("Its script has failed once. 1 of 3")
     assert text[text.index("Also:") + 1].startswith("- It trains: ")
     assert all(len(line) <= 80 for line in text if "elasticctl " not in line)
 

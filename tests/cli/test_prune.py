@@ -76,7 +76,7 @@ def test_state_goes_only_where_it_is_ours_and_nobody_needs_it(
     local_cluster.create_job(shell_job("heir", "sleep 60", container={"env": env}))
     shown = json.loads(run("prune", "--older-than", "0s", "--state", "--dry-run", "-o", "json").out)
     assert {item["name"]: item["state"] for item in shown["jobs"]} == {
-        "own": "deleted",
+        "own": "goes",
         "source": "stays",
         "elsewhere": "stays",
     }
@@ -93,7 +93,7 @@ def test_state_goes_only_where_it_is_ours_and_nobody_needs_it(
 
 def test_it_asks_with_the_list(terminal: Spawn, local_cluster: LocalCluster, three: dict[str, Path]) -> None:  # noqa: F811
     child = terminal("prune", "--older-than", "0s", width=80)
-    for word in ("NAME", "STATE", "own", "Succeeded", "ago  stays"):
+    for word in ("NAME", "CHECKPOINTS", "own", "Succeeded", "ago  stays"):
         child.expect_exact(word)
     child.expect_exact("Delete 3 jobs and their logs? [y/N]:")
     child.sendline("n")
