@@ -1,0 +1,154 @@
+"""A real training job on a real cluster, and what its status says of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, resource_path
+from elasticctl.codec import Manifest
+from elasticctl.errors import NotFoundError
+from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, WORKER_CONTAINER, ElasticJob
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+IMAGE = os.environ.get("ELASTICCTL_TEST_IMAGE", "lab/trainer:dev")
+HOST_FOLDER = Path(os.environ.get("ELASTICCTL_TEST_HOST_FOLDER", "/tmp/kubelab-host"))
+"""A folder that all nodes share; for a bucket there is tests/train."""
+NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """One job on the digits data; waits give up after a minute or two, which a slow machine may need."""
+
+    api: Connection
+    name: str
+
+    def submit(self, workers: int, *, epochs: int, step_delay_s: float, **spec: Any) -> None:
+        """Create the job; its state is kept in a folder of its own on the host."""
+        folder = HOST_FOLDER / self.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)  # workers are nobody in particular
+        script = [sys.executable, str(ROOT / "examples/digits/train.py"), "--epochs", str(epochs)]
+        worker = {
+            "name": WORKER_CONTAINER,
+            "image": IMAGE,
+            "command": [str(Path(sys.executable).parent / "elasticctl-launch"), "--nproc-per-node", "1", "--"],
+            "args": [*script, "--step-delay-s", str(step_delay_s), "--save-every-s", "1"],
+            "env": [
+                {"name": "ELASTICCTL_STORAGE", "value": "file:///state"},
+                {"name": "OMP_NUM_THREADS", "value": "1"},
+            ],
+            "volumeMounts": [{"name": "state", "mountPath": "/state"}],
+        }
+        volume = {"name": "state", "hostPath": {"path": str(folder), "type": "Directory"}}
+        template = {"spec": {"terminationGracePeriodSeconds": 10, "containers": [worker], "volumes": [volume]}}
+        replicas = {"Worker": {"replicas": workers, "restartPolicy": "OnFailure", "template": template}}
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": self.name, "namespace": NAMESPACE},
+            "spec": {"minReplicas": 1, "maxReplicas": 4, **spec, "replicaSpecs": replicas},
+        }
+        self.api.request("POST", resource_path(API_VERSION, NAMESPACE, PLURAL), manifest)
+
+    def job(self) -> ElasticJob:
+        """The job as it is now; NotFoundError when it is gone."""
+        return ElasticJob.from_manifest(self.api.request("GET", self._path()))
+
+    def scale(self, workers: int) -> None:
+        """Ask for that many workers."""
+        patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}}}
+        self.api.request("PATCH", self._path(), patch, content_type=MERGE_PATCH)
+
+    def pods(self) -> list[Manifest]:
+        """The job's pods."""
+        labels = f"{LABEL_GROUP}={GROUP},{LABEL_JOB}={self.name}"
+        answer = self.api.request("GET", resource_path("v1", NAMESPACE, "pods"), None, {"labelSelector": labels})
+        pods: list[Manifest] = answer["items"]
+        return pods
+
+    def uids(self) -> dict[str, str]:
+        """The pods that are not on their way out: name -> uid."""
+        return {
+            pod["metadata"]["name"]: pod["metadata"]["uid"]
+            for pod in self.pods()
+            if "deletionTimestamp" not in pod["metadata"]
+        }
+
+    def kill(self, index: int) -> None:
+        """Delete a worker's pod without any grace."""
+        name = f"{self.name}-worker-{index}"
+        self.api.request("DELETE", resource_path("v1", NAMESPACE, "pods", name), {"gracePeriodSeconds": 0})
+
+    def delete(self) -> None:
+        """Delete the job and wait until nothing of it is left."""
+        try:
+            self.api.request("DELETE", self._path(), {"propagationPolicy": "Foreground"})
+        except NotFoundError:
+            return
+        wait_until(self.is_gone, 90)
+
+    def is_gone(self) -> bool:
+        """True once neither the job nor anything that it owned is there."""
+        try:
+            self.job()
+        except NotFoundError:
+            return not self.pods() and not any(self.belongings().values())
+        return False
+
+    def belongings(self) -> dict[str, list[str]]:
+        """What there is of the job beside its pods, by kind."""
+        params = {"labelSelector": f"{LABEL_GROUP}={GROUP},{LABEL_JOB}={self.name}"}
+        return {
+            plural: [
+                item["metadata"]["name"]
+                for item in self.api.request("GET", resource_path("v1", NAMESPACE, plural), None, params)["items"]
+            ]
+            for plural in ("services", "secrets")
+        }
+
+    def wait_training(self, workers: int, after: int = 0, timeout_s: float = 120) -> ElasticJob:
+        """Wait until a generation later than `after`, of that many workers, has made a step."""
+
+        def training() -> ElasticJob | None:
+            job = self.job()
+            newest = job.status.generations[-1:]
+            trains = newest and newest[0].first_step_at is not None and len(newest[0].workers) == workers
+            return job if trains and newest[0].generation > after else None
+
+        found = wait_until(training, timeout_s, every_s=0.1)
+        assert found is not None
+        return found
+
+    def wait_committed(self) -> int:
+        """Wait for a fresh checkpoint; returns its step."""
+        before = self.job().status.checkpoint.step or 0
+        return wait_until(lambda: self._committed_after(before), 60, every_s=0.1)
+
+    def disturbed(self, how: Callable[[], None], workers: int, timeout_s: float = 120) -> ElasticJob:
+        """Disturb the job once it has a checkpoint; wait until `workers` train, and check that nothing was lost."""
+        committed = self.wait_committed()
+        before = self.job().status
+        how()
+        after = self.wait_training(workers, before.generation, timeout_s)
+        for generation in after.status.generations:
+            if generation.generation > before.generation and generation.first_step_at is not None:
+                assert generation.resumed_step is not None, generation
+                assert generation.resumed_step >= committed, (generation, committed)
+        assert after.status.failures == before.failures
+        return after
+
+    def _committed_after(self, step: int) -> int:
+        found = self.job().status.checkpoint.step or 0
+        return found if found > step else 0
+
+    def _path(self) -> str:
+        return resource_path(API_VERSION, NAMESPACE, PLURAL, self.name)
