@@ -1,0 +1,32 @@
+"""What a job has beside its pods."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticctl_controller.companions import build_budget, build_token_secret
+from elasticctl_controller.pods import build_pod
+from elasticctl_controller.tokens import token
+from tests.controller.samples import a_job
+
+
+@pytest.mark.parametrize(("low", "desired", "kept"), [(1, 3, 1), (2, 3, 2), (3, 3, 2), (1, 1, 0), (0, 0, 0)])
+def test_a_drain_leaves_the_minimum_and_is_never_held_up_for_ever(low: int, desired: int, kept: int) -> None:
+    budget = build_budget(a_job(min=low, desired=desired))
+    assert budget["spec"]["minAvailable"] == kept
+    assert budget["spec"]["selector"] == {"matchLabels": {"group-name": "elastic.pytorch.org", "job-name": "digits"}}
+    assert budget["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_the_pod_mounts_the_secret_that_is_made() -> None:
+    job = a_job(template={"spec": {"containers": [{"name": "elasticjob-worker"}]}})
+    secret = build_token_secret(job, "t")
+    (volume,) = build_pod(job, 0, "http://x")["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    assert [item["key"] for item in volume["secret"]["items"]] == list(secret["stringData"])
+
+
+def test_tokens_are_of_one_job_and_one_key() -> None:
+    made = {token(key, uid) for key in (b"a" * 32, b"b" * 32) for uid in ("one", "two")}
+    assert len(made) == 4
+    assert token(b"a" * 32, "one") == token(b"a" * 32, "one")
