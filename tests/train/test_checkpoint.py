@@ -196,3 +196,31 @@ def test_a_run_that_fails_does_not_wait_for_long(tmp_path: Path) -> None:
     assert checkpoints.busy
     storage.gate.set()
     checkpoints.settle()
+
+
+def test_saves_of_one_kind_of_state_use_what_was_prepared(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.prepare(state_of(0), local={"own": torch.zeros(2)})
+    prepared = checkpoints._plan, checkpoints._buffers
+    for step in range(3):
+        checkpoints.save(state_of(step), Label(step), local={"own": torch.ones(2)})
+    assert checkpoints.settle()
+    assert (checkpoints._plan, checkpoints._buffers) == prepared
+    checkpoints.save({**state_of(4), "new": torch.ones(3)}, Label(4))
+    assert checkpoints.settle()
+    assert checkpoints._plan is not prepared[0]
+    assert checkpoints._buffers is prepared[1]  # there is some room to spare
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert same(restored.state, {**state_of(4), "new": torch.ones(3)})
+
+
+def test_a_state_that_grows_gets_new_buffers(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    for size in (10, 5_000_000, 20):
+        state = {"model": torch.full((size,), float(size))}
+        checkpoints.save(state, Label(size))
+        assert checkpoints.settle()
+        restored = checkpoints.restore()
+        assert restored is not None
+        assert same(restored.state, state)

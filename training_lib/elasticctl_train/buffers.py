@@ -25,7 +25,6 @@ log = logging.getLogger("elasticctl_train")
 
 _SLACK_BYTES = 1 << 20  # so that a state whose small tensors change in shape needs no new buffers
 _PAGE_BYTES = mmap.PAGESIZE
-_STRIDE_BYTES = 64 << 20  # touched at a time: few enough elements that torch needs no second thread for them
 
 
 @dataclass(slots=True)
@@ -106,9 +105,11 @@ def anonymous(size_bytes: int) -> torch.Tensor:
 
 
 def touch(data: torch.Tensor) -> None:
-    """Have every page of `data` in memory, and mapped."""
-    for start in range(0, len(data), _STRIDE_BYTES):
-        data[start : start + _STRIDE_BYTES : _PAGE_BYTES].zero_()
+    """Have every page of `data` in memory, and mapped.
+
+    With numpy, which is C: a daemon thread that the interpreter ends in the midst of torch's C++ aborts the process.
+    """
+    data.numpy()[::_PAGE_BYTES] = 0
 
 
 def _pin(data: torch.Tensor, device: torch.device) -> bool:

@@ -108,7 +108,7 @@ class Plan:
                 return []
             torch._foreach_copy_([target.view for target in buffer.targets], found, non_blocking=True)
         devices = {tensor.device for tensor in found if tensor.is_cuda}
-        return [torch.cuda.current_stream(device).record_event() for device in devices]
+        return [torch.cuda.current_stream(device).record_event(_waitable()) for device in devices]
 
     def _part(self, source: Source, flat: Flat) -> torch.Tensor:
         tensor = flat.own[source.name] if source.name in flat.own else flat.shared[source.name]
@@ -238,6 +238,12 @@ def gather(
     if len({document["fingerprint"] for _, document in shares}) > 1:
         raise SaveError(f"{storage.url}: not saved: the ranks' states differ in names or shapes of tensors")
     return tuple(ref for ref, _ in shares), sum(ref.size_bytes + doc["tensors"]["size_bytes"] for ref, doc in shares)
+
+
+def _waitable() -> torch.cuda.Event:
+    """An event for which a thread can wait asleep."""
+    event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    return event
 
 
 def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
