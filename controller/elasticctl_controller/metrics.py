@@ -52,7 +52,7 @@ class Metrics:
             Gauge("elasticctl_jobs", "Jobs by phase.", "phase", lambda: jobs_by_phase(jobs())),
             Gauge("elasticctl_workers", "Workers wanted and active.", "state", lambda: workers_by_state(jobs())),
             Gauge("elasticctl_workqueue_depth", "Jobs that wait to be looked at.", "", lambda: {"": depth()}),
-            Gauge("elasticctl_leader", "1 on the replica that leads.", "", lambda: {"": float(leads())}),
+            Gauge("elasticctl_leader", "Whether this replica leads.", "", lambda: {"": float(leads())}),
         )
 
     def page(self) -> str:

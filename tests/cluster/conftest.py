@@ -49,7 +49,7 @@ class Replica:
     def leads(self) -> bool:
         """True for the one that acts."""
         with suppress(OSError), urllib.request.urlopen(f"http://{ADDRESS}:{self.port}/metrics", timeout=2) as page:
-            return b"elasticctl_leader 1" in page.read()
+            return b"\nelasticctl_leader 1\n" in page.read()
         return False
 
 
