@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,10 @@ def lose_a_rank_in_mid_save(url: str, die_at: int) -> None:
 
 
 def fail_saves_on_rank_1(url: str, failing: list[int], outcome: str) -> None:
-    """Rank 1 cannot write its shares of these numbers; each rank notes how the run ended."""
+    """Rank 1 cannot write its shares of these numbers; each rank notes how the run ended.
+
+    It ends after 20 steps, or as many more as a slow disk takes for three saves to be begun.
+    """
     write, saves = shares.Share.write, 0
 
     def failing_write(share: shares.Share, storage: Any, key: str) -> None:
@@ -178,8 +182,11 @@ def fail_saves_on_rank_1(url: str, failing: list[int], outcome: str) -> None:
 
     shares.Share.write = failing_write  # type: ignore[method-assign]
     run = Run(url, model=torch.nn.Linear(2, 2), save=SavePolicy(every_steps=1))
-    for _ in range(20):
+    checkpoints = run._session._checkpoints
+    assert checkpoints is not None
+    while run.steps_done < 20 or checkpoints._saves < 3:
         run.step()
+        time.sleep(0.001)
     try:
         run.finish()
         ended = "finished"

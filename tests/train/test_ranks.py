@@ -117,7 +117,7 @@ def ends(tmp_path: Path, failing: list[int]) -> list[str]:
 
 def test_a_share_that_cannot_be_written_costs_that_save_only(tmp_path: Path) -> None:
     assert ends(tmp_path, failing=[2]) == ["finished", "finished"]
-    assert next(read_commits(LocalStorage(tmp_path / "state"))).step == 20
+    assert next(read_commits(LocalStorage(tmp_path / "state"))).step >= 20
 
 
 def test_an_end_that_cannot_be_saved_is_an_error_on_every_rank(tmp_path: Path) -> None:
