@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from elasticctl.cluster.kube.connection import APPLY_PATCH
 from elasticctl.codec import from_rfc3339, to_rfc3339
 
 Object = dict[str, Any]
@@ -110,6 +111,8 @@ class FakeApi:
                 return self._get(path, request.params)
             if method == "POST":
                 return self._create(path, request)
+            if request.headers.get("Content-Type") == APPLY_PATCH:
+                return self._apply(path, request)
             if path not in self.objects:
                 return _not_found(path)
             item = self.objects[path]
@@ -150,6 +153,17 @@ class FakeApi:
         if wanted != item["metadata"]["resourceVersion"]:
             return _status(409, "Conflict", f'"{item["metadata"]["name"]}": the object has been modified')
         return 200, self.put(path, _merged(item, request.body))
+
+    def _apply(self, path: str, request: Request) -> tuple[int, Any]:
+        old = self.objects.get(path)
+        merged = _merged(old or {}, request.body)
+        if old == merged:
+            return 200, old
+        generation = (old or {"metadata": {}})["metadata"].get("generation", 0) + 1
+        merged["metadata"] |= {"generation": generation}
+        if merged["kind"] == "CustomResourceDefinition":
+            merged["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
+        return 201 if old is None else 200, self.put(path, merged)
 
     @staticmethod
     def _is_object(path: str) -> bool:

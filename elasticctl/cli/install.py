@@ -1,0 +1,111 @@
+"""`install`: make a Kubernetes cluster ready for ElasticJobs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticctl.cli import options
+from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.options import Where
+from elasticctl.cli.output import emit, hint, say
+from elasticctl.cli.target import locate
+from elasticctl.config import LOCAL
+from elasticctl.errors import ConflictError, UsageError
+from elasticctl.wording import counted
+
+if TYPE_CHECKING:
+    from elasticctl.cluster.kube.install import Installed, Installer
+    from elasticctl.codec import Manifest
+
+app = new_app()
+
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What to put there, and how far to go."""
+
+    image: Annotated[str, options.text("The controller's image; left out, the one that runs there stays.", "IMAGE")] = (
+        ""
+    )
+    replicas: Annotated[int, options.count("How many controllers; one of them acts.", default=True)] = 2
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied, or removed.")] = False
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the controller runs.")] = False
+    timeout: Annotated[int, options.time("How long to wait for it; 5m by default.")] = TIMEOUT_S
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Take it all out, the records of jobs too.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Uninstall although jobs are running: they end.")] = False
+
+
+@verb(app, "install")
+def install(*, how: How, yes: options.Yes = False, where: Where) -> None:
+    """Put the controller into a context's cluster, or bring it up to date.
+
+    \b
+      elasticctl install --context prod --image registry.example/elasticctl-controller:0.1.0
+      elasticctl install --context prod --dry-run
+      elasticctl install --context prod --uninstall
+    """
+    from elasticctl.deployment import NAMESPACE, manifests
+
+    context, _ = locate(where)
+    namespace = where.namespace or NAMESPACE
+    if context.provider == LOCAL:
+        raise UsageError("the local cluster needs no installation; say --context NAME for one that does")
+    wanted = manifests(namespace=namespace, image=how.image, replicas=how.replicas)
+    if how.dry_run and not how.uninstall:
+        _print(wanted)
+        return
+    from elasticctl.cluster.kube.connection import connect
+    from elasticctl.cluster.kube.install import Installer
+
+    installer = Installer(connect(context.kube_context), say)
+    if how.uninstall:
+        _uninstall(installer, wanted, how, yes=yes)
+        return
+    image = how.image or installer.running_image(namespace)
+    if not image:
+        raise UsageError("--image is needed the first time; docs/kubernetes.md says how to build it")
+    installer.apply(manifests(namespace=namespace, image=image, replicas=how.replicas))
+    if not how.no_wait:
+        installer.await_available(namespace, how.timeout)
+    hint(f"try it: elasticctl submit train.py --context {context.name}")
+
+
+def _uninstall(installer: Installer, wanted: list[Manifest], how: How, *, yes: bool) -> None:
+    from elasticctl.cluster.kube.install import name_of
+
+    found = installer.look(wanted)
+    if not found.objects:
+        say("nothing of elasticctl is installed there")
+        return
+    if found.living and not (how.force or how.dry_run):
+        raise ConflictError(
+            f"{counted(len(found.living), 'job')} would end: {', '.join(found.living[:3])}"
+            f"{', …' if len(found.living) > 3 else ''}; cancel them first, or add --force"
+        )
+    for item in found.objects:
+        emit(name_of(item))
+    say(_loss(found))
+    if how.dry_run:
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("--uninstall removes all of this; add --yes to do so")
+        typer.confirm("Remove all of this?", abort=True, err=True)
+    installer.remove(found.objects)
+
+
+def _loss(found: Installed) -> str:
+    jobs = f"{counted(len(found.jobs), 'job')}, {len(found.living)} of them living" if found.jobs else "no job"
+    return f"with them {jobs}; checkpoints stay where they are"
+
+
+def _print(manifests: list[Manifest]) -> None:
+    from elasticctl.yamltext import dump
+
+    emit("---\n".join(dump(item) for item in manifests))

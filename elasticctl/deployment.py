@@ -1,0 +1,58 @@
+"""The objects that make a cluster ready for ElasticJobs: read from the package, and fitted to one place. Pure.
+
+The files can be applied with kubectl as they are; what is changed here is what differs between two installations.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+from elasticctl.codec import Manifest
+from elasticctl.yamltext import parse
+
+NAMESPACE = "elasticctl-system"
+DEPLOYMENT = "elasticctl-controller"
+KEY_SECRET = "elasticctl-rendezvous-key"  # noqa: S105 - the name of one
+LABEL = "app.kubernetes.io/name"
+LABEL_VALUE = "elasticctl"
+LABEL_MANAGER = "app.kubernetes.io/managed-by"
+
+_FILES = ("crd.yaml", "access.yaml", "controller.yaml")
+
+
+def manifests(*, namespace: str = NAMESPACE, image: str = "", replicas: int | None = None) -> list[Manifest]:
+    """All objects in the order in which they are applied; an empty `image` leaves the one in the file."""
+    found = [_moved(item, namespace) for name in _FILES for item in _read(name)]
+    deployment = next(item for item in found if item["kind"] == "Deployment")
+    if image:
+        deployment["spec"]["template"]["spec"]["containers"][0]["image"] = image
+    if replicas is not None:
+        deployment["spec"]["replicas"] = replicas
+    return found
+
+
+def key_secret(namespace: str, key: str) -> Manifest:
+    """The Secret of the key from which jobs' tokens are made; `key` is in hexadecimal."""
+    metadata = {"name": KEY_SECRET, "namespace": namespace, "labels": {LABEL: LABEL_VALUE}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"key": key}}
+
+
+def image_of(deployment: Manifest) -> str:
+    """The image that a Deployment of ours runs."""
+    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def _read(name: str) -> list[Manifest]:
+    text = resources.files("elasticctl_controller").joinpath("deploy", name).read_text("utf-8")
+    parts = text.split("\n---\n")
+    return [parse(part, name).data for part in parts]
+
+
+def _moved(value: Any, namespace: str) -> Any:
+    """The same with another namespace, wherever ours is named: in objects, in their subjects, in URLs."""
+    if isinstance(value, dict):
+        return {key: _moved(item, namespace) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, namespace) for item in value]
+    return value.replace(NAMESPACE, namespace) if isinstance(value, str) else value
