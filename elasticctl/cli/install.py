@@ -46,7 +46,7 @@ def install(*, how: How, yes: options.Yes = False, where: Where) -> None:
     """Put the controller into a context's cluster, or bring it up to date.
 
     \b
-      elasticctl install --context prod --image registry.example/elasticctl-controller:0.1.0
+      elasticctl install --context prod --image REGISTRY/controller:0.1.0
       elasticctl install --context prod --dry-run
       elasticctl install --context prod --uninstall
     """

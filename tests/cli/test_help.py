@@ -17,7 +17,7 @@ ROOT = get_group(app)
 VERBS = ROOT.list_commands(typer.Context(ROOT))
 FAMILIES = {
     "checkpoints": ["list", "verify", "pull", "rm", "prune"],
-    "config": ["get-contexts", "use-context", "set-context", "delete-context", "view"],
+    "config": ["get-contexts", "use-context", "set-context", "import", "delete-context", "view"],
     "local": ["status", "down"],
     "template": ["list", "show", "new"],
 }
