@@ -48,7 +48,18 @@ def loaded_by(args: list[str], home: Path, **environ: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], [], ["submit", "--help"], ["list", "--help"], ["config"], ["version"], ["completion", "fish"]]
+    "args",
+    [
+        ["--help"],
+        [],
+        ["submit", "--help"],
+        ["rerun", "--help"],
+        ["explain", "--help"],
+        ["list", "--help"],
+        ["config"],
+        ["version"],
+        ["completion", "fish"],
+    ],
 )
 def test_help_is_light(args: list[str], tmp_path: Path) -> None:
     assert not loaded_by(args, tmp_path) & HEAVY

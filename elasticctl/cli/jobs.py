@@ -87,8 +87,11 @@ def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
 
 def _next(manifest: Manifest) -> str:
     from elasticctl.spec import ElasticJob
+    from elasticctl.status import Phase
 
     job = ElasticJob.from_manifest(manifest)
+    if job.status.phase in (Phase.PENDING, Phase.RESTARTING, Phase.FAILED):
+        return f"what to do about it: elasticctl explain {job.name}; its output: elasticctl logs {job.name}"
     if job.status.phase.terminal:
         return f"what it cost: elasticctl history {job.name}; its output: elasticctl logs {job.name}"
     return f"its output: elasticctl logs -f {job.name}; live: elasticctl status -w {job.name}"

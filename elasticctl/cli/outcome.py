@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from elasticctl.cli import views
-from elasticctl.cli.output import say
+from elasticctl.cli.output import hint, say
 from elasticctl.cli.target import Target
 from elasticctl.spec import ElasticJob
 from elasticctl.status import Phase
@@ -47,6 +46,9 @@ def _report(job: ElasticJob) -> int:
         return CANCELLED
     why = ": ".join(part for part in (status.reason, status.message) if part)
     say(f"{job.name} failed{took}{f': {why}' if why else ''}")
-    for line in views.failure_lines(status):
+    from elasticctl.cli.views import failure_lines  # not for --help
+
+    for line in failure_lines(status):
         say(line)
+    hint(f"what to do about it: elasticctl explain {job.name}")
     return FAILED

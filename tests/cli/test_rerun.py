@@ -119,8 +119,9 @@ def test_from_a_checkpoint_training_goes_on(run: Run, local_cluster: LocalCluste
     argument = "spec.replicaSpecs.Worker.template.spec.containers[0].args[2]='3'"
     again = run("rerun", "train", "--from-checkpoint", "4", "--wait", "--set", argument)
     assert again.code == 0, again.err
-    lines = [line.text for line in local_cluster.logs("default", "train-2", LogQuery())]
-    assert any("started from step 4, epoch " in line for line in lines)
+    queries = (LogQuery(previous=True), LogQuery())
+    lines = [line.text for query in queries for line in local_cluster.logs("default", "train-2", query)]
+    assert any("started from step 4, epoch " in line for line in lines), lines
     status = local_cluster.get_job("default", "train-2")["status"]
     assert (status["progress"]["step"], status["generations"][0]["resumedStep"]) == (6, 4)
     missing = run("rerun", "train", "--from-checkpoint", "40")
