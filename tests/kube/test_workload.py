@@ -176,6 +176,22 @@ def test_a_deletion_hits_that_very_pod(bench: Bench) -> None:
     bench.workload.delete_pod(job, pod.name, pod.uid, force=True)  # it is gone: fine
 
 
+def test_a_pod_of_which_only_the_name_is_left_is_no_longer_there(bench: Bench) -> None:
+    job = bench.submit()
+    pod = bench.create(job)
+    path = f"{CORE}/pods/{pod.name}"
+    dying = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
+    for change, there in (
+        (dying, 1),
+        ({"finalizers": ["x"], "deletionGracePeriodSeconds": 0}, 1),
+        ({"finalizers": []}, 0),
+    ):
+        stored = bench.control.objects[path]
+        bench.control.put(path, {**stored, "metadata": {**stored["metadata"], **change}})
+        wait_until(lambda there=there: len(bench.pods(job)) == there)  # type: ignore[misc]
+    assert bench.workload.pods.items()
+
+
 def test_jobs_are_called_for_when_a_pod_or_a_node_changes(bench: Bench) -> None:
     bench.add_node("n1")
     job = bench.submit()

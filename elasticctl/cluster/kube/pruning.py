@@ -12,7 +12,8 @@ from typing import Any
 from elasticctl.codec import Manifest
 from elasticctl.spec import LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
 
-_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+_DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")
 _LABELS = (LABEL_GROUP, LABEL_JOB, LABEL_TYPE, LABEL_INDEX)
 _OWNER = ("kind", "name", "uid", "controller")
 _POD_STATUS = ("phase", "reason", "message", "startTime")
@@ -23,7 +24,7 @@ _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 def prune_pod(pod: Manifest) -> Manifest:
     """A pod as `elasticctl.spec.Pod` reads it; some 2 KB instead of 15."""
     metadata, spec, status = (_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
-    kept = _some(metadata, _METADATA)
+    kept = _some(metadata, _METADATA + _DELETION)
     kept["labels"] = _some(_mapping(metadata.get("labels")), _LABELS)
     kept["ownerReferences"] = [_some(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
     containers = [_some(_mapping(item), ("name",)) for item in _sequence(spec.get("containers"))]

@@ -116,8 +116,8 @@ class KubeWorkload:
         return self.jobs.get(key)
 
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
-        """Return the pods with the job's label, whoever owns them."""
-        return self.pods.group(job.key)
+        """Return the pods with the job's label, whoever owns them, but for those of which only the name is left."""
+        return [pod for pod in self.pods.group(job.key) if not is_vanishing(pod)]
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the names of nodes that are gone or NotReady for longer than their grace."""
@@ -215,6 +215,16 @@ def without_empty(data: Any) -> Any:
     if isinstance(data, list):
         return [without_empty(item) for item in data]
     return data
+
+
+def is_vanishing(pod: Manifest) -> bool:
+    """True for a pod that is deleted without grace: the next event says that it is gone, and its name is free."""
+    metadata = pod["metadata"]
+    return (
+        "deletionTimestamp" in metadata
+        and metadata.get("deletionGracePeriodSeconds") == 0
+        and not metadata.get("finalizers")
+    )
 
 
 def is_loss(old: Manifest | None, new: Manifest | None) -> bool:
