@@ -1,0 +1,143 @@
+"""`elasticctl install` on a real cluster: the controller as a Deployment, under its own rights and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from elasticctl import deployment
+from elasticctl.cluster.kube.connection import Connection, resource_path
+from elasticctl.cluster.kube.install import Installer, path_of
+from elasticctl.codec import Manifest
+from elasticctl.errors import NotFoundError
+from elasticctl.status import Phase
+from tests.cluster.trainer import Trainer
+from tests.waiting import wait_until
+
+IMAGE = os.environ.get("ELASTICCTL_TEST_CONTROLLER_IMAGE", "lab/controller:dev")
+USER = f"system:serviceaccount:{deployment.NAMESPACE}:elasticctl-controller"
+PODS = resource_path("v1", deployment.NAMESPACE, "pods")
+LEADER = "elasticctl.dev/leader"
+
+
+def manifests(**given: str) -> list[Manifest]:
+    """What is installed: the command is this very Python's, for the lab's images hold none of their own."""
+    found = deployment.manifests(image=IMAGE, **given)
+    for item in found:
+        if item["kind"] == "Deployment":
+            item["spec"]["template"]["spec"]["containers"][0]["command"][0] = sys.executable
+    return found
+
+
+@pytest.fixture(scope="module")
+def installer(crd: None, api: Connection) -> Iterator[Installer]:
+    """The controller in the cluster; afterwards the cluster is as other tests want it, with the definition alone."""
+    said: list[str] = []
+    made = Installer(api, said.append)
+    made.apply(manifests())
+    made.await_available(deployment.NAMESPACE, 120)
+    left_out = [line for line in said if "left out, for this cluster has no policy/v1" in line]
+    assert len(left_out) == (1 if _is_old(api) else 0)
+    yield made
+    made.remove(made.look(manifests()).objects)
+    wait_until(lambda: not _left(api), 120)
+    made.apply([item for item in manifests() if item["kind"] in ("CustomResourceDefinition", "Namespace")])
+
+
+def _is_old(api: Connection) -> bool:
+    return int(api.request("GET", "/version")["minor"].rstrip("+")) < 21
+
+
+def _left(api: Connection) -> list[str]:
+    """What of an installation is still there."""
+    left = []
+    for item in manifests():
+        try:
+            api.request("GET", path_of(item))
+        except NotFoundError:
+            continue
+        left.append(path_of(item))
+    return left
+
+
+def controllers(api: Connection) -> list[Manifest]:
+    params = {"labelSelector": f"{deployment.LABEL}={deployment.LABEL_VALUE}"}
+    pods: list[Manifest] = api.request("GET", PODS, None, params)["items"]
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+def leaders(api: Connection) -> list[str]:
+    return [pod["metadata"]["name"] for pod in controllers(api) if pod["metadata"]["labels"].get(LEADER) == "true"]
+
+
+def test_a_second_time_changes_nothing(installer: Installer, api: Connection) -> None:
+    said: list[str] = []
+    Installer(api, said.append).apply(manifests())
+    assert [line for line in said if not line.endswith((": unchanged", ": kept"))] == [
+        line for line in said if "left out" in line
+    ]
+
+
+@pytest.mark.parametrize(
+    ("group", "resource", "verb", "allowed"),
+    [
+        ("", "pods", "create", True),
+        ("", "nodes", "watch", True),
+        ("", "secrets", "create", True),
+        ("", "secrets", "get", False),
+        ("", "secrets", "list", False),
+        ("", "pods/exec", "create", False),
+        ("", "pods/log", "get", False),
+        ("", "pods", "patch", False),
+        ("", "nodes", "delete", False),
+        ("", "nodes", "patch", False),
+        ("", "configmaps", "list", False),
+        ("", "serviceaccounts/token", "create", False),
+        ("apps", "deployments", "create", False),
+        ("rbac.authorization.k8s.io", "clusterroles", "update", False),
+        ("elastic.pytorch.org", "elasticjobs", "delete", True),
+        ("elastic.pytorch.org", "elasticjobs", "update", False),
+        ("elastic.pytorch.org", "elasticjobs/status", "update", True),
+        ("coordination.k8s.io", "leases", "update", False),
+    ],
+)
+def test_the_controller_may_do_this_and_not_that(
+    installer: Installer, api: Connection, group: str, resource: str, verb: str, allowed: bool
+) -> None:
+    name, _, part = resource.partition("/")
+    asked = {"group": group, "resource": name, "subresource": part, "verb": verb, "namespace": "default"}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": USER, "resourceAttributes": asked},
+    }
+    answer = api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    assert answer["status"].get("allowed", False) is allowed
+
+
+def test_a_job_trains_under_it_and_outlives_its_leader(installer: Installer, api: Connection) -> None:
+    trainer = Trainer(api, "installed")
+    trainer.delete()
+    trainer.submit(2, epochs=100_000, step_delay_s=0.05)
+    trainer.wait_training(2)
+    (leader,) = wait_until(lambda: leaders(api), 60)
+    api.request("DELETE", f"{PODS}/{leader}", {"gracePeriodSeconds": 0})
+    wait_until(lambda: leaders(api) not in ([], [leader]), 60)
+    trainer.disturbed(lambda: trainer.kill(1), 2)
+    assert trainer.job().status.phase is Phase.RUNNING
+    trainer.delete()
+
+
+def test_uninstalling_tells_of_the_jobs_that_live(installer: Installer, api: Connection) -> None:
+    trainer = Trainer(api, "lives")
+    trainer.delete()
+    trainer.submit(1, epochs=100_000, step_delay_s=0.05)
+    trainer.wait_training(1)
+    found = installer.look(manifests())
+    assert found.living == ("default/lives",)
+    kinds = [item["kind"] for item in found.objects]
+    assert (kinds[0], kinds[-1]) == ("CustomResourceDefinition", "Namespace")
+    trainer.delete()
