@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import resource
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import torch
 
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import DATA, Commit, folder_of
-from elasticctl_train.errors import FencedError, StateError
+from elasticctl_train.errors import FencedError, StateError, StorageError
 from elasticctl_train.journal import read_commits
 from elasticctl_train.storage import all_keys
 from elasticctl_train.storage.local import LocalStorage
@@ -175,6 +178,55 @@ def test_damage_falls_back_to_the_one_before_and_is_reported(tmp_path: Path, cap
     younger.restore()
     younger.save(state_of(4), Label(4))
     assert younger.settle()
+
+
+class Unsteady(LocalStorage):
+    """A folder behind a bad line: each tensor file is read wrong once, or, with `gone`, not at all."""
+
+    def __init__(self, root: Path, *, gone: bool = False) -> None:
+        super().__init__(root)
+        self._gone, self._seen = gone, set[str]()
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        if self._gone:
+            raise StorageError("the service is out of reach")
+        super().read_into(key, start, into)
+        if key not in self._seen:
+            self._seen.add(key)
+            into[-1] ^= 1
+
+
+def test_damage_on_the_way_is_not_damage_in_the_storage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.settle()
+    restored = Checkpointer(Unsteady(tmp_path)).restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+    assert "its checksum does not match; reading it once more" in caplog.text
+
+
+def test_a_storage_out_of_reach_is_an_error_and_no_reason_to_go_back(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.settle()
+    with pytest.raises(StorageError, match="out of reach"):
+        Checkpointer(Unsteady(tmp_path, gone=True)).restore()
+
+
+def test_forked_workers_can_read_what_was_restored(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save(state_of(7), Label(7))
+    checkpoints.settle()
+    restored = checkpoints.restore()
+    assert restored is not None
+    weight = restored.state["model"]["w"].numpy()
+    worker = multiprocessing.get_context("fork").Process(target=lambda: os._exit(int(weight.sum() / 50)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork beside threads
+        worker.start()
+    worker.join()
+    assert worker.exitcode == 7
 
 
 def test_nothing_whole_is_a_start_from_scratch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,17 +87,24 @@ class Buffers:
 
     def _make_one(self, index: int) -> Buffer:
         shared = self._tier.create(index, self._size_bytes) if self._tier is not None else None
-        data = anonymous(self._size_bytes) if shared is None else torch.frombuffer(shared, dtype=torch.uint8)
+        if shared is None:
+            data = anonymous(self._size_bytes, inherited=False)
+        else:
+            data = torch.frombuffer(shared, dtype=torch.uint8)
         touch(data)
         return Buffer(index, data, in_tier=shared is not None, pinned=self._pin is not None and _pin(data, self._pin))
 
 
-def anonymous(size_bytes: int) -> torch.Tensor:
-    """Untouched memory of this process's own, in large pages where the kernel has them: a uint8 tensor."""
+def anonymous(size_bytes: int, *, inherited: bool = True) -> torch.Tensor:
+    """Untouched memory of this process's own, in large pages where the kernel has them: a uint8 tensor.
+
+    Unless `inherited`, processes that are forked from this one, DataLoader workers mostly, do not get it: or else the
+    first write to each page after a fork would copy the page.
+    """
     if size_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # after a fork for DataLoader workers, every page would be copied
+    for name in ("MADV_HUGEPAGE", *([] if inherited else ["MADV_DONTFORK"])):
         if hasattr(mmap, name):
             with suppress(OSError):  # a kernel without large pages
                 memory.madvise(getattr(mmap, name))
