@@ -221,6 +221,12 @@ def test_interruptions_of_the_last_hour_and_their_cost() -> None:
     assert "interrupted" not in named(case(interruptions=[known], now=AT + 7200))
 
 
+def test_workers_that_are_killed_again_and_again_may_lack_memory() -> None:
+    killed = [{"at": at(i), "worker": f"digits-worker-{i}", "cause": "Killed"} for i in range(3)]
+    assert "killed" not in named(case(interruptions=killed[:2]))
+    assert "perhaps the machine ran out of memory" in named(case(interruptions=killed))["killed"].text
+
+
 def test_a_late_checkpoint_is_told_by_the_usual_interval() -> None:
     """6 commits from second 50 to 170: one in 20 s. It is late after a minute."""
     began = {"generations": [group(generation=1, firstStepAt=at(50))], "checkpoint": {**SAVED, "at": at(170)}}

@@ -21,6 +21,7 @@ from elasticctl.wording import counted, span
 _GROUPS_SHOWN = 5
 _LAST_SHOWN = 10
 _NARROWEST = 40
+_PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
 def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
     each = counted(found.gpus_per_worker, "GPU") if found.gpus_per_worker else "no GPU"
     ranks = counted(found.ranks_per_worker, "rank")
-    env = [f"{name}={value}" for name, value in found.env.items() if name != STORAGE_VARIABLE]
+    env = [f"{name}={_public(name, value)}" for name, value in found.env.items() if name != STORAGE_VARIABLE]
     return [
         ("Command", shlex.join(found.command)),
         ("Image", found.image),
@@ -92,6 +93,11 @@ def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
         ("Storage", found.storage),
         ("Variables", "  ".join(env)),
     ]
+
+
+def _public(name: str, value: str) -> str:
+    """The value, unless its name says that it is nobody's business: people show their screens."""
+    return "(hidden)" if any(word in name.upper() for word in _PRIVATE) else value
 
 
 def _policy(job: ElasticJob) -> list[tuple[str, str]]:

@@ -25,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     health.running_out_of_memory,
     health.failing,
     health.stuck,
+    health.killed,
     waits.starting,
     waits.joining,
     waits.before_the_first_step,

@@ -11,6 +11,8 @@ from elasticctl.wording import counted, counted_are, span, times
 
 LATELY_S = 3600.0
 """Interruptions younger than this are worth telling."""
+MANY_KILLED = 3
+"""So many workers that were killed without a reason, lately, are no accident."""
 STANDSTILL_S = 60.0
 STANDSTILL_STEPS = 20
 """No step for this long, and for as long as that many steps took before, is a standstill."""
@@ -86,6 +88,18 @@ def stuck(case: Case) -> Finding | None:
         return None
     mend = Mend("see which, and when", f"elasticctl history {case.name}")
     return Finding("stuck", Severity.WARNING, f"{counted(count, 'worker')} held up the group and had to go.", (mend,))
+
+
+def killed(case: Case) -> Finding | None:
+    """Workers are killed again and again, and nobody says why."""
+    recent = [i for i in case.status.interruptions if i.cause is Cause.KILLED and _is_recent(i, case.now)]
+    if case.status.phase.terminal or len(recent) < MANY_KILLED:
+        return None
+    text = (
+        f"{counted(len(recent), 'worker')} were killed from outside in the last hour, and nothing says why: perhaps the"
+        " machine ran out of memory."
+    )
+    return Finding("killed", Severity.WARNING, text, (Mend("see when", f"elasticctl history {case.name}"),))
 
 
 def interrupted(case: Case) -> Finding | None:

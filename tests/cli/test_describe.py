@@ -64,6 +64,15 @@ def test_long_values_are_folded_on_a_terminal_and_whole_in_a_pipe() -> None:
     assert command.endswith("python 'a long name.py' " + " ".join(f"--option-{i}" for i in range(20)))
 
 
+def test_variables_that_sound_private_are_not_shown() -> None:
+    manifest = job()
+    container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container["env"] = [{"name": "WANDB_API_KEY", "value": "hunter2"}, {"name": "SEED", "value": "7"}]
+    text = "\n".join(page(manifest, 80))
+    assert "WANDB_API_KEY=(hidden)  SEED=7" in text
+    assert "hunter2" not in text
+
+
 def test_of_many_interruptions_the_last_are_shown_and_the_others_counted() -> None:
     lines = page(job(interruptions=[{"at": at(i), "worker": f"w-{i}"} for i in range(14)]), 80)
     begin = lines.index("Interruptions:")

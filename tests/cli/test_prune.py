@@ -80,6 +80,8 @@ def test_state_goes_only_where_it_is_ours_and_nobody_needs_it(
         "source": "stays",
         "elsewhere": "stays",
     }
+    of_a_phase = run("prune", "--older-than", "0s", "--phase", "succeeded", "--dry-run", "-o", "json")
+    assert len(json.loads(of_a_phase.out)["jobs"]) == 3
     refused = run("prune", "--older-than", "0s", "--state")
     assert refused.err == "error: this deletes 3 jobs and their logs; add --yes to do so\n"
     done = run("prune", "--older-than", "0s", "--state", "--yes")
