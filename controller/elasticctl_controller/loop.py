@@ -98,7 +98,8 @@ class Rendezvous(Protocol):
 class Controller:
     """Keeps the jobs of one `Workload` going; `rendezvous` None: jobs bring their own.
 
-    `on_pass(seconds, outcome)` hears of each pass, in the loop's thread: "ok", "conflict" or "error".
+    `on_pass(seconds, outcome)` hears of each pass: "ok", "conflict" or "error". With several `threads` that many jobs
+    are worked on at once; one job never is.
     """
 
     def __init__(
@@ -108,28 +109,31 @@ class Controller:
         clock: Callable[[], float] = time.time,
         queue: WorkQueue | None = None,
         on_pass: Callable[[float, str], None] = lambda seconds, outcome: None,
+        threads: int = 1,
     ) -> None:
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
         self._queue, self._on_pass = queue or WorkQueue(), on_pass
         self._written_at: dict[str, float] = {}
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
-        self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
+        self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
 
     def start(self) -> None:
-        """Look at every job once, then follow the changes, in a thread."""
+        """Look at every job once, then follow the changes, in threads."""
         self._workload.subscribe(self._queue.add)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Finish the pass that runs, if one does, and end the thread."""
+        """Finish the passes that run, and end the threads."""
         self._queue.shut_down()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self._calls.shutdown()
 
     @property
     def alive(self) -> bool:
-        """True from `start` to `stop`, unless the thread has died, which is an error."""
-        return self._thread.is_alive()
+        """True from `start` to `stop`, unless a thread has died, which is an error."""
+        return all(thread.is_alive() for thread in self._threads)
 
     def reported(self, key: str) -> None:
         """The rendezvous service has news of a job; from any thread."""

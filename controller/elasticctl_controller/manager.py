@@ -46,6 +46,8 @@ from elasticctl_controller.workqueue import WorkQueue
 LEASE = "elasticctl-controller"
 EXIT_LEASE_LOST = 1
 SYNC_POLL_S = 0.05
+LOOPS = 4
+"""Jobs that are worked on at once: a pass mostly waits for the API server."""
 CONNECTIONS = 32
 """The loop makes 16 requests at a time; three watches, the events and the lease come on top."""
 
@@ -68,7 +70,7 @@ class Manager:
         self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.note_replaced)
         self._rendezvous = RendezvousService(functools.partial(token, key), self._reported)
         self._controller = Controller(
-            self._workload, self._rendezvous, queue=self._queue, on_pass=self._metrics.note_pass
+            self._workload, self._rendezvous, queue=self._queue, on_pass=self._metrics.note_pass, threads=LOOPS
         )
         self._label = LeaderLabel(api, flags.leader_election_namespace, self._host) if in_cluster() else None
         self._metrics.watch(self._workload.jobs.items, self._queue.__len__, self._election.holds)
@@ -113,7 +115,7 @@ class Manager:
 
     def _wind_up(self) -> None:
         # The lease last: whoever takes it finds nobody who still acts.
-        if self._controller.alive:
+        if self._acting:
             self._controller.stop()
         self._workload.stop()
         if self._label is not None and self._election.holds():

@@ -51,6 +51,7 @@ def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
 @pytest.mark.parametrize("index", [2, 1, 0])
 def test_a_worker_that_is_killed_costs_a_few_steps(digits: Trainer, index: int) -> None:
     before = digits.uids()
+    digits.wait_steady()
     digits.disturbed(lambda: digits.kill(index), 3)
     after = digits.uids()
     lost = f"digits-worker-{index}"

@@ -128,6 +128,16 @@ class Trainer:
         assert found is not None
         return found
 
+    def wait_steady(self, seconds: float = 20) -> None:
+        """Wait until the group has trained that long: a spare that is still importing PyTorch is none."""
+
+        def steady() -> bool:
+            job = self.job()
+            first = job.status.generations[-1].first_step_at
+            return first is not None and (job.status.progress.at or 0) > first + seconds
+
+        wait_until(steady, 180, every_s=0.5)
+
     def wait_committed(self) -> int:
         """Wait for a fresh checkpoint; returns its step."""
         before = self.job().status.checkpoint.step or 0

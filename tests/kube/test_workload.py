@@ -233,6 +233,21 @@ def test_the_time_to_a_replacement_is_measured(bench: Bench) -> None:
     assert 0 <= bench.replaced[0] < 10
 
 
+def test_what_was_removed_on_purpose_or_made_by_another_replica_counts_for_nothing(bench: Bench) -> None:
+    job = bench.submit()
+    pod = bench.create(job)
+    bench.workload.delete_pod(job, pod.name, pod.uid, force=False)
+    wait_until(lambda: not bench.pods(job))
+    bench.create(job)
+    manifest = build_pod(job, 0, "")
+    bench.control.remove(f"{CORE}/pods/job-worker-0")
+    bench.control.put(f"{CORE}/pods/job-worker-0", manifest)
+    bench.control.remove(f"{CORE}/pods/job-worker-0")
+    bench.control.put(f"{CORE}/pods/job-worker-0", manifest)
+    wait_until(lambda: [found.uid for found in bench.pods(job)] == [manifest["metadata"]["uid"]])
+    assert bench.replaced == []
+
+
 def test_a_job_is_deleted_if_it_is_that_very_one(bench: Bench) -> None:
     job = bench.submit()
     stored = bench.control.objects[f"{JOBS}/job"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 FORGET_S = 600.0
 """Whoever is not replaced by then has been removed on purpose, or waits for something else than the controller."""
@@ -27,13 +28,25 @@ class Losses:
             while self._lost_at and (len(self._lost_at) > MAX_KEPT or self._oldest() < now - FORGET_S):
                 del self._lost_at[next(iter(self._lost_at))]
 
-    def made(self, key: str) -> None:
-        """A pod of this name has just been created."""
+    def settled(self, key: str) -> None:
+        """There is nothing to replace: the pod has been removed on purpose, or another replica has made it again."""
+        with self._lock:
+            self._lost_at.pop(key, None)
+
+    @contextmanager
+    def replacing(self, key: str) -> Iterator[None]:
+        """A pod of this name is being created: measure it, unless that fails. A watch may tell of it even before."""
         with self._lock:
             at = self._lost_at.pop(key, None)
-            now = self._clock()
+        try:
+            yield
+        except BaseException:
+            if at is not None:
+                with self._lock:
+                    self._lost_at[key] = at
+            raise
         if at is not None:
-            self._on_replaced(now - at)
+            self._on_replaced(self._clock() - at)
 
     def _oldest(self) -> float:
         return next(iter(self._lost_at.values()))

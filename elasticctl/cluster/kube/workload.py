@@ -127,8 +127,8 @@ class KubeWorkload:
         """Create a pod of the job, and first what it needs; ConflictError when its name is taken."""
         pod = self._outfit(job, dict(manifest))
         self._belongings.ensure(job, pod)
-        self.pods.learn(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
-        self._losses.made(key_of(pod))
+        with self._losses.replacing(key_of(pod)):
+            self.pods.learn(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         """Ask for the deletion of this very pod, without its grace period when forced; one that is gone is fine."""
@@ -140,8 +140,10 @@ class KubeWorkload:
             return
         if force:
             self.pods.forget(f"{job.namespace}/{name}", uid)
-        elif answer.get("metadata", {}).get("deletionTimestamp") is not None:
+            return
+        if answer.get("metadata", {}).get("deletionTimestamp") is not None:
             self.pods.learn(answer)
+        self._losses.settled(f"{job.namespace}/{name}")
 
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
         """Store the status; ConflictError when the job has changed since it was read, or is gone."""
@@ -175,6 +177,8 @@ class KubeWorkload:
             self._node_news.set()
         if is_loss(old, new):
             self._losses.lost(key_of(pod))
+        elif old is None:
+            self._losses.settled(key_of(pod))
         self._callback(_job_key(pod))
 
     def _node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
