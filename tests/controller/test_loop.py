@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,38 @@ def test_a_job_that_fails_to_be_worked_on_does_not_hold_up_the_others(bench: Ben
         bench.controller.stop()
     assert "disk on fire" in caplog.text
     assert "a bug" in caplog.text
+
+
+def test_a_slow_job_holds_up_no_other_where_there_are_threads(bench: Bench) -> None:
+    reached, go_on, outcomes = threading.Event(), threading.Event(), []
+
+    class Slow(LocalWorkload):
+        def write_status(self, job: ElasticJob, status: JobStatus) -> None:
+            if job.name == "job" and not go_on.is_set():
+                reached.set()
+                go_on.wait(20)
+            super().write_status(job, status)
+
+    def note(seconds: float, outcome: str) -> None:
+        outcomes.append(outcome)
+
+    workload = Slow(bench.store, "unix:///nowhere")
+    controller = Controller(workload, None, bench.clock, on_pass=note, threads=2)
+    bench.store.create_job(shell_job("job", "true"))
+    controller.start()
+    try:
+        assert reached.wait(20)
+        bench.store.create_job(shell_job("other", "true"))
+        wait_until(lambda: bench.store.list_pods("default", "other"))
+        assert bench.pods() == []
+        go_on.set()
+        wait_until(bench.pods)
+        assert controller.alive
+    finally:
+        go_on.set()
+        controller.stop()
+    assert not controller.alive
+    assert "ok" in outcomes
 
 
 def test_news_of_the_rendezvous_leads_to_a_pass(bench: Bench) -> None:
