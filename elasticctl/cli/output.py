@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
-from elasticctl.wording import span as span  # how tables say a time
-
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 

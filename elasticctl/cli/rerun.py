@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,28 +35,24 @@ def step_or_latest(text: str) -> str:
     return text
 
 
-@verb(app, "rerun", cls=DryRunVerb)
-def rerun(
-    *,
-    job: options.Job,
-    name: Annotated[str, options.text("The new job's name; the old one's with a number by default.")] = "",
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is to be different this time."""
+
+    name: Annotated[str, options.text("The new job's name; the old one's with a number by default.")] = ""
     from_checkpoint: Annotated[
         str | None,
-        typer.Option(
-            "--from-checkpoint",
-            parser=step_or_latest,
-            metavar="STEP|latest",
-            help="Go on from this step of the old job.",
-        ),
-    ] = None,
-    storage: Annotated[str, options.text("Where its state is kept; a new place by default.", "URL")] = "",
+        typer.Option(parser=step_or_latest, metavar="STEP|latest", help="Go on from this step of the old job."),
+    ] = None
+    storage: Annotated[str, options.text("Where its state is kept; a new place by default.", "URL")] = ""
     settings: Annotated[
         tuple[Assignment, ...],
         options.assignments("--set", "PATH=VALUE", "Change a field of the manifest: spec.backoffLimit=10"),
-    ] = (),
-    how: How,
-    where: Where,
-) -> int:
+    ] = ()
+
+
+@verb(app, "rerun", cls=DryRunVerb)
+def rerun(*, job: options.Job, changes: Changes, how: How, where: Where) -> int:
     """Run a job again: a new job that runs the same, from step 0, with state of its own.
 
     With --from-checkpoint it goes on from a checkpoint of the old job, which is only read. With the old job's own
@@ -72,23 +69,23 @@ def rerun(
     target = reach(where)
     old = target.find(job)
     found = ElasticJob.from_manifest(old)
-    start = "" if from_checkpoint is None else _start(found, from_checkpoint)
-    made = with_settings(_new(target, old, name, storage, start), settings)
+    made = with_settings(_new(target, old, changes), changes.settings)
     if how.dry_run == "client":
         print_objects([made], how.output or "yaml", one=True)
         return 0
     replaces = made["metadata"]["name"] == found.name
+    if replaces or how.dry_run:
+        checked = _checked(target, made, replaces)  # before anything is deleted
     if replaces:
         _make_way(target, found, dry_run=how.dry_run is not None)
-    _say_plan(found, made, from_checkpoint)
+    _say_plan(found, made, changes.from_checkpoint)
     if how.dry_run:
-        checked = made if replaces else target.cluster.create_job(made, dry_run=True)
         print_objects([checked], how.output or "yaml", one=True)
         return 0
     return follow_up(target, _create(target, made, patient=replaces), how)
 
 
-def _new(target: Target, old: Manifest, name: str, storage: str, start: str) -> Manifest:
+def _new(target: Target, old: Manifest, changes: Changes) -> Manifest:
     """The manifest of the new job."""
     from elasticctl.cli.again import Rerun, again, beside, next_name, origin
     from elasticctl.cli.making import new_storage
@@ -96,15 +93,16 @@ def _new(target: Target, old: Manifest, name: str, storage: str, start: str) -> 
     from elasticctl.podtemplate import hardware
     from elasticctl.spec import ElasticJob
 
-    if name:
-        check_name(name)
+    found = ElasticJob.from_manifest(old)
+    start = "" if changes.from_checkpoint is None else _start(found, changes.from_checkpoint)
+    if changes.name:
+        name = check_name(changes.name)
     else:
         taken = {other["metadata"]["name"] for other in target.cluster.list_jobs(target.namespace)}
         name = next_name(origin(old), taken)
-    before = hardware(ElasticJob.from_manifest(old)).storage
-    if before or storage:
-        fresh = new_storage(name, storage, target.context)
-        storage = fresh or beside(before, f"{name}-{int(time.time())}")
+    before, storage = hardware(found).storage, ""
+    if before or changes.storage:
+        storage = new_storage(name, changes.storage, target.context) or beside(before, f"{name}-{int(time.time())}")
         if storage == before:
             raise UsageError(f"--storage {storage} is the old job's own: give the new one another place")
     return again(old, Rerun(name, storage, start))
@@ -145,6 +143,17 @@ def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> N
     one = rate_of(new)
     if one is not None:
         say(plan_line(one, new.desired))
+
+
+def _checked(target: Target, made: Manifest, replaces: bool) -> Manifest:
+    """The job as the cluster would store it; one whose name is still taken is checked under another."""
+    from elasticctl.cli.again import next_name
+
+    name = made["metadata"]["name"]
+    taken = {other["metadata"]["name"] for other in target.cluster.list_jobs(target.namespace)} if replaces else set()
+    stand_in = {**made["metadata"], "name": next_name(name, taken) if replaces else name}
+    stored = target.cluster.create_job({**made, "metadata": stand_in}, dry_run=True)
+    return {**stored, "metadata": {**stored["metadata"], "name": name}}
 
 
 def _make_way(target: Target, old: ElasticJob, *, dry_run: bool) -> None:

@@ -92,6 +92,10 @@ def test_a_rerun_of_a_real_job(run: Run, local_cluster: LocalCluster) -> None:
     assert local_cluster.get_job("default", "brief-3")["spec"]["backoffLimit"] == 0
     assert run("wait", "brief-2", "--timeout", "20s").code == 0
     uid = local_cluster.get_job("default", "brief-2")["metadata"]["uid"]
+    greedy = "spec.replicaSpecs.Worker.template.spec.containers[0].resources={limits: {nvidia.com/gpu: 99}}"
+    assert run("rerun", "brief-2", "--name", "brief-2", "--set", greedy, "-d").code == 2
+    assert run("rerun", "brief-2", "--name", "brief-2", "--dry-run=server", "-o", "name").out == "brief-2\n"
+    assert local_cluster.get_job("default", "brief-2")["metadata"]["uid"] == uid
     replaced = run("rerun", "brief-2", "--name", "brief-2", "--wait")
     assert replaced.code == 0
     assert "the old brief-2 is deleted, with its logs\n" in replaced.err
