@@ -5,6 +5,7 @@ The files can be applied with kubectl as they are; what is changed here is what 
 
 from __future__ import annotations
 
+import functools
 from importlib import resources
 from typing import Any
 
@@ -32,6 +33,13 @@ def manifests(*, namespace: str = NAMESPACE, image: str = "", replicas: int | No
     return found
 
 
+def without_rules(value: Any) -> Any:
+    """The definition without its CEL rules, for API servers that do not know the field (before Kubernetes 1.23)."""
+    if isinstance(value, dict):
+        return {key: without_rules(item) for key, item in value.items() if key != "x-kubernetes-validations"}
+    return [without_rules(item) for item in value] if isinstance(value, list) else value
+
+
 def key_secret(namespace: str, key: str) -> Manifest:
     """The Secret of the key from which jobs' tokens are made; `key` is in hexadecimal."""
     metadata = {"name": KEY_SECRET, "namespace": namespace, "labels": {LABEL: LABEL_VALUE}}
@@ -43,14 +51,14 @@ def image_of(deployment: Manifest) -> str:
     return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
-def _read(name: str) -> list[Manifest]:
+@functools.cache
+def _read(name: str) -> tuple[Manifest, ...]:
     text = resources.files("elasticctl_controller").joinpath("deploy", name).read_text("utf-8")
-    parts = text.split("\n---\n")
-    return [parse(part, name).data for part in parts]
+    return tuple(parse(part, name).data for part in text.split("\n---\n"))
 
 
 def _moved(value: Any, namespace: str) -> Any:
-    """The same with another namespace, wherever ours is named: in objects, in their subjects, in URLs."""
+    """A copy with another namespace, wherever ours is named: in objects, in their subjects, in URLs."""
     if isinstance(value, dict):
         return {key: _moved(item, namespace) for key, item in value.items()}
     if isinstance(value, list):

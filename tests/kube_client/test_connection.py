@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import stat
 import sys
@@ -218,6 +219,14 @@ def test_a_stream_ends_when_another_thread_closes_it(api: FakeApi, connection: C
     assert not reader.is_alive()
     assert len(lines) == 1
     stream.close()  # again is harmless
+
+
+def test_a_stream_that_nobody_reads_is_closed_all_the_same(api: FakeApi, connection: Connection) -> None:
+    stream = connection.stream(PODS, {"watch": "true"})
+    stream.close()
+    assert list(stream) == []
+    del stream  # an open socket would be an error here
+    gc.collect()
 
 
 def test_a_stream_that_breaks_says_so_and_keeps_its_whole_lines(api: FakeApi, connection: Connection) -> None:

@@ -122,6 +122,18 @@ def test_a_cluster_without_policy_v1_goes_without(lab: Run, api: FakeApi) -> Non
     assert "PodDisruptionBudget elasticctl-controller: left out, for this cluster has no policy/v1" in done.err
 
 
+@pytest.mark.parametrize(("minor", "known"), [("20", False), ("23", True), ("31+", True), ("", False)])
+def test_rules_are_left_out_where_the_server_does_not_know_them(
+    lab: Run, api: FakeApi, minor: str, known: bool
+) -> None:
+    api.minor = minor
+    done = lab("--image", "i", "--no-wait")
+    assert done.code == 0
+    (crd,) = (request.body for request in api.requests if request.body and "versions" in request.body.get("spec", {}))
+    assert ("x-kubernetes-validations" in str(crd)) is known
+    assert ("rules between fields are left out" in done.err) is not known
+
+
 def test_uninstalling_refuses_while_jobs_live(lab: Run, api: FakeApi) -> None:
     installed(lab)
     for name, phase in (("lives", "Running"), ("over", "Succeeded")):

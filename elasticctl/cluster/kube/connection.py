@@ -53,7 +53,8 @@ class Stream:
 
     def __init__(self, response: urllib3.BaseHTTPResponse, server: str, max_line_bytes: int) -> None:
         self._response, self._server, self._max = response, server, max_line_bytes
-        self._closed = False
+        self._lock = threading.Lock()
+        self._closed = self._reading = False
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield lines with their newline, one that is too long in pieces; UnreachableError when the stream breaks.
@@ -72,18 +73,28 @@ class Stream:
             yield rest
 
     def close(self) -> None:
-        """End the stream: whoever waits for its next line is woken."""
-        self._closed = True
+        """End the stream: whoever waits for its next line is woken, and closes the connection."""
+        with self._lock:
+            self._closed = True
+            if not self._reading:
+                self._response.close()
+                return
         with suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
             self._response.shutdown()
 
     def _blocks(self) -> Iterator[bytes]:
+        with self._lock:
+            if self._closed:
+                return
+            self._reading = True
         try:
             yield from self._response.stream(_BLOCK_BYTES)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as e:
             if not self._closed:
                 raise UnreachableError(f"{self._server} broke off its answer: {_reason(e)}") from e
         finally:
+            with self._lock:
+                self._reading = False
             self._response.close()
 
 

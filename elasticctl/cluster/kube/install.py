@@ -6,6 +6,7 @@ added to the objects stays. Whatever is interrupted can be done again.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ FIELD_MANAGER = "elasticctl"
 KEY_BYTES = 32
 POLL_S = 0.5
 ESTABLISH_TIMEOUT_S = 60.0
+RULES_SINCE = (1, 23)
+"""The first release that has a field for CEL rules; older ones refuse to apply what has it."""
 _CRD = "CustomResourceDefinition"
 _CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding")
 _PAGE_OBJECTS = 500
@@ -59,6 +62,9 @@ class Installer:
         for manifest in manifests:
             if manifest["kind"] == "Deployment":
                 self._keep_key(manifest["metadata"]["namespace"])
+            if manifest["kind"] == _CRD and self._release() < RULES_SINCE:
+                self._say("rules between fields are left out: the command line and the controller keep them instead")
+                manifest = deployment.without_rules(manifest)
             self._apply(manifest)
             if manifest["kind"] == _CRD:
                 self._await_established(manifest)
@@ -115,6 +121,12 @@ class Installer:
             return
         done = "created" if before is None else "unchanged" if _version(before) == _version(after) else "updated"
         self._say(f"{name_of(manifest)}: {done}")
+
+    def _release(self) -> tuple[int, int]:
+        """The server's release, such as (1, 30); some clouds write the second part as `30+`."""
+        found = self._connection.request("GET", "/version")
+        major, minor = (re.sub(r"\D.*", "", str(found.get(part, ""))) or "0" for part in ("major", "minor"))
+        return int(major), int(minor)
 
     def _keep_key(self, namespace: str) -> None:
         """Make the key of the tokens, once: running workers hold tokens made from it."""
