@@ -29,6 +29,8 @@ PROGRESS_WRITE_S = 1.0
 PROGRESS_SETTLE_S = 0.1
 """How long news of the rendezvous service may gather before a pass: ranks report every step."""
 PARALLEL_CALLS = 16
+SLOW_PASS_S = 10.0
+"""A pass that takes longer is told of: the API server is slow, or this machine."""
 OK, CONFLICT, ERROR = "ok", "conflict", "error"
 
 T = TypeVar("T")
@@ -143,7 +145,10 @@ class Controller:
         while (key := self._queue.get()) is not None:
             began = time.monotonic()
             outcome = self._attempt(key)
-            self._on_pass(time.monotonic() - began, outcome)
+            took_s = time.monotonic() - began
+            if took_s > SLOW_PASS_S:
+                log.warning("job %s: the pass took %.0f s", key, took_s)
+            self._on_pass(took_s, outcome)
             if outcome == OK:
                 self._queue.forget(key)
             else:

@@ -7,6 +7,7 @@ was suspended for a while, and lost its lease meanwhile, must not carry out what
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ from elasticctl.errors import (
     SpecError,
     UnreachableError,
 )
+
+log = logging.getLogger(__name__)
 
 MAX_TRIES = 5
 MAX_WAIT_S = 30.0
@@ -108,7 +111,9 @@ class LimitedApi:
                 self._on_request(method, outcome_of(e))
                 if not isinstance(e, BusyError) or e.retry_after_s is None or tries_left == 0:
                     raise
-                self._bucket.close_for(min(e.retry_after_s, MAX_WAIT_S))
+                wait_s = min(e.retry_after_s, MAX_WAIT_S)
+                log.warning("%s; no request is made for %.0f s", e, wait_s)
+                self._bucket.close_for(wait_s)
             else:
                 self._on_request(method, "ok")
                 return answer
