@@ -17,6 +17,7 @@ DEPLOYMENT = "elasticctl-controller"
 KEY_SECRET = "elasticctl-rendezvous-key"  # noqa: S105 - the name of one
 LABEL = "app.kubernetes.io/name"
 LABEL_VALUE = "elasticctl"
+RULES = "x-kubernetes-validations"
 LABEL_MANAGER = "app.kubernetes.io/managed-by"
 
 _FILES = ("crd.yaml", "access.yaml", "controller.yaml")
@@ -36,7 +37,7 @@ def manifests(*, namespace: str = NAMESPACE, image: str = "", replicas: int | No
 def without_rules(value: Any) -> Any:
     """The definition without its CEL rules, for API servers that do not know the field (before Kubernetes 1.23)."""
     if isinstance(value, dict):
-        return {key: without_rules(item) for key, item in value.items() if key != "x-kubernetes-validations"}
+        return {key: without_rules(item) for key, item in value.items() if key != RULES}
     return [without_rules(item) for item in value] if isinstance(value, list) else value
 
 

@@ -52,7 +52,7 @@ class FakeApi:
         self.logs: defaultdict[str, Log] = defaultdict(Log)
         self.requests: list[Request] = []
         self.refuse: Callable[[Request], tuple[int, Any, dict[str, str]] | None] = lambda request: None
-        self.streams, self.minor = 0, "30+"
+        self.streams = 0
         self._changes: list[tuple[int, str, Object]] = []
         self._versions = itertools.count(1)
         self.changed = threading.Condition()
@@ -107,8 +107,6 @@ class FakeApi:
     def answer(self, request: Request) -> tuple[int, Any]:
         method, path = request.method, request.path
         with self.changed:
-            if path == "/version":
-                return 200, {"major": "1", "minor": self.minor}
             if method == "GET":
                 return self._get(path, request.params)
             if method == "POST":

@@ -6,7 +6,6 @@ added to the objects stays. Whatever is interrupted can be done again.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +23,6 @@ FIELD_MANAGER = "elasticctl"
 KEY_BYTES = 32
 POLL_S = 0.5
 ESTABLISH_TIMEOUT_S = 60.0
-RULES_SINCE = (1, 23)
-"""The first release that has a field for CEL rules; older ones refuse to apply what has it."""
 _CRD = "CustomResourceDefinition"
 _CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding")
 _PAGE_OBJECTS = 500
@@ -62,12 +59,10 @@ class Installer:
         for manifest in manifests:
             if manifest["kind"] == "Deployment":
                 self._keep_key(manifest["metadata"]["namespace"])
-            if manifest["kind"] == _CRD and self._release() < RULES_SINCE:
-                self._say("rules between fields are left out: the command line and the controller keep them instead")
-                manifest = deployment.without_rules(manifest)
-            self._apply(manifest)
             if manifest["kind"] == _CRD:
-                self._await_established(manifest)
+                self._define(manifest)
+            else:
+                self._apply(manifest)
 
     def await_available(self, namespace: str, timeout_s: float) -> None:
         """Wait until the new controller runs, all replicas of it; ClusterError, with what keeps it, otherwise."""
@@ -122,11 +117,16 @@ class Installer:
         done = "created" if before is None else "unchanged" if _version(before) == _version(after) else "updated"
         self._say(f"{name_of(manifest)}: {done}")
 
-    def _release(self) -> tuple[int, int]:
-        """The server's release, such as (1, 30); some clouds write the second part as `30+`."""
-        found = self._connection.request("GET", "/version")
-        major, minor = (re.sub(r"\D.*", "", str(found.get(part, ""))) or "0" for part in ("major", "minor"))
-        return int(major), int(minor)
+    def _define(self, manifest: Manifest) -> None:
+        """Apply the definition and wait until the cluster serves it."""
+        try:
+            self._apply(manifest)
+        except ClusterError as e:
+            if deployment.RULES not in str(e):
+                raise
+            self._say("rules between fields are left out: the command line and the controller keep them instead")
+            self._apply(deployment.without_rules(manifest))
+        self._await_established(manifest)
 
     def _keep_key(self, namespace: str) -> None:
         """Make the key of the tokens, once: running workers hold tokens made from it."""
