@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
 
@@ -11,7 +10,11 @@ import pytest
 from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.cluster.kube import logfollow, logs
 from elasticctl.cluster.kube.client import KubeCluster
+from elasticctl.cluster.kube.connection import Connection
+from elasticctl.cluster.kube.logfollow import Following
+from elasticctl.cluster.kube.reflector import Resource
 from elasticctl.errors import ClusterError, ElasticctlError, ForbiddenError
+from elasticctl.spec import ElasticJob
 from tests.jobs import shell_job
 from tests.kube_client.fakeapi import FakeApi
 from tests.kube_client.test_client import NAMESPACE, add_pod
@@ -159,19 +162,18 @@ def test_many_workers_take_turns(api: FakeApi, cluster: KubeCluster, monkeypatch
 
 
 def test_a_reader_who_is_slow_holds_the_workers_up_and_not_the_memory(
-    api: FakeApi, cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, cluster: KubeCluster, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logfollow, "_BACKLOG_LINES", 10)
     job = cluster.create_job(shell_job("a", "true"))
     api.say("a-worker-0", *map(str, range(1000)), end=True)
     add_pod(api, job, 0, "Succeeded")
     end(api, cluster, "a")
-    lines = cluster.logs("default", "a", LogQuery(follow=True))
+    pods = Resource(f"{NAMESPACE}/pods")
+    following = Following(connection, ElasticJob.from_manifest(job), f"{JOBS}/a", pods, LogQuery(follow=True))
+    lines = following.lines()
     assert next(lines).text == "0"
-    waiting = next(
-        value for value in lines.gi_frame.f_locals["self"].__dict__.values() if isinstance(value, queue.Queue)
-    )
-    wait_until(waiting.full)
+    wait_until(following._said.full)
     assert [line.text for line in lines] == list(map(str, range(1, 1000)))
 
 
