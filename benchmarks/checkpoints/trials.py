@@ -41,6 +41,7 @@ _MIB = 1 << 20
 _PROCESS_BYTES = 500 * _MIB
 _LIMIT_S = 120.0
 _LIMIT_S_PER_GB = 150.0
+_END_LIMIT_S = 20.0
 
 
 class Failed(Exception):
@@ -190,9 +191,10 @@ class RankProcess:
     def __enter__(self) -> RankProcess:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.0 if self._lines.empty() else 20.0)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # it has said all it had to say
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_LIMIT_S)
         processes.kill_trees([self._process.pid])
         with self._said, contextlib.suppress(BrokenPipeError), self._process:
             pass
