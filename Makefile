@@ -46,5 +46,5 @@ $(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (PyTorch is the large part) ..."
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,examples,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[kube,train,examples,dev]'
 	@touch $@ $(VENV)/.demo
