@@ -9,13 +9,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(slots=True)
+class Channel:
+    """What the messages go through; all copies of a `World` share one, so that nobody can hold on to a group alone."""
+
+    group: dist.ProcessGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
-    group: dist.ProcessGroup | None = None
+    channel: Channel = field(default_factory=Channel)
     owned: bool = False
 
     def broadcast(self, message: Any) -> Any:
@@ -34,10 +41,10 @@ class World:
             return message
         data = _to_bytes(message) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
         length = torch.tensor([len(data)], dtype=torch.int64)
-        dist.broadcast(length, src=0, group=self.group)
+        dist.broadcast(length, src=0, group=self.channel.group)
         if self.rank != 0:
             data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self.group)
+        dist.broadcast(data, src=0, group=self.channel.group)
         return _from_bytes(data)
 
     def gather(self, message: Any) -> list[Any]:
@@ -46,32 +53,32 @@ class World:
             return [message]
         data = _to_bytes(message)
         lengths = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(data)]), group=self.group)
+        dist.all_gather(lengths, torch.tensor([len(data)]), group=self.channel.group)
         longest = max(int(length) for length in lengths)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(data)] = data
         found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(found, padded, group=self.group)
+        dist.all_gather(found, padded, group=self.channel.group)
         return [_from_bytes(data[: int(length)]) for data, length in zip(found, lengths, strict=True)]
 
     def share(self, data: torch.Tensor, source: int) -> None:
         """Fill `data` (uint8, equally long everywhere) with what it is on rank `source`. All ranks must call."""
-        dist.broadcast(data, src=source, group=self.group)
+        dist.broadcast(data, src=source, group=self.channel.group)
 
     def send(self, data: torch.Tensor, to: int) -> None:
         """Send `data` (uint8) to a rank that calls `receive`; returns once it is on its way."""
-        dist.send(data, to, group=self.group)
+        dist.send(data, to, group=self.channel.group)
 
     def receive(self, data: torch.Tensor, source: int) -> None:
         """Fill `data` (uint8) with what rank `source` sends."""
-        dist.recv(data, source, group=self.group)
+        dist.recv(data, source, group=self.channel.group)
 
     def highest(self, *values: int) -> list[int]:
         """The highest of each value over all ranks. All ranks must call."""
         if self.size == 1:
             return list(values)
         numbers = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.channel.group)
         return [int(number) for number in numbers]
 
 
@@ -87,17 +94,18 @@ def join(environ: Mapping[str, str] = os.environ) -> World:
     if not dist.is_initialized():
         return World(device=device)
     group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
-    return World(dist.get_rank(), dist.get_world_size(), device, group, owned)
+    return World(dist.get_rank(), dist.get_world_size(), device, Channel(group), owned)
 
 
-def leave(world: World) -> World:
-    """Take down the process group, if this library made it; returns this process's place without a group.
+def leave(world: World) -> None:
+    """Take down the process group, if this library made it, and let go of this library's own. Last of all calls.
 
-    Nothing may hold on to the group then: one that is only taken down as the interpreter ends can abort the process.
+    The group's threads end here. Where they still run as the interpreter ends, what they have to clean up can make them
+    wait for an interpreter that is gone, and the process aborts ("terminate called without an active exception").
     """
+    world.channel.group = None
     if world.owned and dist.is_initialized():
         dist.destroy_process_group()
-    return replace(world, group=None)
 
 
 def _to_bytes(message: Any) -> torch.Tensor:

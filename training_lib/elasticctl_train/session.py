@@ -140,7 +140,7 @@ class Session:
         self._reporter.send("finished", step=self.cursor.step)
         self._reporter.close()
         self._checkpoints = None
-        self.world = dist.leave(self.world)
+        dist.leave(self.world)
 
     def abandon(self) -> None:
         """Training has failed: give a save that is in flight a moment. No message is sent."""
