@@ -160,7 +160,7 @@ class Controller:
         try:
             self.sync(key)
         except ConflictError as e:
-            log.debug("job %s: %s", key, e)
+            log.info("job %s: %s; looking again", key, e)
             return CONFLICT
         except ElasticctlError as e:
             log.warning("job %s: %s; trying again", key, e)

@@ -19,17 +19,23 @@ class Losses:
         self._on_replaced, self._clock = on_replaced, clock
         self._lock = threading.Lock()
         self._lost_at: dict[str, float] = {}
+        self._unwanted: dict[str, float] = {}
 
-    def lost(self, key: str) -> None:
+    def removing(self, uid: str) -> None:
+        """This pod is about to be removed on purpose: its end is no loss."""
+        with self._lock:
+            self._unwanted[uid] = self._clock()
+            self._tidy(self._unwanted)
+
+    def lost(self, key: str, uid: str) -> None:
         """This pod has just been found lost; the first word of it counts."""
         with self._lock:
-            now = self._clock()
-            self._lost_at.setdefault(key, now)
-            while self._lost_at and (len(self._lost_at) > MAX_KEPT or self._oldest() < now - FORGET_S):
-                del self._lost_at[next(iter(self._lost_at))]
+            if uid not in self._unwanted:
+                self._lost_at.setdefault(key, self._clock())
+                self._tidy(self._lost_at)
 
     def settled(self, key: str) -> None:
-        """There is nothing to replace: the pod has been removed on purpose, or another replica has made it again."""
+        """There is nothing to replace any more: another replica has made the pod again."""
         with self._lock:
             self._lost_at.pop(key, None)
 
@@ -48,5 +54,8 @@ class Losses:
         if at is not None:
             self._on_replaced(self._clock() - at)
 
-    def _oldest(self) -> float:
-        return next(iter(self._lost_at.values()))
+    def _tidy(self, times: dict[str, float]) -> None:
+        """Forget the oldest: an entry is added behind all others."""
+        oldest_kept = self._clock() - FORGET_S
+        while times and (len(times) > MAX_KEPT or next(iter(times.values())) < oldest_kept):
+            del times[next(iter(times))]

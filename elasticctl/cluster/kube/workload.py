@@ -133,6 +133,8 @@ class KubeWorkload:
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         """Ask for the deletion of this very pod, without its grace period when forced; one that is gone is fine."""
         options = delete_options(uid) | ({"gracePeriodSeconds": 0} if force else {})
+        if not force:
+            self._losses.removing(uid)
         try:
             answer = self._api.request("DELETE", resource_path("v1", job.namespace, "pods", name), options)
         except (NotFoundError, ConflictError):  # gone, or another pod bears the name by now
@@ -143,7 +145,6 @@ class KubeWorkload:
             return
         if answer.get("metadata", {}).get("deletionTimestamp") is not None:
             self.pods.learn(answer)
-        self._losses.settled(f"{job.namespace}/{name}")
 
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
         """Store the status; ConflictError when the job has changed since it was read, or is gone."""
@@ -176,7 +177,7 @@ class KubeWorkload:
         if new is not None and self._health.pod_names(new["spec"].get("nodeName", "")):
             self._node_news.set()
         if is_loss(old, new):
-            self._losses.lost(key_of(pod))
+            self._losses.lost(key_of(pod), pod["metadata"].get("uid", ""))
         elif old is None:
             self._losses.settled(key_of(pod))
         self._callback(_job_key(pod))
@@ -200,7 +201,7 @@ class KubeWorkload:
         pods = self.pods.items()
         for pod in pods:
             if pod["spec"].get("nodeName") in nodes:
-                self._losses.lost(key_of(pod))
+                self._losses.lost(key_of(pod), pod["metadata"].get("uid", ""))
                 self._callback(_job_key(pod))
         if nodes:
             log.info("lost nodes: %s", ", ".join(sorted(nodes)))
