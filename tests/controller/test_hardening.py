@@ -53,6 +53,12 @@ def test_lost_nodes_are_left_soon() -> None:
     ]
 
 
+def test_a_lost_answer_of_the_name_server_holds_nobody_up() -> None:
+    spec, _ = hardened()
+    assert spec["dnsConfig"] == {"options": [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "3"}]}
+    assert hardened(dnsConfig={})[0]["dnsConfig"] == {}
+
+
 def test_what_the_template_says_stays() -> None:
     own = {"readOnlyRootFilesystem": False, "privileged": True}
     spec, worker = hardened(
