@@ -15,7 +15,7 @@ USER_ID = 1000
 LOST_NODE_TOLERATION_S = 10
 """How long Kubernetes leaves a pod on a node that is not ready, should no controller run. Its own default: 300."""
 DNS_OPTIONS = ({"name": "timeout", "value": "1"}, {"name": "attempts", "value": "3"})
-"""PyTorch looks the name of every peer's address up when ranks connect; one answer that is lost costs 5 s by default."""
+"""PyTorch looks up the name of every peer's address when ranks connect; an answer that is lost costs 5 s by default."""
 SCRATCH, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - paths inside a container
 _LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
