@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +17,8 @@ class StorageContract:
     """Subclasses define a fixture `storage` that returns an empty storage."""
 
     def test_an_object_is_its_parts_in_order(self, storage: Storage) -> None:
-        storage.put("a/b", [b"one", memoryview(b"two"), b"", memoryview(b"")])
+        crc = storage.put("a/b", [b"one", memoryview(b"two"), b"", memoryview(b"")])
+        assert crc == zlib.crc32(b"onetwo")
         assert storage.get("a/b") == b"onetwo"
 
     def test_an_object_may_be_empty(self, storage: Storage) -> None:

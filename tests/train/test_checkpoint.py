@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -35,10 +36,25 @@ class Gated(LocalStorage):
         super().__init__(root)
         self.gate = threading.Event()
 
-    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
         if key.startswith("data/"):
             assert self.gate.wait(60)
-        super().put(key, parts, if_absent=if_absent)
+        return super().put(key, parts, if_absent=if_absent)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path, enabled: bool) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    try:
+        (gc.enable if enabled else gc.disable)()
+        checkpoints.save({"step": 1}, Label(step=1))
+        assert gc.isenabled() is enabled
+        with pytest.raises(StateError):
+            checkpoints.save({"step": object()}, Label(step=2))
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+    checkpoints.settle()
 
 
 def test_what_is_saved_is_restored(tmp_path: Path) -> None:

@@ -193,13 +193,13 @@ def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(st
 
         waited = False
 
-        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
             if not Slow.waited:
                 Slow.waited = True
                 for step in (2, 3):
                     commit(storage, old, step)
                     old.retire(Retention(last=1))
-            super().put(key, parts, if_absent=if_absent)
+            return super().put(key, parts, if_absent=if_absent)
 
     young = Writer.take_over(Slow(tmp_path))
     with pytest.raises(FencedError):
@@ -235,10 +235,11 @@ def test_a_commit_that_was_written_and_never_confirmed_is_taken_in(storage: Stor
     class Silent(LocalStorage):
         """Writes the entry of step 2, and fails."""
 
-        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
-            super().put(key, parts, if_absent=if_absent)
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+            crc = super().put(key, parts, if_absent=if_absent)
             if b'"step":2}' in b"".join(parts):
                 raise StorageError("no answer")
+            return crc
 
     writer = Writer.take_over(Silent(tmp_path))
     commit(storage, writer, 1)

@@ -12,10 +12,12 @@ given the live state: `checkpoints.restore({"model": model.state_dict()})`.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,16 +150,21 @@ class Checkpointer:
         """
         self._background.join()
         started_s = time.monotonic()
-        flat = shares.flatten(state, local or {})
-        plan, buffers = self._arrange(flat, rank_0_only)
-        buffer = buffers.next()
-        if self._tier is not None and buffer.in_tier:
-            self._tier.unlabel(buffer.index)
-        share = shares.Share(plan, buffer, flat.state, flat.local, plan.fill(buffer, flat, self._copier))
+        with _no_collection():
+            share = self._copied(state, local or {}, rank_0_only)
         self._saves += 1
         folder = commits.save_folder(self.generation, self._saves, label.step, self._run_id)
         self._abandon.clear()
         self._background.start(lambda: self._write(share, folder, label, started_s))
+
+    def _copied(self, state: State, local: State, rank_0_only: Collection[str]) -> shares.Share:
+        """This rank's share, copied: from here on training may change the state."""
+        flat = shares.flatten(state, local)
+        plan, buffers = self._arrange(flat, rank_0_only)
+        buffer = buffers.next()
+        if self._tier is not None and buffer.in_tier:
+            self._tier.unlabel(buffer.index)
+        return shares.Share(plan, buffer, flat.state, flat.local, plan.fill(buffer, flat, self._copier))
 
     def agree(self, due: bool, next_check: int, notice: bool = False) -> tuple[bool, int, bool]:
         """All ranks meet: is a save to be started now, when is the next check, has any rank seen notice?
@@ -321,6 +328,18 @@ class Checkpointer:
             raise
         except StorageError as e:
             log.warning("old checkpoints were not deleted: %s", e)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put the garbage collector off: a full collection behind the imports of torch takes longer than a copy of 1 GB."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _without_data(name: str, dtype: str, shape: list[int]) -> torch.Tensor:

@@ -133,6 +133,11 @@ def checksum(parts: Iterable[bytes | memoryview]) -> str:
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
+    return as_checksum(crc)
+
+
+def as_checksum(crc: int) -> str:
+    """A CRC-32 as it is written down."""
     return f"crc32:{crc:08x}"
 
 

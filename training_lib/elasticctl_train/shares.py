@@ -202,8 +202,8 @@ class Share:
         for event in self.copied:
             event.synchronize()
         data = self.buffer.data.numpy().data[: self.plan.size_bytes]
-        file = ObjectRef(commits.tensors_key(key), len(data), commits.checksum([data]))
-        storage.put(file.key, [data])
+        tensors_key = commits.tensors_key(key)
+        file = ObjectRef(tensors_key, len(data), commits.as_checksum(storage.put(tensors_key, [data])))
         state = self.state if self.plan.document["rank"] == 0 else None
         document = {**self.plan.document, "state": state, "local": self.local, "tensors": asdict(file)}
         storage.put(key, [json.dumps(document).encode()])

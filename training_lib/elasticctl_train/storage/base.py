@@ -20,8 +20,8 @@ class Storage(Protocol):
     def url(self) -> str:
         """The URL that opens this storage, fit to be shown: no credentials in it."""
 
-    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
-        """Write the concatenated `parts` as one object; durable and visible to all when this returns.
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+        """Write the concatenated `parts` as one object; durable and visible to all when this returns its CRC-32.
 
         With `if_absent`: ExistsError, and nothing changed, when the key is taken; of several writers exactly one wins.
         """

@@ -11,6 +11,7 @@ import errno
 import heapq
 import os
 import secrets
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,13 +41,13 @@ class LocalStorage:
     def url(self) -> str:
         return self._root.as_uri()
 
-    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> None:
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
         path = self._path(key)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
         try:
             _make_folder(path.parent)
             try:
-                _write_synced(partial, parts)
+                crc = _write_synced(partial, parts)
                 if if_absent:
                     _link(partial, path)
                 else:
@@ -56,6 +57,7 @@ class LocalStorage:
                 partial.unlink(missing_ok=True)
         except OSError as e:
             raise _explained("write", path, e) from e
+        return crc
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
@@ -122,13 +124,17 @@ class LocalStorage:
                     yield prefix + entry.name
 
 
-def _write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+def _write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> int:
+    """Returns the CRC-32 of all."""
+    crc = 0
     with path.open("xb", buffering=0) as file:
         for part in parts:
+            crc = zlib.crc32(part, crc)
             view = memoryview(part).cast("B") if len(part) else b""  # a view without elements cannot be cast
             while view:
                 view = view[file.write(view) :]
         os.fsync(file.fileno())
+    return crc
 
 
 def _link(partial: Path, path: Path) -> None:

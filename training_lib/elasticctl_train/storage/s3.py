@@ -11,7 +11,6 @@ import base64
 import logging
 import os
 import threading
-import zlib
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -23,6 +22,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
+from elasticctl_train.crc import combined
 from elasticctl_train.errors import StorageError
 from elasticctl_train.storage import location, s3_words
 from elasticctl_train.storage.base import PAGE_KEYS
@@ -146,10 +146,11 @@ class S3:
         """Returns each part's ETag and checksum, in order."""
         part_bytes = max(PART_BYTES, -(-body.size_bytes // _MOST_PARTS))
         count = -(-body.size_bytes // part_bytes)
+        pieces = [body.cut(index * part_bytes, (index + 1) * part_bytes) for index in range(count)]
         done = [("", "")] * count
 
         def send(index: int) -> None:
-            part = body.cut(index * part_bytes, (index + 1) * part_bytes)
+            part = pieces[index]
             headers = self._checksum_headers(part)
             query = {"partNumber": str(index + 1), "uploadId": upload}
             reply = self._call("PUT", key, query, s3_words.WRITE, headers=headers, body=part.views)
@@ -157,6 +158,8 @@ class S3:
             done[index] = reply.answer.headers.get("etag", ""), headers.get("x-amz-checksum-crc32", "")
 
         each(send, range(count), THREADS)
+        if all(part.crc is not None for part in pieces):
+            body.crc = combined((part.crc32(), part.size_bytes) for part in pieces)
         return done
 
     def _complete(self, key: str, upload: str, parts: list[tuple[str, str]], if_absent: bool) -> Reply:
@@ -285,7 +288,4 @@ class Signer:
 
 
 def _crc32(body: Body) -> str:
-    crc = 0
-    for view in body.views:
-        crc = zlib.crc32(view, crc)
-    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+    return base64.b64encode(body.crc32().to_bytes(4, "big")).decode()

@@ -1,0 +1,21 @@
+"""CRCs of pieces, against zlib's of the whole."""
+
+from __future__ import annotations
+
+import zlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_train.crc import combine, combined
+
+
+@given(pieces=st.lists(st.binary(max_size=300), max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_pieces_have_the_crc_of_the_whole(pieces: list[bytes]) -> None:
+    assert combined((zlib.crc32(piece), len(piece)) for piece in pieces) == zlib.crc32(b"".join(pieces))
+
+
+def test_large_pieces_too() -> None:
+    first, second = bytes(range(256)) * 4096, b"\xff" * (16 << 20)
+    assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)

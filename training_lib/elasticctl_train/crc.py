@@ -1,0 +1,53 @@
+"""CRC-32 of bytes that were looked at in pieces: of several parts at a time, each part once.
+
+A CRC is linear over bits: appending n bytes multiplies it by a matrix that depends on n alone, and adds their own CRC.
+Matrices are 32 numbers, one a column; see zlib's crc32_combine, whose method this is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+_POLYNOMIAL = 0xEDB88320
+_Matrix = tuple[int, ...]
+
+
+def combine(first: int, second: int, second_bytes: int) -> int:
+    """The CRC-32 of two byte strings in a row, from theirs and the length of the second one."""
+    return _times(_appending(second_bytes), first) ^ second
+
+
+def combined(pieces: Iterable[tuple[int, int]]) -> int:
+    """The CRC-32 of byte strings in a row, each given as its CRC-32 and its length."""
+    crc = 0
+    for piece, size_bytes in pieces:
+        crc = combine(crc, piece, size_bytes)
+    return crc
+
+
+@lru_cache(maxsize=64)  # parts have one length but for the last
+def _appending(size_bytes: int) -> _Matrix:
+    """What `size_bytes` zero bytes do to a CRC."""
+    one_bit = (_POLYNOMIAL, *(1 << bit for bit in range(31)))
+    power = _square(_square(_square(one_bit)))
+    result: _Matrix = tuple(1 << bit for bit in range(32))
+    while size_bytes:
+        if size_bytes & 1:
+            result = tuple(_times(power, column) for column in result)
+        power = _square(power)
+        size_bytes >>= 1
+    return result
+
+
+def _times(matrix: _Matrix, vector: int) -> int:
+    total = 0
+    for column in matrix:
+        if vector & 1:
+            total ^= column
+        vector >>= 1
+    return total
+
+
+def _square(matrix: _Matrix) -> _Matrix:
+    return tuple(_times(matrix, column) for column in matrix)
