@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import Checkpointer, Restored
+from elasticctl_train.checkpoint import Checkpointer, Like, Restored
 
 PIXELS, HIDDEN, CLASSES = 64, 32, 10
 NO_END = 1_000_000
@@ -60,8 +60,8 @@ class Record:
         """Note what every restore finds; the generation is that of the storage's journal."""
         restore = Checkpointer.restore
 
-        def noted(checkpoints: Checkpointer) -> Restored | None:
-            restored = restore(checkpoints)
+        def noted(checkpoints: Checkpointer, like: Like | None = None) -> Restored | None:
+            restored = restore(checkpoints, like)
             self._generation = checkpoints.generation
             self.add("resumed", step=restored.commit.step if restored else 0)
             return restored

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import stat
-import time
-from multiprocessing.connection import Connection
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,22 +14,24 @@ import pytest
 from elasticctl_train.launcher import folders
 from elasticctl_train.launcher.folders import OwnFolder, sweep
 
-
-def _own_a_folder(parent: str, say: Connection) -> None:
-    folder = OwnFolder(Path(parent))
-    (folder.path / "snapshot").write_bytes(b"state")
-    say.send(str(folder.path))
-    time.sleep(600)
+OWNER = """
+import sys, time
+from pathlib import Path
+from elasticctl_train.launcher.folders import OwnFolder
+folder = OwnFolder(Path(sys.argv[1]))
+(folder.path / "snapshot").write_bytes(b"state")
+print(folder.path, flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.fixture
-def owner(tmp_path: Path) -> tuple[multiprocessing.process.BaseProcess, Path]:
+def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Another process, and the folder it owns."""
-    context = multiprocessing.get_context("spawn")
-    hear, say = context.Pipe(duplex=False)
-    process = context.Process(target=_own_a_folder, args=(str(tmp_path), say), daemon=True)
-    process.start()
-    return process, Path(hear.recv())
+    with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+        process.kill()
 
 
 def test_a_folder_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
@@ -41,13 +43,13 @@ def test_a_folder_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_launcher_that_lives_is_left_alone(
-    owner: tuple[multiprocessing.process.BaseProcess, Path], tmp_path: Path
+    owner: tuple[subprocess.Popen[str], Path], tmp_path: Path
 ) -> None:
     process, folder = owner
     sweep(tmp_path)
     assert (folder / "snapshot").exists()
     process.kill()
-    process.join()
+    process.wait()
     OwnFolder(tmp_path).close()  # the next launcher
     assert list(tmp_path.iterdir()) == []
 
