@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset
 from elasticctl_train import Run, SavePolicy, shares
 from elasticctl_train import storage as storages
 from elasticctl_train.checkpoint import Checkpointer, Label
-from elasticctl_train.commits import Commit, Retention
+from elasticctl_train.commits import Commit, ObjectRef, Retention
 from elasticctl_train.errors import SaveError, StorageError
 from elasticctl_train.storage import Storage, cloud, s3
 from elasticctl_train.storage.local import LocalStorage
@@ -155,12 +155,12 @@ def lose_a_rank_in_mid_save(url: str, die_at: int) -> None:
     """Rank 1 dies before it writes its data object number `die_at`; a save writes two."""
     put, objects = LocalStorage.put, 0
 
-    def deadly(storage: LocalStorage, key: str, *arguments: Any, **options: Any) -> None:
+    def deadly(storage: LocalStorage, key: str, *arguments: Any, **options: Any) -> int:
         nonlocal objects
         objects += key.startswith("data/")
         if objects == die_at and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        put(storage, key, *arguments, **options)
+        return put(storage, key, *arguments, **options)
 
     LocalStorage.put = deadly  # type: ignore[method-assign, assignment]
     train(url, f"{url}-notes", {"epochs": 1000, "samples": 64, "global_batch": 8, "every_steps": 4})
@@ -173,12 +173,12 @@ def fail_saves_on_rank_1(url: str, failing: list[int], outcome: str) -> None:
     """
     write, saves = shares.Share.write, 0
 
-    def failing_write(share: shares.Share, storage: Any, key: str) -> None:
+    def failing_write(share: shares.Share, storage: Any, key: str) -> ObjectRef:
         nonlocal saves
         saves += 1
         if saves in failing and os.environ["RANK"] == "1":
             raise StorageError("the disk is full")
-        write(share, storage, key)
+        return write(share, storage, key)
 
     shares.Share.write = failing_write  # type: ignore[method-assign]
     run = Run(url, model=torch.nn.Linear(2, 2), save=SavePolicy(every_steps=1))
