@@ -13,14 +13,12 @@ import argparse
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -29,6 +27,7 @@ from rich.console import Console
 from benchmarks.checkpoints import results, trials
 from benchmarks.checkpoints.results import Measurement, size_in_words
 from benchmarks.checkpoints.trials import NEEDS, Failed, Plan, Sink
+from benchmarks.commandline import count, end_as_by_ctrl_c
 from benchmarks.results import Spread
 
 SIZES_BYTES = (64_000_000, 500_000_000, 2_000_000_000)
@@ -67,7 +66,7 @@ class Session:
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; 130 after Ctrl-C, 1 when we missed an aim, failed, or restored what was not saved."""
     args = _arguments(argv)
-    signal.signal(signal.SIGTERM, _as_ctrl_c)
+    end_as_by_ctrl_c()
     began_at = time.time()
     session = Session(Console(stderr=True, highlight=False))
     stopped = False
@@ -151,18 +150,14 @@ def _line(found: Measurement, took_s: float) -> str:
     return "  ".join([*words, found.note, f"({took_s:.0f} s)"])
 
 
-def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", action="append", type=_size, metavar="SIZE", help="state, as 64MB (may be repeated)")
-    parser.add_argument("--ranks", action="append", type=_count, metavar="N", help="1, 2 or more (may be repeated)")
+    parser.add_argument("--ranks", action="append", type=count, metavar="N", help="1, 2 or more (may be repeated)")
     parser.add_argument("--contender", action="append", choices=list(NEEDS), help="these only (may be repeated)")
-    parser.add_argument("--repeats", type=_count, metavar="N", help="trials of each (5; with --quick 1)")
+    parser.add_argument("--repeats", type=count, metavar="N", help="trials of each (5; with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="once each, and unless told: 64 MB")
-    parser.add_argument("--idle-saves", type=_count, metavar="N", help="saves of an idle process, besides the first")
+    parser.add_argument("--idle-saves", type=count, metavar="N", help="saves of an idle process, besides the first")
     parser.add_argument("--busy-s", type=float, default=1.0, metavar="S", help="seconds of uploads beside training (1)")
     parser.add_argument("--settle-s", type=float, default=5.0, metavar="S", help="seconds of training before saves (5)")
     parser.add_argument("--no-listing", action="store_false", dest="listing", help=f"leave out the {COMMITS} commits")
@@ -183,13 +178,6 @@ def _size(text: str) -> int:
     if not found or float(found[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text}: a size is a number and KB, MB or GB, as 64MB")
     return round(float(found[1]) * _UNITS[found[2]])
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
-    return value
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import json
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -21,11 +20,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from benchmarks import phases, results
+from benchmarks.commandline import count, end_as_by_ctrl_c
 from benchmarks.contenders import CONTENDERS, HANG_TIMEOUT_S, MAX_WORKERS, REPLACE_AFTER_S, Contender, Trial
 from benchmarks.results import Measurement
 from benchmarks.scenarios import QUICK, SCENARIOS
@@ -86,7 +85,7 @@ class Session:
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; 130 after Ctrl-C, 1 when one of our own trials did not survive."""
     args = _arguments(argv)
-    signal.signal(signal.SIGTERM, _as_ctrl_c)
+    end_as_by_ctrl_c()
     began_at = time.time()
     folder = Path(tempfile.mkdtemp(prefix="recovery-"))
     session = Session(folder, args.settle_s, args.phases, Console(stderr=True, highlight=False))
@@ -155,15 +154,11 @@ def _line(measurement: Measurement) -> str:
     return " ".join(words)
 
 
-def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="these only (may be repeated)")
     parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help="these only (may be repeated)")
-    parser.add_argument("--repeats", type=_count, metavar="N", help="trials of each (5; with --quick 1)")
+    parser.add_argument("--repeats", type=count, metavar="N", help="trials of each (5; with --quick 1)")
     parser.add_argument("--quick", action="store_true", help=f"once each, and unless told: {', '.join(QUICK)}")
     parser.add_argument("--settle-s", type=float, default=SETTLE_S, metavar="S", help="seconds of training before each")
     parser.add_argument("--phases", action="store_true", help="show where the time to the first step goes")
@@ -177,13 +172,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     args.scenario = args.scenario or list(QUICK if args.quick else SCENARIOS)
     args.contender = args.contender or list(CONTENDERS)
     return args
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
-    return value
 
 
 if __name__ == "__main__":

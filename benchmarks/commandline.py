@@ -1,0 +1,24 @@
+"""What the benchmarks' command lines have in common."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from types import FrameType
+
+
+def count(text: str) -> int:
+    """An option's value that is a number of things: 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
+    return value
+
+
+def end_as_by_ctrl_c() -> None:
+    """Have SIGTERM end this process as Ctrl-C does: what was started is ended, and what was found is shown."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
