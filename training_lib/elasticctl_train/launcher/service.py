@@ -12,7 +12,6 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import select
 import socket
 import time
 from collections import deque
@@ -22,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
+
+from elasticctl_train.sockets import has_ended
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
 POLL_TIMEOUT_S = 40.0
@@ -42,13 +43,6 @@ class ServiceRefused(ServiceError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{message} (HTTP {status})")
         self.status = status
-
-
-def _has_ended(idle: socket.socket) -> bool:
-    """True when the service has hung up: nothing else makes an idle connection readable."""
-    poll = select.poll()
-    poll.register(idle, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -117,7 +111,7 @@ class ServiceClient:
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """An idle connection that is still good, else a new one."""
         while (connection := self._take_idle()) is not None:
-            if connection.sock is not None and not _has_ended(connection.sock):
+            if connection.sock is not None and not has_ended(connection.sock):
                 connection.timeout = timeout_s
                 connection.sock.settimeout(timeout_s)
                 return connection

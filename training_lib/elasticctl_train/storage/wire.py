@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import select
 import ssl
 import threading
 import time
@@ -17,6 +16,8 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, unquote, urlsplit
+
+from elasticctl_train.sockets import has_ended
 
 _CHUNK_BYTES = 1 << 20  # a socket's timeout is for a whole `sendall`, so it is given pieces that any network can take
 _IDLE_AGE_S = 15.0  # servers close idle connections after 5 to 60 s, some without a word
@@ -89,7 +90,7 @@ class Connections:
                 if not self._idle:
                     return None
                 connection, since_s = self._idle.pop()
-            if time.monotonic() - since_s < _IDLE_AGE_S and not _is_readable(connection):
+            if time.monotonic() - since_s < _IDLE_AGE_S and not has_ended(connection.sock):
                 return connection
             connection.close()
 
@@ -182,13 +183,6 @@ def _chunks(body: Iterable[memoryview]) -> Iterable[memoryview]:
 def _close(idle: Iterable[tuple[http.client.HTTPConnection, float]]) -> None:
     for connection, _ in idle:
         connection.close()
-
-
-def _is_readable(connection: http.client.HTTPConnection) -> bool:
-    """An idle connection has something to read only if the server has closed it."""
-    poll = select.poll()
-    poll.register(connection.sock, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _proxy_for(host: str) -> tuple[SplitResult, dict[str, str]] | None:
