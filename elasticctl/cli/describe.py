@@ -43,7 +43,7 @@ def describe(
         return
     from elasticctl.cli.portrait import drawn, portrait
 
-    case = look_at(target, name)
+    case = look_at(target, manifest)
     width = shutil.get_terminal_size().columns if on_terminal() else None
     emit("\n".join(drawn(portrait(case, diagnose(case)), width)))
     hint(f"\nwhat happened when: elasticctl events {name}")

@@ -18,6 +18,7 @@ from elasticctl.cli.target import Target, reach
 from elasticctl.errors import ClusterError
 
 if TYPE_CHECKING:
+    from elasticctl.cluster.base import Manifest
     from elasticctl.diagnosis import Case, Finding
     from elasticctl.spec import ElasticJob
 
@@ -48,7 +49,7 @@ def explain(
     from elasticctl.diagnosis import diagnose
 
     target = reach(where)
-    case = look_at(target, target.find(job)["metadata"]["name"])
+    case = look_at(target, target.find(job))
     findings = diagnose(case)
     if output == "text":
         emit("\n".join(told(case, findings, shutil.get_terminal_size().columns if on_terminal() else _NO_LIMIT)))
@@ -59,13 +60,13 @@ def explain(
     print_data("Explanation", {"job": case.name, "phase": case.status.phase.value, "findings": found}, output)
 
 
-def look_at(target: Target, name: str) -> Case:
+def look_at(target: Target, manifest: Manifest) -> Case:
     """All that is asked about a job: itself, its pods, and who holds the GPUs that it waits for."""
     from elasticctl.diagnosis import Case
     from elasticctl.spec import ElasticJob
 
-    job = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name))
-    pods = tuple(target.cluster.list_pods(target.namespace, name))
+    job = ElasticJob.from_manifest(manifest)
+    pods = tuple(target.cluster.list_pods(target.namespace, job.name))
     case = Case(job, pods, time.time())
     if case.hardware.gpus_per_worker and any(case.pod_waits()):
         return Case(job, pods, case.now, _holders(target, job))
