@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -198,12 +198,11 @@ def test_a_rerun_under_the_same_name_starts_afresh(lab: Lab, client: ServiceClie
     assert not lab.site.service.view(KEY).generations
 
 
-@pytest.fixture
-def broken() -> Iterator[Callable[[bytes], str]]:
-    """A server that answers every request with the given bytes (none: never), on loopback."""
+@contextmanager
+def serving(handle: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[socket.socket]]]:
+    """A server on loopback: its port, and the connections it has accepted, each given to `handle` first."""
     listener = socket.create_server(("127.0.0.1", 0))
-    answers: list[bytes] = []
-    held: list[socket.socket] = []
+    accepted: list[socket.socket] = []
 
     def serve() -> None:
         while True:
@@ -211,25 +210,37 @@ def broken() -> Iterator[Callable[[bytes], str]]:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            held.append(connection)
-            if answers[0]:
-                connection.recv(65536)
-                connection.sendall(answers[0])
-                connection.close()
+            accepted.append(connection)
+            handle(connection)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-
-    def answer_with(raw: bytes) -> str:
-        answers.append(raw)
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-    yield answer_with
+    yield listener.getsockname()[1], accepted
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join(5)
-    for connection in held:
+    for connection in accepted:
         connection.close()
+
+
+@pytest.fixture
+def broken() -> Iterator[Callable[[bytes], str]]:
+    """A server that answers every request with the given bytes (none: never), on loopback."""
+    answers: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        if answers[0]:
+            connection.recv(65536)
+            connection.sendall(answers[0])
+            connection.close()
+
+    with serving(answer) as (port, _):
+
+        def answer_with(raw: bytes) -> str:
+            answers.append(raw)
+            return f"127.0.0.1:{port}"
+
+        yield answer_with
 
 
 @pytest.mark.parametrize(
@@ -263,8 +274,6 @@ def test_nobody_there_is_one_clear_line(tmp_path: Path, endpoint: str) -> None:
 @pytest.fixture
 def counting(tmp_path: Path) -> Iterator[tuple[ServiceClient, list[socket.socket]]]:
     """A client, and the connections that its server has accepted; each is answered for as long as it is open."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    accepted: list[socket.socket] = []
 
     def answer(connection: socket.socket) -> None:
         with suppress(OSError):
@@ -272,26 +281,14 @@ def counting(tmp_path: Path) -> Iterator[tuple[ServiceClient, list[socket.socket
                 if heard.endswith(b"}"):  # the body, which comes behind its headers or with them
                     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            accepted.append(connection)
-            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+    def start(connection: socket.socket) -> None:
+        threading.Thread(target=answer, args=(connection,), daemon=True).start()
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
     (tmp_path / "token").write_text("t")
-    client = ServiceClient(f"127.0.0.1:{listener.getsockname()[1]}", "default", "job", str(tmp_path / "token"))
-    yield client, accepted
-    client.close()
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join(5)
-    for connection in accepted:
-        connection.close()
+    with serving(start) as (port, accepted):
+        client = ServiceClient(f"127.0.0.1:{port}", "default", "job", str(tmp_path / "token"))
+        yield client, accepted
+        client.close()
 
 
 def test_a_connection_is_used_again(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
