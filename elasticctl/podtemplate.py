@@ -17,7 +17,7 @@ LAUNCHER = "elasticctl-launch"
 SPOT, ON_DEMAND = "spot", "onDemand"
 """Kinds of capacity, as keys of `status.workerSeconds`."""
 
-_GPU = "nvidia.com/gpu"
+GPU_RESOURCE = "nvidia.com/gpu"
 _RANKS = "--nproc-per-node"
 
 
@@ -54,7 +54,7 @@ def hardware(job: ElasticJob) -> Hardware:
     command = [str(word) for key in ("command", "args") for word in _list(at(container, key))]
     image = at(container, "image")
     return Hardware(
-        gpus_per_worker=_number(at(container, "resources", "limits", _GPU)) or 0,
+        gpus_per_worker=_number(at(container, "resources", "limits", GPU_RESOURCE)) or 0,
         storage=values.get(STORAGE_VARIABLE, ""),
         ranks_per_worker=max(1, _number(_after(_RANKS, command[: _end_of_ours(command)])) or 1),
         image=image if isinstance(image, str) else "",

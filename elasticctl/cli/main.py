@@ -50,6 +50,7 @@ _JOBS = {
 _SETUP = {
     "config": ("contexts", "Choose and describe the places to run jobs at"),
     "install": ("install", "Make a Kubernetes cluster ready for jobs"),
+    "doctor": ("doctor", "Check that a place is ready for jobs"),
     "local": ("local", "The cluster that is built into this machine"),
     "template": ("templates", "The shapes that jobs are made in"),
     "completion": ("about", "Print the completion script of a shell"),

@@ -135,5 +135,5 @@ def new_storage(name: str, given: str, context: Context) -> str:
     if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
 
-        return (local_paths().state / "storage" / unique).as_uri()
+        return (local_paths().storage / unique).as_uri()
     return ""

@@ -134,7 +134,7 @@ def own_folder(url: str) -> Path | None:
 
     if not url.startswith("file:///"):
         return None
-    folder, own = Path(unquote(url.removeprefix("file://"))), local_paths().state / "storage"
+    folder, own = Path(unquote(url.removeprefix("file://"))), local_paths().storage
     return folder if folder.parent == own and ".." not in folder.parts and not folder.is_symlink() else None
 
 

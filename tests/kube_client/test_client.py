@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticctl.cluster.base import LogQuery
-from elasticctl.cluster.kube import client
+from elasticctl.cluster.kube import paging
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ConflictError, NotFoundError
@@ -51,7 +51,7 @@ def test_jobs_are_made_changed_listed_and_deleted(api: FakeApi, cluster: KubeClu
 
 
 def test_lists_are_read_page_by_page(api: FakeApi, cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "PAGE_OBJECTS", 2)
+    monkeypatch.setattr(paging, "PAGE_OBJECTS", 2)
     names = [f"job-{number}" for number in range(5)]
     for name in names:
         cluster.create_job(shell_job(name, "true"))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order
 from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, connect, resource_path
 from elasticctl.cluster.kube.logfollow import Following, is_owned
 from elasticctl.cluster.kube.logs import MAX_STREAMS, has_ended, read_logs
+from elasticctl.cluster.kube.paging import all_items
 from elasticctl.cluster.kube.reflector import Resource
 from elasticctl.cluster.kube.refusals import NoSuchApiError
 from elasticctl.codec import from_rfc3339
 from elasticctl.config import Context
 from elasticctl.errors import ConflictError, NotFoundError
 from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob, worker_name
-
-PAGE_OBJECTS = 500
 
 
 class KubeCluster:
@@ -95,15 +95,8 @@ class KubeCluster:
         return sorted((pod for pod in pods if is_owned(pod, job.uid)), key=pod_order)
 
     def _items(self, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
-        items: list[Manifest] = []
-        token = ""
-        while True:
-            more = {"continue": token} if token else {}
-            page = self._call("GET", path, None, {"limit": str(PAGE_OBJECTS), **(params or {}), **more})
-            items += page.get("items") or []
-            token = page.get("metadata", {}).get("continue") or ""
-            if not token:
-                return items
+        with self._known():
+            return all_items(self._connection, path, params)
 
     def _call(
         self,
@@ -113,8 +106,14 @@ class KubeCluster:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Manifest:
-        try:
+        with self._known():
             return self._connection.request(method, path, body, params, content_type=content_type)
+
+    @contextmanager
+    def _known(self) -> Iterator[None]:
+        """Say what to do about a cluster that has not been made ready."""
+        try:
+            yield
         except NoSuchApiError as e:
             raise NotFoundError(
                 f"the cluster at {self._connection.server} knows no ElasticJobs; `elasticctl install` makes it ready"

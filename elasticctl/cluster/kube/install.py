@@ -14,6 +14,7 @@ from typing import Any
 
 from elasticctl import deployment
 from elasticctl.cluster.kube.connection import APPLY_PATCH, Connection, resource_path
+from elasticctl.cluster.kube.paging import all_items
 from elasticctl.cluster.kube.refusals import NoSuchApiError
 from elasticctl.codec import Manifest
 from elasticctl.errors import BusyError, ClusterError, ConflictError, NotFoundError, UnreachableError
@@ -25,7 +26,6 @@ POLL_S = 0.5
 ESTABLISH_TIMEOUT_S = 60.0
 _CRD = "CustomResourceDefinition"
 _CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding")
-_PAGE_OBJECTS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +159,11 @@ class Installer:
             return None
 
     def _jobs(self) -> list[ElasticJob]:
-        jobs: list[ElasticJob] = []
-        token = ""
-        while True:
-            params = {"limit": str(_PAGE_OBJECTS), **({"continue": token} if token else {})}
-            try:
-                page = self._connection.request("GET", resource_path(API_VERSION, None, PLURAL), None, params)
-            except NoSuchApiError:
-                return []
-            jobs += [ElasticJob.from_manifest(item) for item in page.get("items") or []]
-            token = page.get("metadata", {}).get("continue") or ""
-            if not token:
-                return jobs
+        try:
+            items = all_items(self._connection, resource_path(API_VERSION, None, PLURAL))
+        except NoSuchApiError:
+            return []
+        return [ElasticJob.from_manifest(item) for item in items]
 
     def _removable(self, manifests: list[Manifest]) -> Iterator[Manifest]:
         """In order: the definition and with it all jobs, what stands in the namespace, and the namespace if ours."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticctl.cluster.base import Manifest
+from elasticctl.podtemplate import GPU_RESOURCE
 from elasticctl.spec import WORKER_CONTAINER
 
-GPU_RESOURCE = "nvidia.com/gpu"
 POD_IP = "127.0.0.1"
 
 _REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")

@@ -62,6 +62,11 @@ class LocalPaths:
         return self.state / "pods"
 
     @property
+    def storage(self) -> Path:
+        """Where jobs keep their state that were told no other place."""
+        return self.state / "storage"
+
+    @property
     def api_socket(self) -> Path:
         return self.sockets / "api.sock"
 

@@ -1,0 +1,25 @@
+"""What was looked at and what came of it, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a check went, from best to worst but for `SKIPPED`, which says nothing."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: its name, how it went, what was found, and what to do about it (empty: nothing)."""
+
+    name: str
+    outcome: Outcome
+    says: str
+    mend: str = ""
