@@ -8,7 +8,7 @@ workers there should be and what to do when one ends. `Pod` is a worker as the c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -32,9 +32,12 @@ LABEL_INDEX = "replica-index"
 ANNOTATION_SCALED_BY = f"{GROUP}/scaled-by"
 ANNOTATION_RERUN_OF = f"{GROUP}/rerun-of"
 """The name of the job that a rerun repeats."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""On a job that Kueue admits: the built-in sharing leaves it alone."""
 
 DEFAULT_BACKOFF_LIMIT = 3
 MAX_WORKERS = 2_000  # the roster of all workers has to fit an object of the API server (1.5 MB)
+MAX_PRIORITY = 1_000
 MAX_SECONDS = 10 * 365 * 86_400.0  # longer times than this mean "for ever", and stay within what a date can hold
 
 
@@ -70,9 +73,9 @@ class JobSpec:
     """One training job in a researcher's words: what a job template renders.
 
     `command` is the script and its arguments as the launcher runs them; `workers` x `gpus_per_worker` = all GPUs
-    (`gpus_per_worker` 0: CPU ranks). `gpu_type` is a name of `elasticctl.catalog`; `storage` is a URL; times are in
-    seconds. A worker runs on a node that fits any one of `node_terms`: label -> the values that do (none: the label
-    must be absent).
+    (`gpus_per_worker` 0: CPU ranks); `automatic`: how many is chosen between the bounds. `gpu_type` is a name of
+    `elasticctl.catalog`; `storage` is a URL; times are in seconds. A worker runs on a node that fits any one of
+    `node_terms`: label -> the values that do (none: the label must be absent).
     """
 
     name: str
@@ -81,12 +84,15 @@ class JobSpec:
     workers: int = 1
     min_workers: int | None = None
     max_workers: int | None = None
+    automatic: bool = False
+    priority: int = 0
     ranks_per_worker: int = 1
     gpus_per_worker: int = 0
     gpu_type: str = ""
     spot: bool = True
     provider: str = "local"
     image: str = ""
+    service_account: str = ""
     working_dir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
@@ -123,10 +129,20 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """`spec.sharing`: is the number of workers chosen for the job, and whom does it outrank (higher: more)?"""
+
+    automatic: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ElasticJob:
     """An ElasticJob object as the controller sees it; `template` is the pod template, opaque here.
 
     Built leniently: out-of-range numbers are clamped, so `0 <= min <= desired <= max <= MAX_WORKERS` always holds.
+    `desired` is how many workers the job would have at best; of a job of automatic size, as many as it may.
+    `queue` is Kueue's, if it is to admit the job.
     """
 
     name: str = ""
@@ -149,6 +165,8 @@ class ElasticJob:
     rdzv_endpoint: str = ""
     remove_workers: tuple[WorkerRef, ...] = ()
     policy: Policy = Policy()
+    sharing: Sharing = Sharing()
+    queue: str = ""
     template: Mapping[str, Any] = field(default_factory=dict)
     scaled_by: str = ""
     status: JobStatus = JobStatus()
@@ -166,6 +184,7 @@ class ElasticJob:
         replicas = _count(worker.get("replicas"), 1)
         top = min(_count(spec.get("maxReplicas"), max(replicas, _count(spec.get("minReplicas"), 0))), MAX_WORKERS)
         low = min(_count(spec.get("minReplicas"), replicas), top)
+        sharing = from_json(Sharing, spec.get("sharing"))
         return cls(
             name=_text(meta.get("name")),
             namespace=_text(meta.get("namespace")) or "default",
@@ -174,7 +193,7 @@ class ElasticJob:
             generation=_count(meta.get("generation"), 0),
             created_at=from_rfc3339(meta.get("creationTimestamp")),
             deleting=meta.get("deletionTimestamp") is not None,
-            desired=min(max(replicas, low), top),
+            desired=top if sharing.automatic else min(max(replicas, low), top),
             min=low,
             max=top,
             restart_policy=_member(RestartPolicy, worker.get("restartPolicy"), RestartPolicy.ON_FAILURE),
@@ -187,6 +206,8 @@ class ElasticJob:
             rdzv_endpoint=_text(spec.get("rdzvEndpoint")),
             remove_workers=tuple(from_json(WorkerRef, ref) for ref in _sequence(spec.get("removeWorkers"))),
             policy=_policy(_mapping(spec.get("policy"))),
+            sharing=replace(sharing, priority=min(max(sharing.priority, -MAX_PRIORITY), MAX_PRIORITY)),
+            queue=_text(_mapping(meta.get("labels")).get(QUEUE_LABEL)),
             template=_mapping(worker.get("template")),
             scaled_by=_text(_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
             status=from_json(JobStatus, manifest.get("status")),

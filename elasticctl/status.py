@@ -145,14 +145,27 @@ class Interruption:
     steps_redone: int | None = None
 
 
+class ScalingPhase(StrEnum):
+    """How far a scaling is: under way, done, or overtaken by the next one."""
+
+    IN_PROGRESS = "InProgress"
+    DONE = "Done"
+    SUPERSEDED = "Superseded"
+
+
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """One change of the wanted number of workers; `done_at` is when that many were training."""
+    """One change of the wanted number of workers, on whose wish, and what for (`message`).
+
+    `done_at` is when that many were training.
+    """
 
     at: Timestamp | None = None
     from_workers: int = 0
     to_workers: int = 0
     by: str = ""
+    phase: ScalingPhase | None = None
+    message: str = ""
     done_at: Timestamp | None = None
     recovery_s: float | None = None
     steps_redone: int | None = None
@@ -210,6 +223,24 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What sharing lets the job have: how many workers, and how many of them are lent by other projects.
+
+    Each worker takes `slots_per_worker` of the pool. `reason` is one word and `message` a sentence without a subject,
+    `change` is what the last change was for; `since` is when the number was decided.
+    """
+
+    workers: int = 0
+    borrowed: int = 0
+    pool: str = ""
+    slots_per_worker: int = 1
+    reason: str = ""
+    message: str = ""
+    change: str = ""
+    since: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """The whole story of a job.
 
@@ -229,6 +260,7 @@ class JobStatus:
     min: int = 0
     max: int = 0
     active: int = 0
+    share: Share | None = None
     selector: str = ""
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from elasticctl.codec import Timestamp
 from elasticctl.podtemplate import capacity
 from elasticctl.spec import ElasticJob, Policy, RestartPolicy
-from elasticctl.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling
+from elasticctl.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling, ScalingPhase
 from elasticctl_controller.classify import APPLICATION
 from elasticctl_controller.roster import FINISHED, SUSPENDED, End
 
@@ -87,8 +87,21 @@ def note_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     first_pass = not status.conditions
     if first_pass or status.desired == job.desired:
         return status
-    scaling = Scaling(at=Timestamp(now), from_workers=status.desired, to_workers=job.desired, by=job.scaled_by)
-    return replace(status, scalings=(*status.scalings, scaling)[-MAX_SCALINGS:])
+    scaling = Scaling(
+        at=Timestamp(now),
+        from_workers=status.desired,
+        to_workers=job.desired,
+        by=job.scaled_by,
+        message=status.share.change if status.share is not None else "",
+        # Of a job that has none nobody reports anything: it is gone as soon as its workers have been told.
+        phase=ScalingPhase.IN_PROGRESS if job.desired else ScalingPhase.DONE,
+    )
+    before = tuple(_overtaken(item) for item in status.scalings)
+    return replace(status, scalings=(*before, scaling)[-MAX_SCALINGS:])
+
+
+def _overtaken(item: Scaling) -> Scaling:
+    return replace(item, phase=ScalingPhase.SUPERSEDED) if item.phase is ScalingPhase.IN_PROGRESS else item
 
 
 def _enter(policy: Policy, status: JobStatus, end: End) -> JobStatus:

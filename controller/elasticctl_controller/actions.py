@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticctl.spec import Pod
-from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
+from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress, Share
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
     """The world at one instant: pods (the job's and possibly strangers'), nodes that are gone or NotReady, and what
     the rendezvous service has been told (`generations` oldest first, `silent`: uids of workers that live but did not
-    join again when the group re-formed; all empty where a job brings its own rendezvous).
+    join again when the group re-formed; all empty where a job brings its own rendezvous). `share` is what sharing lets
+    the job have (None: it has no say), and `leave` the uids of the workers that it would rather have go.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -21,6 +22,8 @@ class Observed:
     checkpoint: CheckpointStatus | None = None
     generations: tuple[Generation, ...] = ()
     silent: frozenset[str] = frozenset()
+    share: Share | None = None
+    leave: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

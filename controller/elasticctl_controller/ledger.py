@@ -12,7 +12,8 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 from elasticctl.codec import Timestamp, from_json, to_json
-from elasticctl.status import CheckpointStatus, Generation, Interruption, JobStatus, Progress, Scaling
+from elasticctl.spec import PodPhase
+from elasticctl.status import CheckpointStatus, Generation, Interruption, JobStatus, Progress, Scaling, ScalingPhase
 from elasticctl_controller.actions import Observed
 
 MAX_GENERATIONS = 20
@@ -40,7 +41,7 @@ def settle(status: JobStatus) -> JobStatus:
     return replace(
         status,
         interruptions=tuple(_recovered(item, status.generations) for item in status.interruptions),
-        scalings=(*status.scalings[:-1], *(_done(item, status.generations) for item in status.scalings[-1:])),
+        scalings=(*status.scalings[:-1], *(_done(item, status) for item in status.scalings[-1:])),
     )
 
 
@@ -137,8 +138,13 @@ def _recovered(item: Interruption, generations: Sequence[Generation]) -> Interru
     )
 
 
-def _done(item: Scaling, generations: Sequence[Generation]) -> Scaling:
+def _done(item: Scaling, status: JobStatus) -> Scaling:
+    """Done with the first step of a group of that many; where no group is known, once that many run."""
+    generations = status.generations
     newest = generations[-1] if generations else None
+    if newest is None and item.phase is ScalingPhase.IN_PROGRESS:
+        running = sum(worker.phase == PodPhase.RUNNING and worker.cause is None for worker in status.workers)
+        return replace(item, phase=ScalingPhase.DONE) if running == item.to_workers else item
     if item.done_at is not None or item.at is None or newest is None or newest.first_step_at is None:
         return item
     if len(newest.workers) != item.to_workers:
@@ -146,6 +152,7 @@ def _done(item: Scaling, generations: Sequence[Generation]) -> Scaling:
     done_at = max(item.at, newest.first_step_at)
     return replace(
         item,
+        phase=ScalingPhase.DONE,
         done_at=Timestamp(done_at),
         recovery_s=done_at - item.at,
         steps_redone=steps_redone(generations, newest),

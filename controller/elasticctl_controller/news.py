@@ -32,7 +32,8 @@ def _scalings(old: JobStatus, new: JobStatus) -> list[Event]:
         return []
     last = new.scalings[-1]
     by = f" by {last.by}" if last.by else ""
-    return [Event(NORMAL, "Scaled", f"scaled from {last.from_workers} to {last.to_workers} workers{by}")]
+    why = f": {last.message}" if last.message else ""
+    return [Event(NORMAL, "Scaled", f"scaled from {last.from_workers} to {last.to_workers} workers{by}{why}")]
 
 
 def _phase(old: JobStatus, new: JobStatus) -> list[Event]:

@@ -12,6 +12,7 @@ from elasticctl_controller.conditions import has_run
 from elasticctl_controller.roster import Crew, completed_at, is_active
 
 FINISHING = "Finishing"
+QUEUED = "Queued"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
@@ -28,7 +29,7 @@ def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standin
     """Decide the phase of a job that has not ended yet; `status` holds the accounts of this pass.
 
     In this order: the user's cancel, success (a completed worker means that training is done), a spent budget, the
-    deadline, suspension, and else how many workers run.
+    deadline, suspension, having to wait for one's share, and else how many workers run.
     """
     if job.cancel:
         return Standing(Phase.CANCELLED, "Cancelled", "cancelled on request")
@@ -43,6 +44,9 @@ def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standin
         return Standing(Phase.FAILED, DEADLINE_EXCEEDED, f"active for longer than {job.deadline_s:g} s")
     if job.suspend:
         return Standing(Phase.SUSPENDED, "Suspended", "suspended on request; resume to go on")
+    if status.share is not None and not status.share.workers:
+        phase = Phase.SUSPENDED if has_run(status.conditions) else Phase.PENDING
+        return Standing(phase, QUEUED, status.share.message)
     return _progressing(job, status, crew, now)
 
 

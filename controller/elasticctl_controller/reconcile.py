@@ -13,34 +13,37 @@ from dataclasses import replace
 
 from elasticctl.codec import Timestamp
 from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, worker_name
-from elasticctl.status import Cause, JobStatus, Phase, ReplicaStatus, WorkerStatus
+from elasticctl.status import Cause, JobStatus, Phase, ReplicaStatus, Share, WorkerStatus
 from elasticctl_controller.accounts import charge, clock_out, note_scaling
 from elasticctl_controller.actions import Action, CreateWorker, Decision, DeleteJob, Observed
 from elasticctl_controller.conditions import express
 from elasticctl_controller.ledger import fold_reports, settle
 from elasticctl_controller.news import events
-from elasticctl_controller.phases import FINISHING, Standing, deadline_at, stand, stragglers_until
+from elasticctl_controller.phases import FINISHING, QUEUED, Standing, deadline_at, stand, stragglers_until
 from elasticctl_controller.removals import deletions, is_spent, mark
 from elasticctl_controller.roster import Crew, completed_at, is_active, muster
 
 RETRY_S = 5.0  # look again when workers are missing and nothing can be done about it now
 MAX_CREATES = 500  # per pass, so that a pass stays short
+BY_SHARING = "sharing"
 
 
 def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     """Decide what to do about `job` at `now` (seconds since the epoch, UTC). Never raises, whatever the job holds."""
     if job.deleting:
         return Decision(job.status)  # the cluster removes what the job owns
+    job = sized(job, observed.share)
     crew = muster(job, observed, now)
     status = clock_out(job, fold_reports(job.status, observed), crew.ends)
+    status = replace(status, share=observed.share)
     if status.phase.terminal:
         standing = Standing(status.phase, status.reason, status.message)
     else:
         finishing = completed_at(crew.workers) is not None
         status = charge(job, note_scaling(job, status, now), crew.ends, finishing)
         standing = stand(job, status, crew, now)
-        status = _clocked(status, standing.phase, now)
-    workers = mark(job, crew, standing)
+        status = _clocked(status, standing, now)
+    workers = mark(job, crew, standing, observed.leave)
     status = _sealed(job, _described(job, settle(status), standing, workers, now), now)
     actions = _actions(job, crew, observed, status, now)
     return Decision(
@@ -51,11 +54,19 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     )
 
 
-def _clocked(status: JobStatus, phase: Phase, now: float) -> JobStatus:
-    """Start the job's clock; suspension stops it and resuming starts it anew, as for a batch/Job."""
-    if phase is Phase.SUSPENDED:
+def sized(job: ElasticJob, share: Share | None) -> ElasticJob:
+    """The job as sharing lets it be: it wants what it is given. `scaled_by` says on whose wish that changes."""
+    if share is None:
+        return job
+    chosen = job.sharing.automatic or not share.workers or not job.status.desired
+    return replace(job, desired=min(share.workers, job.desired), scaled_by=BY_SHARING if chosen else job.scaled_by)
+
+
+def _clocked(status: JobStatus, standing: Standing, now: float) -> JobStatus:
+    """Start the job's clock; suspension stops it and resuming starts it anew, as for a batch/Job. So does waiting."""
+    if standing.phase is Phase.SUSPENDED or standing.reason == QUEUED:
         return replace(status, start_time=None)
-    starting = status.start_time is None and not phase.terminal
+    starting = status.start_time is None and not standing.phase.terminal
     return replace(status, start_time=Timestamp(now)) if starting else status
 
 
@@ -75,6 +86,7 @@ def _described(
         replica_statuses={"Worker": ReplicaStatus(active, succeeded, status.failures)},
         replicas=active,
         active=active,
+        share=None if standing.phase.terminal else status.share,
         desired=job.desired,
         min=job.min,
         max=job.max,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from elasticctl.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase
@@ -15,8 +15,11 @@ from elasticctl_controller.roster import FINISHED, SCALED_IN, SUSPENDED, Crew, i
 Roster = tuple[WorkerStatus, ...]
 
 
-def mark(job: ElasticJob, crew: Crew, standing: Standing) -> Roster:
-    """Return the roster with every worker marked that has to go. A mark is never taken back: it may be under way."""
+def mark(job: ElasticJob, crew: Crew, standing: Standing, leave: Collection[str] = ()) -> Roster:
+    """Return the roster with every worker marked that has to go. A mark is never taken back: it may be under way.
+
+    Where there are too many, the uids in `leave` go first.
+    """
     if standing.phase.terminal:
         return _mark(crew.workers, FINISHED, lambda worker: _to_clean(job, crew, standing, worker))
     if standing.phase is Phase.SUSPENDED:
@@ -25,7 +28,7 @@ def mark(job: ElasticJob, crew: Crew, standing: Standing) -> Roster:
     workers = _mark(crew.workers, SCALED_IN, lambda worker: is_active(worker) and (worker.name, worker.uid) in named)
     if standing.reason == FINISHING:
         return workers
-    surplus = _surplus(workers, job.desired, job.status.generations[-1:])
+    surplus = _surplus(workers, job.desired, job.status.generations[-1:], leave)
     return _mark(workers, SCALED_IN, lambda worker: worker.uid in surplus)
 
 
@@ -57,13 +60,17 @@ def _mark(workers: Roster, removal: str, chosen: Callable[[WorkerStatus], bool])
     return tuple(replace(w, removal=removal) if not w.removal and chosen(w) else w for w in workers)
 
 
-def _surplus(workers: Iterable[WorkerStatus], desired: int, newest: Iterable[Generation]) -> frozenset[str]:
-    """The uids of those to remove: workers that do not run yet first, then those that are not in the `newest` group
-    of ranks (their imports take seconds, in which nobody would train), then the highest index.
+def _surplus(
+    workers: Iterable[WorkerStatus], desired: int, newest: Iterable[Generation], leave: Collection[str]
+) -> frozenset[str]:
+    """The uids of those to remove: first the ones in `leave`, then workers that do not run yet, then those that are
+    not in the `newest` group of ranks (their imports take seconds, in which nobody would train), then the highest
+    index.
     """
     active = sorted(
         (worker for worker in workers if is_active(worker)),
         key=lambda worker: (
+            worker.uid not in leave,
             worker.phase == PodPhase.RUNNING,
             any(_trains(worker, generation) for generation in newest),
             -worker.index,
