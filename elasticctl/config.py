@@ -37,6 +37,7 @@ class Context:
     namespace: str = "default"
     storage: str = ""
     image: str = ""
+    service_account: str = ""
     gpu_type: str = ""
     gpus_per_node: int = 0
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from elasticctl import specfile
+from elasticctl.cli.main import app
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.codec import camel
 from elasticctl.spec import ElasticJob
@@ -144,6 +147,31 @@ def test_python_examples_are_python(source: Path) -> None:
     assert blocks
     for block in blocks:
         compile(block, str(source), "exec")
+
+
+# Command lines for places that no test has.
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Each `elasticctl …` line of a page's blocks of commands, variables put in and comments left out."""
+    for block in fences(re.sub(r"^ {4}", "", text, flags=re.MULTILINE), "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("elasticctl "):
+                yield shlex.split(re.sub(r"\$\{?\w+\}?", "x", line), comments=True)[1:]
+
+
+@pytest.mark.parametrize("name", ["clouds.md", "kubernetes.md"])
+def test_command_lines_for_clusters_are_understood(name: str) -> None:
+    lines = list(command_lines(page(name)))
+    assert len(lines) > 5
+    for words in lines:
+        command: Any = get_command(app)
+        context: Any = command.make_context("elasticctl", [], resilient_parsing=True)
+        while hasattr(command, "resolve_command"):
+            verb, command, words = command.resolve_command(context, words)
+            context = command.make_context(
+                verb, list(words), parent=context, resilient_parsing=hasattr(command, "resolve_command")
+            )
 
 
 # ElasticJob, field by field.

@@ -74,6 +74,7 @@ def expand(text: str) -> str:
     env=st.dictionaries(ENV_NAMES, VALUES, max_size=3),
     working_dir=VALUES,
     image=VALUES,
+    service_account=VALUES,
     storage=VALUES,
     provider=st.sampled_from(["local", "aws"]),
 )
@@ -92,6 +93,8 @@ def test_hostile_values_come_back_as_they_were(provider: str, **fields: Any) -> 
         }
         assert container.get("workingDir", "") == fields["working_dir"]
         assert container.get("image", "") == fields["image"]
+        account = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"].get("serviceAccountName", "")
+        assert account == ("" if provider == "local" else fields["service_account"])
         assert container["command"] == ["elasticctl-launch", "--nproc-per-node", "1", "--"]
     assert set(manifest) == {"apiVersion", "kind", "metadata", "spec"}
 

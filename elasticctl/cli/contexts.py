@@ -38,6 +38,9 @@ class Fields:
         str | None, options.text("Where jobs keep their state: s3://bucket/prefix, gs://bucket/prefix", "URL")
     ] = None
     image: Annotated[str | None, options.text("The container image of jobs.", "IMAGE")] = None
+    service_account: Annotated[
+        str | None, options.text("The Kubernetes service account of workers: whose rights they have in the cloud.")
+    ] = None
     gpu_type: Annotated[str | None, options.text("The GPUs jobs use: t4, v100, a10g, l4, a100, h100", "TYPE")] = None
     gpus_per_node: Annotated[int | None, options.count("How many GPUs a node has.", low=0)] = None
 

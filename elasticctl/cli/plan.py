@@ -37,6 +37,9 @@ class Request:
     max_workers: Annotated[int | None, options.count("Never use more than N workers.")] = None
     name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
     image: Annotated[str, options.text("The container image; on this machine there is none.", "IMAGE")] = ""
+    service_account: Annotated[
+        str, options.text("Whose rights in the cloud the workers have, such as to the bucket.")
+    ] = ""
     env: Annotated[
         tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "A variable of the script's.")
     ] = ()
@@ -88,6 +91,7 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
         spot=request.spot,
         provider=context.provider,
         image=image,
+        service_account=request.service_account or context.service_account,
         env=dict(request.env),
         node_terms=placement.terms,
         tolerations=placement.tolerations,

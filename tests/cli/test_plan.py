@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -138,9 +139,14 @@ def test_a_cloud_job_needs_an_image() -> None:
         job_spec(Request(), context, size_of(Request(), context, 0), ("python", "train.py"))
 
 
-def test_the_plan_says_what_and_where() -> None:
-    import dataclasses
+def test_workers_get_the_service_account_that_is_named_or_the_contexts_own() -> None:
+    context = dataclasses.replace(AWS, service_account="bucket-user")
+    for request, account in ((Request(), "bucket-user"), (Request(service_account="other"), "other")):
+        spec = job_spec(request, context, size_of(request, context, 0), ("python", "train.py"))
+        assert spec.service_account == account
 
+
+def test_the_plan_says_what_and_where() -> None:
     request = Request(name="digits", gpus=16, min_gpus=4)
     spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "train.py"))
     assert summary(dataclasses.replace(spec, storage="s3://b/j/digits"), AWS) == (
