@@ -40,9 +40,9 @@ def goodput(status: JobStatus, now: float) -> Goodput | None:
         return None
     forward_s = redone_s = 0.0
     for position, group in enumerate(groups):
-        trained_s = _trained_s(status, position, end)
-        lost_s = trained_s * _lost_share(group, groups[position + 1 :])
-        forward_s += trained_s - lost_s
+        spent_s = trained_s(status, position, end)
+        lost_s = spent_s * _lost_share(group, groups[position + 1 :])
+        forward_s += spent_s - lost_s
         redone_s += lost_s
     return Goodput(end - begin, forward_s, redone_s, whole=groups[0].generation <= 1)
 
@@ -58,8 +58,8 @@ def _begin(status: JobStatus) -> float | None:
     return min((moment for moment in moments if moment is not None), default=None)
 
 
-def _trained_s(status: JobStatus, position: int, end: float) -> float:
-    """Seconds from a group's first step until it was told to stop."""
+def trained_s(status: JobStatus, position: int, end: float) -> float:
+    """Seconds from the first step of a group until it was told to stop, or until `end`; 0 before that step."""
     group, later = status.generations[position], status.generations[position + 1 :]
     if group.first_step_at is None:
         return 0.0

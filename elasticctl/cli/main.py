@@ -39,6 +39,7 @@ _JOBS = {
     "describe": ("describe", "Show everything about a job"),
     "events": ("events", "Show what happened to a job, in order of time"),
     "history": ("history", "Show a job's interruptions and scalings, and what they cost"),
+    "simulate": ("simulate", "Expect time, cost and goodput on other numbers of GPUs"),
     "checkpoints": ("checkpoints", "List, check, fetch and delete what a job has kept"),
     "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
     "resume": ("lifecycle", "Go on with a suspended job"),
