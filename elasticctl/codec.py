@@ -11,7 +11,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NewType, TypeVar
 
@@ -23,6 +23,7 @@ Manifest = dict[str, Any]
 
 T = TypeVar("T")
 _MISSING = object()
+_EXACT = 2**53  # whole numbers below this are floats too
 
 
 def to_rfc3339(at: float) -> str:
@@ -114,6 +115,8 @@ def _decode(hint: Any, value: Any) -> Any:
         item_hint = typing.get_args(hint)[0]
         if not isinstance(value, list | tuple):
             return _MISSING
+        if item_hint in (int, float):
+            return _numbers(item_hint, value)
         items = (_decode(item_hint, item) for item in value)
         return tuple(item for item in items if item is not _MISSING)
     if origin is not None and issubclass(origin, Mapping):
@@ -123,6 +126,15 @@ def _decode(hint: Any, value: Any) -> Any:
         decoded = {str(key): _decode(item_hint, item) for key, item in value.items()}
         return {key: item for key, item in decoded.items() if item is not _MISSING}
     return _decode_scalar(hint, value)
+
+
+def _numbers(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+    """A column of numbers, which may be long, without asking about each; a bool's type is its own."""
+    if kind is int:
+        return tuple(value for value in values if type(value) is int)
+    return tuple(
+        float(value) for value in values if type(value) is float or (type(value) is int and abs(value) < _EXACT)
+    )
 
 
 def _decode_scalar(hint: Any, value: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elasticctl.codec import Timestamp
+from elasticctl.curve import Curve
 
 
 class Phase(StrEnum):
@@ -276,5 +277,6 @@ class JobStatus:
     generation: int = 0
     generations: tuple[Generation, ...] = ()
     progress: Progress = Progress()
+    curve: Curve = Curve()
     checkpoint: CheckpointStatus = CheckpointStatus()
     first_failure: Failure | None = None

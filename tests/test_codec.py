@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.codec import Timestamp, camel, from_json, from_rfc3339, to_json, to_rfc3339
+from elasticctl.curve import Curve
 from elasticctl.status import (
     Backoff,
     CheckpointStatus,
@@ -31,7 +32,7 @@ JSON = st.recursive(
 )
 KEYS = [
     "phase", "conditions", "replicaStatuses", "workers", "restarts", "backoff", "interruptions", "scalings", "progress",
-    "checkpoint", "firstFailure", "startTime", "active", "generations", "workerSeconds",
+    "checkpoint", "curve", "firstFailure", "startTime", "active", "generations", "workerSeconds",
 ]  # fmt: skip
 
 
@@ -46,6 +47,14 @@ def test_times_keep_their_microseconds(at: Timestamp) -> None:
 @pytest.mark.parametrize("text", ["", "yesterday", 5, None, "2024-13-01T00:00:00Z", "99999-01-01"])
 def test_what_is_no_time_is_none(text: object) -> None:
     assert from_rfc3339(text) is None
+
+
+def test_columns_of_numbers_keep_what_is_one() -> None:
+    curve = from_json(
+        Curve, {"atS": [1, 2.5, True, "3", None, 2**53], "step": [1, 2.0, False, 3], "metrics": {"a": [1]}}
+    )
+    assert curve == Curve(at_s=(1.0, 2.5), step=(1, 3), metrics={"a": (1.0,)})
+    assert type(curve.at_s[0]) is float
 
 
 def test_a_status_survives_the_trip() -> None:

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import TypeVar
 
 from elasticctl.codec import Timestamp, from_json, to_json
+from elasticctl.curve import Curve, extended
 from elasticctl.spec import PodPhase
 from elasticctl.status import CheckpointStatus, Generation, Interruption, JobStatus, Progress, Scaling, ScalingPhase
 from elasticctl_controller.actions import Observed
@@ -26,12 +27,14 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
     generations = _merge(status.generations, observed.generations, status.generation)
     stepped = {item.generation for item in status.generations if _resumed(item)}
     redone = (steps_redone(generations, item) or 0 for item in generations if item.generation not in stepped)
+    progress = _progress(status.progress, observed.progress)
     return replace(
         status,
         generations=generations[-MAX_GENERATIONS:],
         generation=max((item.generation for item in generations), default=status.generation),
         steps_redone=status.steps_redone + sum(redone),
-        progress=_progress(status.progress, observed.progress),
+        progress=progress,
+        curve=extended(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
         checkpoint=_checkpoint(status.checkpoint, observed.checkpoint),
     )
 
@@ -66,6 +69,7 @@ def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
         return replace(
             status,
             progress=Progress(),
+            curve=Curve(),
             checkpoint=CheckpointStatus(),
             generations=generations,
             last_reconcile_time=None,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.codec import Timestamp, from_json, to_json
+from elasticctl.curve import Curve
 from elasticctl.status import Cause, CheckpointStatus, Generation, Interruption, JobStatus, Progress, Scaling
 from elasticctl_controller.actions import Observed
 from elasticctl_controller.ledger import MAX_GENERATIONS, fold_reports, only_progress_changed, settle, steps_redone
@@ -128,14 +129,26 @@ def test_numbers_that_json_cannot_hold_are_left_out():
     assert (status.progress.samples_per_s, status.progress.metrics) == (None, {"accuracy": 0.5})
 
 
+def test_the_curve_grows_with_progress_and_rests_with_it():
+    status = JobStatus()
+    for step in range(3):
+        progress = Progress(step=step, at=Timestamp(NOW + step), samples_per_s=9.0, metrics={"loss": 1.0 - step / 4})
+        status = fold(status, progress=progress)
+        assert fold(status, progress=progress) == fold(status) == status
+    assert status.curve == Curve(
+        Timestamp(NOW), (0.0, 1.0, 2.0), (0, 1, 2), (9.0, 9.0, 9.0), {"loss": (1.0, 0.75, 0.5)}
+    )
+
+
 def test_only_progress_is_told_from_everything_else():
     status = fold(JobStatus(), generations=(FIRST,), progress=Progress(step=57))
     further = fold(
         status,
         generations=(replace(FIRST, last_step=58),),
-        progress=Progress(step=58),
+        progress=Progress(step=58, at=Timestamp(NOW + 1)),
         checkpoint=CheckpointStatus(step=58),
     )
+    assert further.curve.step == (58,)
     assert only_progress_changed(status, replace(further, last_reconcile_time=Timestamp(NOW)))
     assert not only_progress_changed(status, status)
     assert not only_progress_changed(status, fold(status, generations=(FIRST, SECOND)))
