@@ -142,7 +142,7 @@ class ElasticJob:
 
     Built leniently: out-of-range numbers are clamped, so `0 <= min <= desired <= max <= MAX_WORKERS` always holds.
     `desired` is how many workers the job would have at best; of a job of automatic size, as many as it may.
-    `queue` is Kueue's, if it is to admit the job.
+    `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `queue` is Kueue's, if it is to admit the job.
     """
 
     name: str = ""
@@ -155,6 +155,7 @@ class ElasticJob:
     desired: int = 0
     min: int = 0
     max: int = 0
+    bounded: bool = False
     restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
     backoff_limit: int = DEFAULT_BACKOFF_LIMIT
@@ -176,6 +177,11 @@ class ElasticJob:
         """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def bounds(self) -> str:
+        """`1-4`: the fewest and the most workers it trains with; `1+` where it names no most."""
+        return f"{self.min}-{self.max}" if self.bounded else f"{self.min}+"
+
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> ElasticJob:
         """Read an ElasticJob object of any content; never raises."""
@@ -196,6 +202,7 @@ class ElasticJob:
             desired=top if sharing.automatic else min(max(replicas, low), top),
             min=low,
             max=top,
+            bounded=spec.get("maxReplicas") is not None,
             restart_policy=_member(RestartPolicy, worker.get("restartPolicy"), RestartPolicy.ON_FAILURE),
             clean_pod_policy=_member(CleanPodPolicy, spec.get("cleanPodPolicy"), CleanPodPolicy.NONE),
             backoff_limit=_count(spec.get("backoffLimit"), DEFAULT_BACKOFF_LIMIT),

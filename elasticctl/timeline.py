@@ -35,7 +35,7 @@ def timeline(job: ElasticJob, events: Iterable[Manifest] = ()) -> list[Entry]:
     """
     status = job.status
     entries = [
-        *_of(job.created_at, "created", job.name, f"{counted(job.desired, 'worker')} wanted ({job.min}-{job.max})"),
+        *_of(job.created_at, "created", job.name, f"{counted(job.desired, 'worker')} wanted ({job.bounds})"),
         *(entry for item in status.conditions for entry in _condition(job, item)),
         *(entry for item in status.generations for entry in _generation(item)),
         *(entry for item in status.interruptions for entry in _interruption(item)),

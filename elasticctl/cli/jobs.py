@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,17 @@ import typer
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
-from elasticctl.cli.output import hint, print_objects, print_table, say
+from elasticctl.cli.output import Table, hint, on_terminal, print_objects, print_table, say
 from elasticctl.cli.target import Target, reach
-from elasticctl.errors import UsageError
+from elasticctl.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from elasticctl.cli.listing import Shape
     from elasticctl.cluster.base import Manifest
+
+_WAITING = (None, "Pending", "Restarting")
+_LOOKED_AT = 5
+"""Of how many waiting jobs the pods are asked for: one request each."""
 
 app = new_app()
 
@@ -43,49 +49,89 @@ def status(
     if job is None:
         _list(target, False, output, watch)
         return
-    if watch and output in ("json", "yaml", "name"):
-        raise UsageError(f"--watch shows tables; it does not go with --output {output}")
-    name = target.find(job)["metadata"]["name"]
+    _check_watchable(output, watch)
+    manifest = target.find(job)
+    name = manifest["metadata"]["name"]
     if watch:
         from elasticctl.cli import watching
 
         watching.watch_job(target, name)
         return
-    manifest = target.cluster.get_job(target.namespace, name)
     if output in ("json", "yaml", "name"):
         print_objects([manifest], output, one=True)
         return
     from elasticctl.cli import views
 
     pods = target.cluster.list_pods(target.namespace, name)
-    print_table(views.status_table(manifest, pods, time.time()))
-    hint(_next(manifest))
+    print_table(views.status_table(manifest, pods, time.time(), bar_encoding=bar_encoding()))
+    hint(next_line(manifest))
+
+
+def bar_encoding() -> str | None:
+    """The encoding in which stdout takes a bar; None where no person looks."""
+    return sys.stdout.encoding if on_terminal() else None
+
+
+def _check_watchable(output: str, watch: bool) -> None:
+    if watch and output in ("json", "yaml", "name"):
+        raise UsageError(f"--watch shows tables; it does not go with --output {output}")
 
 
 def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
+    from elasticctl.cli.listing import Shape
+
+    _check_watchable(output, watch)
     namespace = None if everywhere else target.namespace
-    if watch and output in ("json", "yaml", "name"):
-        raise UsageError(f"--watch shows tables; it does not go with --output {output}")
+    shape = Shape(wide=output == "wide", namespaces=everywhere)
     if watch:
         from elasticctl.cli import watching
 
-        watching.watch_list(target, namespace, wide=output == "wide")
+        watching.watch_list(target, namespace, shape)
         return
     jobs = target.cluster.list_jobs(namespace)
     if output in ("json", "yaml", "name"):
         print_objects(jobs, output, one=False)
         return
     if not jobs:
-        place = "in any namespace" if everywhere else f"in namespace {target.namespace}"
-        say(f"no jobs {place} of context {target.context.name}; start one: elasticctl submit train.py")
+        say(none_line(target, namespace))
         return
-    from elasticctl.cli import views
-
-    print_table(views.job_table(jobs, time.time(), wide=output == "wide", namespaces=everywhere))
-    hint(f"more about one: elasticctl status {jobs[-1]['metadata']['name']}")
+    print_table(table(target, jobs, time.time(), shape))
+    hint(next_of_list(jobs))
 
 
-def _next(manifest: Manifest) -> str:
+def table(target: Target, jobs: list[Manifest], now: float, shape: Shape) -> Table:
+    """The jobs as rows, with the reason of the first few that wait: for that their pods are looked at."""
+    from elasticctl.cli.listing import job_table
+    from elasticctl.cli.views import reason
+    from elasticctl.spec import ElasticJob
+
+    reasons = {}
+    for manifest in [job for job in jobs if job.get("status", {}).get("phase") in _WAITING][:_LOOKED_AT]:
+        job = ElasticJob.from_manifest(manifest)
+        try:
+            pods = target.cluster.list_pods(job.namespace, job.name)
+        except NotFoundError:  # deleted meanwhile
+            continue
+        reasons[job.uid] = reason(job, pods, now)
+    return job_table(jobs, now, shape, reasons)
+
+
+def none_line(target: Target, namespace: str | None) -> str:
+    """What to say where there are no jobs."""
+    place = "in any namespace" if namespace is None else f"in namespace {namespace}"
+    return f"no jobs {place} of context {target.context.name}; start one: elasticctl submit train.py"
+
+
+def next_of_list(jobs: list[Manifest]) -> str:
+    """What to type next: about a job that waits, if there is one, else about the newest."""
+    waiting = [job for job in jobs if job.get("status", {}).get("phase") in _WAITING]
+    if waiting:
+        return f"why one waits: elasticctl explain {waiting[-1]['metadata']['name']}"
+    return f"more about one: elasticctl status {jobs[-1]['metadata']['name']}"
+
+
+def next_line(manifest: Manifest) -> str:
+    """What to type next about a job."""
     from elasticctl.spec import ElasticJob
     from elasticctl.status import Phase
 

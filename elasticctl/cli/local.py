@@ -42,7 +42,7 @@ def local_status(
     else:
         rows.insert(0, ("Supervisor", f"running for {span(time.time() - info.started_at)}, pid {info.pid}"))
         rows.append(("GPUs", str(len(info.gpus)) if info.gpus else "none: jobs run on CPUs"))
-    print_table(Table(("FIELD", "VALUE"), rows, wraps=True))
+    print_table(Table(("FIELD", "VALUE"), rows, wraps=True, facts=True))
     hint("its jobs: elasticctl list --context local")
 
 

@@ -89,7 +89,7 @@ def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
     return [
         ("Command", shlex.join(found.command)),
         ("Image", found.image),
-        ("Workers", f"{job.desired} wanted, {job.min} to {job.max} allowed; {each}, {ranks} each"),
+        ("Workers", f"{job.desired} wanted, {job.bounds} allowed; {each}, {ranks} each"),
         ("Storage", found.storage),
         ("Variables", "  ".join(env)),
     ]

@@ -1,4 +1,4 @@
-"""Jobs as tables: what each column says. Pure; `now` is a parameter (seconds since the epoch)."""
+"""A job as a table, and the words that other views share. Pure; `now` is a parameter (seconds since the epoch)."""
 
 from __future__ import annotations
 
@@ -7,89 +7,81 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from elasticctl.cli.money import cost_text
-from elasticctl.cli.output import Table, joined
+from elasticctl.cli.output import Table, bar, joined
 from elasticctl.cluster.base import Manifest
 from elasticctl.diagnosis import Case, diagnose
-from elasticctl.podtemplate import at, hardware
+from elasticctl.pace import left_s, share_done, steps_per_s
+from elasticctl.podtemplate import ON_DEMAND, SPOT, at, capacity, hardware
 from elasticctl.spec import ElasticJob, PodPhase
 from elasticctl.status import Cause, JobStatus, Phase
 from elasticctl.timeline import Entry
 from elasticctl.wording import counted, span
 
-_LIST = ("NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE")
-_WIDE = ("GPUS", "STORAGE", "REASON")
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
+_SHOWN_LAST = 3
+_BAR_WIDTH = 30
+CAPACITIES = {SPOT: "spot", ON_DEMAND: "on-demand"}
 
 
-def job_table(manifests: Sequence[Manifest], now: float, *, wide: bool = False, namespaces: bool = False) -> Table:
-    """One row a job."""
-    header = (("NAMESPACE",) if namespaces else ()) + _LIST + (_WIDE if wide else ())
-    jobs = [ElasticJob.from_manifest(manifest) for manifest in manifests]
-    rows = [((job.namespace,) if namespaces else ()) + _row(job, now) + (_wide(job) if wide else ()) for job in jobs]
-    return Table(header, rows, spare=("STORAGE", "RATE", "EPOCH", "CHECKPOINT", "RESTARTS"))
+def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float, *, bar_encoding: str | None = None) -> Table:
+    """Everything about one job, a field a row; fields with nothing to say are left out.
 
-
-def _row(job: ElasticJob, now: float) -> tuple[str, ...]:
-    status, progress = job.status, job.status.progress
-    checkpoint = status.checkpoint
-    return (
-        job.name,
-        status.phase.value,
-        f"{status.active}/{job.desired} {bounds(job)}",
-        _of(progress.step, progress.total_steps),
-        _of(progress.epoch, progress.total_epochs),
-        "" if progress.samples_per_s is None else f"{progress.samples_per_s:,.0f}/s",
-        "" if checkpoint.step is None else f"{checkpoint.step}{_ago(checkpoint.at, now, status)}",
-        str(sum(count for _, count in _restarts(status))),
-        "" if job.created_at is None else span(now - job.created_at),
-    )
-
-
-def _restarts(status: JobStatus) -> list[tuple[str, int]]:
-    """Cause -> number of the workers that ended otherwise than as planned."""
-    return sorted((cause, count) for cause, count in status.restarts.items() if count and cause not in _PLANNED)
-
-
-def _wide(job: ElasticJob) -> tuple[str, ...]:
-    found = hardware(job)
-    gpus = str(found.gpus_per_worker * job.desired) if found.gpus_per_worker else "cpu"
-    return gpus, found.storage, job.status.reason
-
-
-def bounds(job: ElasticJob) -> str:
-    """`(1-4)`: the fewest and the most workers a job trains with."""
-    return f"({job.min}-{job.max})"
-
-
-def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float) -> Table:
-    """Everything about one job, a field a row; fields with nothing to say are left out."""
+    `bar_encoding`: draw how far it is as a bar, in characters that this encoding has.
+    """
     job = ElasticJob.from_manifest(manifest)
-    status, found = job.status, hardware(job)
-    kind = f"{counted(found.gpus_per_worker, 'GPU')} each" if found.gpus_per_worker else "CPU"
+    status = job.status
     fields = [
         ("Name", joined((job.name, f"namespace {job.namespace}"))),
         ("Phase", joined((status.phase.value, lasting(job, now)))),
-        ("Workers", f"{_at_work(status, job.desired, pods)} {bounds(job)}, {kind}"),
-        ("Reason", _reason(job, pods, now)),
-        *progress_facts(status, now),
+        ("Reason", reason(job, pods, now)),
+        ("Workers", f"{_at_work(status, job.desired, pods)} ({job.bounds}), {_kind(job)}"),
+        *progress_facts(status, now, bar_encoding=bar_encoding),
         ("Cost", cost_text(job, now)),
-        ("Storage", found.storage),
+        ("Storage", hardware(job).storage),
         ("Failures", f"{status.failures} of {job.backoff_limit} allowed" if status.failures else ""),
-        *(("Interruption", text) for text in interruptions(status)),
-        *(("Scaling", text) for text in scalings(status)),
+        *(("Interruption", text) for text in _last(interruptions(status), job.name)),
+        *(("Scaling", text) for text in _last(scalings(status), job.name)),
         *zip(("Failed first", "Last lines"), _failure(status), strict=False),
     ]
-    return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text], wraps=True)
+    return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text], wraps=True, facts=True)
 
 
-def progress_facts(status: JobStatus, now: float) -> list[tuple[str, str]]:
+def _kind(job: ElasticJob) -> str:
+    """`2 GPUs each, 8 in all, spot`, or `CPU`."""
+    each, taken = hardware(job).gpus_per_worker, CAPACITIES.get(capacity(job.template), "")
+    kind = f"{counted(each, 'GPU')} each, {each * job.desired} in all" if each else "CPU"
+    return ", ".join(part for part in (kind, taken) if part)
+
+
+def _last(lines: list[str], job: str) -> list[str]:
+    """The last few, and where the others are told: a screen has no room for the story of a long life."""
+    before = len(lines) - _SHOWN_LAST
+    more = [f"{before} before: elasticctl history {job}"] if before > 0 else []
+    return [*more, *lines[-_SHOWN_LAST:]]
+
+
+def progress_facts(status: JobStatus, now: float, *, bar_encoding: str | None = None) -> list[tuple[str, str]]:
     """How far it is, how safe, and how often it was disturbed; some may be blank."""
     return [
-        ("Progress", _progress(status)),
+        ("Progress", _progress(status, bar_encoding)),
         ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
         ("Checkpoint", _checkpoint(status, now)),
-        ("Restarts", joined(f"{cause} {count}" for cause, count in _restarts(status))),
+        ("Restarts", causes(status)),
     ]
+
+
+def causes(status: JobStatus) -> str:
+    """`NodeLost 1  Preempted 2`: the workers that ended otherwise than as planned."""
+    return joined(f"{cause} {count}" for cause, count in _restarts(status))
+
+
+def restarts(status: JobStatus) -> int:
+    """How many workers ended otherwise than as planned."""
+    return sum(count for _, count in _restarts(status))
+
+
+def _restarts(status: JobStatus) -> list[tuple[str, int]]:
+    return sorted((cause, count) for cause, count in status.restarts.items() if count and cause not in _PLANNED)
 
 
 def history_table(job: ElasticJob) -> Table:
@@ -194,7 +186,7 @@ def _at_work(status: JobStatus, desired: int, pods: Sequence[Manifest]) -> str:
     return f"{status.active} of {desired} training"
 
 
-def _reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
+def reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
     """Why a job does not train (any more): the first cause, and once it has ended, the controller's word."""
     status = job.status
     if status.phase is Phase.SUCCEEDED:
@@ -206,33 +198,46 @@ def _reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
     return first.text if first.decisive or case.waiting else ""
 
 
-def _progress(status: JobStatus) -> str:
-    progress = status.progress
+def _progress(status: JobStatus, bar_encoding: str | None) -> str:
+    """How far it is in words, and above them as a bar where there is an end and somebody to see it."""
+    progress, done, left = status.progress, share_done(status), left_s(status)
     if progress.step is None:
         return ""
-    epoch = _of(progress.epoch, progress.total_epochs)
-    return joined(
+    epoch = of(progress.epoch, progress.total_epochs)
+    words = joined(
         (
-            f"step {_of(progress.step, progress.total_steps)}",
+            f"step {of(progress.step, progress.total_steps)}",
             f"epoch {epoch}" if epoch else "",
-            "" if progress.samples_per_s is None else f"{progress.samples_per_s:,.0f} samples/s",
+            rate(status, long=True),
+            "" if left is None or status.phase.terminal else f"{span(left)} to go",
         )
     )
+    if done is None or bar_encoding is None:
+        return words
+    return f"{bar(done, _BAR_WIDTH, bar_encoding)} {done:.0%}\n{words}"
+
+
+def rate(status: JobStatus, *, long: bool = False) -> str:
+    """Samples a second, or steps where the script does not say how large they are."""
+    samples, steps = status.progress.samples_per_s, steps_per_s(status)
+    if samples is not None:
+        return f"{samples:,.0f}{' samples' if long else ''}/s"
+    return "" if steps is None else f"{steps:,.3g} steps/s"
 
 
 def _checkpoint(status: JobStatus, now: float) -> str:
     checkpoint = status.checkpoint
     if checkpoint.step is None:
         return ""
-    return f"step {checkpoint.step}{_ago(checkpoint.at, now, status)}, {checkpoint.committed} committed"
+    return f"step {checkpoint.step}{ago(checkpoint.at, now, status)}, {checkpoint.committed} committed"
 
 
-def _ago(at: float | None, now: float, status: JobStatus) -> str:
+def ago(at: float | None, now: float, status: JobStatus) -> str:
     """The age of a checkpoint counts while something could be lost."""
     return "" if at is None or status.phase.terminal else f" {span(now - at)} ago"
 
 
-def _of(part: int | None, whole: int | None) -> str:
+def of(part: int | None, whole: int | None) -> str:
     if part is None:
         return ""
     return str(part) if whole is None else f"{part}/{whole}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
+
+from elasticctl.cli.output import Table, console, fitted, grid
 
 AT = 1_700_000_000.0
 
@@ -91,3 +94,39 @@ FAILED: dict[str, Any] = {
         "lastLines": ["Traceback (most recent call last):", "ValueError: bad learning rate"],
     },
 }
+
+
+def cloud_job(name: str = "resnet", **status: Any) -> dict[str, Any]:
+    """A job on spot instances with a known price, in the middle of its epochs: four workers of four T4 each."""
+    found = job(
+        name,
+        generations=[
+            {
+                "generation": 3,
+                "workers": [f"{name}-worker-{index}" for index in range(4)],
+                "formedAt": at(29),
+                "firstStepAt": at(30),
+                "resumedStep": 59,
+                "lastStep": 120,
+            }
+        ],
+        workerSeconds={"spot": 7200.0},
+        restarts={"Preempted": 2, "NodeLost": 1},
+        **status,
+    )
+    found["status"]["progress"]["at"] = at(60)
+    template = found["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    template["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 4}}
+    template["containers"][0]["env"][0]["value"] = f"s3://team/runs/{name}"
+    template["nodeSelector"] = {
+        "node.kubernetes.io/instance-type": "g4dn.12xlarge",
+        "karpenter.sh/capacity-type": "spot",
+    }
+    return found
+
+
+def drawn(table: Table, width: int) -> list[str]:
+    """A table as a terminal of that width shows it, without colours."""
+    stream = io.StringIO()
+    console(stream, width).print(grid(fitted(table, width)))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]

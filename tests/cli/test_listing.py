@@ -1,0 +1,110 @@
+"""`list` and `status` as screens of several widths show them, and as a pipe gets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from elasticctl.cli.listing import Shape, job_table
+from elasticctl.cli.output import bar, tabbed
+from elasticctl.cli.screen import most_telling
+from elasticctl.cli.views import status_table
+from elasticctl.wording import span
+from tests.cli import snapshots
+from tests.cli.samples import AT, FAILED, at, cloud_job, drawn, job
+
+NOW = AT + 60.4
+WIDTHS = [60, 80, 120, 200]
+SWEEP = "a-sweep-over-learning-rates-seed-1"
+REASONS = {f"uid-{SWEEP}": "2 workers wait for a place. worker-0 has no place: 0/3 nodes have a free GPU."}
+
+
+pytestmark = pytest.mark.usefixtures("utc")
+
+
+def unbounded() -> dict[str, Any]:
+    """A job that waits, and says nothing of the most workers it takes."""
+    found = job(SWEEP, phase="Pending", active=0, progress={}, checkpoint={}, restarts={})
+    del found["spec"]["maxReplicas"]
+    return found
+
+
+JOBS = [cloud_job(), job(), unbounded(), job("bad", **FAILED)]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_list_fits_the_screen(width: int) -> None:
+    lines = drawn(job_table(JOBS, NOW, reasons=REASONS), width)
+    assert max(map(len, lines)) <= width
+    snapshots.check(f"list-{width}", lines)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_wide_list_of_all_namespaces_fits_the_screen(width: int) -> None:
+    lines = drawn(job_table(JOBS, NOW, Shape(wide=True, namespaces=True), REASONS), width)
+    assert max(map(len, lines)) <= width
+    snapshots.check(f"list-wide-{width}", lines)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_status_fits_the_screen(width: int) -> None:
+    lines = drawn(status_table(cloud_job(), [], NOW, bar_encoding="utf-8"), width)
+    assert max(map(len, lines)) <= width
+    snapshots.check(f"status-{width}", lines)
+
+
+@pytest.mark.parametrize("shape", [Shape(), Shape(wide=True, namespaces=True)])
+def test_a_pipe_gets_every_column_of_every_job(shape: Shape) -> None:
+    lines = tabbed(job_table(JOBS, NOW, shape, REASONS)).split("\n")
+    assert {line.count("\t") for line in lines} == {len(shape.header) - 1}
+    snapshots.check("list-wide-pipe" if shape.wide else "list-pipe", lines)
+
+
+def test_columns_that_say_nothing_are_left_out_on_a_screen() -> None:
+    header, _ = drawn(job_table([job()], NOW), 200)
+    assert header.split() == ["NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE"]
+
+
+def test_a_long_life_is_told_in_short() -> None:
+    lost = [{"at": at(second), "worker": f"digits-worker-{second}", "cause": "Preempted"} for second in range(8)]
+    rows = status_table(job(interruptions=lost), [], NOW).rows
+    told = [text for name, text in rows if name == "Interruption"]
+    assert told[0] == "5 before: elasticctl history digits"
+    assert [text.split()[2] for text in told[1:]] == ["digits-worker-5", "digits-worker-6", "digits-worker-7"]
+
+
+def test_a_bar_is_drawn_for_people_only() -> None:
+    assert "21%" not in tabbed(status_table(cloud_job(), [], NOW))
+    assert bar(0.25, 8, "utf-8") == "██░░░░░░"
+    assert bar(1.0, 4, "latin-1") == "####"
+    assert bar(0.99, 4, None) == "###."
+
+
+def test_a_full_screen_shows_what_goes_on_and_what_ended_last() -> None:
+    jobs = [job(f"job-{number}", phase="Running" if number % 5 == 0 else "Succeeded") for number in range(20)]
+    names = [each["metadata"]["name"] for each in most_telling(jobs, 6)]
+    assert names == ["job-0", "job-5", "job-10", "job-15", "job-18", "job-19"]
+    assert most_telling(jobs, 20) == jobs
+    assert len(most_telling(jobs, -3)) == 1
+
+
+MANY = f"""
+import time
+from elasticctl.cli.listing import Shape, job_table
+from elasticctl.cli.output import tabbed
+from tests.cli.samples import cloud_job
+jobs = [cloud_job(f"job-{{number}}") for number in range(1000)]
+began = time.process_time()
+tabbed(job_table(jobs, {NOW}, Shape(wide=True)))
+print(time.process_time() - began)
+"""
+
+
+def test_a_thousand_jobs_are_no_burden() -> None:
+    """In a process of its own, whose processor time is its own too: an aim of 1 s leaves half of it to the rest."""
+    done = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, check=True, env=os.environ)
+    assert float(done.stdout) < 0.5, span(float(done.stdout))
