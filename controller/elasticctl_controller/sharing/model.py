@@ -94,6 +94,9 @@ class Rules:
     settle_s: float = 60.0
 
 
+DEFAULT_RULES = Rules()
+
+
 class Reason(StrEnum):
     """Why a claim has what it has; `Grant.words` says the same to a person."""
 

@@ -1,0 +1,261 @@
+"""How many workers each claim on a pool gets: counts alone, as if a worker fitted anywhere (`packing` sees to nodes).
+
+The division is made anew each time, in an order that says who comes first; what claims have now only breaks ties and
+holds back what can wait. So it does not depend on the path that led to it, and made again it is the same.
+
+1. Each project's guarantee is set aside for it, as far as its claims ask for it.
+2. Each claim gets its least or nothing. Next is who is within a guarantee, then who has the higher priority, then whose
+   project has borrowed least for its weight, then who came first. Who does not fit is passed over, and those behind use
+   what is free; as soon as it fits it goes before them. A job that runs is not suspended for one of equal priority
+   that has waited for less than `patience_s`.
+3. What is set aside and cannot be used by whom it was set aside for is given free, and the rest asks again.
+4. What is left goes to those who run and want more, one worker at a time: within guarantees first, then to the project
+   that has borrowed least for its weight, there to the highest priority, and then to the job with the fewest slots.
+   Of equals, who has a worker keeps it; and a job whose size has just changed keeps what it has for `settle_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+
+from elasticctl_controller.sharing.model import Claim, Project, Rules
+
+LEAST_WEIGHT = 1e-9
+
+
+@dataclass(slots=True)
+class Account:
+    """A project's part of the pool, in slots; `reserved` is set aside for it, used or not."""
+
+    project: Project
+    guaranteed: int
+    limit: int | None
+    reserved: int = 0
+    used: int = 0
+
+    @property
+    def aside(self) -> int:
+        """What is set aside and unused."""
+        return max(0, self.reserved - self.used)
+
+    @property
+    def over(self) -> int:
+        """What it uses beyond its guarantee."""
+        return max(0, self.used - self.guaranteed)
+
+    def allows(self, slots: int) -> bool:
+        """Does its limit allow so many more?"""
+        return self.limit is None or self.used + slots <= self.limit
+
+    def share(self, within: bool) -> float:
+        """How much it has of what is due to it: of its guarantee, or beyond that by weight."""
+        if within:
+            return self.used / max(1, self.guaranteed)
+        return self.over / max(self.project.weight, LEAST_WEIGHT)
+
+
+@dataclass(slots=True)
+class Seeker:
+    """A claim while its pool is divided. `most`: its own, or fewer where fewer fit on the nodes.
+
+    `fresh`: it waits, and has not waited for long. `keeps`: workers that are not taken from it for fairness' sake.
+    `limited`: its project's limit stood in its way.
+    """
+
+    claim: Claim
+    account: Account
+    place: int
+    most: int
+    fresh: bool
+    keeps: int
+    given: int = 0
+    borrowed: int = 0
+    limited: bool = False
+
+    @property
+    def need(self) -> int:
+        """The slots of its least."""
+        return self.claim.least * self.claim.slots_per_worker
+
+    @property
+    def holds(self) -> bool:
+        """Would the next worker be one that it was granted already?"""
+        return self.given < self.claim.granted
+
+
+@dataclass(slots=True)
+class Division:
+    """A pool that is being divided: what is free of it, and how much of that is set aside for somebody."""
+
+    free: int
+    accounts: Sequence[Account]
+    guarantees: bool
+    admitted: list[Seeker] = field(default_factory=list)
+    aside: int = 0
+
+    def room(self, account: Account) -> int:
+        """The slots that this project can take without touching what is set aside for others."""
+        return self.free - (self.aside - account.aside)
+
+    def take(self, seeker: Seeker, workers: int) -> None:
+        """Give so many more workers to a claim."""
+        account, each = seeker.account, seeker.claim.slots_per_worker
+        before, over = account.aside, account.over
+        account.used += workers * each
+        seeker.given += workers
+        self.free -= workers * each
+        self.aside -= before - account.aside
+        if self.guarantees:
+            seeker.borrowed += -(-(account.over - over) // each)
+
+    def take_back(self, seeker: Seeker, workers: int) -> None:
+        """Undo `take`, after all have been served."""
+        slots = workers * seeker.claim.slots_per_worker
+        seeker.given -= workers
+        seeker.borrowed = min(seeker.borrowed, seeker.given)
+        seeker.account.used -= slots
+        self.free += slots
+
+    def release(self, usable: Mapping[str, int]) -> bool:
+        """Give free what projects cannot use of what is set aside for them; was there any?"""
+        released = False
+        for account in self.accounts:
+            idle = account.aside - min(account.aside, usable.get(account.project.name, 0))
+            if idle > 0:
+                account.reserved -= idle
+                self.aside -= idle
+                released = True
+        return released
+
+
+def seekers(
+    claims: Iterable[Claim], accounts: Mapping[str, Account], caps: Mapping[str, int], rules: Rules, now: float
+) -> list[Seeker]:
+    """The claims in the order they came, as who seeks; `caps` are what fits of some on the nodes."""
+    ordered = sorted(claims, key=lambda claim: (claim.submitted_at, claim.key))
+    return [
+        Seeker(
+            claim=claim,
+            account=accounts[claim.project],
+            place=place,
+            most=min(claim.most, caps.get(claim.key, claim.most)),
+            fresh=claim.granted <= 0 and now < claim.changed_at + rules.patience_s,
+            keeps=claim.granted if now < claim.changed_at + rules.settle_s else 0,
+        )
+        for place, claim in enumerate(ordered)
+    ]
+
+
+def divide(slots: int, accounts: Sequence[Account], seeking: Sequence[Seeker]) -> Division:
+    """Fill in `given` of all who seek. What comes back lists those who have some in the order they came to it."""
+    demand: dict[str, int] = {}
+    for one in seeking:
+        name = one.account.project.name
+        demand[name] = demand.get(name, 0) + one.most * one.claim.slots_per_worker
+    for account in accounts:
+        account.reserved = min(account.guaranteed, demand.get(account.project.name, 0))
+        if account.limit is not None:
+            account.reserved = min(account.reserved, account.limit)
+    division = Division(slots, accounts, any(account.guaranteed > 0 for account in accounts))
+    division.aside = sum(account.aside for account in accounts)
+    _admit_all(division, seeking)
+    _grow_all(division)
+    return division
+
+
+def _admit_all(division: Division, seeking: Sequence[Seeker]) -> None:
+    waiting = list(seeking)
+    while waiting:
+        waiting = _admit(division, waiting)
+        usable: dict[str, int] = {}
+        for one in division.admitted:
+            name = one.account.project.name
+            usable[name] = usable.get(name, 0) + (one.most - one.given) * one.claim.slots_per_worker
+        if not division.release(usable):
+            return
+
+
+def _admit(division: Division, waiting: Iterable[Seeker]) -> list[Seeker]:
+    """Give those their least who come first and fit; the others come back."""
+    queues: dict[str, list[tuple[int, bool, int, Seeker]]] = {}
+    for one in waiting:
+        queue = queues.setdefault(one.account.project.name, [])
+        queue.append((-one.claim.priority, one.fresh, one.place, one))
+    for queue in queues.values():
+        queue.sort(reverse=True)  # the first is popped off the end
+    heads = [_turn(queue[-1][3], name) for name, queue in queues.items()]
+    heapify(heads)
+    passed_over: list[Seeker] = []
+    while heads:
+        turn = heappop(heads)
+        name, within = turn[-1], turn[0] == 0
+        queue = queues[name]
+        one = queue.pop()[3]
+        account = one.account
+        one.limited = not account.allows(one.need)
+        room = division.free if within else division.room(account)
+        if one.limited or one.need > room or one.most < one.claim.least:
+            passed_over.append(one)
+        else:
+            division.take(one, one.claim.least)
+            division.admitted.append(one)
+        if queue:
+            heappush(heads, _turn(queue[-1][3], name))
+    return passed_over
+
+
+def _turn(one: Seeker, name: str) -> tuple[int, int, bool, float, int, str]:
+    """When a project's next claim comes to its least: the lower the sooner."""
+    within = one.account.used + one.need <= one.account.reserved
+    return (0 if within else 1, -one.claim.priority, one.fresh, one.account.share(within), one.place, name)
+
+
+def _grow_all(division: Division) -> None:
+    _grow(division)
+    if division.free > 0 and division.release({}):  # what is too little for a worker of whom it was set aside for
+        _grow(division)
+
+
+def _grow(division: Division) -> None:
+    """Give what is left, worker by worker, to those who have their least and want more."""
+    queues: dict[str, list[tuple[bool, int, int, bool, int, Seeker]]] = {}
+    for one in division.admitted:
+        if one.given < one.most:
+            queues.setdefault(one.account.project.name, []).append(_want(one))
+    for queue in queues.values():
+        heapify(queue)
+    heads = [_claimant(queue[0][-1], name) for name, queue in queues.items()]
+    heapify(heads)
+    while heads and division.free > 0:
+        tier, *_, name = heads[0]
+        queue = queues[name]
+        one = queue[0][-1]
+        each = one.claim.slots_per_worker
+        one.limited = not one.account.allows(each)
+        if one.limited or each > (division.free if tier == 0 else division.room(one.account)):
+            heappop(queue)
+        else:
+            division.take(one, 1)
+            if one.given < one.most:
+                heapreplace(queue, _want(one))
+            else:
+                heappop(queue)
+        if queue:
+            heapreplace(heads, _claimant(queue[0][-1], name))
+        else:
+            heappop(heads)
+
+
+def _want(one: Seeker) -> tuple[bool, int, int, bool, int, Seeker]:
+    """Who of a project comes to the next worker: the lower the sooner."""
+    level = one.given * one.claim.slots_per_worker
+    return (one.given >= one.keeps, -one.claim.priority, level, not one.holds, one.place, one)
+
+
+def _claimant(one: Seeker, name: str) -> tuple[int, float, bool, str]:
+    """Which project comes to the next worker, which would be this claim's: the lower the sooner."""
+    within = one.account.used + one.claim.slots_per_worker <= one.account.reserved
+    tier = 0 if within else 1 if one.given < one.keeps else 2
+    return (tier, one.account.share(within), not one.holds, name)
