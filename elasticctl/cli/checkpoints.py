@@ -12,7 +12,7 @@ import typer
 from elasticctl.cli import options, stored
 from elasticctl.cli.command import Group, family, verb
 from elasticctl.cli.options import Where
-from elasticctl.cli.output import hint, print_data, print_table, say
+from elasticctl.cli.output import emit, hint, print_data, print_table, say
 from elasticctl.errors import StorageError, UsageError
 from elasticctl.wording import counted
 
@@ -60,13 +60,15 @@ class Keep:
 
 
 @verb(checkpoints, "list")
-def list_checkpoints(*, target: Target, output: Output = "table", where: Where) -> None:
+def list_checkpoints(*, target: Target, output: options.Output = "table", where: Where) -> None:
     """List checkpoints, newest first, each whole or damaged as far as a glance tells."""
     place = stored.place_of(target, where)
     found = stored.found_at(place)
-    if output in ("json", "yaml"):
-        data = {"storage": place.storage.url, "checkpoints": [stored.as_data(finding) for finding in found]}
-        print_data("CheckpointList", data, output)
+    if output == "name":
+        for commit in [finding.commit for finding in found if finding.commit is not None]:
+            emit(str(commit.step))
+    elif output in ("json", "yaml"):
+        _print_list(place, found, output)
     elif not found:
         say(f"{place.name}: no checkpoints at {place.storage.url}")
     else:
@@ -90,8 +92,7 @@ def verify(
         found = [finding for finding in found if finding.commit == wanted]
     checked = [_checked(place, finding) for finding in found]
     if output in ("json", "yaml"):
-        data = {"storage": place.storage.url, "checkpoints": [stored.as_data(finding) for finding in checked]}
-        print_data("CheckpointList", data, output)
+        _print_list(place, checked, output)
     elif checked:
         print_table(stored.table(checked, time.time(), wide=output == "wide"))
     damaged = sum(bool(finding.damage) for finding in checked)
@@ -176,6 +177,11 @@ def prune(
         say(f"{place.name}: would delete {_named(doomed)}")
     else:
         _delete(place, doomed, found, yes)
+
+
+def _print_list(place: stored.Place, found: list[Finding], output: str) -> None:
+    data = {"storage": place.storage.url, "checkpoints": [stored.as_data(finding) for finding in found]}
+    print_data("CheckpointList", data, output)
 
 
 def _checked(place: stored.Place, finding: Finding) -> Finding:

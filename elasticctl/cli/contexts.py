@@ -13,13 +13,16 @@ from elasticctl import config as configuration
 from elasticctl.catalog import gpu_type
 from elasticctl.cli import options
 from elasticctl.cli.command import family, verb
-from elasticctl.cli.output import Table, emit, hint, print_table, say
+from elasticctl.cli.output import Table, emit, hint, print_data, print_plain, print_table, say
 from elasticctl.cli.target import contexts, contexts_file
 from elasticctl.config import Context
 from elasticctl.errors import NotFoundError, UsageError
 from elasticctl.wording import did_you_mean, shown
 
 app, config = family("config", "Choose and describe the places to run jobs at.")
+
+_COLUMNS = ("CURRENT", "NAME", "PROVIDER", "NAMESPACE", "STORAGE")
+_WIDE = ("KUBE CONTEXT", "IMAGE", "GPUS")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=options.complete_context)]
 
@@ -47,26 +50,27 @@ class Fields:
 
 @verb(config, "get-contexts")
 def get_contexts(
-    output: Annotated[
-        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="How to print.")
-    ] = "table",
+    output: options.Output = "table",
 ) -> None:
     """List the contexts; * marks the one that is used when none is named."""
     found = contexts()
     if output == "name":
         for context in found.contexts:
             emit(context.name)
-    elif output == "table":
-        rows = [
-            ("*" if each.name == found.current else "", each.name, each.provider, each.namespace, each.storage)
-            for each in found.contexts
-        ]
-        print_table(Table(("CURRENT", "NAME", "PROVIDER", "NAMESPACE", "STORAGE"), rows))
+    elif output in ("table", "wide"):
+        rows = [_row(each, each.name == found.current, wide=output == "wide") for each in found.contexts]
+        print_table(Table((*_COLUMNS, *(_WIDE if output == "wide" else ())), rows))
         hint(
             "another one: elasticctl config set-context NAME --provider aws; use it: elasticctl config use-context NAME"
         )
     else:
-        _print_data(configuration.encode(found), output)
+        print_data("ContextList", configuration.encode(found), output)
+
+
+def _row(context: Context, current: bool, *, wide: bool) -> tuple[str, ...]:
+    gpus = f"{context.gpu_type} {context.gpus_per_node or ''}".strip()
+    more = (context.kube_context, context.image, gpus) if wide else ()
+    return ("*" if current else "", context.name, context.provider, context.namespace, context.storage, *more)
 
 
 @verb(config, "use-context")
@@ -132,15 +136,4 @@ def view(
 ) -> None:
     """Print the contexts file and where it is."""
     say(f"# {contexts_file()}")
-    _print_data(configuration.encode(contexts()), output)
-
-
-def _print_data(data: Any, form: str) -> None:
-    if form == "json":
-        import json
-
-        emit(json.dumps(data, indent=2, ensure_ascii=False))
-    else:
-        from elasticctl.yamltext import dump
-
-        emit(dump(data))
+    print_plain(configuration.encode(contexts()), output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Annotated, Literal
@@ -11,7 +10,7 @@ import typer
 
 from elasticctl.cli import options
 from elasticctl.cli.command import family, verb
-from elasticctl.cli.output import Table, emit, hint, print_table, say
+from elasticctl.cli.output import Table, hint, print_data, print_table, say
 from elasticctl.errors import UsageError
 from elasticctl.wording import span
 
@@ -22,7 +21,7 @@ app, local = family(
 
 @verb(local, "status")
 def local_status(
-    output: Annotated[Literal["table", "json"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
 ) -> None:
     """Show whether the supervisor runs (it starts by itself when needed), and what it has."""
     from elasticctl.cluster.local.daemon import supervisor_info
@@ -30,11 +29,11 @@ def local_status(
 
     paths = local_paths()
     info = supervisor_info(paths)
-    if output == "json":
+    if output != "table":
         found = {"running": info is not None, "stateDir": str(paths.state)}
         if info is not None:
             found |= {"pid": info.pid, "version": info.version, "gpus": list(info.gpus)}
-        emit(json.dumps(found, indent=2))
+        print_data("LocalStatus", found, output)
         return
     rows = [("State", str(paths.state)), ("Log", str(paths.supervisor_log))]
     if info is None:

@@ -38,7 +38,7 @@ class Table:
 
 
 DATA_VERSION = "cli.elasticctl/v1"
-"""Of what `explain`, `events`, `describe` and `history` print as data; a field that goes or changes makes a new one."""
+"""Of what verbs print as data (docs/json.md); a field that goes or changes its meaning makes a new one."""
 _GAP = 2
 _LEAST_LAST = 24
 """A last column that is longer than this may be cut before other columns go."""
@@ -87,7 +87,19 @@ def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> Non
         for manifest in manifests:
             emit(manifest["metadata"]["name"])
         return
-    data: Any = manifests[0] if one else {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+    print_plain(manifests[0] if one else {"apiVersion": "v1", "kind": "List", "items": list(manifests)}, form)
+
+
+def print_data(kind: str, data: Mapping[str, Any], form: str) -> None:
+    """Print what a verb has found out, as json or yaml; `kind` and the version tell programs what they read.
+
+    What is in it is said by docs/schemas/`kind`.json.
+    """
+    print_plain({"apiVersion": DATA_VERSION, "kind": kind, **data}, form)
+
+
+def print_plain(data: Any, form: str) -> None:
+    """Print data as json or yaml."""
     if form == "json":
         import json
 
@@ -96,19 +108,6 @@ def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> Non
         from elasticctl.yamltext import dump
 
         emit(dump(data))
-
-
-def print_data(kind: str, data: Mapping[str, Any], form: str) -> None:
-    """Print what a verb has found out, as json or yaml; `kind` and the version tell programs what they read."""
-    whole = {"apiVersion": DATA_VERSION, "kind": kind, **data}
-    if form == "json":
-        import json
-
-        emit(json.dumps(whole, indent=2, ensure_ascii=False))
-    else:
-        from elasticctl.yamltext import dump
-
-        emit(dump(whole))
 
 
 def tabbed(table: Table) -> str:

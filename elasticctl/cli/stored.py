@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +154,7 @@ def as_data(finding: Finding) -> dict[str, Any]:
         "number": commit.number,
         "generation": commit.generation,
         "metrics": dict(commit.metrics),
-        "objects": [asdict(ref) for ref in commit.shares],
+        "objects": [{"key": ref.key, "sizeBytes": ref.size_bytes, "checksum": ref.checksum} for ref in commit.shares],
         **state,
     }
 

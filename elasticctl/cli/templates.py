@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from elasticctl.cli.command import family, verb
-from elasticctl.cli.output import Table, emit, hint, print_table, say
+from elasticctl.cli.output import Table, emit, hint, print_data, print_table, say
 from elasticctl.cli.target import templates_folder
 from elasticctl.errors import TemplateError, UsageError
 from elasticctl.templates import DEFAULT, SUFFIX, available, find
@@ -18,10 +18,22 @@ app, template = family("template", "The shapes that jobs are made in: shipped on
 
 
 @verb(template, "list")
-def list_templates() -> None:
+def list_templates(
+    output: Annotated[
+        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="How to print.")
+    ] = "table",
+) -> None:
     """List the templates; one of your own hides a shipped one of its name."""
-    rows = [(each.name, str(each.path or "shipped")) for each in available(templates_folder())]
-    print_table(Table(("NAME", "FROM"), rows))
+    found = available(templates_folder())
+    if output == "name":
+        for each in found:
+            emit(each.name)
+        return
+    if output != "table":
+        known = [{"name": each.name, **({"path": str(each.path)} if each.path else {})} for each in found]
+        print_data("TemplateList", {"templates": known}, output)
+        return
+    print_table(Table(("NAME", "FROM"), [(each.name, str(each.path or "shipped")) for each in found]))
     hint("make your own: elasticctl template new NAME")
 
 
