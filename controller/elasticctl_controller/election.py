@@ -51,7 +51,10 @@ def awake_clock() -> float:
 
 
 class Election:
-    """Takes part until stopped. `on_elected` and `on_lost` are called from its threads, each once at most."""
+    """Takes part until stopped. `on_elected` and `on_lost` are called from its threads, each once at most.
+
+    `on_answer` is called whenever the API server has answered: every two seconds or so while it can be reached.
+    """
 
     def __init__(
         self,
@@ -60,9 +63,10 @@ class Election:
         on_elected: Callable[[], None],
         on_lost: Callable[[], None],
         clock: Callable[[], float] = awake_clock,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._api, self._me, self._clock = api, candidate, clock
-        self._on_elected, self._on_lost = on_elected, on_lost
+        self._on_elected, self._on_lost, self._on_answer = on_elected, on_lost, on_answer
         self._path = _LEASES.format(candidate.namespace)
         self._held_until: float | None = None
         self._seen: tuple[str, float] = ("", 0.0)  # the last version of another's lease, and when it was first seen
@@ -110,6 +114,8 @@ class Election:
             except ElasticctlError as e:
                 log.warning("lease %s/%s: %s", self._me.namespace, self._me.name, e)
                 mine = False
+            else:
+                self._on_answer()
             if mine:
                 elected = self._held_until is None
                 self._held_until = sent + HOLD_S

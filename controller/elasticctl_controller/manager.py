@@ -62,7 +62,9 @@ class Manager:
         self._host = socket.gethostname()
         self._metrics, self._queue = Metrics(), WorkQueue()
         candidate = Candidate(flags.leader_election_namespace, LEASE, f"{self._host}_{uuid.uuid4()}")
-        self._election = Election(connection, candidate, self._elected, exit_at_once)
+        self._election = Election(
+            connection, candidate, self._elected, exit_at_once, on_answer=lambda: self._workload.api_answered()
+        )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.note_request)
         makers = Makers(functools.partial(companions, key), build_budget)

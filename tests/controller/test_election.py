@@ -53,9 +53,12 @@ class Replica:
 
     def __init__(self, server: LeaseServer, name: str) -> None:
         self.name, self._server = name, server
-        self.elected, self.lost = threading.Event(), threading.Event()
+        self.elected, self.lost, self.answers = threading.Event(), threading.Event(), 0
         candidate = Candidate("system", "controller", name)
-        self.election = Election(self, candidate, self.elected.set, self.lost.set)
+        self.election = Election(self, candidate, self.elected.set, self.lost.set, on_answer=self._answered)
+
+    def _answered(self) -> None:
+        self.answers += 1
 
     def request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 3.0
@@ -157,3 +160,17 @@ def test_a_process_that_slept_does_not_hold_what_ran_out(server: LeaseServer) ->
     now[0] += 60
     assert not replica.election.holds()  # asked before every write: no thread has to have noticed yet
     replica.election.stop()
+
+
+def test_the_leader_and_the_others_tell_of_each_answer(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    second = start("second")
+    wait_until(lambda: first.answers > 3 and second.answers > 3)
+    server.away.add("second")
+    counted = server.version
+    wait_until(lambda: server.version > counted + 1)  # whatever was under way has come to its end
+    heard = second.answers
+    wait_until(lambda: server.version > counted + 5)
+    assert second.answers == heard
+    assert first.answers > heard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -194,6 +195,7 @@ def test_a_pod_of_which_only_the_name_is_left_is_no_longer_there(bench: Bench) -
 
 def test_jobs_are_called_for_when_a_pod_or_a_node_changes(bench: Bench) -> None:
     bench.add_node("n1")
+    bench.add_node("n2")
     job = bench.submit()
     pod = bench.create(job)
     bench.keys.clear()
@@ -205,6 +207,25 @@ def test_jobs_are_called_for_when_a_pod_or_a_node_changes(bench: Bench) -> None:
     assert bench.workload.lost_nodes() == {"n1"}
     bench.add_node("n1")
     wait_until(lambda: not bench.workload.lost_nodes())
+
+
+def test_a_node_is_believed_lost_once_the_api_server_has_been_back_for_a_while(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticctl.cluster.kube.nodes.SETTLE_S", 1.0)
+    bench.add_node("n1")
+    bench.add_node("n2")
+    job = bench.submit()
+    bench.place(bench.create(job), "n1")
+    wait_until(lambda: all(pod.node for pod in bench.pods(job)))
+    wait_until(lambda: "default/job" in bench.keys)
+    bench.keys.clear()
+    bench.workload.api_answered()
+    began = time.monotonic()
+    bench.add_node("n1", "Unknown")
+    wait_until(lambda: bench.keys == ["default/job"])
+    assert time.monotonic() - began >= 1.0
+    assert bench.workload.lost_nodes() == {"n1"}
 
 
 def test_the_pods_of_a_deleted_node_are_called_for_at_once(bench: Bench) -> None:

@@ -111,6 +111,11 @@ class KubeWorkload:
 
         self.jobs.subscribe(job_changed)
 
+    def api_answered(self) -> None:
+        """The API server has answered this process; to be called every few seconds while it does."""
+        if self._health.api_answered():
+            self._node_news.set()
+
     def get_job(self, key: str) -> Manifest | None:
         """Return the job's manifest, or None when it is gone."""
         return self.jobs.get(key)
