@@ -1,0 +1,164 @@
+"""Workspaces in storage: send what is not there yet, and get one back.
+
+    listings/<digest>    one workspace: its listing, and where its contents are
+    packs/<sha256>       contents, many to an object
+    heads/<origin>       the digest of the newest workspace of one folder: what the next one is compared with
+
+A workspace that is there already is not sent again, and of another only the contents that the newest one of the same
+folder does not have. Objects never change, so that a job finds what it was submitted with. Several senders do no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from elasticctl_train.errors import DamagedError, ExistsError, MissingError, StorageError
+from elasticctl_train.storage import Storage, all_keys
+from elasticctl_train.workspace.listing import File, Listing, is_digest, parse
+from elasticctl_train.workspace.pieces import Pack, Packer, Places, parse_places, places_to_json
+
+LISTINGS, PACKS, HEADS = "listings", "packs", "heads"
+
+Read = Callable[[File], Iterator[bytes]]
+"""A file's content in pieces of `pieces.PIECE_BYTES`; only the last is shorter. Raises where it is not what it was."""
+
+log = logging.getLogger("elasticctl_train")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A workspace in storage."""
+
+    listing: Listing
+    places: Places
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What had to be sent: files of new content, and bytes of them before they were compressed."""
+
+    files: int = 0
+    size_bytes: int = 0
+
+
+def find(storage: Storage, digest: str) -> Kept:
+    """The workspace of this digest. Raises MissingError, DamagedError, StorageError."""
+    data = _json(storage.get(f"{LISTINGS}/{digest}"), f"{LISTINGS}/{digest}")
+    listing = parse(data.get("listing") if isinstance(data, dict) else None)
+    if listing.digest != digest:
+        raise DamagedError(f"{storage.url}: the workspace {digest[:12]} is another one than its name says")
+    return Kept(listing, parse_places(data.get("places"), listing))
+
+
+def missing(storage: Storage, listing: Listing, origin: str) -> tuple[list[File], dict[str, Any]]:
+    """The files whose content has to be sent, one for each content, and where those that need not are.
+
+    `origin` names the folder it comes from, on its machine. Raises StorageError.
+    """
+    packs = {key.rpartition("/")[2] for key in all_keys(storage, f"{PACKS}/")}
+    known: dict[str, Any] = {}
+    for digest in dict.fromkeys((_head(storage, origin), listing.digest)):
+        for content, pieces in _places(storage, digest).items():
+            if all(piece.pack in packs for piece in pieces):
+                known[content] = pieces
+    wanted = {file.sha256: file for file in reversed(listing.files)}
+    new = [file for file in wanted.values() if file.sha256 not in known]
+    places = {content: known[content] for content in wanted if content in known}
+    return sorted(new, key=lambda file: file.path), places
+
+
+def send(storage: Storage, listing: Listing, origin: str, read: Read, on_bytes: Callable[[int], None]) -> Sent:
+    """Have the workspace in storage; `on_bytes` is told how many more bytes of contents are there.
+
+    Raises StorageError, and what `read` does; then nobody finds a workspace that is not whole.
+    """
+    new, places = missing(storage, listing, origin)
+    packer = Packer()
+    for pack in _packs(packer, new, read, on_bytes):
+        with suppress(ExistsError):
+            storage.put(f"{PACKS}/{pack.digest}", pack.parts, if_absent=True)
+    where = places | packer.places
+    for file in listing.files:
+        where.setdefault(file.sha256, ())  # an empty one has no pieces
+    if new or not _is_there(storage, listing.digest):
+        storage.put(f"{LISTINGS}/{listing.digest}", [_document(listing, where)])
+    storage.put(f"{HEADS}/{origin}", [listing.digest.encode()])
+    return Sent(len(new), sum(file.size_bytes for file in new))
+
+
+def copy(source: Storage, target: Storage, digest: str) -> None:
+    """Have the workspace of this digest in another storage too. Raises MissingError, DamagedError, StorageError."""
+    kept = find(source, digest)
+    there = set(all_keys(target, f"{PACKS}/"))
+    for pack in sorted({piece.pack for pieces in kept.places.values() for piece in pieces}):
+        if f"{PACKS}/{pack}" in there:
+            continue
+        data = source.get(f"{PACKS}/{pack}")
+        if hashlib.sha256(data).hexdigest() != pack:
+            raise DamagedError(f"{source.url}: the pack {pack[:12]} is damaged")
+        target.put(f"{PACKS}/{pack}", [data])
+    target.put(f"{LISTINGS}/{digest}", [_document(kept.listing, kept.places)])
+
+
+def _packs(packer: Packer, files: Iterable[File], read: Read, on_bytes: Callable[[int], None]) -> Iterator[Pack]:
+    for file in files:
+        for data in read(file):
+            yield from packer.add(file.sha256, data)
+            on_bytes(len(data))
+    yield from packer.close()
+
+
+def _head(storage: Storage, origin: str) -> str:
+    try:
+        found = storage.get(f"{HEADS}/{origin}").decode("ascii", "replace")
+    except MissingError:
+        return ""
+    return found if is_digest(found) else ""
+
+
+def _places(storage: Storage, digest: str) -> Places:
+    """Where the contents of a workspace lie; of none that is damaged or not there."""
+    if not digest:
+        return {}
+    try:
+        return find(storage, digest).places
+    except MissingError:
+        return {}
+    except DamagedError as e:
+        log.warning("%s; it is sent anew", e)
+        return {}
+
+
+def _document(listing: Listing, places: Places) -> bytes:
+    return json.dumps({"listing": listing.to_json(), "places": places_to_json(places)}).encode()
+
+
+def _is_there(storage: Storage, digest: str) -> bool:
+    try:
+        find(storage, digest)
+    except (MissingError, DamagedError):
+        return False
+    return True
+
+
+def _json(data: bytes, key: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise DamagedError(f"{key} is not JSON") from e
+
+
+def explained(error: StorageError, url: str, digest: str) -> str:
+    """Why a workspace cannot be had, in one line with its mend."""
+    name = f"the workspace {digest[:12]} at {url}"
+    if isinstance(error, MissingError):
+        return f"{name} is not there any more: submit the job again from its folder"
+    if isinstance(error, DamagedError):
+        return f"{name} is damaged ({error}): submit the job again from its folder"
+    return f"cannot get {name}: {error}"
