@@ -24,6 +24,7 @@ from elasticctl_controller.sharing.model import (
     Usage,
     Worker,
 )
+from elasticctl_controller.sharing.packing import Packing
 
 PACKINGS = 4
 """How often a pool is divided again because workers of several slots did not fit its nodes; then those go without."""
@@ -61,7 +62,7 @@ class _Outcome:
     pool: Pool
     accounts: Sequence[Account]
     seeking: Sequence[Seeker]
-    kept: Mapping[str, tuple[Worker, ...]]
+    packed: Packing
 
 
 def _decide_pool(
@@ -80,7 +81,7 @@ def _decide_pool(
             caps.update(packed.fitting)
         else:
             _cut_down(divided, packed.fitting)
-    return _Outcome(pool, divided.accounts, seeking, packed.kept)
+    return _Outcome(pool, divided.accounts, seeking, packed)
 
 
 def _caps(pool: Pool, claims: Iterable[Claim]) -> dict[str, int]:
@@ -129,7 +130,8 @@ def _grants(outcome: _Outcome) -> dict[str, Grant]:
             reason=why.reason,
             words=why.words,
             borrowed=one.borrowed,
-            leave=_leaving(one, outcome.kept),
+            leave=_leaving(one, outcome.packed.kept),
+            nodes=outcome.packed.nodes.get(claim.key, ()) if one.given else (),
             pending=pending,
             change=change.words if change else "",
             for_key=change.for_key if change else why.for_key,

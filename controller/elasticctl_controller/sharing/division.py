@@ -8,7 +8,7 @@ holds back what can wait. So it does not depend on the path that led to it, and 
    project has borrowed least for its weight, then who came first. Who does not fit is passed over, and those behind use
    what is free; as soon as it fits it goes before them. A job that runs is not suspended for one of equal priority
    that has waited for less than `patience_s`.
-3. What is set aside and cannot be used by whom it was set aside for is given free, and the rest asks again.
+3. What is set aside and cannot be used by whom it was set aside for is given free, and 2 is done again.
 4. What is left goes to those who run and want more, one worker at a time: within guarantees first, then to the project
    that has borrowed least for its weight, there to the highest priority, and then to the job with the fewest slots.
    Of equals, who has a worker keeps it; and a job whose size has just changed keeps what it has for `settle_s`.
@@ -23,6 +23,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from elasticctl_controller.sharing.model import Claim, Project, Rules
 
 LEAST_WEIGHT = 1e-9
+RELEASES = 16
+"""How often claims come to their least again because something that was set aside has been given free."""
 
 
 @dataclass(slots=True)
@@ -95,6 +97,14 @@ class Division:
     admitted: list[Seeker] = field(default_factory=list)
     aside: int = 0
 
+    @classmethod
+    def begun(cls, slots: int, accounts: Sequence[Account]) -> Division:
+        """A pool of which nobody has anything yet."""
+        for account in accounts:
+            account.used = 0
+        guarantees = any(account.guaranteed > 0 for account in accounts)
+        return cls(slots, accounts, guarantees, aside=sum(account.reserved for account in accounts))
+
     def room(self, account: Account) -> int:
         """The slots that this project can take without touching what is set aside for others."""
         return self.free - (self.aside - account.aside)
@@ -157,65 +167,56 @@ def divide(slots: int, accounts: Sequence[Account], seeking: Sequence[Seeker]) -
     for account in accounts:
         account.reserved = min(account.guaranteed, demand.get(account.project.name, 0))
         if account.limit is not None:
-            account.reserved = min(account.reserved, account.limit)
-    division = Division(slots, accounts, any(account.guaranteed > 0 for account in accounts))
-    division.aside = sum(account.aside for account in accounts)
-    _admit_all(division, seeking)
-    _grow_all(division)
+            account.reserved = max(0, min(account.reserved, account.limit))
+    for _ in range(RELEASES):
+        division = _admit(slots, accounts, seeking)
+        if not division.release(_growth(division)):
+            break
+    _grow(division)
+    if division.free > 0 and division.release({}):  # what is too little for a worker of whom it was set aside for
+        _grow(division)
     return division
 
 
-def _admit_all(division: Division, seeking: Sequence[Seeker]) -> None:
-    waiting = list(seeking)
-    while waiting:
-        waiting = _admit(division, waiting)
-        usable: dict[str, int] = {}
-        for one in division.admitted:
-            name = one.account.project.name
-            usable[name] = usable.get(name, 0) + (one.most - one.given) * one.claim.slots_per_worker
-        if not division.release(usable):
-            return
+def _growth(division: Division) -> dict[str, int]:
+    """The slots by project that those who have their least could still use."""
+    found: dict[str, int] = {}
+    for one in division.admitted:
+        name = one.account.project.name
+        found[name] = found.get(name, 0) + (one.most - one.given) * one.claim.slots_per_worker
+    return found
 
 
-def _admit(division: Division, waiting: Iterable[Seeker]) -> list[Seeker]:
-    """Give those their least who come first and fit; the others come back."""
+def _admit(slots: int, accounts: Sequence[Account], seeking: Sequence[Seeker]) -> Division:
+    """Give those their least who come first and fit."""
     queues: dict[str, list[tuple[int, bool, int, Seeker]]] = {}
-    for one in waiting:
+    for one in seeking:
+        one.given = one.borrowed = 0
         queue = queues.setdefault(one.account.project.name, [])
         queue.append((-one.claim.priority, one.fresh, one.place, one))
     for queue in queues.values():
         queue.sort(reverse=True)  # the first is popped off the end
+    division = Division.begun(slots, accounts)
     heads = [_turn(queue[-1][3], name) for name, queue in queues.items()]
     heapify(heads)
-    passed_over: list[Seeker] = []
     while heads:
         turn = heappop(heads)
         name, within = turn[-1], turn[0] == 0
-        queue = queues[name]
-        one = queue.pop()[3]
-        account = one.account
-        one.limited = not account.allows(one.need)
-        room = division.free if within else division.room(account)
-        if one.limited or one.need > room or one.most < one.claim.least:
-            passed_over.append(one)
-        else:
+        one = queues[name].pop()[3]
+        one.limited = not one.account.allows(one.need)
+        room = division.free if within else division.room(one.account)
+        if not one.limited and one.need <= room and one.most >= one.claim.least:
             division.take(one, one.claim.least)
             division.admitted.append(one)
-        if queue:
-            heappush(heads, _turn(queue[-1][3], name))
-    return passed_over
+        if queues[name]:
+            heappush(heads, _turn(queues[name][-1][3], name))
+    return division
 
 
 def _turn(one: Seeker, name: str) -> tuple[int, int, bool, float, int, str]:
     """When a project's next claim comes to its least: the lower the sooner."""
     within = one.account.used + one.need <= one.account.reserved
     return (0 if within else 1, -one.claim.priority, one.fresh, one.account.share(within), one.place, name)
-
-
-def _grow_all(division: Division) -> None:
-    _grow(division)
-    if division.free > 0 and division.release({}):  # what is too little for a worker of whom it was set aside for
-        _grow(division)
 
 
 def _grow(division: Division) -> None:

@@ -125,8 +125,9 @@ class Grant:
     to be taken back. `leave`: names of the workers that have to go now, the youngest. `pending`: how many more it
     would take if there were nodes for them; what an autoscaler should know of. `words` is why it has what it has, in
     one sentence without a subject ("waits for 2 GPUs that team-b is guaranteed"); `change` is what this decision
-    changed, empty when nothing ("gave 2 workers to team-b/train, which is guaranteed them"), and `for_key` whom it
-    was changed for.
+    changed, empty when nothing ("gives 2 workers to team-b/train, as team-b is guaranteed so many"), and `for_key` whom
+    it was changed for. `nodes`: where workers take several slots, the nodes kept for those that have none yet; they
+    should go there, because elsewhere they might stand in somebody's way.
     """
 
     key: str
@@ -135,6 +136,7 @@ class Grant:
     words: str
     borrowed: int = 0
     leave: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
     pending: int = 0
     change: str = ""
     for_key: str = ""

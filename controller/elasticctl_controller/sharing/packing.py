@@ -17,9 +17,13 @@ from elasticctl_controller.sharing.model import Claim, Pool, Worker
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`kept`: workers by claim that stay. `fitting`: how many fit of those claims for which it is fewer than given."""
+    """`kept`: workers by claim that stay. `nodes`: where the others of a claim fit, if not anywhere.
+
+    `fitting`: how many fit of those claims for which it is fewer than given.
+    """
 
     kept: Mapping[str, tuple[Worker, ...]]
+    nodes: Mapping[str, tuple[str, ...]]
     fitting: Mapping[str, int]
 
 
@@ -39,7 +43,7 @@ def room_for(pool: Pool, slots_per_worker: int) -> int:
 def pack(pool: Pool, admitted: Sequence[Seeker]) -> Packing:
     """Place what was given, in the order it was given."""
     if all(one.claim.slots_per_worker == 1 for one in admitted):
-        return Packing({one.claim.key: staying(one.claim, one.given) for one in admitted}, {})
+        return Packing({one.claim.key: staying(one.claim, one.given) for one in admitted}, {}, {})
     floor = _Floor([node.slots for node in pool.nodes])
     numbers = {node.name: number for number, node in enumerate(pool.nodes)}
     placed = [_settle(floor, numbers, turn, one) for turn, one in enumerate(admitted)]
@@ -51,17 +55,22 @@ def pack(pool: Pool, admitted: Sequence[Seeker]) -> Packing:
     fitting = {
         one.claim.key: there.count for one, there in zip(admitted, placed, strict=True) if there.count < one.given
     }
-    return Packing(kept, fitting)
+    nodes = {
+        one.claim.key: tuple(pool.nodes[number].name for number in there.new)
+        for one, there in zip(admitted, placed, strict=True)
+    }
+    return Packing(kept, nodes, fitting)
 
 
 @dataclass(slots=True, eq=False)
 class _Placed:
-    """Of one claim: how many have a place, the workers that keep theirs, and how many of its least may be sent away."""
+    """Of one claim: how many have a place, the workers that keep theirs, and the nodes of new ones."""
 
     slots_per_worker: int
     least: int
     count: int = 0
     workers: list[Worker] = field(default_factory=list)
+    new: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -159,6 +168,7 @@ def _place(floor: _Floor, one: Seeker, placed: _Placed, wanted: int, turn: int |
         if number is None:
             break
         floor.change(number, -placed.slots_per_worker)
+        placed.new.append(number)
         placed.count += 1
 
 
