@@ -8,8 +8,10 @@ from elasticctl.errors import ClusterError
 from elasticctl.wording import shown
 
 
-def connect(context: Context) -> Cluster:
+def connect(context: Context, *, starts: bool = True) -> Cluster:
     """The cluster that a context stands for; does not talk to it yet.
+
+    `starts`: the local cluster is started when it is first asked something and does not run.
 
     Raises ClusterError when the client for Kubernetes is not installed, and what `kube.connection.connect` raises.
     """
@@ -17,7 +19,7 @@ def connect(context: Context) -> Cluster:
     if context.provider == LOCAL:
         from elasticctl.cluster.local.client import LocalCluster
 
-        return LocalCluster()
+        return LocalCluster(starts=starts)
     try:
         from elasticctl.cluster.kube.client import KubeCluster
     except ModuleNotFoundError as e:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.connection import request
+from elasticctl.cluster.local.paths import local_paths
 from elasticctl.cluster.local.podstatus import gpus_of
-from elasticctl.errors import ClusterError, NotFoundError, SpecError
+from elasticctl.errors import ClusterError, NotFoundError, SpecError, UnreachableError
 from tests.cluster_contract import phase, running, scale
+from tests.conftest import processes_of
 from tests.jobs import FOREVER, shell_job
 from tests.waiting import wait_until
 
@@ -135,3 +138,12 @@ def test_importing_the_client_is_cheap() -> None:
     assert not {"aiohttp", "asyncio", "psutil", "sqlite3", "http.client", "subprocess", "elasticctl_controller"} & set(
         loaded
     )
+
+
+def test_who_only_looks_starts_nothing(home: Path, local_cluster: LocalCluster) -> None:
+    watcher = LocalCluster(local_paths(), starts=False)
+    with pytest.raises(UnreachableError, match="is not running; it starts with the next job"):
+        watcher.list_jobs(None)
+    assert processes_of(home) == []
+    local_cluster.list_jobs(None)
+    assert watcher.list_jobs(None) == []

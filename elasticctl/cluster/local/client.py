@@ -22,11 +22,16 @@ def _to_stderr(line: str) -> None:
 
 
 class LocalCluster:
-    """`elasticctl.cluster.base.Cluster` over the supervisor's socket; `say` gets the rare line of talk."""
+    """`elasticctl.cluster.base.Cluster` over the supervisor's socket; `say` gets the rare line of talk.
 
-    def __init__(self, paths: LocalPaths | None = None, say: Callable[[str], None] = _to_stderr) -> None:
+    `starts` False: who only looks again and again must not start what somebody has stopped; UnreachableError then.
+    """
+
+    def __init__(
+        self, paths: LocalPaths | None = None, say: Callable[[str], None] = _to_stderr, *, starts: bool = True
+    ) -> None:
         self.paths = paths or local_paths()
-        self._say = say
+        self._say, self._starts = say, starts
         self._checked = False
 
     def create_job(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
@@ -80,6 +85,8 @@ class LocalCluster:
         return answer
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        if not self._starts:
+            return self._call_if_there(method, path, body)
         if not self._checked:
             ensure_supervisor(self.paths, self._say)
             self._checked = True
@@ -92,6 +99,13 @@ class LocalCluster:
                 raise
         ensure_supervisor(self.paths, self._say)
         return request(self.paths.api_socket, method, path, body)
+
+    def _call_if_there(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        try:
+            return request(self.paths.api_socket, method, path, body)
+        except NotSentError as e:
+            message = "the local cluster is not running; it starts with the next job: elasticctl submit train.py"
+            raise UnreachableError(message) from e
 
 
 def _namespace_of(manifest: Mapping[str, Any]) -> str:
