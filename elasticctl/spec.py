@@ -32,6 +32,8 @@ LABEL_INDEX = "replica-index"
 ANNOTATION_SCALED_BY = f"{GROUP}/scaled-by"
 ANNOTATION_RERUN_OF = f"{GROUP}/rerun-of"
 """The name of the job that a rerun repeats."""
+ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
+"""Which search for capacity made the job: no other may take it back."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """On a job that Kueue admits: the built-in sharing leaves it alone."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from elasticctl.cli import options
+from elasticctl.cli import failover, options
 from elasticctl.cli.attach import attach
 from elasticctl.cli.command import Verb, new_app, verb
 from elasticctl.cli.options import Assignment, Where
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typer._click import Context as CommandContext
 
     from elasticctl.cli.making import Draft
+    from elasticctl.config import Context
 
 _ATTEMPTS = 5
 _SUFFIX_CHARS = "bcdfghjkmnpqrstvwxz23456789"
@@ -71,6 +72,15 @@ class How:
             raise UsageError("--output goes with --detach or --dry-run; otherwise stdout is the job's own output")
 
 
+@dataclass(frozen=True, slots=True)
+class Places(Where):
+    """Where to try, and how long."""
+
+    capacity_timeout: Annotated[
+        int | None, options.time("Give a context up that brings too few workers; 10m with several.")
+    ] = None
+
+
 class DryRunVerb(Verb):
     """Takes --dry-run with and without a value, as kubectl does."""
 
@@ -89,12 +99,13 @@ def submit(
     request: Request,
     source: Source,
     how: How,
-    where: Where,
+    where: Places,
 ) -> int:
     """Run SCRIPT as an elastic job: workers may be lost and added while it trains.
 
     ARGS, after --, are the script's own. The exit code is that of `elasticctl wait`; Ctrl-C lets go of the job and
-    leaves it running.
+    leaves it running. Of several contexts (--context aws,gcp) the cheapest is tried first, and the next when
+    capacity does not come.
 
     \b
       elasticctl submit train.py -- --epochs 90
@@ -104,15 +115,30 @@ def submit(
     from elasticctl.cli.making import from_file, from_script  # reads and writes YAML, which --help need not
 
     how.check()
-    context, namespace = locate(where)
     if source.file:
         _check_alone(ctx, script)
-        draft = from_file(source.file, source.settings, request.name, where.namespace, context)
     elif script is None:
         raise UsageError("what is to run? Give a script, or a manifest with -f; see `elasticctl submit --help`")
-    else:
-        context = dataclasses.replace(context, namespace=namespace)
-        draft = from_script(script, args, request, context, source.settings, template=source.template)
+
+    def draft_in(context: Context) -> Draft:
+        if source.file:
+            return from_file(source.file, source.settings, request.name, where.namespace, context)
+        return from_script(script or "", args, request, context, source.settings, template=source.template)
+
+    places = [
+        dataclasses.replace(context, namespace=namespace)
+        for context, namespace in (locate(Where(name, where.namespace)) for name in failover.several(where.context))
+    ]
+    context, namespace = places[0], places[0].namespace
+    if len(places) > 1 or where.capacity_timeout is not None:
+        if source.file == "-":
+            raise UsageError("-f - is read once only: with several contexts or --capacity-timeout give a file")
+        search = _search(where)
+        plan = failover.planner(request, None if source.file else script, draft_in)
+        if not how.dry_run:
+            return follow_up(*search.first(places, plan), how)
+        context = search.cheapest(places, plan)
+    draft = draft_in(context)
     if how.dry_run == "client":
         print_objects([draft.make(draft.name)], how.output or "yaml", one=True)
         return 0
@@ -122,6 +148,16 @@ def submit(
         print_objects([manifest], how.output or "yaml", one=True)
         return 0
     return follow_up(target, manifest, how)
+
+
+def _search(where: Places) -> failover.Search:
+    """Each context in turn, for as long as it was said."""
+    timeout_s = failover.CAPACITY_TIMEOUT_S if where.capacity_timeout is None else where.capacity_timeout
+    return failover.Search(
+        connect=lambda context: Target(context, context.namespace, connect(context)),
+        create=lambda target, draft: _create(target, draft, dry_run=False),
+        timeout_s=timeout_s,
+    )
 
 
 def _check_alone(ctx: typer.Context, script: str | None) -> None:
