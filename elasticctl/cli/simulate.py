@@ -86,7 +86,7 @@ def simulate(
 
     \b
       elasticctl simulate digits
-      elasticctl simulate --table rates.csv --gpus 4,8,16,32,64 --gpu-type t4 --context aws
+      elasticctl simulate --table rates.csv --gpus 4,16,64 --gpu-type t4
     """
     from elasticctl.cli import prospects
 
