@@ -246,8 +246,9 @@ class JobStatus:
     """The whole story of a job.
 
     `restarts` counts ended workers by cause (all of them, for the life of the job); `interruptions`, `scalings` and
-    `generations` keep the last few entries only. `failures` counts those that used up the budget. `worker_seconds` is
-    how long the ended workers ran, by capacity (`spot`, `onDemand`, or `unknown`).
+    `generations` keep the last few entries only. `failures` counts those that used up the budget. `growth` says why
+    workers that are ready are not in the group yet. `worker_seconds` is how long the ended workers ran, by capacity
+    (`spot`, `onDemand`, or `unknown`).
     """
 
     phase: Phase = Phase.PENDING
@@ -262,6 +263,7 @@ class JobStatus:
     max: int = 0
     active: int = 0
     share: Share | None = None
+    growth: str = ""
     selector: str = ""
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None

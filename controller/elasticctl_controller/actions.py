@@ -9,11 +9,19 @@ from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress,
 
 
 @dataclass(frozen=True, slots=True)
+class Allotment:
+    """What sharing lets one job have, and the uids of the workers that it would rather have go."""
+
+    share: Share
+    leave: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The world at one instant: pods (the job's and possibly strangers'), nodes that are gone or NotReady, and what
     the rendezvous service has been told (`generations` oldest first, `silent`: uids of workers that live but did not
-    join again when the group re-formed; all empty where a job brings its own rendezvous). `share` is what sharing lets
-    the job have (None: it has no say), and `leave` the uids of the workers that it would rather have go.
+    join again when the group re-formed, `growth`: why newcomers that are ready are not in it yet; all empty where a job
+    brings its own rendezvous). `share` and `leave` are the job's `Allotment`; None and empty where sharing has no say.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -22,6 +30,7 @@ class Observed:
     checkpoint: CheckpointStatus | None = None
     generations: tuple[Generation, ...] = ()
     silent: frozenset[str] = frozenset()
+    growth: str = ""
     share: Share | None = None
     leave: frozenset[str] = frozenset()
 

@@ -36,6 +36,7 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
         progress=progress,
         curve=extended(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
         checkpoint=_checkpoint(status.checkpoint, observed.checkpoint),
+        growth=observed.growth,
     )
 
 

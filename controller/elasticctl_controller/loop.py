@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from elasticctl.errors import ConflictError, ElasticctlError
-from elasticctl.spec import ElasticJob, Pod
+from elasticctl.spec import ElasticJob, Pod, PodPhase
 from elasticctl.status import JobStatus
-from elasticctl_controller.actions import CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.actions import Allotment, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.ledger import only_progress_changed
 from elasticctl_controller.pods import build_pod
 from elasticctl_controller.reconcile import reconcile
@@ -84,10 +85,12 @@ class Rendezvous(Protocol):
         alive: Mapping[str, str],
         minimum: int,
         leaving: frozenset[str],
+        automatic: bool,
     ) -> None:
         """Say which workers are alive (pod uid -> worker name), and which of them have been told to go.
 
-        `status` seeds a job that is not known yet.
+        A group of `automatic` size weighs whether taking newcomers in is worth its cost. `status` seeds a job that is
+        not known yet.
         """
 
     def view(self, key: str) -> GroupView:
@@ -101,7 +104,7 @@ class Controller:
     """Keeps the jobs of one `Workload` going; `rendezvous` None: jobs bring their own.
 
     `on_pass(seconds, outcome)` hears of each pass: "ok", "conflict" or "error". With several `threads` that many jobs
-    are worked on at once; one job never is.
+    are worked on at once; one job never is. `allotment` says what sharing lets a job have, if it has a say.
     """
 
     def __init__(
@@ -112,7 +115,9 @@ class Controller:
         queue: WorkQueue | None = None,
         on_pass: Callable[[float, str], None] = lambda seconds, outcome: None,
         threads: int = 1,
+        allotment: Callable[[ElasticJob], Allotment | None] = lambda job: None,
     ) -> None:
+        self._allotment = allotment
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
         self._queue, self._on_pass = queue or WorkQueue(), on_pass
         self._written_at: dict[str, float] = {}
@@ -140,6 +145,10 @@ class Controller:
     def reported(self, key: str) -> None:
         """The rendezvous service has news of a job; from any thread."""
         self._queue.add_after(key, PROGRESS_SETTLE_S)
+
+    def look_at(self, key: str) -> None:
+        """Something has changed for a job that no event tells of; from any thread."""
+        self._queue.add(key)
 
     def _run(self) -> None:
         while (key := self._queue.get()) is not None:
@@ -191,11 +200,24 @@ class Controller:
 
     def _observe(self, job: ElasticJob) -> Observed:
         pods = tuple(Pod.from_manifest(pod) for pod in self._workload.list_pods(job))
-        lost_nodes = self._workload.lost_nodes()
+        given = self._allotment(job)
+        observed = Observed(
+            pods=pods,
+            lost_nodes=self._workload.lost_nodes(),
+            share=given.share if given is not None else None,
+            leave=given.leave if given is not None else frozenset(),
+        )
         if self._rendezvous is None or job.rdzv_endpoint:
-            return Observed(pods=pods, lost_nodes=lost_nodes)
+            return observed
         view = self._rendezvous.view(job.key)
-        return Observed(pods, lost_nodes, view.progress, view.checkpoint, view.generations, view.silent)
+        return replace(
+            observed,
+            progress=view.progress,
+            checkpoint=view.checkpoint,
+            generations=view.generations,
+            silent=view.silent,
+            growth=view.growth,
+        )
 
     def _write(self, job: ElasticJob, decision: Decision) -> None:
         """Store the status if it says anything new; news of progress alone may wait a moment."""
@@ -222,10 +244,18 @@ class Controller:
         stopped = {pod.uid for pod in observed.pods if pod.ended or pod.node in lost or pod.uid in observed.silent}
         terminating = {pod.uid for pod in observed.pods if pod.deleting} - stopped
         here = [w for w in status.workers if not over and (w.cause is None or w.uid in terminating)]
+        if job.sharing.automatic:  # one without a place may never come: the others do not wait for it
+            here = [w for w in here if w.node or w.phase != PodPhase.PENDING]
         alive = {worker.uid: worker.name for worker in here}
         leaving = {w.uid for w in here if w.removal or job.suspend or w.uid in terminating}
         self._rendezvous.set_group(
-            job.key, status=status, job_uid=job.uid, alive=alive, minimum=job.min, leaving=frozenset(leaving)
+            job.key,
+            status=status,
+            job_uid=job.uid,
+            alive=alive,
+            minimum=job.min,
+            leaving=frozenset(leaving),
+            automatic=job.sharing.automatic,
         )
 
     def _act(self, job: ElasticJob, decision: Decision) -> None:

@@ -3,7 +3,8 @@
 A group is either *formed* (its members train as generation N) or *open* (they stop, and join generation N+1). It opens
 when a member is lost, leaves or fails, and when a newcomer is ready. It forms as soon as everybody has joined who is
 alive and was in it before: nobody waits for a last call, and nobody waits for a worker that is still starting, except
-at the very beginning, where forming early would only mean forming twice.
+at the very beginning, where forming early would only mean forming twice. A group of automatic size weighs what taking
+newcomers in costs against what it brings; one whose size somebody has asked for takes them in as they come.
 
 A change that is known beforehand (a newcomer, a removal, a spot notice) is announced first: the formed group *drains*,
 which means that its ranks agree on a step, commit it and stop, so that no step is lost. Draining has a deadline.
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from elasticctl.codec import Timestamp
 from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
+from elasticctl_controller.growth import growth_of
+from elasticctl_controller.sharing.resizing import weigh
 
 FIRST_SETTLE_S = 30.0
 """How long the first generation waits for workers that are alive but have not joined, once `min` have."""
@@ -61,11 +64,17 @@ class Drain:
 
 @dataclass(slots=True)
 class Group:
-    """The rendezvous of one job. Every method that can change it takes `now`, seconds since the epoch."""
+    """The rendezvous of one job. Every method that can change it takes `now`, seconds since the epoch.
+
+    `growth` says why newcomers that are ready are not taken in yet, `rates` how fast groups of each size have trained.
+    """
 
     job_uid: str
     alive: Mapping[str, str] = field(default_factory=dict)
     min: int = 1
+    automatic: bool = False
+    growth: str = ""
+    rates: dict[int, float] = field(default_factory=dict)
     generation: int = 0
     world: World | None = None
     joined: dict[str, Member] = field(default_factory=dict)
@@ -215,6 +224,8 @@ class Group:
         if self.progress is None or first or progress.step >= (self.progress.step or 0):
             metrics = {**(self.progress.metrics if self.progress else {}), **progress.metrics}
             self.progress = replace(progress, at=Timestamp(now), metrics=metrics)
+        if progress.samples_per_s is not None and progress.samples_per_s > 0:
+            self.rates[len(record.workers)] = progress.samples_per_s
         self.unexplained = 0
         return first
 
@@ -239,14 +250,23 @@ class Group:
 
     def _settle_newcomers(self, now: float) -> float | None:
         newcomers = [member.name for uid, member in self.joined.items() if not self._is_member(uid)]
+        told, self.growth = self.growth, ""
         if not newcomers or self.first_join_at is None:
             return None
         starting = [uid for uid in self.alive if uid not in self.joined and not self._is_member(uid)]
-        waits = [self.first_join_at + NEWCOMER_SETTLE_S - now] if starting else []
+        waits = [self.first_join_at + NEWCOMER_SETTLE_S - now] if starting and not self.automatic else []
         if self.records and self.records[-1].first_step_at is None and self.records[-1].formed_at is not None:
             waits.append(self.records[-1].formed_at + FIRST_STEP_S - now)
         if max(waits, default=0.0) > 0:
             return max(waits)
+        if self.automatic:
+            measured = growth_of(self.records, self.rates, self.progress, now)
+            verdict = weigh(
+                replace(measured, ready=len(newcomers), coming=len(starting), ready_since=self.first_join_at), now
+            )
+            if not verdict.grow:
+                self.growth = told or verdict.words  # the first: what is left to wait changes all the time
+                return None if verdict.again_at is None else max(0.0, verdict.again_at - now)
         self._begin_drain(f"{', '.join(newcomers)} joined", now)
         return DRAIN_S
 

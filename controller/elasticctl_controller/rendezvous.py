@@ -45,13 +45,15 @@ T = TypeVar("T")
 class GroupView:
     """What the service knows of a job, for its status.
 
-    `silent` are the uids of workers that live but did not join again when the group re-formed.
+    `silent` are the uids of workers that live but did not join again when the group re-formed; `growth` says why
+    newcomers that are ready are not taken in yet.
     """
 
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     generations: tuple[Generation, ...] = ()
     silent: frozenset[str] = frozenset()
+    growth: str = ""
 
 
 def steady_clock() -> Callable[[], float]:
@@ -102,8 +104,9 @@ class RendezvousService:
         alive: Mapping[str, str],
         minimum: int,
         leaving: frozenset[str] = frozenset(),
+        automatic: bool = False,
     ) -> None:
-        """Say who is alive (uid -> worker name), and who of them has been told to go.
+        """Say who is alive (uid -> worker name), who of them has been told to go, and whether the size is automatic.
 
         `status` seeds a job that this service does not know yet.
         """
@@ -111,6 +114,7 @@ class RendezvousService:
             group = self._groups.get(key)
             if group is None or group.job_uid != job_uid:
                 group = self._groups[key] = Group.restored(job_uid, status)
+            group.automatic = automatic
             if (group.alive, group.min, group.leaving) == (alive, minimum, leaving):
                 return
             group.set_alive(alive, minimum, self._clock(), leaving)
@@ -132,7 +136,8 @@ class RendezvousService:
             group = self._groups.get(key)
             if group is None:
                 return GroupView()
-            return GroupView(group.progress, group.checkpoint, tuple(group.records), frozenset(group.silent))
+            records, silent = tuple(group.records), frozenset(group.silent)
+            return GroupView(group.progress, group.checkpoint, records, silent, group.growth)
 
     def drop(self, key: str) -> None:
         """Forget a job; its agents are answered 410."""
