@@ -29,16 +29,20 @@ from elasticctl.cluster.local.api import Api
 from elasticctl.cluster.local.keeper import Keeper
 from elasticctl.cluster.local.paths import LocalPaths, local_paths, storage_error
 from elasticctl.cluster.local.processes import write_private
+from elasticctl.cluster.local.sharing import SETTLE_S
 from elasticctl.cluster.local.store import Store
 from elasticctl.cluster.local.workload import LocalWorkload
 from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ClusterError, ElasticctlError
+from elasticctl_controller.arbiter import Arbiter, Terms
 from elasticctl_controller.loop import Controller
 from elasticctl_controller.rendezvous import RendezvousService
+from elasticctl_controller.sharing.model import Rules
 from elasticctl_controller.tokens import token
 
 DRAIN_LIMIT_S = 600.0
 SECRET_BYTES = 32
+RULES = Rules(settle_s=SETTLE_S)
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +58,17 @@ class Supervisor:
         gpus = gpu_inventory.discover(os.environ)
         token_for = functools.partial(token, secret)
         self._rendezvous = RendezvousService(token_for, self._reported)
-        self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}")
-        self._controller = Controller(self._workload, self._rendezvous)
-        self._keeper = Keeper(self._store, paths, token_for=token_for, gpus=gpus, on_exit=self._rendezvous.lose)
+        self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus))
+        self._arbiter = Arbiter(self._workload, self._terms, self._given)
+        self._controller = Controller(self._workload, self._rendezvous, allotment=self._arbiter.allotment)
+        self._keeper = Keeper(
+            self._store,
+            paths,
+            token_for=token_for,
+            gpus=gpus,
+            cpu_slots=self._workload.cpu_slots,
+            on_exit=self._rendezvous.lose,
+        )
         info = {
             "pid": os.getpid(),
             "version": elasticctl.__version__,
@@ -77,6 +89,8 @@ class Supervisor:
             await _serve(self._rendezvous.app(), self._paths.rendezvous_socket),
         ]
         self._keeper.start()
+        self._store.subscribe(lambda change: self._arbiter.changed())
+        self._arbiter.start()
         self._controller.start()
         log.info("version %s serves %s", elasticctl.__version__, self._paths.state)
         if ready is not None:
@@ -91,6 +105,7 @@ class Supervisor:
 
     def _wind_up(self) -> None:
         # The controller first: it would make new workers for those that are being stopped.
+        self._arbiter.stop()
         self._controller.stop()
         if self._stop_workers and not self._keeper.drain().wait(DRAIN_LIMIT_S):
             log.error("some workers did not end within %.0f s", DRAIN_LIMIT_S)
@@ -99,6 +114,12 @@ class Supervisor:
     def _shut_down(self, stop_workers: bool) -> None:
         self._stop_workers = stop_workers
         self._ending.set()
+
+    def _terms(self) -> Terms:
+        return Terms(self._workload.sharing().on, RULES)
+
+    def _given(self, key: str) -> None:
+        self._controller.look_at(key)
 
     def _reported(self, key: str) -> None:
         self._controller.reported(key)

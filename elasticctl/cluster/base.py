@@ -55,6 +55,15 @@ class Cluster(Protocol):
     def delete_job(self, namespace: str, name: str) -> None:
         """Delete a job, its workers and its logs; returns when the request is stored, not when they are gone."""
 
+    def list_quotas(self) -> list[Manifest]:
+        """Return the ElasticQuotas of all projects, by name; none where the cluster knows no such thing."""
+
+    def put_quota(self, manifest: Manifest) -> Manifest:
+        """Store a project's ElasticQuota in place of the one it has, if any; SpecError when it cannot be one."""
+
+    def delete_quota(self, project: str) -> None:
+        """Remove a project's ElasticQuota; NotFoundError when it has none."""
+
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """Return the pods of a job, in order of index."""
 

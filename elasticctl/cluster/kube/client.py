@@ -17,6 +17,9 @@ from elasticctl.cluster.kube.refusals import NoSuchApiError
 from elasticctl.codec import from_rfc3339
 from elasticctl.config import Context
 from elasticctl.errors import ConflictError, NotFoundError
+from elasticctl.quota import KIND as QUOTA_KIND
+from elasticctl.quota import PLURAL as QUOTA_PLURAL
+from elasticctl.quota import check_quota
 from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob, worker_name
 
 
@@ -56,6 +59,34 @@ class KubeCluster:
     def delete_job(self, namespace: str, name: str) -> None:
         """Delete a job; the cluster then removes what it owns."""
         self._call("DELETE", _jobs(namespace, name), {"propagationPolicy": "Background"})
+
+    def list_quotas(self) -> list[Manifest]:
+        """Return the ElasticQuotas of all projects, by name; none where the cluster knows no such thing."""
+        try:
+            quotas = self._items(_quotas())
+        except NotFoundError:
+            return []
+        for quota in quotas:
+            quota |= {"apiVersion": API_VERSION, "kind": QUOTA_KIND}
+        return sorted(quotas, key=lambda quota: str(quota["metadata"]["name"]))
+
+    def put_quota(self, manifest: Manifest) -> Manifest:
+        """Store a project's ElasticQuota in place of the one it has; SpecError when it cannot be one."""
+        wanted = check_quota(manifest).to_manifest()
+        try:
+            return self._call("POST", _quotas(), wanted)
+        except ConflictError:
+            path = _quotas(wanted["metadata"]["name"])
+        found = self._call("GET", path)
+        spec = dict(wanted["spec"])
+        for part in ("guaranteed", "limit"):  # a merge patch removes only what it names
+            spec[part] = dict.fromkeys(found.get("spec", {}).get(part) or {}) | wanted["spec"][part]
+        condition = {"resourceVersion": found["metadata"]["resourceVersion"]}
+        return self._call("PATCH", path, {"metadata": condition, "spec": spec}, content_type=MERGE_PATCH)
+
+    def delete_quota(self, project: str) -> None:
+        """Remove a project's ElasticQuota; NotFoundError when it has none."""
+        self._call("DELETE", _quotas(project))
 
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """Return the pods of a job, in order of index."""
@@ -122,6 +153,10 @@ class KubeCluster:
 
 def _jobs(namespace: str | None, name: str = "") -> str:
     return resource_path(API_VERSION, namespace, PLURAL, name)
+
+
+def _quotas(project: str = "") -> str:
+    return resource_path(API_VERSION, None, QUOTA_PLURAL, project)
 
 
 def _pods(job: ElasticJob) -> Resource:

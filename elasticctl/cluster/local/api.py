@@ -8,6 +8,8 @@
     GET    …/jobs/{name}     PATCH (merge patch)     DELETE
     GET    …/jobs/{name}/pods     …/events     …/logs     (which log files there are, not their content)
     POST   /v1/namespaces/{namespace}/pods/{pod}/eviction     {"graceSeconds": 30}, 0: at once
+    GET    /v1/quotas     PUT, DELETE /v1/quotas/{project}
+    GET    /v1/sharing    PUT                             {"on": true, "cpuSlots": 4}
 
 An error is `{"error": kind, "message": one line, "path": field path or ""}`; the kinds are `ERRORS`.
 """
@@ -25,10 +27,15 @@ from aiohttp import web
 
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.command import gpus_wanted
-from elasticctl.cluster.local.objects import check_job
+from elasticctl.cluster.local.objects import check_job, check_name
 from elasticctl.cluster.local.podstatus import has_ended
+from elasticctl.cluster.local.sharing import KIND as SHARING
+from elasticctl.cluster.local.sharing import LocalSharing, check_sharing
 from elasticctl.cluster.local.store import Store
+from elasticctl.codec import to_json
 from elasticctl.errors import ClusterError, ConflictError, NotFoundError, SpecError, StorageFullError
+from elasticctl.quota import KIND as QUOTA
+from elasticctl.quota import check_quota
 from elasticctl.spec import ElasticJob
 
 MAX_BODY_BYTES = 4 << 20
@@ -74,6 +81,11 @@ class Api:
                 web.get(job + "/events", self._events),
                 web.get(job + "/logs", self._logs),
                 web.post("/v1/namespaces/{namespace}/pods/{pod}/eviction", self._evict),
+                web.get("/v1/quotas", self._list_quotas),
+                web.put("/v1/quotas/{project}", self._put_quota),
+                web.delete("/v1/quotas/{project}", self._delete_quota),
+                web.get("/v1/sharing", self._get_sharing),
+                web.put("/v1/sharing", self._put_sharing),
             ]
         )
         return app
@@ -135,6 +147,29 @@ class Api:
         await asyncio.to_thread(take_away, pod["metadata"]["uid"], grace_s=float(grace_s))
         return web.json_response({})
 
+    async def _list_quotas(self, _: web.Request) -> web.Response:
+        return _items(await asyncio.to_thread(self.store.list_objects, QUOTA))
+
+    async def _put_quota(self, request: web.Request) -> web.Response:
+        quota = check_quota(await _body(request))
+        check_name(quota.project, "metadata.name", 63)
+        if quota.project != request.match_info["project"]:
+            raise SpecError("is not the project that the request is for", path="metadata.name")
+        return web.json_response(await asyncio.to_thread(self.store.put_object, quota.to_manifest()))
+
+    async def _delete_quota(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(self.store.delete_object, QUOTA, request.match_info["project"])
+        return web.json_response({})
+
+    async def _get_sharing(self, _: web.Request) -> web.Response:
+        found = await asyncio.to_thread(self.store.list_objects, SHARING)
+        return web.json_response(to_json(LocalSharing.from_manifest(next(iter(found), None))))
+
+    async def _put_sharing(self, request: web.Request) -> web.Response:
+        wanted = check_sharing(await _body(request))
+        await asyncio.to_thread(self.store.put_object, wanted.to_manifest())
+        return web.json_response(to_json(wanted))
+
     async def _events(self, request: web.Request) -> web.Response:
         job = await asyncio.to_thread(self.store.get_job, *_job(request))
         return _items(await asyncio.to_thread(self.store.list_events, job["metadata"]["uid"]))
@@ -153,9 +188,10 @@ class Api:
         job = ElasticJob.from_manifest(manifest)
         spec = job.template.get("spec")
         each = gpus_wanted(spec) if isinstance(spec, dict) else 0
-        if job.desired * each > len(self.gpus):
+        needed = max(1, job.min) if job.sharing.automatic else job.desired
+        if needed * each > len(self.gpus):
             raise SpecError(
-                f"{job.desired} workers x {each} GPUs are asked for, and this machine has {len(self.gpus)}: ask for"
+                f"{needed} workers x {each} GPUs are asked for, and this machine has {len(self.gpus)}: ask for"
                 " fewer, or use a context of a cluster that has them",
                 path="spec.replicaSpecs.Worker.replicas",
             )

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order
-from elasticctl.cluster.local.connection import NotSentError, eviction_path, jobs_path, request
+from elasticctl.cluster.local.connection import (
+    SHARING_PATH,
+    NotSentError,
+    eviction_path,
+    jobs_path,
+    quotas_path,
+    request,
+)
 from elasticctl.cluster.local.daemon import ensure_supervisor
 from elasticctl.cluster.local.logs import LogFiles, read_logs
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
+from elasticctl.codec import to_json
 from elasticctl.errors import UnreachableError
 
-_REPEATABLE = ("GET", "PATCH")
+if TYPE_CHECKING:
+    from elasticctl.cluster.local.sharing import LocalSharing
+
+_REPEATABLE = ("GET", "PATCH", "PUT")
 """Harmless when done twice: a merge patch gives the same result, or is refused because the version has moved on."""
 
 
@@ -55,6 +66,31 @@ class LocalCluster:
     def delete_job(self, namespace: str, name: str) -> None:
         """Delete a job; its workers and logs follow."""
         self._call("DELETE", jobs_path(namespace, name))
+
+    def list_quotas(self) -> list[Manifest]:
+        """Return the ElasticQuotas of all projects, by name."""
+        return self._items(quotas_path())
+
+    def put_quota(self, manifest: Manifest) -> Manifest:
+        """Store a project's ElasticQuota in place of the one it has; SpecError when it cannot be one."""
+        name = str(manifest.get("metadata", {}).get("name", ""))
+        return self._object("PUT", quotas_path(name), manifest)
+
+    def delete_quota(self, project: str) -> None:
+        """Remove a project's ElasticQuota; NotFoundError when it has none."""
+        self._call("DELETE", quotas_path(project))
+
+    def sharing(self) -> LocalSharing:
+        """How this machine is shared."""
+        from elasticctl.cluster.local.sharing import LocalSharing  # few verbs ask, and all are to start fast
+
+        return LocalSharing.from_manifest({"spec": self._object("GET", SHARING_PATH)})
+
+    def share(self, wanted: LocalSharing) -> LocalSharing:
+        """Share it so from now on; SpecError when it cannot be."""
+        from elasticctl.cluster.local.sharing import LocalSharing
+
+        return LocalSharing.from_manifest({"spec": self._object("PUT", SHARING_PATH, to_json(wanted))})
 
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """Return the pods of a job, in order of index."""

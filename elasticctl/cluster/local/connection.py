@@ -75,6 +75,14 @@ def jobs_path(namespace: str, name: str = "", part: str = "") -> str:
     return _path("v1", "namespaces", namespace, "jobs", *filter(None, (name, part)))
 
 
+SHARING_PATH = "/v1/sharing"
+
+
+def quotas_path(project: str = "") -> str:
+    """The path of all quotas, or of one project's."""
+    return _path("v1", "quotas", *filter(None, (project,)))
+
+
 def eviction_path(namespace: str, pod: str) -> str:
     """The path to which the wish to take a pod away is posted."""
     return _path("v1", "namespaces", namespace, "pods", pod, "eviction")

@@ -24,6 +24,7 @@ from elasticctl.cluster.local.gpus import choose
 from elasticctl.cluster.local.objects import grace_of
 from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
 from elasticctl.cluster.local.processes import ExitWatcher, WorkerProcess
+from elasticctl.cluster.local.sharing import cpu_slots_of
 from elasticctl.cluster.local.shim import START_ERROR_EXIT_CODE
 from elasticctl.cluster.local.store import Change, Store
 from elasticctl.codec import from_rfc3339
@@ -47,8 +48,9 @@ log = logging.getLogger(__name__)
 class Keeper:
     """Starts, watches and stops the workers of one store.
 
-    `token_for(job_uid)` gives the content of a worker's token file; `gpus` are the ids to hand out; `on_exit(key, uid)`
-    is called as soon as a worker of job `key` is seen to have ended, before that is stored.
+    `token_for(job_uid)` gives the content of a worker's token file; `gpus` are the ids to hand out, `cpu_slots()` how
+    many ranks without one may run at once (0: any number); `on_exit(key, uid)` is called as soon as a worker of job
+    `key` is seen to have ended, before that is stored.
     """
 
     def __init__(
@@ -58,11 +60,12 @@ class Keeper:
         *,
         token_for: Callable[[str], str],
         gpus: tuple[str, ...] = (),
+        cpu_slots: Callable[[], int] = lambda: 0,
         on_exit: Callable[[str, str], None] = lambda key, uid: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._paths, self._clock = store, paths, clock
-        self._token_for, self._gpus, self._on_exit = token_for, gpus, on_exit
+        self._token_for, self._gpus, self._cpu_slots, self._on_exit = token_for, gpus, cpu_slots, on_exit
         self._processes: dict[str, WorkerProcess] = {}
         self._told_to_stop: set[str] = set()
         self._retry_at: dict[str, float] = {}
@@ -192,18 +195,28 @@ class Keeper:
 
     def _place(self, pod: Manifest) -> tuple[str, ...] | None:
         """Choose the pod's GPUs; None, and said so, when too few are free."""
-        already = podstatus.gpus_of(pod)
-        wanted = gpus_wanted(pod["spec"])
-        if len(already) == wanted:
-            return already
-        taken = [gpu for p in self._store.list_pods() if not podstatus.has_ended(p) for gpu in podstatus.gpus_of(p)]
-        chosen = choose(self._gpus, taken, wanted)
-        if chosen is None and pod["status"].get("reason") != UNSCHEDULABLE:
-            free = len(self._gpus) - len(taken)
-            message = f"waits for {counted(wanted, 'GPU')}: {free} of this machine's {len(self._gpus)} are free"
-            self._store.update_pod(pod["metadata"]["uid"], lambda p: podstatus.waiting(p, UNSCHEDULABLE, message))
-            self._say(pod, "Warning", "FailedScheduling", message)
-        return chosen
+        if podstatus.is_scheduled(pod):
+            return podstatus.gpus_of(pod)
+        here = [p for p in self._store.list_pods() if podstatus.is_scheduled(p) and not podstatus.has_ended(p)]
+        wanted, slots = gpus_wanted(pod["spec"]), self._cpu_slots()
+        if wanted or not slots:
+            taken = [gpu for p in here for gpu in podstatus.gpus_of(p)]
+            chosen = choose(self._gpus, taken, wanted)
+            if chosen is None:
+                self._let_wait(pod, wanted, "GPU", len(self._gpus), len(taken))
+            return chosen
+        wanted, used = cpu_slots_of(pod), sum(map(cpu_slots_of, here))
+        if used + wanted <= slots:
+            return ()
+        self._let_wait(pod, wanted, "CPU slot", slots, used)
+        return None
+
+    def _let_wait(self, pod: Manifest, wanted: int, unit: str, there: int, used: int) -> None:
+        if pod["status"].get("reason") == UNSCHEDULABLE:
+            return
+        message = f"waits for {counted(wanted, unit)}: {max(0, there - used)} of this machine's {there} are free"
+        self._store.update_pod(pod["metadata"]["uid"], lambda p: podstatus.waiting(p, UNSCHEDULABLE, message))
+        self._say(pod, "Warning", "FailedScheduling", message)
 
     def _note_start(self, pod: Manifest) -> float:
         """Look whether the shim has got the worker going."""

@@ -96,6 +96,11 @@ def has_ended(pod: Mapping[str, Any]) -> bool:
     return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 
+def is_scheduled(pod: Mapping[str, Any]) -> bool:
+    """True once the pod has its place on this machine."""
+    return bool(pod["spec"].get("nodeName"))
+
+
 def gpus_of(pod: Mapping[str, Any]) -> tuple[str, ...]:
     """The GPUs that were given to the pod."""
     return tuple(filter(None, pod["metadata"].get("annotations", {}).get(ANNOTATION_GPUS, "").split(",")))

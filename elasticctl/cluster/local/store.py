@@ -50,7 +50,7 @@ INSERT INTO revision VALUES (0);
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something of a job was written: the job itself (kind ElasticJob) or one of its pods (kind Pod)."""
+    """Something was written: a job (kind ElasticJob), one of its pods (kind Pod), or what belongs to no job."""
 
     kind: str
     namespace: str
@@ -85,7 +85,7 @@ class Store:
         self._database.close()
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
-        """Call `listener` after every change of a job or a pod."""
+        """Call `listener` after every change of an object."""
         self._listeners.append(listener)
 
     # Jobs
@@ -296,7 +296,40 @@ class Store:
             rows = db.execute("SELECT json FROM events WHERE job_uid = ? ORDER BY id", (job_uid,))
             return [json.loads(row[0]) for row in rows]
 
+    # What belongs to no job, and lies in no namespace.
+
+    def put_object(self, manifest: Mapping[str, Any]) -> Manifest:
+        """Store an object in place of the one of its kind and name, if there is one, and return it as stored."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        with self._transaction() as db:
+            found = self._find(db, kind, "", name)
+            known = found["metadata"] if found else {"uid": str(uuid.uuid4()), "creationTimestamp": self._now()}
+            stored = {**manifest, "metadata": {**known, "name": name}}
+            version = self._next_version(db, stored)
+            row = (kind, "", name, known["uid"], "", version, json.dumps(stored))
+            db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            self._changes.append(Change(kind, "", ""))
+            return stored
+
+    def list_objects(self, kind: str) -> list[Manifest]:
+        """Return all of a kind, by name."""
+        with self._database.reading() as db:
+            rows = db.execute("SELECT json FROM objects WHERE kind = ? AND namespace = '' ORDER BY name", (kind,))
+            return [json.loads(row[0]) for row in rows]
+
+    def delete_object(self, kind: str, name: str) -> None:
+        """Remove one; NotFoundError when it is not there."""
+        with self._transaction() as db:
+            key = (kind, name)
+            gone = db.execute("DELETE FROM objects WHERE kind = ? AND namespace = '' AND name = ?", key)
+            if not gone.rowcount:
+                raise NotFoundError(f"there is no {kind} {name!r}")
+            self._changes.append(Change(kind, "", ""))
+
     # Underneath
+
+    def _now(self) -> str:
+        return to_rfc3339(self._clock())
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

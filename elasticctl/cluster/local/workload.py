@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.local.sharing import KIND as SHARING
+from elasticctl.cluster.local.sharing import LocalSharing, node
 from elasticctl.cluster.local.store import Change, Store
 from elasticctl.codec import to_json
 from elasticctl.errors import ConflictError, NotFoundError
+from elasticctl.quota import KIND as QUOTA
 from elasticctl.spec import ElasticJob
 from elasticctl.status import JobStatus
 
 
 class LocalWorkload:
-    """Reads and writes jobs and pods in `store`; `rendezvous_endpoint` is what workers are told to meet at."""
+    """Reads and writes jobs and pods in `store`; `rendezvous_endpoint` is what workers are told to meet at.
 
-    def __init__(self, store: Store, rendezvous_endpoint: str) -> None:
-        self._store = store
+    `gpus` is how many GPUs this machine has to hand out.
+    """
+
+    def __init__(self, store: Store, rendezvous_endpoint: str, gpus: int = 0) -> None:
+        self._store, self._gpus = store, gpus
         self.rendezvous_endpoint = rendezvous_endpoint
 
     def subscribe(self, callback: Callable[[str], None]) -> None:
         """Call `callback(key)` for every job there is, and from now on whenever a job or a pod of it changes."""
 
         def changed(change: Change) -> None:
-            callback(f"{change.namespace}/{change.job}")
+            if change.job:
+                callback(f"{change.namespace}/{change.job}")
 
         self._store.subscribe(changed)
         for job in self._store.list_jobs():
@@ -45,6 +54,28 @@ class LocalWorkload:
     def lost_nodes(self) -> frozenset[str]:
         """No node is ever lost: the only one is the one that this runs on."""
         return frozenset()
+
+    # What is shared: `elasticctl_controller.arbiter.Floor`.
+
+    def sharing(self) -> LocalSharing:
+        """Return how this machine is shared."""
+        return LocalSharing.from_manifest(next(iter(self._store.list_objects(SHARING)), None))
+
+    def cpu_slots(self) -> int:
+        """Return how many ranks without GPUs may run at once; 0: any number."""
+        return self.sharing().slots(self._gpus, os.cpu_count() or 1)
+
+    def all_jobs(self) -> list[Manifest]:
+        """Return every job."""
+        return self._store.list_jobs()
+
+    def healthy_nodes(self) -> list[Manifest]:
+        """Return this machine."""
+        return [node(platform.node(), self._gpus, self.cpu_slots())]
+
+    def quotas(self) -> list[Manifest]:
+        """Return every ElasticQuota."""
+        return self._store.list_objects(QUOTA)
 
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
         """Create a pod of the job; ConflictError when its name is taken."""
