@@ -16,8 +16,6 @@ T = TypeVar("T")
 MAX_POINTS = 120
 """Some 4 KB of JSON with two metrics, and as many points as a small chart can show apart."""
 MAX_METRICS = 6
-PACE_POINTS = 10
-"""Over how many points the pace is taken, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +58,6 @@ def extended(
         metrics={name: _longer(known.get(name, ()), metrics.get(name)) for name in names},
     )
     return longer if len(longer.at_s) <= MAX_POINTS else _without(longer, _least(longer.at_s))
-
-
-def pace(curve: Curve) -> float | None:
-    """Steps per second lately, pauses included; None where that cannot be told, or steps are being done again."""
-    lately = slice(-PACE_POINTS, None)
-    times, steps = curve.at_s[lately], curve.step[lately]
-    if len(times) < 2 or len(times) != len(steps) or times[-1] <= times[0] or steps[-1] <= steps[0]:
-        return None
-    return (steps[-1] - steps[0]) / (times[-1] - times[0])
 
 
 def _longer(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.codec import Timestamp, from_json, to_json
-from elasticctl.curve import MAX_METRICS, MAX_POINTS, Curve, extended, pace
+from elasticctl.curve import MAX_METRICS, MAX_POINTS, Curve, extended
 
 AT = 1_700_000_000.0
 
@@ -65,14 +65,6 @@ def test_its_size_in_a_status_is_bounded() -> None:
         curve = extended(curve, Timestamp(AT + 100 * t), 1_000 * t, 12_345.678, many)
     assert len(curve.metrics) == MAX_METRICS
     assert len(json.dumps(to_json(curve))) < 20_000
-
-
-def test_pace_is_of_late_and_says_nothing_while_steps_are_done_again() -> None:
-    assert pace(Curve()) is None
-    assert pace(grown([(0, 0)])) is None
-    slow_then_fast = [(10.0 * t, t) for t in range(10)] + [(90.0 + t, 9 + 5 * t) for t in range(1, 11)]
-    assert pace(grown(slow_then_fast)) == 5.0
-    assert pace(grown([(0, 50), (1, 40)])) is None
 
 
 @given(
