@@ -1,13 +1,22 @@
-"""Manifests of what a worker needs on Kubernetes beside its pod and Service: the token, the disruption budget; pure."""
+"""Manifests of what a job has on Kubernetes beside its pods: a Service, the token, the disruption budget; pure."""
 
 from __future__ import annotations
 
 from elasticctl.codec import Manifest
 from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, ElasticJob
-from elasticctl_controller.pods import TOKEN_KEY, owner_reference, token_secret_name
+from elasticctl_controller.pods import TOKEN_KEY, group_name, headless, owner_reference, token_secret_name
 
 LABEL_MANAGED = "app.kubernetes.io/managed-by"
 MANAGER = "elasticctl"
+
+
+def build_group_service(job: ElasticJob) -> Manifest:
+    """The headless Service of all workers.
+
+    One for them all: an API server takes some hundred requests a second, and a large job should wait for pods alone.
+    """
+    metadata = _metadata(job, group_name(job))
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless(_labels(job))}
 
 
 def build_token_secret(job: ElasticJob, token: str) -> Manifest:

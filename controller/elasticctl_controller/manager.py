@@ -30,7 +30,7 @@ from elasticctl.codec import Manifest
 from elasticctl.errors import ClusterError, ElasticctlError
 from elasticctl.spec import LABEL_INDEX, ElasticJob
 from elasticctl_controller import jsonlog
-from elasticctl_controller.companions import build_budget, build_token_secret
+from elasticctl_controller.companions import build_budget, build_group_service, build_token_secret
 from elasticctl_controller.election import Candidate, Election
 from elasticctl_controller.flags import Flags, parse
 from elasticctl_controller.hardening import harden
@@ -168,9 +168,10 @@ class Manager:
 
 
 def companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
-    """What has to be there before a pod: its Service, and the token's Secret if the job meets at our rendezvous."""
-    service = build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))
-    return [service] if job.rdzv_endpoint else [service, build_token_secret(job, token(key, job.uid))]
+    """What has to be there before a pod: its own Service, or that of all workers and the token's Secret."""
+    if job.rdzv_endpoint:
+        return [build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
+    return [build_group_service(job), build_token_secret(job, token(key, job.uid))]
 
 
 def outfit(job: ElasticJob, pod: Manifest) -> Manifest:

@@ -1,8 +1,8 @@
-"""Manifests of what the controller makes for a worker: its pod and its headless Service, pure.
+"""Manifests of what the controller makes for workers: their pods and headless Services, pure.
 
 A job without `rdzvEndpoint` meets at our rendezvous service: the address and the worker's identity come as environment
 variables, the job's token as a mounted file, never as a value. A job that brings its own endpoint gets what
-TorchElastic gave it: arguments in front of its own.
+TorchElastic gave it: arguments in front of its own, and a Service for each worker.
 """
 
 from __future__ import annotations
@@ -34,28 +34,35 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
     if not job.rdzv_endpoint:
         spec["volumes"] = _with_named([_token_volume(job)], spec.get("volumes"))
     name = worker_name(job.name, index)
+    subdomain = name if job.rdzv_endpoint else group_name(job)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": _metadata(job, index, _mapping(job.template.get("metadata"))),
         # A restarted container would keep the name of a worker that is counted as ended.
-        "spec": spec | {"containers": containers, "restartPolicy": "Never", "hostname": name, "subdomain": name},
+        "spec": spec | {"containers": containers, "restartPolicy": "Never", "hostname": name, "subdomain": subdomain},
     }
 
 
 def build_service(job: ElasticJob, index: int) -> Manifest:
-    """Return the headless Service through which peers find this worker by name."""
+    """Return the headless Service of one worker, under whose name TorchElastic's jobs find it."""
+    metadata = _metadata(job, index, {})
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless(metadata["labels"])}
+
+
+def headless(selector: Mapping[str, str]) -> Manifest:
+    """The spec of a Service through which the pods that `selector` names are found by their host names."""
     return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(job, index, {}),
-        "spec": {
-            "clusterIP": "None",
-            "selector": worker_labels(job.name, index),
-            # Peers have to find each other before any of them can be ready.
-            "publishNotReadyAddresses": True,
-        },
+        "clusterIP": "None",
+        "selector": dict(selector),
+        # Peers have to find each other before any of them can be ready.
+        "publishNotReadyAddresses": True,
     }
+
+
+def group_name(job: ElasticJob) -> str:
+    """Name of the Service of all workers of a job that meets at ours: each is `WORKER.JOB-workers` to the others."""
+    return f"{job.name}-workers"
 
 
 def token_secret_name(job: ElasticJob) -> str:
@@ -102,6 +109,7 @@ def _torchelastic_args(job: ElasticJob) -> list[str]:
 def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
     values = {
         "ELASTICCTL_JOB": job.name,
+        "ELASTICCTL_JOB_UID": job.uid,
         "ELASTICCTL_NAMESPACE": job.namespace,
         "ELASTICCTL_WORKER": worker_name(job.name, index),
         "ELASTICCTL_WORKER_INDEX": str(index),

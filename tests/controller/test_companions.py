@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_controller.companions import build_budget, build_token_secret
+from elasticctl_controller.companions import build_budget, build_group_service, build_token_secret
 from elasticctl_controller.pods import build_pod
 from elasticctl_controller.tokens import token
 from tests.controller.samples import a_job
@@ -16,6 +16,14 @@ def test_a_drain_leaves_the_minimum_and_is_never_held_up_for_ever(low: int, desi
     assert budget["spec"]["minAvailable"] == kept
     assert budget["spec"]["selector"] == {"matchLabels": {"group-name": "elastic.pytorch.org", "job-name": "digits"}}
     assert budget["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_workers_are_found_by_name_through_one_service_of_the_job() -> None:
+    service, pod = build_group_service(a_job()), build_pod(a_job(), 2, "http://x")
+    assert service["metadata"]["name"] == pod["spec"]["subdomain"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert service["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
 
 
 def test_the_pod_mounts_the_secret_that_is_made() -> None:

@@ -71,7 +71,7 @@ def test_the_pod_is_the_jobs_and_looks_like_torchelastics():
     assert (spec["restartPolicy"], spec["hostname"], spec["subdomain"]) == (
         "Never",
         "digits-worker-1",
-        "digits-worker-1",
+        "digits-workers",
     )
     assert spec["nodeSelector"] == {"gpu": "t4"}
     read = Pod.from_manifest(pod)
@@ -83,6 +83,7 @@ def test_the_worker_and_only_it_learns_who_it_is():
     env = {item["name"]: item.get("value") or item["valueFrom"]["fieldRef"]["fieldPath"] for item in worker["env"]}
     assert env == {
         "ELASTICCTL_JOB": "digits",
+        "ELASTICCTL_JOB_UID": "job-uid-1",
         "ELASTICCTL_NAMESPACE": "ml",
         "ELASTICCTL_WORKER": "digits-worker-1",
         "ELASTICCTL_WORKER_INDEX": "1",
@@ -114,6 +115,7 @@ def test_a_job_with_its_own_rendezvous_gets_torchelastics_arguments_and_nothing_
         "train.py",
         "--epochs=3",
     ]
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("digits-worker-1", "digits-worker-1")
     assert worker["env"] == TEMPLATE["spec"]["containers"][1]["env"]
     assert pod["spec"]["volumes"] == TEMPLATE["spec"]["volumes"]
     assert sidecar == TEMPLATE["spec"]["containers"][0]

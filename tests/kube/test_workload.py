@@ -14,8 +14,8 @@ from elasticctl.cluster.kube.workload import KubeWorkload, Settings
 from elasticctl.errors import ClusterError, ConflictError
 from elasticctl.spec import ElasticJob, Pod
 from elasticctl.status import JobStatus, Phase
-from elasticctl_controller.companions import build_budget, build_token_secret
-from elasticctl_controller.pods import build_pod, build_service
+from elasticctl_controller.companions import build_budget, build_group_service, build_token_secret
+from elasticctl_controller.pods import build_pod
 from tests.jobs import shell_job
 from tests.kube.control import DISCOVERY, ControlApi
 from tests.waiting import wait_until
@@ -34,7 +34,7 @@ class Bench:
         self.keys: list[str] = []
         api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
         makers = Makers(
-            lambda job, pod: [build_service(job, 0), build_token_secret(job, "secret-token")],
+            lambda job, pod: [build_group_service(job), build_token_secret(job, "secret-token")],
             build_budget,
         )
         self.workload = KubeWorkload(
@@ -110,19 +110,19 @@ def test_what_a_pod_needs_is_there_before_it_and_made_once(bench: Bench) -> None
 
 def test_a_service_that_an_earlier_job_left_gives_way(bench: Bench) -> None:
     job = bench.submit()
-    old = build_service(job, 0)
+    old = build_group_service(job)
     old["metadata"]["ownerReferences"][0]["uid"] = "the job before"
-    bench.control.put(f"{CORE}/services/job-worker-0", old)
+    bench.control.put(f"{CORE}/services/job-workers", old)
     with pytest.raises(ConflictError, match="left by an earlier job"):
         bench.create(job)
     bench.create(job)
-    stored = bench.control.objects[f"{CORE}/services/job-worker-0"]
+    stored = bench.control.objects[f"{CORE}/services/job-workers"]
     assert stored["metadata"]["ownerReferences"][0]["uid"] == job.uid
 
 
 def test_a_strangers_service_is_left_alone(bench: Bench) -> None:
     job = bench.submit()
-    bench.control.put(f"{CORE}/services/job-worker-0", {"metadata": {"name": "job-worker-0", "namespace": "default"}})
+    bench.control.put(f"{CORE}/services/job-workers", {"metadata": {"name": "job-workers", "namespace": "default"}})
     with pytest.raises(ClusterError, match="is not this job's"):
         bench.create(job)
     assert bench.pods(job) == []
