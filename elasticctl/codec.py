@@ -11,7 +11,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NewType, TypeVar
 
@@ -23,6 +23,7 @@ Manifest = dict[str, Any]
 
 T = TypeVar("T")
 _MISSING = object()
+_Decoder = Callable[[Any], Any]
 _EXACT = 2**53  # whole numbers below this are floats too
 
 
@@ -72,10 +73,12 @@ def from_json(cls: type[T], data: object) -> T:
     """Decode JSON data into the dataclass `cls`, leniently (see the module's docstring)."""
     source = data if isinstance(data, Mapping) else {}
     found: dict[str, Any] = {}
-    for name, hint, _ in _fields(typing.cast(Hashable, cls)):  # which mypy does not see of a type variable's class
-        value = _decode(hint, source.get(camel(name), _MISSING))
-        if value is not _MISSING:
-            found[name] = value
+    decoders = _decoders(typing.cast(Hashable, cls))  # which mypy does not see of a type variable's class
+    for name, key, decode in decoders:
+        value = source.get(key)
+        decoded = _MISSING if value is None else decode(value)
+        if decoded is not _MISSING:
+            found[name] = decoded
     return cls(**found)
 
 
@@ -98,34 +101,57 @@ def _bare(hint: Any) -> Any:
     return hint
 
 
-def _decode(hint: Any, value: Any) -> Any:
-    """Decode `value` as `hint`, or _MISSING when it is not one."""
-    if value is _MISSING or value is None:
-        return _MISSING
+@functools.cache
+def _decoders(cls: Any) -> tuple[tuple[str, str, _Decoder], ...]:
+    """(name, key in JSON, decoder) of each field of a dataclass: its types are looked at once, not at each value."""
+    return tuple((name, camel(name), _decoder(hint)) for name, hint, _ in _fields(cls))
+
+
+def _decoder(hint: Any) -> _Decoder:
+    """What decodes a value other than None as `hint`; it returns _MISSING for one that is none."""
     hint = _bare(hint)
     origin = typing.get_origin(hint)
     if hint is Timestamp:
-        parsed = from_rfc3339(value)
-        return _MISSING if parsed is None else parsed
+        return _timestamp
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_json(hint, value) if isinstance(value, Mapping) else _MISSING
+        return lambda value: from_json(hint, value) if isinstance(value, Mapping) else _MISSING
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return next((member for member in hint if member.value == value), _MISSING)
+        members = {member.value: member for member in hint}
+        return lambda value: members.get(value, _MISSING) if isinstance(value, str) else _MISSING
     if origin is tuple:
-        item_hint = typing.get_args(hint)[0]
+        return _sequence_decoder(typing.get_args(hint)[0])
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping_decoder(_decoder(typing.get_args(hint)[1]))
+    return functools.partial(_decode_scalar, hint)
+
+
+def _timestamp(value: Any) -> Any:
+    parsed = from_rfc3339(value)
+    return _MISSING if parsed is None else parsed
+
+
+def _sequence_decoder(item_hint: Any) -> _Decoder:
+    if item_hint in (int, float):
+        return lambda value: _numbers(item_hint, value) if isinstance(value, list | tuple) else _MISSING
+    decode = _decoder(item_hint)
+
+    def sequence(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             return _MISSING
-        if item_hint in (int, float):
-            return _numbers(item_hint, value)
-        items = (_decode(item_hint, item) for item in value)
+        items = (decode(item) for item in value if item is not None)
         return tuple(item for item in items if item is not _MISSING)
-    if origin is not None and issubclass(origin, Mapping):
+
+    return sequence
+
+
+def _mapping_decoder(decode: _Decoder) -> _Decoder:
+    def mapping(value: Any) -> Any:
         if not isinstance(value, Mapping):
             return _MISSING
-        item_hint = typing.get_args(hint)[1]
-        decoded = {str(key): _decode(item_hint, item) for key, item in value.items()}
-        return {key: item for key, item in decoded.items() if item is not _MISSING}
-    return _decode_scalar(hint, value)
+        items = ((str(key), decode(item)) for key, item in value.items() if item is not None)
+        return {key: item for key, item in items if item is not _MISSING}
+
+    return mapping
 
 
 def _numbers(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
