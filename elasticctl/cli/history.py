@@ -10,7 +10,7 @@ import typer
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
-from elasticctl.cli.output import print_data, print_table, say
+from elasticctl.cli.output import hint, print_data, print_table, say
 from elasticctl.cli.target import reach
 
 app = new_app()
@@ -41,3 +41,4 @@ def history(
         print_table(table)
     for line in totals_lines(found, now):
         say(line)
+    hint(f"what else happened: elasticctl events {found.name}")
