@@ -133,12 +133,19 @@ def as_json(parameters: dict[str, Any], measurements: Sequence[Measurement], beg
     """Everything there is to know about a run; `began_at` is seconds since the epoch."""
     return {
         "schema": SCHEMA,
+        **circumstances(parameters, began_at),
+        "measurements": [asdict(measurement) for measurement in measurements],
+        "summary": [asdict(summary) for summary in summarise(measurements)],
+    }
+
+
+def circumstances(parameters: dict[str, Any], began_at: float) -> dict[str, Any]:
+    """When and where a run was made, and with what; `began_at` is seconds since the epoch."""
+    return {
         "beganAt": datetime.fromtimestamp(began_at, UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
         "parameters": parameters,
-        "measurements": [asdict(measurement) for measurement in measurements],
-        "summary": [asdict(summary) for summary in summarise(measurements)],
     }
 
 

@@ -143,13 +143,13 @@ def test_the_status_is_written_against_the_version_that_was_read(bench: Bench) -
 
 def test_a_budget_follows_the_jobs_size(bench: Bench) -> None:
     job = bench.submit(maxReplicas=4)
-    bench.workload.write_status(job, JobStatus(phase=Phase.RUNNING))
+    bench.workload.write_status(job, JobStatus(phase=Phase.RUNNING, desired=3))
     assert bench.control.objects[f"{BUDGETS}/job-workers"]["spec"]["minAvailable"] == 1
     stored = bench.control.objects[f"{JOBS}/job"]
     spec = {**stored["spec"], "minReplicas": 0}
     bench.control.put(f"{JOBS}/job", {**stored, "metadata": dict(stored["metadata"]), "spec": spec})
     wait_until(lambda: bench.job().min == 0)
-    bench.workload.write_status(bench.job(), JobStatus(phase=Phase.PENDING))
+    bench.workload.write_status(bench.job(), JobStatus(phase=Phase.PENDING, desired=3))
     assert bench.control.objects[f"{BUDGETS}/job-workers"]["spec"]["minAvailable"] == 0
 
 

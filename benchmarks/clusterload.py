@@ -1,0 +1,160 @@
+"""What the controller's benchmark puts on a cluster, and when it sees what of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from elasticctl.cluster.kube.connection import Connection, resource_path
+from elasticctl.cluster.kube.pruning import prune_pod
+from elasticctl.cluster.kube.reflector import Reflector, Resource
+from elasticctl.cluster.kube.store import ObjectStore
+from elasticctl.codec import Manifest
+from elasticctl.errors import NotFoundError
+from elasticctl.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
+
+NAMESPACE = "elasticctl-benchmark"
+HOLLOW = {"kubelab/hollow": "true"}
+"""The label of kubelab's hollow nodes: kubelets whose pods run without containers."""
+NOBODY = "nobody"
+"""The name of no scheduler: pods that ask for it stay objects."""
+POLL_S = 0.02
+
+
+class Missing(Exception):
+    """Something did not come about in its time."""
+
+
+class Pods:
+    """The pods of the benchmark's namespace, as one watch tells of them; times are monotonic seconds."""
+
+    def __init__(self, api: Connection) -> None:
+        self._store = ObjectStore(prune_pod)
+        self.created_at: dict[str, float] = {}  # by uid
+        self.last_created_at = 0.0
+        self._store.subscribe(self._changed)
+        self._reflector = Reflector(api, Resource(resource_path("v1", NAMESPACE, "pods")), self._store)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._reflector.start()
+        self._reflector.wait_synced()
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._reflector.stop()
+
+    def __len__(self) -> int:
+        return len(self._store.items())
+
+    def uids(self) -> dict[str, str]:
+        """name -> uid, of all there are."""
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self._store.items()}
+
+    def running(self) -> int:
+        """How many run."""
+        return sum(pod["status"].get("phase") == "Running" for pod in self._store.items())
+
+    def on(self, node: str) -> dict[str, str]:
+        """name -> uid, of those on a node."""
+        pods = [pod for pod in self._store.items() if pod["spec"].get("nodeName") == node]
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+
+    def replaced_at(self, name: str, uid: str) -> float | None:
+        """When another pod of this name was created; None: none has been."""
+        now = self.uids().get(name)
+        return None if now in (None, uid) else self.created_at[now]
+
+    def _changed(self, old: Manifest | None, new: Manifest | None) -> None:
+        if new is not None and (old is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
+            self.last_created_at = self.created_at[new["metadata"]["uid"]] = time.monotonic()
+
+
+class Load:
+    """Makes and removes jobs; ours are ElasticJobs, theirs are Kubernetes' own."""
+
+    def __init__(self, api: Connection) -> None:
+        self._api = api
+        self.pods = Pods(api)
+
+    def open(self) -> None:
+        """Have an empty namespace."""
+        namespaces = resource_path("v1", None, "namespaces")
+        with suppress(NotFoundError):
+            self._api.request("GET", f"{namespaces}/{NAMESPACE}")
+            self.close()
+        self._api.request("POST", namespaces, {"metadata": {"name": NAMESPACE}})
+        accounts = resource_path("v1", NAMESPACE, "serviceaccounts", "default")
+        until(lambda: self._exists(accounts), 60, "the namespace's service account")
+        self.pods.start()
+
+    def close(self) -> None:
+        """Remove it, with all in it."""
+        path = resource_path("v1", None, "namespaces", NAMESPACE)
+        self._api.request("DELETE", path)
+        until(lambda: not self._exists(path), 600, "the end of the namespace")
+
+    def create_ours(self, name: str, workers: int, **pod: Any) -> None:
+        """An ElasticJob of so many workers; further keywords are fields of their pods."""
+        spec = {
+            "minReplicas": 1,
+            "maxReplicas": workers,
+            "replicaSpecs": {
+                "Worker": {"replicas": workers, "restartPolicy": "OnFailure", "template": _template(**pod)}
+            },
+        }
+        self._create(resource_path(API_VERSION, NAMESPACE, PLURAL), API_VERSION, KIND, name, spec)
+
+    def create_theirs(self, name: str, workers: int) -> None:
+        """A Job of so many pods at once."""
+        template = _template()
+        template["spec"]["restartPolicy"] = "Never"
+        spec = {"parallelism": workers, "completions": workers, "template": template}
+        self._create(resource_path("batch/v1", NAMESPACE, "jobs"), "batch/v1", "Job", name, spec)
+
+    def clear(self) -> None:
+        """Remove all jobs, and wait until nothing of them is left."""
+        options = {"propagationPolicy": "Background"}
+        for path in (resource_path(API_VERSION, NAMESPACE, PLURAL), resource_path("batch/v1", NAMESPACE, "jobs")):
+            self._api.request("DELETE", path, options, timeout_s=60)
+        services = resource_path("v1", NAMESPACE, "services")
+        until(lambda: not len(self.pods), 600, "the end of all pods")
+        until(lambda: not self._api.request("GET", services)["items"], 600, "the end of all services")
+
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod without grace."""
+        self._api.request("DELETE", resource_path("v1", NAMESPACE, "pods", name), {"gracePeriodSeconds": 0})
+
+    def _create(self, path: str, version: str, kind: str, name: str, spec: Manifest) -> None:
+        metadata = {"name": name, "namespace": NAMESPACE}
+        self._api.request("POST", path, {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._api.request("GET", path)
+        except NotFoundError:
+            return False
+        return True
+
+
+def until(condition: Callable[[], object], limit_s: float, what: str) -> None:
+    """Wait for it; Missing when it does not come."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Missing(f"not within {limit_s:.0f} s: {what}")
+        time.sleep(POLL_S)
+
+
+def names(prefix: str, count: int) -> Iterable[str]:
+    """`prefix-0`, `prefix-1`, …"""
+    return (f"{prefix}-{number}" for number in range(count))
+
+
+def _template(**pod: Any) -> Manifest:
+    worker = {"name": WORKER_CONTAINER, "image": "lab/base:dev", "command": ["sleep", "infinity"]}
+    where = {} if "schedulerName" in pod else {"nodeSelector": HOLLOW}
+    # No grace: a pod that is deleted is gone, as when its machine is.
+    return {"spec": {"terminationGracePeriodSeconds": 0, "containers": [worker], **where, **pod}}
