@@ -24,7 +24,7 @@ POOLS = (*GPU_TYPES, GPU, CPU)
 CPU_SLOTS = "elasticctl.dev/cpu-slots"
 """What a node offers that has processors to share."""
 MAX_SLOTS = 1_000_000
-MAX_WEIGHT = 1_000.0
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Quota:
         """Read an ElasticQuota object of any content; never raises."""
         spec = _mapping(manifest.get("spec"))
         weight = spec.get("weight")
-        usable = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight <= MAX_WEIGHT
+        usable = isinstance(weight, int | float) and not isinstance(weight, bool) and MIN_WEIGHT <= weight <= MAX_WEIGHT
         return cls(
             project=str(_mapping(manifest.get("metadata")).get("name", "")),
             weight=float(weight) if usable and weight is not None else 1.0,
@@ -67,8 +67,8 @@ def check_quota(manifest: object) -> Quota:
             raise SpecError(f"must be {wanted!r}, not {shown(manifest.get(name))}", path=name)
     spec = _mapping(manifest.get("spec"))
     weight = spec.get("weight", 1)
-    if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight <= MAX_WEIGHT:
-        raise SpecError(f"must be more than 0 and at most {MAX_WEIGHT:g}, not {shown(weight)}", path="spec.weight")
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise SpecError(f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {shown(weight)}", path="spec.weight")
     for part in ("guaranteed", "limit"):
         _check_slots(spec.get(part, {}), f"spec.{part}")
     quota = Quota.from_manifest(manifest)

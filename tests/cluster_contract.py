@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from elasticctl.cluster.base import Cluster, LogQuery, Manifest
-from elasticctl.errors import ConflictError, NotFoundError
+from elasticctl.errors import ConflictError, NotFoundError, SpecError
+from elasticctl.quota import Quota
 from tests.jobs import FOREVER, shell_job
 from tests.waiting import wait_until
 
@@ -155,6 +156,30 @@ class ClusterContract:
             cluster.evict_pod("default", "over-worker-0", grace_s=1.0)
         with pytest.raises(NotFoundError, match="over-worker-7"):
             cluster.evict_pod("default", "over-worker-7", grace_s=1.0)
+
+    def test_a_quota_is_kept_in_place_of_the_one_before(self, cluster: Cluster) -> None:
+        first = Quota("vision", 2.0, {"t4": 4, "a100": 8}, {"t4": 8})
+        second = Quota("vision", 1.0, {"t4": 2}, {})
+        try:
+            assert cluster.list_quotas() == []
+            cluster.put_quota(Quota("speech", guaranteed={"t4": 1}).to_manifest())
+            for wanted in (first, second):
+                assert Quota.from_manifest(cluster.put_quota(wanted.to_manifest())) == wanted
+            assert [Quota.from_manifest(item).project for item in cluster.list_quotas()] == ["speech", "vision"]
+            assert Quota.from_manifest(cluster.list_quotas()[1]) == second
+            assert {item["kind"] for item in cluster.list_quotas()} == {"ElasticQuota"}
+        finally:
+            for item in cluster.list_quotas():
+                cluster.delete_quota(item["metadata"]["name"])
+        with pytest.raises(NotFoundError, match="vision"):
+            cluster.delete_quota("vision")
+
+    def test_a_quota_that_cannot_be_one_is_refused(self, cluster: Cluster) -> None:
+        with pytest.raises(SpecError, match="t5"):
+            cluster.put_quota(Quota("vision", guaranteed={"t5": 4}).to_manifest())
+        with pytest.raises(SpecError, match="the limit is 2"):
+            cluster.put_quota(Quota("vision", guaranteed={"t4": 4}, limit={"t4": 2}).to_manifest())
+        assert cluster.list_quotas() == []
 
     def test_a_deleted_job_is_gone_and_its_name_is_free(self, cluster: Cluster) -> None:
         old = cluster.create_job(shell_job("again", FOREVER))

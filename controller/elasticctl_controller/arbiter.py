@@ -35,6 +35,8 @@ GATHER_S = 0.05
 """How long changes may gather before a decision: they come in crowds."""
 REST_FACTOR = 4.0
 """A decision that takes long is not made again before so many times as long: the loops need the processor too."""
+REWORD_S = 30.0
+"""The words of a share that stays as it is change no more often: they name others, of whom there may be thousands."""
 RETRY_S = 2.0
 LONGEST_SLEEP_S = 60.0
 UNDECIDED = "Undecided"
@@ -57,6 +59,7 @@ class _Verdict:
 
     key: str
     allotment: Allotment | None = None
+    worded_at: float = 0.0
 
 
 class Floor(Protocol):
@@ -133,7 +136,8 @@ class Arbiter:
         with self._lock:
             before, self._verdicts = self._verdicts, verdicts
         for uid, verdict in (before | verdicts).items():
-            if before.get(uid) != verdicts.get(uid):
+            after = verdicts.get(uid)
+            if uid not in before or after is None or before[uid].allotment != after.allotment:
                 self._on_change(verdict.key)
         return wake_at
 
@@ -148,7 +152,7 @@ class Arbiter:
         decision = decide(pools, projects_of(self._floor.quotas()), tuple(claims.values()), now, terms.rules)
         verdicts = {job.uid: _Verdict(key) for key, job in shared.items()}
         for key, grant in decision.grants.items():
-            verdicts[shared[key].uid] = _Verdict(key, self._allotted(shared[key], claims[key], grant, now))
+            verdicts[shared[key].uid] = self._verdict(shared[key], claims[key], grant, now)
         return verdicts, decision.wake_at
 
     def _share(self, job: ElasticJob) -> Share | None:
@@ -160,8 +164,8 @@ class Arbiter:
         share = self._share(job)
         return never_decided(job) if share is None else Remembered(share.workers, share.since or 0.0)
 
-    def _allotted(self, job: ElasticJob, claim: Claim, grant: Grant, now: float) -> Allotment:
-        last = self._share(job)
+    def _verdict(self, job: ElasticJob, claim: Claim, grant: Grant, now: float) -> _Verdict:
+        known, last = self._verdicts.get(job.uid), self._share(job)
         share = Share(
             workers=grant.workers,
             borrowed=grant.borrowed,
@@ -174,8 +178,13 @@ class Arbiter:
         )
         if last is not None and last.workers == share.workers:
             share = replace(share, since=last.since, change=last.change)
+        worded_at = now
+        if known is not None and last is not None and now < known.worded_at + REWORD_S:
+            reworded = replace(share, message=last.message)
+            if reworded == last:
+                share, worded_at = reworded, known.worded_at
         # As it will be read back: times lose what is finer than a microsecond.
-        return Allotment(from_json(Share, to_json(share)), frozenset(grant.leave))
+        return _Verdict(job.key, Allotment(from_json(Share, to_json(share)), frozenset(grant.leave)), worded_at)
 
     def _run(self) -> None:
         wake_at: float | None = None

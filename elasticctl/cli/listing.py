@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elasticctl.cli.money import dollars
 from elasticctl.cli.output import Table
-from elasticctl.cli.views import CAPACITIES, ago, causes, of, rate, restarts
+from elasticctl.cli.views import CAPACITIES, ago, borrowed, causes, of, rate, restarts
 from elasticctl.codec import Manifest
 from elasticctl.cost import cost
 from elasticctl.pace import left_s
@@ -80,5 +80,5 @@ def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str
         *((job.namespace,) if shape.namespaces else ()),
         *cells,
         *wide,
-        reasons.get(job.uid, "") or why_ended(job),
+        reasons.get(job.uid, "") or why_ended(job) or borrowed(status),
     )

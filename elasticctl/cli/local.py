@@ -12,7 +12,7 @@ from elasticctl.cli import options
 from elasticctl.cli.command import family, verb
 from elasticctl.cli.output import Table, hint, print_data, print_table, say
 from elasticctl.errors import UsageError
-from elasticctl.wording import span
+from elasticctl.wording import counted, span
 
 app, local = family(
     "local", "The cluster that is built into this machine: jobs are processes of yours, no cloud is needed."
@@ -63,3 +63,25 @@ def local_down(
     stopped = shut_down(local_paths(), keep_jobs=not delete_jobs, say=say)
     gone = "; its jobs are deleted" if delete_jobs else ""
     say(("the local cluster is down" if stopped else "the local cluster is not running") + gone)
+
+
+@verb(local, "sharing")
+def local_sharing(
+    state: Annotated[Literal["on", "off"] | None, typer.Argument(metavar="on|off")] = None,
+    cpu_slots: Annotated[int | None, options.count("How many ranks without GPUs may run at once.")] = None,
+) -> None:
+    """Share this machine between projects, by quotas and priorities, or stop to; without on or off, say which.
+
+    Slots are its GPUs. Where it has none, or --cpu-slots says how many, they are processors: a rank takes one.
+    """
+    from elasticctl.cluster.local.client import LocalCluster
+    from elasticctl.cluster.local.sharing import LocalSharing
+
+    if cpu_slots is not None and state != "on":
+        raise UsageError("--cpu-slots goes with `on`: elasticctl local sharing on --cpu-slots N")
+    cluster = LocalCluster()
+    found = cluster.sharing() if state is None else cluster.share(LocalSharing(state == "on", cpu_slots))
+    slots = "" if found.cpu_slots is None else f", {counted(found.cpu_slots, 'CPU slot')}"
+    say(f"sharing is {'on' if found.on else 'off'}{slots if found.on else ''}")
+    if found.on:
+        hint("guarantee a project its part: elasticctl quota set PROJECT --guaranteed cpu=2")

@@ -51,6 +51,7 @@ _JOBS = {
 _SETUP = {
     "config": ("contexts", "Choose and describe the places to run jobs at"),
     "install": ("install", "Make a Kubernetes cluster ready for jobs"),
+    "quota": ("quota", "Say what projects are guaranteed, and who holds what"),
     "doctor": ("doctor", "Check that a place is ready for jobs"),
     "local": ("local", "The cluster that is built into this machine"),
     "template": ("templates", "The shapes that jobs are made in"),

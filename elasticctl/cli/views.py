@@ -13,7 +13,7 @@ from elasticctl.diagnosis import Case, diagnose
 from elasticctl.pace import left_s, share_done, steps_per_s
 from elasticctl.podtemplate import ON_DEMAND, SPOT, at, capacity, hardware
 from elasticctl.spec import ElasticJob, PodPhase
-from elasticctl.status import Cause, JobStatus, Phase
+from elasticctl.status import Cause, JobStatus, Phase, Scaling, ScalingPhase
 from elasticctl.timeline import Entry
 from elasticctl.wording import counted, span
 
@@ -46,11 +46,17 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float, *, ba
     return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text], wraps=True, facts=True)
 
 
+def borrowed(status: JobStatus) -> str:
+    """`borrowing 2`: how many of a job's workers are lent by other projects."""
+    lent = 0 if status.share is None or status.phase.terminal else status.share.borrowed
+    return f"borrowing {lent}" if lent else ""
+
+
 def _kind(job: ElasticJob) -> str:
-    """`2 GPUs each, 8 in all, spot`, or `CPU`."""
+    """`2 GPUs each, 8 in all, spot, borrowing 2`, or `CPU`."""
     each, taken = hardware(job).gpus_per_worker, CAPACITIES.get(capacity(job.template), "")
     kind = f"{counted(each, 'GPU')} each, {each * job.desired} in all" if each else "CPU"
-    return ", ".join(part for part in (kind, taken) if part)
+    return ", ".join(part for part in (kind, taken, borrowed(job.status)) if part)
 
 
 def _last(lines: list[str], job: str) -> list[str]:
@@ -95,8 +101,8 @@ def history_table(job: ElasticJob) -> Table:
             item.at,
             "scaling",
             f"{item.from_workers} -> {item.to_workers}",
-            item.by,
-            _seconds(item.recovery_s),
+            _wish(item),
+            _seconds(item.recovery_s) or _unfinished(item),
             _count(item.steps_redone),
         )
         for item in job.status.scalings
@@ -135,12 +141,23 @@ def scalings(status: JobStatus) -> list[str]:
             (
                 clock(item.at),
                 f"{item.from_workers} -> {item.to_workers} workers",
-                f"by {item.by}" if item.by else "",
-                f"training after {span(item.recovery_s)}" if item.recovery_s is not None else "",
+                f"by {_wish(item)}" if item.by else "",
+                f"training after {span(item.recovery_s)}" if item.recovery_s is not None else _unfinished(item),
             )
         )
         for item in status.scalings
     ]
+
+
+def _wish(item: Scaling) -> str:
+    """On whose wish it was, and what for."""
+    return f"{item.by}: {item.message}" if item.message else item.by
+
+
+def _unfinished(item: Scaling) -> str:
+    """`in progress` or `superseded`; nothing of one that is done."""
+    words = {ScalingPhase.IN_PROGRESS: "in progress", ScalingPhase.SUPERSEDED: "superseded"}
+    return words.get(item.phase, "") if item.phase is not None else ""
 
 
 def failure_lines(status: JobStatus) -> list[str]:

@@ -17,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     endings.failed,
     endings.cancelled,
     endings.succeeded,
+    waits.waiting_for_its_share,
     waits.suspended,
     waits.no_workers_wanted,
     waits.not_startable,
@@ -35,6 +36,9 @@ RULES: tuple[Rule, ...] = (
     health.no_checkpoint,
     health.stale_checkpoint,
     health.much_done_again,
+    waits.fewer_than_wanted,
+    waits.waiting_to_grow,
+    waits.borrowing,
 )
 """Every rule; what comes first is the first cause."""
 

@@ -12,12 +12,56 @@ LONG_START_S = 60.0
 LONG_FIRST_STEP_S = 120.0
 """The first step compiles and warms up; when even so it should be there."""
 _SHOWN_HOLDERS = 3
+_SECRET = re.compile(r'[Ss]ecret "?(?:[-a-z0-9]+/)?([-a-z0-9.]+)"?')
+
+
+def waiting_for_its_share(case: Case) -> Finding | None:
+    """It is given no workers: others hold what it would need, and come first."""
+    share = case.status.share
+    if share is None or share.workers or case.status.phase.terminal or case.job.suspend:
+        return None
+    step = case.status.checkpoint.step
+    kept = "" if step is None else f" Its place is kept: step {step}."
+    lost = f" It {share.change}." if share.change else ""
+    mends = [Mend("see who holds what", "elasticctl quota list")]
+    if case.job.desired > max(1, case.job.min) and not case.job.sharing.automatic:
+        mends.append(Mend("let it begin with fewer", f"elasticctl scale {case.name} --auto"))
+    text = f"It {share.message}.{lost}{kept} It goes on by itself."
+    return Finding("waiting-for-its-share", Severity.INFO, text, tuple(mends), decisive=True)
+
+
+def fewer_than_wanted(case: Case) -> Finding | None:
+    """It trains with fewer workers than it may have."""
+    share = case.status.share
+    if share is None or not 0 < share.workers < case.job.desired or case.status.phase.terminal:
+        return None
+    mend = Mend("see who holds what", "elasticctl quota list")
+    return Finding("fewer-than-wanted", Severity.INFO, f"It {share.message}.", (mend,))
+
+
+def waiting_to_grow(case: Case) -> Finding | None:
+    """Workers are ready, and the group does not take them in yet."""
+    if not case.status.growth or case.status.phase.terminal:
+        return None
+    return Finding("waiting-to-grow", Severity.INFO, f"It could grow: {case.status.growth}.")
+
+
+def borrowing(case: Case) -> Finding | None:
+    """It has more than its project is guaranteed."""
+    share = case.status.share
+    if share is None or not share.borrowed or case.status.phase.terminal:
+        return None
+    text = f"{counted_are(share.borrowed, 'worker')} borrowed, and may be taken back, with notice, at any time."
+    return Finding("borrowing", Severity.INFO, text)
 
 
 def suspended(case: Case) -> Finding | None:
     """Somebody has put it to sleep."""
+    given_nothing = case.status.share is not None and not case.job.suspend
     if case.status.phase is not Phase.SUSPENDED and not (case.job.suspend and not case.status.phase.terminal):
         return None
+    if given_nothing:
+        return None  # said by its share
     step = case.status.checkpoint.step
     kept = "" if step is None else f" Its place is kept: step {step}."
     resume = Mend("go on", f"elasticctl resume {case.name}")

@@ -128,6 +128,25 @@ def test_nobody_is_told_what_has_not_changed(bench: Bench) -> None:
     assert share.since == NOW
 
 
+def test_the_words_of_a_share_that_stays_do_not_change_with_every_job_that_comes(bench: Bench) -> None:
+    bench.floor.slots = 8
+    for number in range(3):
+        bench.submit(f"one-{number}", "a", 1, 1)
+        bench.arbiter.decide_now()
+        bench.carried_out()
+    bench.submit("big", "b", 2, 8)
+    bench.arbiter.decide_now()
+    bench.carried_out()
+    before = bench.share("b/big")
+    bench.told.clear()
+    bench.submit("first", "c", 1, 8, automatic=False)
+    for later in (1.0, 2.0, 60.0):
+        bench.now = NOW + later
+        bench.arbiter.decide_now()
+        assert bench.told.count("b/big") == 0 or later > 30.0
+    assert (bench.share("b/big").workers, bench.share("b/big").since) == (before.workers, before.since)
+
+
 def test_a_guarantee_is_met_by_those_who_borrow_the_youngest_first(bench: Bench) -> None:
     bench.floor.guarantees = {"a": 2, "b": 2}
     bench.submit("train", "a", 2, 4)

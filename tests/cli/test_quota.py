@@ -1,0 +1,183 @@
+"""`quota`, `local sharing` and what other verbs say of shares."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from elasticctl.cli.holdings import Held, Holding, bar, held_by, holdings, table, told
+from elasticctl.cli.listing import job_table
+from elasticctl.cli.views import history_table, scalings, status_table
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.diagnosis import Case, diagnose
+from elasticctl.quota import Quota
+from elasticctl.spec import ElasticJob
+from tests.cli.conftest import Run
+from tests.cli.samples import AT, at, job
+from tests.jobs import FOREVER, shell_job
+from tests.waiting import wait_until
+
+FULL = {"workers": 4, "borrowed": 2, "pool": "t4", "slotsPerWorker": 2, "reason": "Full",
+        "message": "has all 4 workers that it asks for; borrows 4 GPUs from b"}  # fmt: skip
+WAITS = {"workers": 0, "pool": "t4", "reason": "WaitsForTurn",
+         "message": "waits for 2 GPUs held by jobs that come first", "change": "gave 2 workers to a/one"}  # fmt: skip
+
+
+def shared(name: str, project: str, share: dict[str, Any], **status: Any) -> dict[str, Any]:
+    found = job(name, share=share, **status)
+    found["metadata"]["namespace"] = project
+    return found
+
+
+JOBS = [shared("one", "a", FULL), shared("two", "b", WAITS, phase="Pending"), job("alone")]
+QUOTAS = [Quota("a", 1.0, {"t4": 4}, {"t4": 16}).to_manifest(), Quota("b", 2.0, {"t4": 4, "a100": 8}).to_manifest()]
+
+
+def test_a_row_for_each_project_and_kind() -> None:
+    rows = holdings(QUOTAS, held_by(JOBS))
+    assert rows == [
+        Holding("a", "t4", 1.0, held=8, guaranteed=4, limit=16, borrowed=4, waiting=0),
+        Holding("b", "a100", 2.0, held=0, guaranteed=8, limit=None, borrowed=0, waiting=0),
+        Holding("b", "t4", 2.0, held=0, guaranteed=4, limit=None, borrowed=0, waiting=1),
+    ]
+    assert table(rows, "utf-8").rows[0][:7] == ("a", "t4", "8", "4", "16", "4", "0")
+
+
+def test_jobs_that_do_not_share_or_are_over_hold_nothing() -> None:
+    assert [item.job for item in held_by(JOBS)] == ["one", "two"]
+    assert held_by([shared("over", "a", FULL, phase="Succeeded")]) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "guaranteed", "borrowed", "drawn"),
+    [
+        (8, 4, 4, "#" * 10 + "+" * 10),
+        (2, 8, 0, "#" * 5 + "." * 15),
+        (0, 4, 0, "." * 10),
+        (0, 0, 0, ""),
+    ],
+)
+def test_a_bar_tells_what_is_held_by_right_borrowed_and_idle(
+    held: int, guaranteed: int, borrowed: int, drawn: str
+) -> None:
+    row = Holding("a", "t4", 1.0, held, guaranteed, None, borrowed, 0)
+    assert bar(row, 8, "ascii") == drawn
+    assert len(bar(row, 8, "utf-8")) == len(drawn)
+    assert bar(row, 0, "ascii") == ""
+
+
+def test_a_sentence_for_each_job() -> None:
+    assert list(told(held_by(JOBS))) == [
+        "a/one has all 4 workers that it asks for; borrows 4 GPUs from b.",
+        "b/two waits for 2 GPUs held by jobs that come first. Before, it gave 2 workers to a/one.",
+    ]
+    assert held_by(JOBS)[1] == Held(
+        "b", "two", "t4", 0, 4, 0, 0, "WaitsForTurn", WAITS["message"], "gave 2 workers to a/one"
+    )
+
+
+def test_status_and_list_say_what_is_borrowed() -> None:
+    fields = dict(status_table(JOBS[0], [], AT + 60).rows)
+    assert fields["Workers"] == "4 of 4 training (1-4), CPU, borrowing 2"
+    assert job_table([JOBS[0]], AT + 60).rows[0][-1] == "borrowing 2"
+    over = job("over", share=FULL, phase="Succeeded")
+    assert "borrowing" not in str(status_table(over, [], AT + 60).rows)
+
+
+def test_why_it_waits_is_the_first_cause() -> None:
+    found = diagnose(Case(ElasticJob.from_manifest(JOBS[1]), (), AT + 60))[0]
+    assert (found.rule, found.decisive) == ("waiting-for-its-share", True)
+    assert found.text == (
+        "It waits for 2 GPUs held by jobs that come first. It gave 2 workers to a/one. Its place is kept: step 100."
+        " It goes on by itself."
+    )
+    assert found.mends[0].command == "elasticctl quota list"
+
+
+def test_a_job_that_gave_way_was_not_suspended_on_request() -> None:
+    gave_way = ElasticJob.from_manifest(shared("two", "b", WAITS, phase="Suspended"))
+    rules = [finding.rule for finding in diagnose(Case(gave_way, (), AT + 60))]
+    assert rules[0] == "waiting-for-its-share"
+    assert "suspended" not in rules
+    asleep = shared("two", "b", WAITS, phase="Suspended")
+    asleep["spec"]["suspend"] = True
+    assert diagnose(Case(ElasticJob.from_manifest(asleep), (), AT + 60))[0].rule == "suspended"
+
+
+def test_what_else_sharing_has_to_say_comes_last() -> None:
+    fewer = {**FULL, "workers": 2, "message": "has 2 of 4 workers: t4 has 4 GPUs, shared with 1 other job"}
+    growing = shared("one", "a", fewer, growth="1 ready to join; waits for 1 on their way, at most 9.0s")
+    texts = {f.rule: f.text for f in diagnose(Case(ElasticJob.from_manifest(growing), (), AT + 60))}
+    assert texts["fewer-than-wanted"] == "It has 2 of 4 workers: t4 has 4 GPUs, shared with 1 other job."
+    assert texts["waiting-to-grow"].startswith("It could grow: 1 ready to join")
+    assert texts["borrowing"].startswith("2 workers are borrowed")
+
+
+def test_the_history_tells_on_whose_wish_and_how_far_it_is() -> None:
+    told_of = [
+        {"at": at(1), "fromWorkers": 4, "toWorkers": 2, "by": "sharing", "message": "gave 2 workers to b/two",
+         "phase": "Superseded"},
+        {"at": at(2), "fromWorkers": 2, "toWorkers": 3, "by": "user", "phase": "InProgress"},
+    ]  # fmt: skip
+    found = ElasticJob.from_manifest(job("one", scalings=told_of, interruptions=[]))
+    assert [row[2:5] for row in history_table(found).rows] == [
+        ("4 -> 2", "sharing: gave 2 workers to b/two", "superseded"),
+        ("2 -> 3", "user", "in progress"),
+    ]
+    assert scalings(found.status)[0].endswith("4 -> 2 workers  by sharing: gave 2 workers to b/two  superseded")
+
+
+def test_quotas_are_set_listed_explained_and_removed(run: Run, home: Any, local_cluster: LocalCluster) -> None:
+    assert run("local", "sharing").err == "sharing is off\n"
+    assert run("local", "sharing", "on", "--cpu-slots", "3").err == "sharing is on, 3 CPU slots\n"
+    assert run("quota", "list").err.startswith("no project has a quota")
+    done = run("quota", "set", "a", "--guaranteed", "cpu=2", "--limit", "cpu=4")
+    assert (done.code, done.err) == (0, "a: guaranteed 2 cpu; limit 4 cpu; weight 1\n")
+    assert run("quota", "set", "a", "--weight", "2", "--limit", "cpu=none").err == (
+        "a: guaranteed 2 cpu; limit none; weight 2\n"
+    )
+    local_cluster.create_job(shell_job("one", FOREVER, 3, namespace="a", minReplicas=3))
+    wait_until(lambda: local_cluster.get_job("a", "one").get("status", {}).get("phase") == "Running")
+    local_cluster.create_job(shell_job("two", FOREVER, 1, namespace="b"))
+    wait_until(lambda: local_cluster.get_job("b", "two").get("status", {}).get("share"))
+    listed = run("quota", "list")
+    assert [line.split("\t")[:7] for line in listed.out.splitlines()[1:]] == [
+        ["a", "cpu", "3", "2", "-", "1", "0"],
+        ["b", "cpu", "0", "0", "-", "0", "1"],
+    ]
+    assert listed.err.startswith("b/two waits for 1 CPU slot")
+    data = json.loads(run("quota", "list", "-o", "json").out)
+    assert (data["kind"], len(data["holdings"]), [each["job"] for each in data["jobs"]]) == (
+        "QuotaList",
+        2,
+        ["one", "two"],
+    )
+    assert run("quota", "explain", "a").out.startswith("a/one has all 3 workers")
+    assert run("explain", "two", "-n", "b").out.splitlines()[1].startswith("It waits for 1 CPU slot")
+    assert run("quota", "rm", "a").code == 0
+    assert run("quota", "rm", "a").err == "error: there is no ElasticQuota 'a'\n"
+    assert run("local", "sharing", "off").err == "sharing is off\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("quota", "set", "a"), "error: say what: --guaranteed KIND=N, --limit KIND=N or --weight W\n"),
+        (("quota", "set", "a", "--guaranteed", "t5=1"), 'error: spec.guaranteed: "t5" is not'),
+        (
+            ("quota", "set", "a", "--guaranteed", "t4=x"),
+            'error: --guaranteed t4=x: "x" is not a whole number, or `none`\n',
+        ),
+        (("quota", "set", "a", "--guaranteed", "t4=4", "--limit", "t4=2"), "error: spec.guaranteed.t4: 4 t4 are"),
+        (("quota", "set", "a", "--weight", "0"), "error: spec.weight: must be from 0.001 to 1000, not 0.0\n"),
+        (("quota", "set", "A_b", "--weight", "1"), "error: metadata.name: 'A_b' is not a name"),
+        (("local", "sharing", "--cpu-slots", "2"), "error: --cpu-slots goes with `on`"),
+    ],
+)
+def test_wrong_use_is_one_line(run: Run, home: Any, words: tuple[str, ...], message: str) -> None:
+    done = run(*words)
+    assert done.code == 2
+    assert done.err.startswith(message), done.err
+    assert done.err.count("\n") == 1
