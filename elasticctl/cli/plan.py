@@ -14,13 +14,20 @@ from elasticctl.cli import options
 from elasticctl.cli.options import Assignment
 from elasticctl.config import KUBERNETES, LOCAL, Context
 from elasticctl.errors import UsageError
-from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_WORKERS, JobSpec, RestartPolicy
+from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, MAX_WORKERS, JobSpec, RestartPolicy
 from elasticctl.wording import counted, counted_are, shown
 
 SCHEMES = ("file", "s3", "gs")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MAX_NAME = 51
 _MAX_MADE_NAME = 40
+
+
+def _priority(text: str) -> int:
+    """-1000 to 1000."""
+    if not re.fullmatch(r"-?[0-9]{1,4}", text) or abs(int(text)) > MAX_PRIORITY:
+        raise typer.BadParameter(f"{shown(text)} is not a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,10 @@ class Request:
     max_gpus: Annotated[int | None, options.count("Never use more than N GPUs.")] = None
     min_workers: Annotated[int | None, options.count("Go on with as few as N workers; 1 by default.")] = None
     max_workers: Annotated[int | None, options.count("Never use more than N workers.")] = None
+    priority: Annotated[
+        int,
+        typer.Option("--priority", parser=_priority, metavar="N", help="Whom it outranks, where jobs share."),
+    ] = 0
     name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
     image: Annotated[str, options.text("The container image; on this machine there is none.", "IMAGE")] = ""
     service_account: Annotated[
@@ -60,7 +71,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many workers and what each has; `note` is what the person should be told about it, once."""
+    """How many workers and what each has; `note` is what the person should be told about it, once.
+
+    `automatic`: how many there are is chosen between the bounds, and `workers` is as many as may be.
+    """
 
     workers: int
     min_workers: int
@@ -68,6 +82,7 @@ class Size:
     gpus_per_worker: int
     ranks_per_worker: int
     note: str = ""
+    automatic: bool = False
 
 
 def job_spec(request: Request, context: Context, size: Size, command: tuple[str, ...]) -> JobSpec:
@@ -85,6 +100,8 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
         workers=size.workers,
         min_workers=size.min_workers,
         max_workers=size.max_workers,
+        automatic=size.automatic,
+        priority=request.priority,
         ranks_per_worker=size.ranks_per_worker,
         gpus_per_worker=size.gpus_per_worker,
         gpu_type=kind.name if kind else "",
@@ -106,21 +123,34 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
 def size_of(request: Request, context: Context, machine_gpus: int) -> Size:
     """Turn GPUs and workers into a size; `machine_gpus` counts for the local context only.
 
-    Raises UsageError for numbers that contradict each other, the machine or the catalog.
+    Bounds without a number between them mean that the size is automatic. Raises UsageError for numbers that contradict
+    each other, the machine or the catalog.
     """
+    automatic = _is_automatic(request)
+    if automatic:
+        request = dataclasses.replace(request, gpus=request.max_gpus, workers=request.max_workers)
     each = _gpus_per_worker(request, context, machine_gpus)
     workers = _workers(request.gpus, "--gpus", request.workers, each) or 1
     low = _workers(request.min_gpus, "--min-gpus", request.min_workers, each)
     high = _workers(request.max_gpus, "--max-gpus", request.max_workers, each)
     _check(low, workers, high)
-    size = Size(workers, low or 1, high, each, max(each, 1))
+    if automatic and context.provider == LOCAL and each and machine_gpus >= (low or 1) * each:
+        workers = high = min(workers, machine_gpus // each)
+    size = Size(workers, low or 1, high, each, max(each, 1), automatic=automatic)
     if context.provider != LOCAL or each == 0 or workers * each <= machine_gpus:
         return size
     if machine_gpus:
-        wanted, has = counted_are(workers * each, "GPU"), counted(machine_gpus, "GPU")
-        raise UsageError(f"{wanted} wanted, but this machine has {has}; say --gpus {machine_gpus}")
+        wanted, has = counted_are((low or 1 if automatic else workers) * each, "GPU"), counted(machine_gpus, "GPU")
+        flag = "--min-gpus" if automatic else "--gpus"
+        raise UsageError(f"{wanted} wanted, but this machine has {has}; say {flag} {machine_gpus}")
     note = f"this machine has no GPU: the job runs on {counted(workers * each, 'CPU rank')} instead"
     return dataclasses.replace(size, gpus_per_worker=0, note=note)
+
+
+def _is_automatic(request: Request) -> bool:
+    low = request.min_gpus is not None or request.min_workers is not None
+    high = request.max_gpus is not None or request.max_workers is not None
+    return low and high and request.gpus is None and request.workers is None
 
 
 def name_from(script: str) -> str:
@@ -161,10 +191,11 @@ def summary(spec: JobSpec, context: Context) -> str:
         each = counted(spec.gpus_per_worker, f"{spec.gpu_type} GPU".strip())
     bounds = f"{spec.min_workers} to {'any number' if spec.max_workers is None else spec.max_workers}"
     market = "" if context.provider in (LOCAL, KUBERNETES) else (", spot" if spec.spot else ", on demand")
-    workers = counted(spec.workers, "worker")
-    return (
-        f"{spec.name}: {workers} with {each} each ({bounds}), context {context.name}{market}, state in {spec.storage}"
-    )
+    size = f"{counted(spec.workers, 'worker')} with {each} each ({bounds})"
+    if spec.automatic:
+        size = f"{bounds} workers with {each} each, as many as there is room for"
+    rank = f", priority {spec.priority}" if spec.priority else ""
+    return f"{spec.name}: {size}{rank}, context {context.name}{market}, state in {spec.storage}"
 
 
 def _gpu_kind(request: Request, context: Context) -> GpuType | None:

@@ -21,6 +21,8 @@ app = new_app()
 class Wish:
     """What was asked for; exactly one field is set."""
 
+    auto: Annotated[bool, typer.Option("--auto", help="As many as there is room for, within the job's bounds.")] = False
+
     to: Annotated[int | None, options.count("N workers in all.")] = None
     gpus: Annotated[int | None, options.count("N GPUs in all.")] = None
     add: Annotated[int | None, options.count("K workers more.", letter="K")] = None
@@ -33,7 +35,7 @@ class Wish:
     @property
     def clear(self) -> bool:
         """True when one thing was asked for, and no other."""
-        return sum(map(bool, (self.to, self.gpus, self.add, self.remove, self.remove_worker))) == 1
+        return sum(map(bool, (self.auto, self.to, self.gpus, self.add, self.remove, self.remove_worker))) == 1
 
 
 @verb(app, "scale")
@@ -43,6 +45,9 @@ def scale(
     wish: Wish,
     wait: Annotated[bool, typer.Option("--wait", help="Until that many workers are training.")] = False,
     timeout: options.Timeout = None,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="With --timeout: go back to the size before when the time is up.")
+    ] = False,
     where: Where,
 ) -> int:
     """Change the number of workers of a running job; it goes on from where it is.
@@ -50,16 +55,23 @@ def scale(
     \b
       elasticctl scale digits --to 4
       elasticctl scale digits --remove-worker 2 --wait
+      elasticctl scale digits --add 4 --timeout 10m --rollback
+      elasticctl scale digits --auto
     """
     if not wish.clear:
-        raise UsageError("say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME")
+        raise UsageError("say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto")
+    if rollback and timeout is None:
+        raise UsageError("--rollback needs a time after which to go back: --timeout 10m")
+    if wish.auto and (wait or rollback):
+        raise UsageError("--auto takes what there is, now and later: there is no number to wait for")
     from elasticctl.cli import scaling
 
     target = reach(where)
     name = target.find(job)["metadata"]["name"]
-    before, after = scaling.apply(target, name, wish)
-    say(f"{name}: {before} -> {after} workers")
-    if wait:
-        return scaling.await_workers(target, name, after, timeout)
+    change = scaling.apply(target, name, wish)
+    say(f"{name}: {change.words}")
+    if wait or rollback:
+        code = scaling.await_workers(target, name, change.after, timeout, goes_on=not rollback)
+        return scaling.roll_back(target, name, change) if rollback and code == scaling.TIMED_OUT else code
     hint(f"live: elasticctl status -w {name}")
     return 0

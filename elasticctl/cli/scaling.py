@@ -3,41 +3,62 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elasticctl.cli.output import say
 from elasticctl.cli.target import Target, full_worker_name
 from elasticctl.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.podtemplate import hardware
-from elasticctl.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest
-from elasticctl.wording import counted_are
+from elasticctl.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest, PodPhase
+from elasticctl.status import WorkerStatus
+from elasticctl.wording import counted, counted_are
 
 if TYPE_CHECKING:
     from elasticctl.cli.scale import Wish
 
 TIMED_OUT = 124
+BY_USER, BY_ROLLBACK = "user", "rollback"
 _POLL_EVERY_S = 0.25
 _ATTEMPTS = 5
 
 
-def apply(target: Target, name: str, wish: Wish) -> tuple[int, int]:
-    """Patch the job, again where somebody else has changed it meanwhile; returns workers before and after."""
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a wish came to: how many workers were wanted before and after, and whether that was or is automatic."""
+
+    before: int
+    after: int
+    was_automatic: bool = False
+    is_automatic: bool = False
+
+    @property
+    def words(self) -> str:
+        """`2 -> 4 workers`."""
+        if self.is_automatic:
+            return f"as many workers as there is room for, {self.after} at most"
+        return f"{self.before} -> {self.after} workers"
+
+
+def apply(target: Target, name: str, wish: Wish) -> Change:
+    """Patch the job, again where somebody else has changed it meanwhile, so that scalings come one after another."""
     for attempt in range(_ATTEMPTS):
         manifest = target.cluster.get_job(target.namespace, name)
         pods = target.cluster.list_pods(target.namespace, name) if wish.remove_worker else []
         patch = scale_patch(manifest, pods, wish)
         try:
-            target.cluster.patch_job(target.namespace, name, patch)
+            after = ElasticJob.from_manifest(target.cluster.patch_job(target.namespace, name, patch))
         except ConflictError:
             if attempt == _ATTEMPTS - 1:
                 raise
             continue
-        return ElasticJob.from_manifest(manifest).desired, patch["spec"]["replicaSpecs"]["Worker"]["replicas"]
+        before = ElasticJob.from_manifest(manifest)
+        return Change(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic)
     raise AssertionError("unreachable")
 
 
 def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[str, Any]:
-    """The merge patch that carries out a wish. Pure.
+    """The merge patch that carries out a wish; whoever asks for a number wants no automatic size. Pure.
 
     Raises UsageError when the wish is out of bounds, NotFoundError for a worker that is not there, ConflictError when
     the job has ended.
@@ -45,17 +66,42 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[st
     job = ElasticJob.from_manifest(manifest)
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be scaled")
+    metadata = {"annotations": {ANNOTATION_SCALED_BY: BY_USER}, "resourceVersion": job.resource_version}
+    if wish.auto:
+        return {"metadata": metadata, "spec": {"sharing": {"automatic": True}}}
     leaving = _leaving(job, pods, wish.remove_worker)
     workers = _workers(job, wish) - len(leaving)
     _check_bounds(job, manifest["spec"], workers)
     spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": workers}}}
+    if job.sharing.automatic:
+        spec["sharing"] = {"automatic": False}
     if leaving:
         # Those asked for before and still there; the others have done their duty.
         present = {pod["metadata"].get("uid") for pod in pods}
         named = {ref.uid: ref.name for ref in job.remove_workers if ref.uid in present} | leaving
         spec["removeWorkers"] = [{"name": name, "uid": uid} for uid, name in named.items()]
-    metadata = {"annotations": {ANNOTATION_SCALED_BY: "user"}, "resourceVersion": job.resource_version}
     return {"metadata": metadata, "spec": spec}
+
+
+def roll_back(target: Target, name: str, change: Change) -> int:
+    """Go back to the size before, unless somebody has asked for another one since; returns the exit code."""
+    manifest = target.cluster.get_job(target.namespace, name)
+    job = ElasticJob.from_manifest(manifest)
+    if job.status.phase.terminal or job.desired != change.after or job.sharing.automatic:
+        say(f"{name}: it has been scaled again since, or has ended: it stays as it is")
+        return TIMED_OUT
+    metadata = {"annotations": {ANNOTATION_SCALED_BY: BY_ROLLBACK}, "resourceVersion": job.resource_version}
+    spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": change.before}}}
+    if change.was_automatic:
+        spec["sharing"] = {"automatic": True}
+    target.cluster.patch_job(target.namespace, name, {"metadata": metadata, "spec": spec})
+    say(f"{name}: rolled back to {counted(change.before, 'worker')}")
+    return TIMED_OUT
+
+
+def _size(job: ElasticJob) -> int:
+    """How many workers it should have now; of a job of automatic size, how many it was given."""
+    return job.status.desired if job.sharing.automatic and job.status.share is not None else job.desired
 
 
 def _leaving(job: ElasticJob, pods: list[Manifest], names: tuple[str, ...]) -> dict[str, str]:
@@ -81,7 +127,7 @@ def _workers(job: ElasticJob, wish: Wish) -> int:
         return wish.gpus // each
     if wish.to is not None:
         return wish.to
-    return job.desired + (wish.add or 0) - (wish.remove or 0)
+    return _size(job) + (wish.add or 0) - (wish.remove or 0)
 
 
 def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
@@ -93,18 +139,28 @@ def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
         raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {job.name}, {high}")
 
 
-def await_workers(target: Target, name: str, workers: int, timeout_s: int | None) -> int:
-    """Wait until that many workers are training, and return the exit code: 1 when the job ends before, 124 too late."""
+def await_workers(target: Target, name: str, workers: int, timeout_s: int | None, *, goes_on: bool = True) -> int:
+    """Wait until that many workers run, and return the exit code: 1 when the job ends before, 124 too late.
+
+    `goes_on` False: not to be said when it is too late, for somebody will see to that.
+    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         status = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name)).status
-        if status.active == status.desired == workers:
+        running = sum(_is_running(worker) for worker in status.workers)
+        if running == status.active == status.desired == workers:
             say(f"{name}: {workers} workers are training")
             return 0
         if status.phase.terminal:
             say(f"{name} ended ({status.phase.value}) before that")
             return 1
         if deadline is not None and time.monotonic() >= deadline:
-            say(f"{name}: {status.active} of {workers} workers are training after {timeout_s} s; it goes on")
+            end = "; it goes on" if goes_on else ""
+            say(f"{name}: {running} of {workers} workers are training after {timeout_s} s{end}")
             return TIMED_OUT
         time.sleep(_POLL_EVERY_S)
+
+
+def _is_running(worker: WorkerStatus) -> bool:
+    """True for a worker that runs and is there to stay."""
+    return worker.phase == PodPhase.RUNNING and worker.cause is None and not worker.removal

@@ -38,6 +38,11 @@ CPU_CLOUD = Context("cpu", "gcp", image="i", storage="gs://b/j")
         (AWS, 0, {"gpus": 16, "gpus_per_node": 1, "min_gpus": 4}, Size(16, 4, None, 1, 1)),
         (AWS, 0, {"workers": 2}, Size(2, 1, None, 4, 4)),
         (AWS, 0, {"gpus": 0, "workers": 2}, Size(2, 1, None, 0, 1)),
+        (AWS, 0, {"min_gpus": 8, "max_gpus": 16}, Size(4, 2, 4, 4, 4, automatic=True)),
+        (LOCAL, 0, {"min_workers": 2, "max_workers": 4}, Size(4, 2, 4, 0, 1, automatic=True)),
+        (LOCAL, 0, {"min_gpus": 2, "max_gpus": 4}, Size(4, 2, 4, 0, 1, ON_CPU, automatic=True)),
+        (LOCAL, 2, {"min_gpus": 1, "max_gpus": 16}, Size(2, 1, 2, 1, 1, automatic=True)),
+        (LOCAL, 8, {"max_gpus": 4}, Size(1, 1, 4, 1, 1)),
         (CPU_CLOUD, 0, {"workers": 2}, Size(2, 1, None, 0, 1)),
         (CPU_CLOUD, 0, {"gpus": 2, "gpu_type": "l4"}, Size(2, 1, None, 1, 1)),
     ],
@@ -50,6 +55,7 @@ def test_sizes(context: Context, machine_gpus: int, said: dict[str, Any], size: 
     ("context", "machine_gpus", "said", "message"),
     [
         (LOCAL, 2, {"gpus": 4}, "4 GPUs are wanted, but this machine has 2 GPUs; say --gpus 2"),
+        (LOCAL, 2, {"min_gpus": 4, "max_gpus": 8}, "4 GPUs are wanted, but this machine has 2 GPUs; say --min-gpus 2"),
         (LOCAL, 8, {"gpus": 3, "gpus_per_node": 2}, "--gpus 3: each worker has 2 GPUs, so it must be a multiple of 2"),
         (LOCAL, 8, {"gpus": 4, "workers": 3}, "--gpus 4 cannot be shared evenly by --workers 3"),
         (LOCAL, 8, {"gpus": 4, "gpus_per_node": 2, "workers": 4}, "--gpus 4 and 4 workers with 2 GPUs each disagree"),
@@ -152,3 +158,11 @@ def test_the_plan_says_what_and_where() -> None:
     assert summary(dataclasses.replace(spec, storage="s3://b/j/digits"), AWS) == (
         "digits: 4 workers with 4 t4 GPUs each (1 to any number), context prod, spot, state in s3://b/j/digits"
     )
+
+
+def test_an_automatic_size_is_said_and_asked_for() -> None:
+    request = Request(min_gpus=8, max_gpus=16, priority=5)
+    spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "t.py"))
+    assert (spec.automatic, spec.priority, spec.workers) == (True, 5, 4)
+    said = summary(dataclasses.replace(spec, name="digits", storage="s3://b/j"), AWS)
+    assert said.startswith("digits: 2 to 4 workers with 4 t4 GPUs each, as many as there is room for, priority 5, ")

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from elasticctl.cli.scale import Wish
-from elasticctl.cli.scaling import scale_patch
+from elasticctl.cli.scaling import Change, apply, await_workers, roll_back, scale_patch
+from elasticctl.cli.target import Target
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.config import Context
 from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
-from elasticctl.spec import ANNOTATION_SCALED_BY
+from elasticctl.spec import ANNOTATION_SCALED_BY, ElasticJob
+from tests.cli.conftest import Run
+from tests.jobs import FOREVER, shell_job
+from tests.waiting import wait_until
 
 JOB: dict[str, Any] = {
     "metadata": {"name": "digits", "namespace": "default", "resourceVersion": "7", "uid": "u"},
@@ -96,3 +102,79 @@ def test_a_cpu_job_has_no_gpus_to_count() -> None:
     del job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["resources"]
     with pytest.raises(UsageError, match="digits runs on CPUs; say --to N, in workers"):
         scale_patch(job, PODS, Wish(gpus=4))
+
+
+def test_automatic_is_a_wish_of_its_own_and_a_number_ends_it() -> None:
+    assert scale_patch(JOB, PODS, Wish(auto=True))["spec"] == {"sharing": {"automatic": True}}
+    automatic = copy.deepcopy(JOB)
+    automatic["spec"]["sharing"] = {"automatic": True}
+    automatic["status"] |= {"desired": 3, "share": {"workers": 3}}
+    patch = scale_patch(automatic, PODS, Wish(add=1))
+    assert (workers(patch), patch["spec"]["sharing"]) == (4, {"automatic": False}), "one more than it was given"
+    assert workers(scale_patch(automatic, PODS, Wish(to=6))) == 6
+    assert "sharing" not in scale_patch(JOB, PODS, Wish(to=6))["spec"]
+
+
+def test_a_change_in_words() -> None:
+    assert Change(2, 4).words == "2 -> 4 workers"
+    assert Change(2, 6, is_automatic=True).words == "as many workers as there is room for, 6 at most"
+
+
+@pytest.fixture
+def target(local_cluster: LocalCluster) -> Target:
+    """A local cluster on which a worker of the job `digits`, and no more, finds a place."""
+    from elasticctl.cluster.local.sharing import LocalSharing
+
+    local_cluster.share(LocalSharing(on=True, cpu_slots=1))
+    local_cluster.create_job(shell_job("digits", FOREVER, 1, minReplicas=1, maxReplicas=3))
+    found = Target(Context("local", "local"), "default", local_cluster)
+    wait_until(lambda: local_cluster.get_job("default", "digits").get("status", {}).get("phase") == "Running")
+    return found
+
+
+def digits(target: Target) -> ElasticJob:
+    return ElasticJob.from_manifest(target.cluster.get_job("default", "digits"))
+
+
+def test_a_scaling_that_does_not_get_its_workers_is_taken_back(target: Target, run: Run) -> None:
+    done = run("scale", "digits", "--to", "2", "--timeout", "1s", "--rollback")
+    assert done.code == 124
+    assert done.err.splitlines() == [
+        "digits: 1 -> 2 workers",
+        "digits: 1 of 2 workers are training after 1 s",
+        "digits: rolled back to 1 worker",
+    ]
+    assert digits(target).desired == 1
+    wait_until(lambda: digits(target).status.observed_generation == digits(target).generation)
+    assert digits(target).status.phase == "Running"
+
+
+def test_what_somebody_else_asked_for_since_is_not_taken_back(target: Target, run: Run) -> None:
+    change = apply(target, "digits", Wish(to=2))
+    apply(target, "digits", Wish(to=3))
+    assert roll_back(target, "digits", change) == 124
+    assert digits(target).desired == 3
+
+
+def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
+    from elasticctl.cluster.local.sharing import LocalSharing
+
+    assert isinstance(target.cluster, LocalCluster)
+    target.cluster.share(LocalSharing(on=False))
+    wait_until(lambda: digits(target).status.share is None)
+    apply(target, "digits", Wish(to=2))
+    assert await_workers(target, "digits", 2, 20) == 0
+    assert sum(worker.phase == "Running" for worker in digits(target).status.workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--rollback", "--to", "2"), "error: --rollback needs a time after which to go back: --timeout 10m\n"),
+        (("--auto", "--wait"), "error: --auto takes what there is, now and later: there is no number to wait for\n"),
+        (("--auto", "--to", "2"), "error: say how: one of"),
+    ],
+)
+def test_wishes_that_make_no_sense(run: Run, private_home: Any, words: tuple[str, ...], message: str) -> None:
+    done = run("scale", "digits", *words)
+    assert (done.code, done.err.startswith(message)) == (2, True), done.err
