@@ -6,6 +6,7 @@ The files can be applied with kubectl as they are; what is changed here is what 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -20,17 +21,24 @@ LABEL_VALUE = "elasticctl"
 RULES = "x-kubernetes-validations"
 LABEL_MANAGER = "app.kubernetes.io/managed-by"
 
-_FILES = ("crd.yaml", "access.yaml", "controller.yaml")
+_FILES = ("crd.yaml", "access.yaml", "quota.yaml", "controller.yaml")
+_SHARING = ("--sharing", "--capacity=")
 
 
-def manifests(*, namespace: str = NAMESPACE, image: str = "", replicas: int | None = None) -> list[Manifest]:
-    """All objects in the order in which they are applied; an empty `image` leaves the one in the file."""
+def manifests(
+    *, namespace: str = NAMESPACE, image: str = "", replicas: int | None = None, sharing: Sequence[str] = ()
+) -> list[Manifest]:
+    """All objects in the order in which they are applied; an empty `image` leaves the one in the file.
+
+    `sharing` are the controller's flags about that (`sharing_flags`).
+    """
     found = [_moved(item, namespace) for name in _FILES for item in _read(name)]
     deployment = next(item for item in found if item["kind"] == "Deployment")
     if image:
         deployment["spec"]["template"]["spec"]["containers"][0]["image"] = image
     if replicas is not None:
         deployment["spec"]["replicas"] = replicas
+    deployment["spec"]["template"]["spec"]["containers"][0]["args"] += sharing
     return found
 
 
@@ -50,6 +58,17 @@ def key_secret(namespace: str, key: str) -> Manifest:
 def image_of(deployment: Manifest) -> str:
     """The image that a Deployment of ours runs."""
     return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def sharing_flags(capacity: Mapping[str, int]) -> list[str]:
+    """The controller's flags for sharing; `capacity`: slots by kind that an autoscaler may bring the cluster to."""
+    return ["--sharing", *(f"--capacity={kind}={slots}" for kind, slots in sorted(capacity.items()))]
+
+
+def sharing_of(deployment: Manifest) -> list[str]:
+    """Those of the flags that a Deployment of ours runs with; none where it does not share."""
+    args = deployment["spec"]["template"]["spec"]["containers"][0].get("args") or []
+    return [arg for arg in args if isinstance(arg, str) and arg.startswith(_SHARING)]
 
 
 @functools.cache

@@ -130,12 +130,23 @@ class Policy:
     hang_timeout_seconds: float = 1800.0
 
 
+class PodGroups(StrEnum):
+    """Schedulers that start a group of pods together, by the PodGroup that they know."""
+
+    VOLCANO = "Volcano"
+    COSCHEDULING = "Coscheduling"
+
+
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """`spec.sharing`: is the number of workers chosen for the job, and whom does it outrank (higher: more)?"""
+    """`spec.sharing`: is the number of workers chosen for the job, and whom does it outrank (higher: more)?
+
+    `pod_group`: the scheduler, not ours, that is to start the minimum of them together.
+    """
 
     automatic: bool = False
     priority: int = 0
+    pod_group: PodGroups | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class Arbiter:
     def _decided(self, jobs: list[ElasticJob], terms: Terms, now: float) -> tuple[dict[str, _Verdict], float | None]:
         shared = {job.key: job for job in jobs if is_shared(job)}
         others = [job for job in jobs if job.key not in shared]
-        pools = pools_of(self._floor.healthy_nodes(), others, terms.capacity)
+        pools = pools_of(self._floor.healthy_nodes(), shared.values(), others, terms.capacity)
         names = {pool.name for pool in pools}
         claims = {
             key: claim_of(job, pool, self._last(job)) for key, job in shared.items() if (pool := pool_of(job, names))

@@ -40,7 +40,8 @@ def is_shared(job: ElasticJob) -> bool:
     """True for a job whose size is ours to decide: it lives, its owner wants it to run, no other scheduler has it."""
     over = job.status.phase.terminal or job.deleting or job.suspend or job.cancel
     scheduler = str(at(job.template, "spec", "schedulerName") or "")
-    return not over and not job.queue and scheduler in DEFAULT_SCHEDULERS and job.desired > 0
+    anothers = bool(job.queue) or job.sharing.pod_group is not None or scheduler not in DEFAULT_SCHEDULERS
+    return not over and not anothers and job.desired > 0
 
 
 def pool_of(job: ElasticJob, pools: Collection[str]) -> str:
@@ -94,29 +95,40 @@ def never_decided(job: ElasticJob) -> Remembered:
     return Remembered(sum(map(is_active, job.status.workers)), 0.0)
 
 
-def pools_of(nodes: Iterable[Manifest], others: Iterable[ElasticJob], capacity: Mapping[str, int]) -> tuple[Pool, ...]:
-    """The pools that healthy `nodes` make, without what `others`, jobs that are not shared, hold there.
+def pools_of(
+    nodes: Iterable[Manifest], shared: Iterable[ElasticJob], others: Iterable[ElasticJob], capacity: Mapping[str, int]
+) -> tuple[Pool, ...]:
+    """The pools that healthy `nodes` make for `shared` jobs, without what `others` hold there.
 
-    `capacity`: slots by pool that an autoscaler may bring a pool to; what is missing counts as there, for nodes come
-    for workers that wait.
+    A cordoned node has room for those that are on it, and no more. `capacity`: slots by pool that an autoscaler may
+    bring a pool to; what is missing counts as there, for nodes come for workers that wait.
     """
-    held = Counter[tuple[str, str]]()
-    for job in others:
-        for worker in job.status.workers:
-            if worker.cause is None and worker.node:
-                held[worker.node, CPU if not hardware(job).gpus_per_worker else GPU] += slots_per_worker(job)
+    ours, theirs = _held(shared), _held(others)
     found: defaultdict[str, list[Node]] = defaultdict(list)
     for node in nodes:
         name = str(at(node, "metadata", "name"))
         for kind, pool, resource in ((GPU, gpu_pool(node), GPU_RESOURCE), (CPU, CPU, CPU_SLOTS)):
             slots = _number(at(node, "status", "allocatable", resource))
+            if at(node, "spec", "unschedulable") is True:
+                slots = min(slots, ours[name, kind])
             if slots:
-                found[pool].append(Node(name, max(0, slots - held[name, kind])))
+                found[pool].append(Node(name, max(0, slots - theirs[name, kind])))
     for pool, slots in capacity.items():
         missing = slots - sum(node.slots for node in found.get(pool, ()))
         if missing > 0:
             found[pool].append(Node(TO_COME, missing))
     return tuple(Pool(name, tuple(found[name]), "CPU slot" if name == CPU else "GPU") for name in sorted(found))
+
+
+def _held(jobs: Iterable[ElasticJob]) -> Counter[tuple[str, str]]:
+    """(node, kind of slots) -> how many of them jobs' workers hold there."""
+    held = Counter[tuple[str, str]]()
+    for job in jobs:
+        kind, each = GPU if hardware(job).gpus_per_worker else CPU, slots_per_worker(job)
+        for worker in job.status.workers:
+            if worker.cause is None and worker.node:
+                held[worker.node, kind] += each
+    return held
 
 
 def gpu_pool(node: Manifest) -> str:

@@ -1,11 +1,12 @@
-"""Manifests of what a job has on Kubernetes beside its pods: a Service, the token, the disruption budget; pure."""
+"""Manifests of what a job has on Kubernetes beside its pods: Service, token, disruption budget, PodGroup; pure."""
 
 from __future__ import annotations
 
 from elasticctl.codec import Manifest
-from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, ElasticJob
+from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, ElasticJob, PodGroups
 from elasticctl_controller.pods import TOKEN_KEY, group_name, headless, owner_reference, token_secret_name
 
+VOLCANO_API, COSCHEDULING_API = "scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"
 LABEL_MANAGED = "app.kubernetes.io/managed-by"
 MANAGER = "elasticctl"
 
@@ -27,6 +28,17 @@ def build_token_secret(job: ElasticJob, token: str) -> Manifest:
         "metadata": _metadata(job, token_secret_name(job)),
         "type": "Opaque",
         "stringData": {TOKEN_KEY: token},
+    }
+
+
+def build_pod_group(job: ElasticJob) -> Manifest:
+    """The PodGroup of a job that asks for one: the minimum starts together or not at all, who comes later by itself."""
+    api = {PodGroups.VOLCANO: VOLCANO_API, PodGroups.COSCHEDULING: COSCHEDULING_API}
+    return {
+        "apiVersion": api[job.sharing.pod_group or PodGroups.VOLCANO],
+        "kind": "PodGroup",
+        "metadata": _metadata(job, job.name),
+        "spec": {"minMember": max(1, job.min)},
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticctl.cluster.kube.nodes import UNKNOWN_GRACE_S
+from elasticctl.quota import POOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Flags:
     api_qps: float
     api_burst: int
     node_grace_s: float
+    sharing: bool
+    capacity: dict[str, int]
 
 
 def parse(argv: list[str] | None = None) -> Flags:
@@ -47,7 +50,24 @@ def parse(argv: list[str] | None = None) -> Flags:
         metavar="S",
         help="how long a node may be silent after Kubernetes has given it up, before its workers are replaced",
     )
-    return Flags(**vars(parser.parse_args(argv)))
+    add("--sharing", action="store_true", help="share GPUs between projects: quotas, priorities, automatic sizes")
+    add(
+        "--capacity",
+        type=_capacity,
+        action="append",
+        default=[],
+        metavar="KIND=N",
+        help="an autoscaler may bring the GPUs of this type to N: so many are given out, and waited for",
+    )
+    given = vars(parser.parse_args(argv))
+    return Flags(**{**given, "capacity": dict(given["capacity"])})
+
+
+def _capacity(text: str) -> tuple[str, int]:
+    kind, _, slots = text.partition("=")
+    if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text}: KIND=N is needed, with a KIND of {', '.join(POOLS)}")
+    return kind, int(slots)
 
 
 def _positive(text: str) -> float:

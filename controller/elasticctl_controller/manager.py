@@ -24,13 +24,16 @@ from aiohttp import web
 import elasticctl
 from elasticctl.cluster.kube.belongings import Belongings, Makers
 from elasticctl.cluster.kube.connection import Connection, connect, in_cluster
+from elasticctl.cluster.kube.floor import KubeFloor
 from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
+from elasticctl.cluster.kube.reflector import Reflector
 from elasticctl.cluster.kube.workload import KubeWorkload, Settings
 from elasticctl.codec import Manifest
 from elasticctl.errors import ClusterError, ElasticctlError
 from elasticctl.spec import LABEL_INDEX, ElasticJob
 from elasticctl_controller import jsonlog
-from elasticctl_controller.companions import build_budget, build_group_service, build_token_secret
+from elasticctl_controller.arbiter import Arbiter, Terms
+from elasticctl_controller.companions import build_budget, build_group_service, build_pod_group, build_token_secret
 from elasticctl_controller.election import Candidate, Election
 from elasticctl_controller.flags import Flags, parse
 from elasticctl_controller.hardening import harden
@@ -40,6 +43,7 @@ from elasticctl_controller.metrics import Metrics
 from elasticctl_controller.pods import build_service
 from elasticctl_controller.prometheus import CONTENT_TYPE
 from elasticctl_controller.rendezvous import RendezvousService
+from elasticctl_controller.sharing.model import Rules
 from elasticctl_controller.tokens import token
 from elasticctl_controller.workqueue import WorkQueue
 
@@ -71,8 +75,18 @@ class Manager:
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
         self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.note_replaced)
         self._rendezvous = RendezvousService(functools.partial(token, key), self._reported)
+        self._floor = KubeFloor(api, self._workload) if flags.sharing else None
+        self._arbiter = None
+        if self._floor is not None:
+            terms = Terms(True, Rules(), flags.capacity)
+            self._arbiter = Arbiter(self._floor, lambda: terms, lambda key: self._controller.look_at(key))
         self._controller = Controller(
-            self._workload, self._rendezvous, queue=self._queue, on_pass=self._metrics.note_pass, threads=LOOPS
+            self._workload,
+            self._rendezvous,
+            queue=self._queue,
+            on_pass=self._metrics.note_pass,
+            threads=LOOPS,
+            allotment=self._arbiter.allotment if self._arbiter is not None else lambda job: None,
         )
         self._label = LeaderLabel(api, flags.leader_election_namespace, self._host) if in_cluster() else None
         self._metrics.watch(self._workload.jobs.items, self._queue.__len__, self._election.holds)
@@ -88,6 +102,8 @@ class Manager:
         await self._serve(self._health_app(), self._flags.health_port)
         await self._serve(self._metrics_app(), self._flags.metrics_port)
         self._workload.start()
+        if self._floor is not None and self._arbiter is not None:
+            self._floor.start(self._arbiter.changed)
         self._election.start()
         log.info("version %s watches %s", elasticctl.__version__, self._connection.server)
         leading = asyncio.create_task(self._lead())
@@ -106,8 +122,10 @@ class Manager:
     async def _lead(self) -> None:
         """Wait to be elected, then begin to act."""
         await self._leads.wait()
-        while not self._workload.wait_synced(0):
+        while not self._synced():
             await asyncio.sleep(SYNC_POLL_S)
+        if self._arbiter is not None:
+            self._arbiter.start()
         self._controller.start()
         self._acting = True
         await self._serve(self._rendezvous.app(), self._flags.rendezvous_port)
@@ -118,12 +136,23 @@ class Manager:
     def _wind_up(self) -> None:
         # The lease last: whoever takes it finds nobody who still acts.
         if self._acting:
+            if self._arbiter is not None:
+                self._arbiter.stop()
             self._controller.stop()
+        if self._floor is not None:
+            self._floor.stop()
         self._workload.stop()
         if self._label is not None and self._election.holds():
             self._label.remove()
         self._election.stop()
         self._connection.close()
+
+    def _reflectors(self) -> list[Reflector]:
+        more = [self._floor.reflector] if self._floor is not None else []
+        return [*self._workload.reflectors, *more]
+
+    def _synced(self) -> bool:
+        return all(reflector.wait_synced(0) for reflector in self._reflectors())
 
     def _elected(self) -> None:
         self._loop.call_soon_threadsafe(self._leads.set)
@@ -154,13 +183,14 @@ class Manager:
     async def _healthz(self, _: web.Request) -> web.Response:
         """Whether all threads live: a cluster that is away for a while is no reason to be started again."""
         parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
-        parts |= {"watches": all(reflector.alive for reflector in self._workload.reflectors)}
+        parts |= {"watches": all(reflector.alive for reflector in self._reflectors())}
+        parts |= {"sharing": self._arbiter is None or self._arbiter.alive or not self._acting}
         dead = [name for name, alive in parts.items() if not alive]
         return web.Response(status=500 if dead else 200, text=f"dead: {', '.join(dead)}\n" if dead else "ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
         """Whether everything has been listed: from then on this replica can lead at once."""
-        synced = self._workload.wait_synced(0)
+        synced = self._synced()
         return web.Response(status=200 if synced else 503, text="ok\n" if synced else "still listing\n")
 
     async def _page(self, _: web.Request) -> web.Response:
@@ -168,10 +198,11 @@ class Manager:
 
 
 def companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
-    """What has to be there before a pod: its own Service, or that of all workers and the token's Secret."""
+    """What has to be there before a pod: its own Service, or that of all workers and the token's Secret; a PodGroup."""
+    group = [build_pod_group(job)] if job.sharing.pod_group is not None else []
     if job.rdzv_endpoint:
-        return [build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
-    return [build_group_service(job), build_token_secret(job, token(key, job.uid))]
+        return [*group, build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
+    return [*group, build_group_service(job), build_token_secret(job, token(key, job.uid))]
 
 
 def outfit(job: ElasticJob, pod: Manifest) -> Manifest:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elasticctl.spec import API_VERSION, KIND, WORKER_CONTAINER, ElasticJob, worker_labels, worker_name
+from elasticctl.spec import API_VERSION, KIND, WORKER_CONTAINER, ElasticJob, PodGroups, worker_labels, worker_name
 
 TOKEN_FOLDER = "/var/run/secrets/elasticctl"  # noqa: S105 - a path, not a secret
 TOKEN_FILE = f"{TOKEN_FOLDER}/token"
 TOKEN_VOLUME = "elasticctl-rendezvous"  # noqa: S105
+VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
+"""By which pods name their PodGroup: an annotation, and a label."""
 TOKEN_KEY = "token"  # noqa: S105
 
 Manifest = dict[str, Any]
@@ -33,6 +36,8 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
             worker["volumeMounts"] = _with_named([_token_mount()], worker.get("volumeMounts"))
     if not job.rdzv_endpoint:
         spec["volumes"] = _with_named([_token_volume(job)], spec.get("volumes"))
+    if job.sharing.pod_group is PodGroups.VOLCANO:
+        spec.setdefault("schedulerName", "volcano")
     name = worker_name(job.name, index)
     subdomain = name if job.rdzv_endpoint else group_name(job)
     return {
@@ -92,8 +97,12 @@ def _metadata(job: ElasticJob, index: int, template: Mapping[str, Any]) -> Manif
         "labels": {**_mapping(template.get("labels")), **worker_labels(job.name, index)},
         "ownerReferences": [owner_reference(job)],
     }
-    annotations = _mapping(template.get("annotations"))
-    return metadata | ({"annotations": dict(annotations)} if annotations else {})
+    annotations = dict(_mapping(template.get("annotations")))
+    if job.sharing.pod_group is PodGroups.VOLCANO:
+        annotations[VOLCANO_GROUP] = job.name
+    elif job.sharing.pod_group is PodGroups.COSCHEDULING:
+        metadata["labels"][COSCHEDULING_GROUP] = job.name
+    return metadata | ({"annotations": annotations} if annotations else {})
 
 
 def _torchelastic_args(job: ElasticJob) -> list[str]:

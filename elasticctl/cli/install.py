@@ -10,12 +10,12 @@ import typer
 
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
-from elasticctl.cli.options import Where
+from elasticctl.cli.options import Assignment, Where
 from elasticctl.cli.output import emit, hint, say
 from elasticctl.cli.target import locate
 from elasticctl.config import LOCAL
 from elasticctl.errors import ConflictError, UsageError
-from elasticctl.wording import counted
+from elasticctl.wording import counted, listed
 
 if TYPE_CHECKING:
     from elasticctl.cluster.kube.install import Installed, Installer
@@ -33,6 +33,16 @@ class How:
     image: Annotated[str, options.text("The controller's image; left out, the one that runs there stays.", "IMAGE")] = (
         ""
     )
+    sharing: Annotated[
+        bool | None,
+        typer.Option(
+            "--sharing/--no-sharing", help="Share GPUs by quotas and priorities; left out, it stays as it is."
+        ),
+    ] = None
+    capacity: Annotated[
+        tuple[Assignment, ...],
+        options.assignments("--capacity", "KIND=N", "With --sharing: GPUs of a type that an autoscaler may go up to."),
+    ] = ()
     replicas: Annotated[int, options.count("How many controllers; one of them acts.", default=True)] = 2
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied, or removed.")] = False
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the controller runs.")] = False
@@ -50,13 +60,13 @@ def install(*, how: How, yes: options.Yes = False, where: Where) -> None:
       elasticctl install --context prod --dry-run
       elasticctl install --context prod --uninstall
     """
-    from elasticctl.deployment import NAMESPACE, manifests
+    from elasticctl.deployment import NAMESPACE, image_of, manifests, sharing_of
 
     context, _ = locate(where)
     namespace = where.namespace or NAMESPACE
     if context.provider == LOCAL:
         raise UsageError("the local cluster needs no installation; say --context NAME for one that does")
-    wanted = manifests(namespace=namespace, image=how.image, replicas=how.replicas)
+    wanted = manifests(namespace=namespace, image=how.image, replicas=how.replicas, sharing=_flags(how))
     if how.dry_run and not how.uninstall:
         _print(wanted)
         return
@@ -67,13 +77,28 @@ def install(*, how: How, yes: options.Yes = False, where: Where) -> None:
     if how.uninstall:
         _uninstall(installer, wanted, how, yes=yes)
         return
-    image = how.image or installer.running_image(namespace)
+    running = installer.running(namespace)
+    image = how.image or (image_of(running) if running else "")
     if not image:
         raise UsageError("--image is needed the first time; docs/kubernetes.md says how to build it")
-    installer.apply(manifests(namespace=namespace, image=image, replicas=how.replicas))
+    sharing = sharing_of(running) if how.sharing is None and running else _flags(how)
+    installer.apply(manifests(namespace=namespace, image=image, replicas=how.replicas, sharing=sharing))
     if not how.no_wait:
         installer.await_available(namespace, how.timeout)
     hint(f"try it: elasticctl submit train.py --context {context.name}")
+
+
+def _flags(how: How) -> list[str]:
+    """The controller's flags about sharing; UsageError for capacities that are none, or of no use."""
+    from elasticctl.deployment import sharing_flags
+    from elasticctl.quota import POOLS
+
+    for kind, slots in how.capacity:
+        if not how.sharing:
+            raise UsageError("--capacity is for a cluster that shares: add --sharing")
+        if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
+            raise UsageError(f"--capacity {kind}={slots}: KIND=N is needed, with a KIND of {listed(POOLS)}")
+    return sharing_flags({kind: int(slots) for kind, slots in how.capacity}) if how.sharing else []
 
 
 def _uninstall(installer: Installer, wanted: list[Manifest], how: How, *, yes: bool) -> None:

@@ -118,7 +118,7 @@ def test_gpus_are_pooled_by_type_as_labels_tell_it() -> None:
         node("e", 0),
         node("f", 0, slots=4),
     ]
-    assert pools_of(nodes, (), {}) == (
+    assert pools_of(nodes, (), (), {}) == (
         Pool("a100", (Node("c", 8),)),
         Pool(CPU, (Node("f", 4),), "CPU slot"),
         Pool(GPU, (Node("d", 2),)),
@@ -131,12 +131,21 @@ def test_what_other_jobs_hold_is_not_there_to_be_shared() -> None:
     gone = replace(other.status.workers[1], cause=Cause.KILLED)
     other = replace(other, status=replace(other.status, workers=(other.status.workers[0], gone)))
     nodes = [node("node-0", 4), node("node-1", 4)]
-    assert pools_of(nodes, [other], {}) == (Pool(GPU, (Node("node-0", 2), Node("node-1", 4))),)
+    assert pools_of(nodes, (), [other], {}) == (Pool(GPU, (Node("node-0", 2), Node("node-1", 4))),)
+
+
+def test_a_cordoned_node_has_room_for_those_that_are_on_it() -> None:
+    job = with_workers(a_job(template=template(gpus=2)), 1)
+    nodes = [
+        node("node-0", 8) | {"spec": {"unschedulable": True}},
+        node("node-1", 8) | {"spec": {"unschedulable": True}},
+    ]
+    assert pools_of(nodes, [job], (), {}) == (Pool(GPU, (Node("node-0", 2),)),)
 
 
 def test_nodes_that_would_come_count_as_there() -> None:
-    assert pools_of([node("a", 4)], (), {GPU: 16, "t4": 0}) == (Pool(GPU, (Node("a", 4), Node(TO_COME, 12))),)
-    assert pools_of([node("a", 4)], (), {GPU: 2}) == (Pool(GPU, (Node("a", 4),)),)
+    assert pools_of([node("a", 4)], (), (), {GPU: 16, "t4": 0}) == (Pool(GPU, (Node("a", 4), Node(TO_COME, 12))),)
+    assert pools_of([node("a", 4)], (), (), {GPU: 2}) == (Pool(GPU, (Node("a", 4),)),)
 
 
 def affinity(label: str, *values: str) -> dict[str, Any]:

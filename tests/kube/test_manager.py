@@ -38,7 +38,7 @@ def free_port() -> int:
 class Replica:
     """One controller process."""
 
-    def __init__(self, api: ControlApi, folder: Path, name: str, rendezvous_port: int) -> None:
+    def __init__(self, api: ControlApi, folder: Path, name: str, rendezvous_port: int, *flags: str) -> None:
         self.metrics_port, self.health_port = free_port(), free_port()
         self.rendezvous_port, self.log = rendezvous_port, folder / f"{name}.log"
         config = {
@@ -52,7 +52,7 @@ class Replica:
         argv = [sys.executable, "-W", "error", "-m", "elasticctl_controller.manager", "--bind", "127.0.0.1"]
         argv += ["--rendezvous-url", "http://rendezvous:7777", "--token-key-file", str(folder / "key")]
         argv += ["--rendezvous-port", str(rendezvous_port), "--metrics-port", str(self.metrics_port)]
-        argv += ["--health-port", str(self.health_port), "--leader-election-namespace", "system"]
+        argv += ["--health-port", str(self.health_port), "--leader-election-namespace", "system", *flags]
         environ = os.environ | {"KUBECONFIG": str(folder / "kubeconfig")}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(argv, env=environ, stderr=output)

@@ -190,6 +190,33 @@ def test_troubles_of_a_pod() -> None:
     assert list(pod_troubles({})) == []
 
 
+def test_sharing_stays_as_it_is_unless_something_is_said(lab: Run, api: FakeApi) -> None:
+    def sharing() -> list[str]:
+        return deployment.sharing_of(api.objects[DEPLOYMENT])
+
+    installed(lab)
+    assert sharing() == []
+    assert lab("--sharing", "--capacity", "t4=64", "--capacity", "a100=8", "--no-wait").code == 0
+    assert sharing() == ["--sharing", "--capacity=a100=8", "--capacity=t4=64"]
+    assert lab("--no-wait").code == 0
+    assert len(sharing()) == 3
+    assert lab("--no-sharing", "--no-wait").code == 0
+    assert sharing() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--capacity", "t4=4"), "error: --capacity is for a cluster that shares: add --sharing\n"),
+        (("--sharing", "--capacity", "t5=4"), "error: --capacity t5=4: KIND=N is needed"),
+        (("--sharing", "--capacity", "t4=many"), "error: --capacity t4=many: KIND=N is needed"),
+    ],
+)
+def test_capacities_are_checked(lab: Run, words: tuple[str, ...], said: str) -> None:
+    done = lab("--image", "i", "--no-wait", *words)
+    assert (done.code, done.err.startswith(said)) == (2, True), done.err
+
+
 def test_every_object_has_a_place_and_our_label() -> None:
     for item in deployment.manifests():
         assert path_of(item).endswith(item["metadata"]["name"])
@@ -215,7 +242,9 @@ def test_the_controllers_options_are_those_of_its_command(tmp_path: Path) -> Non
 
     spec = next(item for item in deployment.manifests() if item["kind"] == "Deployment")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    flags = parse_flags(container["args"])
+    flags = parse_flags([*container["args"], *deployment.sharing_flags({"t4": 8})])
+    assert (flags.sharing, flags.capacity) == (True, {"t4": 8})
+    assert parse_flags(container["args"]).sharing is False
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"rendezvous": flags.rendezvous_port, "metrics": flags.metrics_port, "health": flags.health_port}
     assert str(flags.token_key_file.parent) == container["volumeMounts"][0]["mountPath"]

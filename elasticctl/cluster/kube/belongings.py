@@ -20,7 +20,15 @@ from elasticctl.spec import KIND, ElasticJob
 
 TRUST_S = 600.0
 """How long something that was made is taken to be there still: somebody may have deleted it."""
-PLURALS = {"Service": "services", "Secret": "secrets", "PodDisruptionBudget": "poddisruptionbudgets"}
+PLURALS = {
+    "Service": "services",
+    "Secret": "secrets",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "PodGroup": "podgroups",
+}
+
+_FOLLOWING = ("PodDisruptionBudget", "PodGroup")
+"""What changes with the job's bounds."""
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +109,7 @@ class Belongings:
         owners = found["metadata"].get("ownerReferences", ())
         what = f"{manifest['kind']} {manifest['metadata']['name']} in namespace {job.namespace}"
         if any(owner.get("uid") == job.uid for owner in owners):
-            if manifest["kind"] == "PodDisruptionBudget" and not _says(found["spec"], manifest["spec"]):
+            if manifest["kind"] in _FOLLOWING and not _says(found["spec"], manifest["spec"]):
                 self._api.request("PATCH", path, {"spec": manifest["spec"]}, content_type=MERGE_PATCH)
             return
         if not any((owner.get("kind"), owner.get("name")) == (KIND, job.name) for owner in owners):

@@ -43,13 +43,13 @@ class Installer:
     def __init__(self, connection: Connection, say: Callable[[str], None]) -> None:
         self._connection, self._say = connection, say
 
-    def running_image(self, namespace: str) -> str:
-        """The image that the controller runs now; empty when there is none."""
+    def running(self, namespace: str) -> Manifest | None:
+        """The controller's Deployment as it is now; None when there is none."""
         try:
             path = resource_path("apps/v1", namespace, "deployments", deployment.DEPLOYMENT)
-            return deployment.image_of(self._connection.request("GET", path))
+            return self._connection.request("GET", path)
         except NotFoundError:
-            return ""
+            return None
 
     def apply(self, manifests: list[Manifest]) -> None:
         """Apply all objects in order; waits until the cluster knows ElasticJobs before what comes after.

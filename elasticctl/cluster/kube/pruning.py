@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from sys import intern
 from typing import Any
 
+from elasticctl.catalog import GKE_GPU_LABEL, INSTANCE_LABEL
 from elasticctl.codec import Manifest
+from elasticctl.podtemplate import GPU_RESOURCE
+from elasticctl.quota import CPU_SLOTS
 from elasticctl.spec import LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
 
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
@@ -41,13 +44,19 @@ def prune_pod(pod: Manifest) -> Manifest:
 
 
 def prune_node(node: Manifest) -> Manifest:
-    """A node's name, whether it is ready, and its taints."""
+    """A node's name, whether it is ready and takes pods, its taints, and what of it is shared."""
     metadata, spec, status = (_mapping(node.get(part)) for part in ("metadata", "spec", "status"))
     taints = [_some(_mapping(taint), ("key", "effect")) for taint in _sequence(spec.get("taints"))]
     return {
-        "metadata": _some(metadata, ("name", "uid", "resourceVersion")),
-        "spec": {"taints": taints},
-        "status": {"conditions": _conditions(status, ("Ready",))},
+        "metadata": {
+            **_some(metadata, ("name", "uid", "resourceVersion")),
+            "labels": _some(_mapping(metadata.get("labels")), (INSTANCE_LABEL, GKE_GPU_LABEL)),
+        },
+        "spec": {**_some(spec, ("unschedulable",)), "taints": taints},
+        "status": {
+            "conditions": _conditions(status, ("Ready",)),
+            "allocatable": _some(_mapping(status.get("allocatable")), (GPU_RESOURCE, CPU_SLOTS)),
+        },
     }
 
 

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticctl.cluster.kube.belongings import Belongings
@@ -68,11 +68,11 @@ class KubeWorkload:
         self._losses = Losses(on_replaced)
         self.jobs = ObjectStore(prune_job)
         self.pods = ObjectStore(prune_pod, index_of=_job_key)
-        self._nodes = ObjectStore(prune_node)
+        self.nodes = ObjectStore(prune_node)
         self.reflectors = (
             Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self.jobs),
             Reflector(api, Resource("/api/v1/pods", f"{LABEL_GROUP}={GROUP}"), self.pods),
-            Reflector(api, Resource("/api/v1/nodes"), self._nodes),
+            Reflector(api, Resource("/api/v1/nodes"), self.nodes),
         )
         self._callback: Callable[[str], None] = lambda key: None
         self._node_news, self._stopping = threading.Event(), False
@@ -80,7 +80,7 @@ class KubeWorkload:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._nodes.subscribe(self._node_changed)
+        self.nodes.subscribe(self._node_changed)
         self.pods.subscribe(self._pod_changed)
         for reflector in self.reflectors:
             reflector.start()
@@ -165,7 +165,7 @@ class KubeWorkload:
             self.jobs.learn(self._api.request("PUT", _job_path(job, "status"), body))
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
-        self._belongings.keep_budget(job)
+        self._belongings.keep_budget(replace(job, desired=status.desired))
 
     def delete_job(self, job: ElasticJob) -> None:
         """Delete this very job and all it has; fine when it is gone."""

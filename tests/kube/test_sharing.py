@@ -1,0 +1,165 @@
+"""The controller shares GPUs between projects, its process against a small API server."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.catalog import INSTANCE_LABEL
+from elasticctl.cluster.kube.belongings import Belongings, Makers
+from elasticctl.cluster.kube.floor import KubeFloor
+from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
+from elasticctl.cluster.kube.workload import KubeWorkload, Settings
+from elasticctl.codec import to_rfc3339
+from elasticctl.podtemplate import GPU_RESOURCE
+from elasticctl.quota import Quota
+from elasticctl.spec import ElasticJob
+from elasticctl.status import JobStatus, Phase
+from tests.jobs import shell_job
+from tests.kube.control import ControlApi
+from tests.kube.test_manager import Replica, free_port
+from tests.waiting import wait_until
+
+API = "/apis/elastic.pytorch.org/v1alpha1"
+GPU = {"resources": {"limits": {GPU_RESOURCE: 1}}}
+
+
+def jobs(namespace: str) -> str:
+    return f"{API}/namespaces/{namespace}/elasticjobs"
+
+
+def pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def add_node(control: ControlApi, name: str, gpus: int, **labels: str) -> None:
+    control.put(
+        f"/api/v1/nodes/{name}",
+        {
+            "metadata": {"name": name, "labels": labels},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {GPU_RESOURCE: str(gpus)}},
+        },
+    )
+
+
+def add_quota(control: ControlApi, project: str, **guaranteed: int) -> None:
+    control.put(f"{API}/elasticquotas/{project}", Quota(project, guaranteed=guaranteed).to_manifest())
+
+
+def status(control: ControlApi, namespace: str, name: str) -> JobStatus:
+    return ElasticJob.from_manifest(control.objects[f"{jobs(namespace)}/{name}"]).status
+
+
+def run_pods(control: ControlApi, namespace: str, node: str) -> None:
+    """Do what a scheduler and a kubelet do; pods that were told to go do."""
+    for name in control.names(pods(namespace)):
+        path = f"{pods(namespace)}/{name}"
+        stored = control.objects[path]
+        if "deletionTimestamp" in stored["metadata"]:
+            control.remove(path)
+        elif not stored["spec"].get("nodeName"):
+            running = {"phase": "Running", "startTime": to_rfc3339(1_700_000_000 + len(name))}
+            spec = {**stored["spec"], "nodeName": node}
+            control.put(path, {**stored, "metadata": dict(stored["metadata"]), "spec": spec, "status": running})
+
+
+@pytest.fixture
+def controller(control: ControlApi, tmp_path: Path) -> Iterator[Replica]:
+    add_node(control, "n1", 4, **{INSTANCE_LABEL: "g4dn.12xlarge"})
+    add_quota(control, "a", t4=2)
+    add_quota(control, "b", t4=2)
+    replica = Replica(control, tmp_path, "only", free_port(), "--sharing")
+    wait_until(replica.leads)
+    yield replica
+    assert replica.end(signal.SIGTERM) == 0
+    assert "error" not in replica.log.read_text()
+
+
+def trained(control: ControlApi, namespace: str, name: str, workers: int) -> bool:
+    run_pods(control, namespace, "n1")
+    found = status(control, namespace, name)
+    return found.phase is Phase.RUNNING and found.active == workers == len(control.names(pods(namespace)))
+
+
+def test_a_job_grows_gives_way_and_grows_back(control: ControlApi, controller: Replica) -> None:
+    automatic = {"minReplicas": 2, "maxReplicas": 4, "sharing": {"automatic": True}}
+    control.put(f"{jobs('a')}/elastic", shell_job("elastic", "true", 2, namespace="a", container=GPU, **automatic))
+    wait_until(lambda: trained(control, "a", "elastic", 4))
+    share = status(control, "a", "elastic").share
+    assert share is not None
+    assert (share.workers, share.borrowed, share.pool) == (4, 2, "t4")
+    control.put(f"{jobs('b')}/guest", shell_job("guest", "true", 2, namespace="b", container=GPU, minReplicas=2))
+    wait_until(lambda: trained(control, "a", "elastic", 2))
+    wait_until(lambda: trained(control, "b", "guest", 2))
+    assert "b/guest" in status(control, "a", "elastic").scalings[-1].message
+    assert controller.get(controller.health_port, "/healthz")[0] == 200
+
+
+def test_a_job_waits_without_pods_for_what_it_cannot_have(control: ControlApi, controller: Replica) -> None:
+    big = shell_job("big", "true", 8, namespace="a", container=GPU, minReplicas=8)
+    control.put(f"{jobs('a')}/big", big)
+    wait_until(lambda: status(control, "a", "big").reason == "Queued")
+    assert control.names(pods("a")) == []
+    add_node(control, "n2", 4, **{INSTANCE_LABEL: "g4dn.12xlarge"})
+    wait_until(lambda: len(control.names(pods("a"))) == 8)
+
+
+def test_a_job_of_kueues_is_left_alone(control: ControlApi, controller: Replica) -> None:
+    queued = shell_job("queued", "true", 6, namespace="a", container=GPU)
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    control.put(f"{jobs('a')}/queued", queued)
+    wait_until(lambda: len(control.names(pods("a"))) == 6)
+    assert status(control, "a", "queued").share is None
+
+
+def test_nodes_to_come_are_waited_for_by_pods(control: ControlApi, tmp_path: Path) -> None:
+    replica = Replica(control, tmp_path, "only", free_port(), "--sharing", "--capacity", "gpu=2")
+    control.put(f"{jobs('a')}/early", shell_job("early", "true", 2, namespace="a", container=GPU, minReplicas=2))
+    wait_until(lambda: len(control.names(pods("a"))) == 2)
+    assert replica.end() == 0
+
+
+def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeFloor]:
+    api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
+    nothing = Makers(lambda job, pod: [], lambda job: {})
+    workload = KubeWorkload(api, Settings("", "me", node_grace_s=0.1), Belongings(api, nothing), lambda job, pod: pod)
+    return workload, KubeFloor(api, workload)
+
+
+def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi) -> None:
+    told: list[int] = []
+    workload, floor = floor_of(control)
+    workload.start()
+    floor.start(lambda: told.append(1))
+    try:
+        job = control.put(f"{jobs('a')}/job", shell_job("job", "true", namespace="a"))
+        wait_until(lambda: told)
+        wait_until(lambda: floor.all_jobs())
+
+        def write(**fields: Any) -> bool:
+            """Write a status; True once it was news."""
+            told.clear()
+            written = control.put(f"{jobs('a')}/job", {**job, "metadata": dict(job["metadata"]), "status": fields})
+            version = written["metadata"]["resourceVersion"]
+            wait_until(lambda: floor.all_jobs()[0]["metadata"]["resourceVersion"] == version)
+            return bool(told)
+
+        assert write(phase="Running")
+        assert not write(phase="Running", progress={"step": 1}, checkpoint={"step": 1}, generations=[{"lastStep": 1}])
+        assert write(phase="Running", active=1)
+        told.clear()
+        add_quota(control, "a", t4=1)
+        wait_until(lambda: told)
+        told.clear()
+        add_node(control, "n1", 2)
+        wait_until(lambda: told)
+        assert [node["status"]["allocatable"] for node in floor.healthy_nodes()] == [{GPU_RESOURCE: "2"}]
+        control.remove("/api/v1/nodes/n1")
+        wait_until(lambda: floor.healthy_nodes() == [])
+    finally:
+        floor.stop()
+        workload.stop()
