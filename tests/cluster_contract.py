@@ -135,6 +135,8 @@ class ClusterContract:
         else:
             with pytest.raises(NotFoundError, match="earlier incarnations"):
                 list(cluster.logs("default", "evicted", LogQuery(previous=True)))
+        said = [line.text for line in cluster.logs("default", "evicted", LogQuery(everything=True))]
+        assert said.count("told") == self.KEEPS_LOGS
 
     def test_a_worker_that_is_evicted_without_grace_is_killed(self, cluster: Cluster) -> None:
         script = f"trap 'echo told' TERM; echo here; {FOREVER}"

@@ -9,6 +9,7 @@ import typer
 
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.logs import forget
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, say
 from elasticctl.cli.target import Target, reach
@@ -63,6 +64,7 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
             continue
         target.cluster.delete_job(target.namespace, job.name)
         storage = hardware(job).storage
+        forget(job)
         say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
 
 

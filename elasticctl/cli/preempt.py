@@ -10,7 +10,7 @@ from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, say
-from elasticctl.cli.target import full_worker_name, reach
+from elasticctl.cli.target import full_worker_name, reach, worker_of_rank
 from elasticctl.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.wording import span
 
@@ -80,22 +80,10 @@ def choose_worker(job: ElasticJob, pods: list[Manifest], worker: str, rank: int 
     if worker:
         name = full_worker_name(job.name, worker)
     elif rank is not None:
-        name = _worker_of_rank(job, rank)
+        name = worker_of_rank(job, rank)
     if name not in running:
         raise NotFoundError(f"{name} does not run now; these workers of {job.name} do: {', '.join(running)}")
     return name
-
-
-def _worker_of_rank(job: ElasticJob, rank: int) -> str:
-    """The worker of a rank of the group that trains: each worker has the same number of them, in the group's order."""
-    from elasticctl.podtemplate import hardware
-
-    workers = job.status.generations[-1].workers if job.status.generations else ()
-    each = hardware(job).ranks_per_worker
-    if rank >= len(workers) * each:
-        ranks = f"its ranks are 0 to {len(workers) * each - 1}" if workers else "it does not train yet"
-        raise NotFoundError(f"{job.name} has no rank {rank}: {ranks}")
-    return workers[rank // each]
 
 
 def _runs(pod: Manifest) -> bool:

@@ -13,6 +13,7 @@ import typer
 
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.logs import forget
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import Table, print_data, print_table, say
 from elasticctl.cli.target import Target, reach
@@ -96,6 +97,7 @@ def prune(
         _delete_state(item)
     _say_what_stays(doomed)
 
+        forget(item.job)
 
 def choose(manifests: Sequence[Manifest], which: Which, now: float) -> list[Doomed]:
     """The jobs that are meant, the one that ended first first. Pure; `now` in seconds since the epoch."""

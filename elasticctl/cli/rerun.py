@@ -10,6 +10,7 @@ import typer
 
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
+from elasticctl.cli.logs import forget
 from elasticctl.cli.options import Assignment, Where
 from elasticctl.cli.output import print_objects, say
 from elasticctl.cli.submit import DryRunVerb, How, follow_up
@@ -170,6 +171,7 @@ def _make_way(target: Target, old: ElasticJob, *, dry_run: bool) -> None:
     say(f"the old {old.name} {doing}" + (f"; its checkpoints stay in {kept}" if kept else ""))
     if not dry_run:
         target.cluster.delete_job(target.namespace, old.name)
+        forget(old)
 
 
 def _create(target: Target, made: Manifest, *, patient: bool) -> Manifest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elasticctl import config
 from elasticctl.cli.options import Where
@@ -12,6 +13,9 @@ from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.config import Config, Context
 from elasticctl.errors import NotFoundError, UsageError
 from elasticctl.wording import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from elasticctl.spec import ElasticJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,21 @@ def full_worker_name(job: str, wanted: str) -> str:
     if not (index.isascii() and index.isdigit()):
         raise UsageError(f"{shown(wanted)} names no worker; they are called {worker_name(job, 0)} (or 0) and so on")
     return worker_name(job, int(index))
+
+
+def worker_of_rank(job: ElasticJob, rank: int) -> str:
+    """The worker of a rank of the group that trains, or trained last; NotFoundError where it has no such rank.
+
+    Each worker has the same number of ranks, in the group's order.
+    """
+    from elasticctl.podtemplate import hardware
+
+    workers = job.status.generations[-1].workers if job.status.generations else ()
+    each = hardware(job).ranks_per_worker
+    if rank >= len(workers) * each:
+        ranks = f"its ranks are 0 to {len(workers) * each - 1}" if workers else "it does not train yet"
+        raise NotFoundError(f"{job.name} has no rank {rank}: {ranks}")
+    return workers[rank // each]
 
 
 def job_names(where: Where) -> list[tuple[str, str]]:

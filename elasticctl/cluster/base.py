@@ -7,6 +7,7 @@ methods that take a job's name raise `NotFoundError` when it is not there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,13 +17,17 @@ from elasticctl.codec import Manifest as Manifest
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which log lines are wanted; `workers` empty: all. `since` is seconds since the epoch, `tail` lines per worker."""
+    """Which log lines are wanted; `workers` empty: all. `since` is seconds since the epoch, `tail` lines per worker.
+
+    Of each worker that is its newest incarnation; with `previous` the earlier ones, with `everything` all of them.
+    """
 
     follow: bool = False
     workers: tuple[str, ...] = ()
     tail: int | None = None
     since: float | None = None
     previous: bool = False
+    everything: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,8 @@ class Cluster(Protocol):
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers, in order for each worker.
 
-        With `follow`, waits for workers that are still to come, re-created and newly scaled ones, and ends when the
+        Where the cluster no longer has what a worker said, but the job's storage does, it is read from there. With
+        `follow`, waits for workers that are still to come, re-created and newly scaled ones, and ends when the
         job has ended and all is said.
         """
 
@@ -91,3 +97,8 @@ def pod_order(pod: Manifest) -> tuple[int, str]:
 
     text = pod["metadata"].get("labels", {}).get(LABEL_INDEX, "")
     return (int(text) if text.isascii() and text.isdigit() else 0, pod["metadata"]["name"])
+
+
+def say_on_stderr(line: str) -> None:
+    """Where talk goes, unless somebody wants it elsewhere."""
+    sys.stderr.write(line + "\n")

@@ -13,6 +13,7 @@ from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.cluster.kube.connection import Connection
 from elasticctl.cluster.kube.logfollow import Following
 from elasticctl.cluster.kube.reflector import Resource
+from elasticctl.cluster.storedlogs import StoredLogs
 from elasticctl.errors import ClusterError, ElasticctlError, ForbiddenError
 from elasticctl.spec import ElasticJob
 from tests.jobs import shell_job
@@ -170,7 +171,9 @@ def test_a_reader_who_is_slow_holds_the_workers_up_and_not_the_memory(
     add_pod(api, job, 0, "Succeeded")
     end(api, cluster, "a")
     pods = Resource(f"{NAMESPACE}/pods")
-    following = Following(connection, ElasticJob.from_manifest(job), f"{JOBS}/a", pods, LogQuery(follow=True))
+    parsed = ElasticJob.from_manifest(job)
+    stored = StoredLogs(parsed, pytest.fail)
+    following = Following(connection, parsed, f"{JOBS}/a", pods, LogQuery(follow=True), stored)
     lines = following.lines()
     assert next(lines).text == "0"
     wait_until(following._said.full)

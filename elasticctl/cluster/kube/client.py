@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order, say_on_stderr
 from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, connect, resource_path
 from elasticctl.cluster.kube.logfollow import Following, is_owned
 from elasticctl.cluster.kube.logs import MAX_STREAMS, has_ended, read_logs
 from elasticctl.cluster.kube.paging import all_items
 from elasticctl.cluster.kube.reflector import Resource
 from elasticctl.cluster.kube.refusals import NoSuchApiError
+from elasticctl.cluster.storedlogs import StoredLogs, someone_is_gone
 from elasticctl.codec import from_rfc3339
 from elasticctl.config import Context
 from elasticctl.errors import ConflictError, NotFoundError
@@ -24,10 +26,10 @@ from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PL
 
 
 class KubeCluster:
-    """`elasticctl.cluster.base.Cluster` over an API server."""
+    """`elasticctl.cluster.base.Cluster` over an API server; `say` gets the rare line of talk."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, say: Callable[[str], None] = say_on_stderr) -> None:
+        self._connection, self._say = connection, say
 
     @classmethod
     def of(cls, context: Context) -> KubeCluster:
@@ -112,14 +114,27 @@ class KubeCluster:
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`. NotFoundError for those of earlier incarnations."""
         found = ElasticJob.from_manifest(self.get_job(namespace, job))
+        stored = StoredLogs(found, self._say)
+        pods = self._pods_of(found)
+        live = {str(pod["metadata"]["name"]): str(pod["metadata"]["uid"]) for pod in pods}
         if query.previous:
-            raise NotFoundError(
-                f"what earlier incarnations of {job}'s workers printed is gone with their pods;"
-                f" `elasticctl logs -f {job}` prints it as it comes"
-            )
+            return self._previous(job, stored.past(live, query))
+        asks = query.everything or someone_is_gone(found, live, query)
+        past = stored.past(live, query) if asks else iter(())
         if query.follow:
-            return Following(self._connection, found, _jobs(namespace, job), _pods(found), query).lines()
-        return read_logs(self._connection, self._pods_of(found), query)
+            following = Following(self._connection, found, _jobs(namespace, job), _pods(found), query, stored)
+            return _one_after_the_other(past, following.lines(pods))
+        return heapq.merge(past, read_logs(self._connection, pods, query, stored), key=lambda line: line.at)
+
+    @staticmethod
+    def _previous(job: str, past: Iterator[LogLine]) -> Iterator[LogLine]:
+        first = next(past, None)
+        if first is None:
+            raise NotFoundError(
+                f"what earlier incarnations of {job}'s workers printed is gone with their pods, and not in its storage"
+                f" either; `elasticctl logs -f {job}` prints it as it comes"
+            )
+        return _one_after_the_other(iter((first,)), past)
 
     def _pods_of(self, job: ElasticJob) -> list[Manifest]:
         pods = self._items(_pods(job).path, _pods(job).params())
@@ -149,6 +164,12 @@ class KubeCluster:
             raise NotFoundError(
                 f"the cluster at {self._connection.server} knows no ElasticJobs; `elasticctl install` makes it ready"
             ) from e
+
+
+def _one_after_the_other(first: Iterator[LogLine], second: Iterator[LogLine]) -> Iterator[LogLine]:
+    """Both, as a generator: who closes it closes them."""
+    yield from first
+    yield from second
 
 
 def _jobs(namespace: str | None, name: str = "") -> str:

@@ -3,7 +3,7 @@
 A watch tells of the job's pods, so that a worker is read from its first moment and one that is made again is followed
 too. Each log is one request that stays open; where there are more of them than `MAX_STREAMS`, they take turns, and a
 turn reads what has been added since the last. A stream that breaks is taken up where it broke. What a worker said last
-can be read as long as its pod is there.
+is read from the job's storage when its pod is gone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
@@ -20,6 +20,7 @@ from elasticctl.cluster.kube.connection import Connection, Stream
 from elasticctl.cluster.kube.logs import MAX_STREAMS, MIN_PAUSE_S, PodLog, has_ended, has_started, is_wanted
 from elasticctl.cluster.kube.reflector import Reflector, Resource
 from elasticctl.cluster.kube.store import ObjectStore
+from elasticctl.cluster.storedlogs import StoredLogs
 from elasticctl.errors import (
     BusyError,
     ClusterError,
@@ -36,6 +37,8 @@ LOOK_EVERY_S = 1.0
 MAX_PAUSE_S = 8.0
 LAST_TRIES = 4
 """How often the log of a worker that has ended is asked for, when nobody answers for its node."""
+SETTLE_S = 3.0
+"""How long a worker that is gone gets to have its last lines in the storage: longer than its launcher waits to send."""
 _BACKLOG_LINES = 1000
 """Lines read and not yet taken: readers wait when there are as many."""
 _NAP_S = 0.2
@@ -70,23 +73,39 @@ class _Turns:
 class Following:
     """Follows the workers of a job, those that are still to come too, until it has ended and all is said.
 
-    `job_path` and `pods` are where the job and its pods are found.
+    `job_path` and `pods` are where the job and its pods are found; `stored` is what it keeps of those that are gone.
     """
 
-    def __init__(self, connection: Connection, job: ElasticJob, job_path: str, pods: Resource, query: LogQuery) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        job: ElasticJob,
+        job_path: str,
+        pods: Resource,
+        query: LogQuery,
+        stored: StoredLogs,
+    ) -> None:
         self._connection, self._job, self._job_path, self._pods, self._query = connection, job, job_path, pods, query
+        self._stored = stored
         self._reflector = Reflector(connection, pods, ObjectStore())
         self._lock = threading.Lock()
         self._logs: dict[str, PodLog] = {}  # by pod uid, those that have been read to their end too
+        self._newest: dict[str, PodLog] = {}  # by worker
+        self._gone: dict[str, list[PodLog]] = {}  # by worker, those whose rest is still to be read from the storage
         self._unread = 0
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, PodLog] = {}
         self._turns = _Turns()
         self._said: queue.Queue[LogLine | ElasticctlError] = queue.Queue(_BACKLOG_LINES)
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def lines(self) -> Iterator[LogLine]:
-        """Yield lines as they come; ends with the job. To be called once."""
+    def lines(self, pods: Iterable[Manifest] = ()) -> Iterator[LogLine]:
+        """Yield lines as they come; ends with the job. To be called once.
+
+        `pods`: those that were there before; one that has gone since is read from the storage.
+        """
+        for pod in pods:
+            self._changed(None, pod)
         self._reflector.store.subscribe(self._changed)
         self._reflector.start()
         try:
@@ -107,8 +126,9 @@ class Following:
                 if isinstance(said, ElasticctlError):
                     raise said
                 yield said
-            if not over and time.monotonic() >= look_at:
-                over = self._is_over()
+            if time.monotonic() >= look_at:
+                self._hang_up()
+                over = over or self._is_over()
                 look_at = time.monotonic() + LOOK_EVERY_S
 
     def _is_over(self) -> bool:
@@ -138,14 +158,18 @@ class Following:
             log = self._logs.get(uid)
             if log is None and new is not None and has_started(pod):
                 log = self._logs[uid] = PodLog(self._connection, pod, self._query)
+                if log.worker in self._newest:  # what is called so now is this one
+                    self._note_gone(self._newest[log.worker])
+                self._newest[log.worker] = log
                 self._unread += 1
                 self._turns.put(log)
                 self._hire()
                 if self._unread == MAX_STREAMS + 1:  # turns from now on: nobody may keep a thread
                     self._close_streams()
             if log is not None:
-                log.gone |= new is None
                 log.ended |= has_ended(pod)
+                if new is None:
+                    self._note_gone(log)
 
     def _hire(self) -> None:
         if len(self._threads) < min(self._unread, MAX_STREAMS):
@@ -169,21 +193,28 @@ class Following:
                 continue
             with self._lock:
                 self._unread -= 1
+                log.done = True
+                if log in self._gone.get(log.worker, ()):
+                    self._gone[log.worker].remove(log)
 
     def _turn(self, log: PodLog) -> float | None:
         """Read what there is of a log; seconds until its next turn, or None when it has been read to its end.
 
         Raises what no other try can mend.
         """
+        if (self._gone.get(log.worker) or [log])[0] is not log:
+            return MIN_PAUSE_S  # its predecessor's last lines come first
         if log.gone:  # what is called so now, and read by that name, is its successor
-            return None
+            return self._leave(log)
         ended = log.ended  # before it is read: what was complete then is read to its end
         try:
             read = self._read(log, follow=not ended and self._unread <= MAX_STREAMS, whole=ended)
         except (ForbiddenError, CredentialsError):
             raise
         except NotFoundError:
-            return None
+            with self._lock:
+                self._note_gone(log)
+            return self._leave(log)
         except ClusterError as e:
             return self._after_failure(log, e, ended=ended)
         if ended:
@@ -191,12 +222,41 @@ class Following:
         log.pause_s = MIN_PAUSE_S if read else min(MAX_PAUSE_S, 2 * log.pause_s)
         return 0.0 if log.ended or log.gone else log.pause_s
 
+    def _note_gone(self, log: PodLog) -> None:
+        """The pod is no longer there; to be called with the lock held."""
+        if log.gone_at is None:
+            log.gone_at = time.monotonic()
+            if self._stored.kept and not log.done:
+                self._gone.setdefault(log.worker, []).append(log)
+
+    def _leave(self, log: PodLog) -> float | None:
+        """The log cannot be read any more: read what the storage has beyond it, once that can be all."""
+        if not self._stored.kept:
+            return None
+        if not log.settled:
+            log.settled = True
+            return SETTLE_S
+        for line in log.stored_rest(self._stored):
+            if not self._say(line):
+                break
+        return None
+
+    def _hang_up(self) -> None:
+        """Close the streams of pods that are gone for a while: nobody may be there to do it at the other end."""
+        if not self._stored.kept:
+            return
+        now = time.monotonic()
+        with self._lock:
+            for stream, log in self._streams.items():
+                if log.gone_at is not None and now > log.gone_at + SETTLE_S:
+                    stream.close()
+
     def _after_failure(self, log: PodLog, error: ClusterError, *, ended: bool) -> float | None:
         """The node, or the way to it, does not answer; or the container is not there yet, or no longer."""
         answers = not isinstance(error, UnreachableError | BusyError)
         log.failures += ended
         if ended and (answers or log.failures >= LAST_TRIES):
-            return None
+            return self._leave(log)
         wait_s, log.pause_s = log.pause_s, min(MAX_PAUSE_S, 2 * log.pause_s)
         return max(wait_s, (error.retry_after_s or 0.0) if isinstance(error, BusyError) else 0.0)
 
@@ -205,7 +265,7 @@ class Following:
         read = False
         with closing(log.open(follow=follow)) as stream:
             with self._lock:
-                self._streams.add(stream)
+                self._streams[stream] = log
                 if self._stopped.is_set() or (follow and self._unread > MAX_STREAMS):  # since it was asked for
                     stream.close()
             try:
@@ -213,7 +273,7 @@ class Following:
                     read = self._say(line)
             finally:
                 with self._lock:
-                    self._streams.discard(stream)
+                    self._streams.pop(stream, None)
         return read
 
     def _say(self, said: LogLine | ElasticctlError) -> bool:

@@ -1,4 +1,7 @@
-"""Read what a job's workers have said up to now: their logs, from the kubelets, merged by time."""
+"""Read what a job's workers have said up to now: their logs, from the kubelets, merged by time.
+
+Where a kubelet does not answer, the rest is what the job's storage has.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
+from elasticctl.cluster.handover import Handover
 from elasticctl.cluster.kube.connection import Connection, Stream, resource_path
 from elasticctl.cluster.kube.logcursor import Cursor, split_stamp
+from elasticctl.cluster.storedlogs import StoredLogs
 from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ClusterError, CredentialsError, ElasticctlError, ForbiddenError
 from elasticctl.spec import WORKER_CONTAINER
@@ -26,18 +31,27 @@ MIN_PAUSE_S = 0.25
 
 
 class PodLog:
-    """One pod's log: where it is read, how far it has been, and whether anything can still be added to it (`ended`)
-    or read of it (`gone`).
+    """One pod's log: where it is read and how far it has been.
+
+    `ended`: nothing will be added to it. `gone_at`: since when its pod has not been there, by the monotonic clock.
+    `settled`: its stored copy is whole. `done`: nothing more is to be read of it.
     """
 
     def __init__(self, connection: Connection, pod: Manifest, query: LogQuery) -> None:
-        self.worker = str(pod["metadata"]["name"])
-        self.ended, self.gone = has_ended(pod), False
+        self.worker, self.uid = str(pod["metadata"]["name"]), str(pod["metadata"].get("uid", ""))
+        self.read = Handover(whole=query.tail is None and query.since is None)
+        self.ended, self.settled, self.done = has_ended(pod), False, False
+        self.gone_at: float | None = None
         self.pause_s, self.failures = MIN_PAUSE_S, 0
         self._connection, self._query = connection, query
         self._path = resource_path("v1", pod["metadata"]["namespace"], "pods", self.worker, "log")
         self._container = _worker_container(pod)
         self._cursor = Cursor()
+
+    @property
+    def gone(self) -> bool:
+        """True when what answers by its name is its successor, if anything."""
+        return self.gone_at is not None
 
     def open(self, *, follow: bool) -> Stream:
         """Ask for what has not been read yet."""
@@ -61,44 +75,58 @@ class PodLog:
             if found is None or not (whole or raw.endswith(b"\n") or len(raw) >= MAX_LINE_BYTES):
                 continue
             at, text = found
+            if not self._cursor.is_new(at):
+                continue
+            self.read.note(at / 1e6, text)
             since = self._query.since
-            if self._cursor.is_new(at) and (since is None or at >= since * 1e6):
+            if since is None or at >= since * 1e6:
                 yield LogLine(self.worker, at / 1e6, text)
 
+    def stored_rest(self, stored: StoredLogs) -> Iterator[LogLine]:
+        """What the storage has beyond what has been read."""
+        return stored.rest(self.worker, self.uid, self.read, self._query)
 
-def read_logs(connection: Connection, pods: Iterable[Manifest], query: LogQuery) -> Iterator[LogLine]:
+
+def read_logs(
+    connection: Connection, pods: Iterable[Manifest], query: LogQuery, stored: StoredLogs
+) -> Iterator[LogLine]:
     """Yield what the pods have said up to now, merged by time, `MAX_STREAMS` of them at once.
 
-    Raises ClusterError at the end when some of them could not be read.
+    Raises ClusterError at the end when some of them could not be read and are not kept in the storage either.
     """
     logs = [PodLog(connection, pod, query) for pod in pods if is_wanted(pod, query) and has_started(pod)]
     failed: list[str] = []
     for start in range(0, len(logs), MAX_STREAMS):
-        yield from _merged(logs[start : start + MAX_STREAMS], failed)
+        yield from _merged(logs[start : start + MAX_STREAMS], stored, failed)
     if failed:
         raise ClusterError(f"not all logs can be read: {'; '.join(failed[:3])}")
 
 
-def _merged(logs: list[PodLog], failed: list[str]) -> Iterator[LogLine]:
-    def opened(log: PodLog) -> Stream | None:
+def _merged(logs: list[PodLog], stored: StoredLogs, failed: list[str]) -> Iterator[LogLine]:
+    def opened(log: PodLog) -> Stream | ElasticctlError:
         try:
             return log.open(follow=False)
         except (ForbiddenError, CredentialsError):
             raise
         except ElasticctlError as e:
-            failed.append(f"{log.worker}: {e}")
-            return None
+            return e
 
-    def lines(log: PodLog, stream: Stream) -> Iterator[LogLine]:
+    def lines(log: PodLog, stream: Stream | ElasticctlError) -> Iterator[LogLine]:
         try:
+            if isinstance(stream, ElasticctlError):
+                raise stream
             yield from log.lines(stream, whole=True)
         except ElasticctlError as e:
-            failed.append(f"{log.worker}: {e}")
+            rest = list(log.stored_rest(stored))
+            if not rest:
+                failed.append(f"{log.worker}: {e}")
+            yield from rest
 
     with ThreadPoolExecutor(8) as pool, ExitStack() as streams:
-        found = [(log, stream) for log, stream in zip(logs, pool.map(opened, logs), strict=True) if stream is not None]
+        found = list(zip(logs, pool.map(opened, logs), strict=True))
         for _, stream in found:
-            streams.enter_context(closing(stream))
+            if not isinstance(stream, ElasticctlError):
+                streams.enter_context(closing(stream))
         yield from heapq.merge(*(lines(log, stream) for log, stream in found), key=lambda line: line.at)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order, say_on_stderr
 from elasticctl.cluster.local.connection import (
     SHARING_PATH,
     NotSentError,
@@ -28,10 +27,6 @@ _REPEATABLE = ("GET", "PATCH", "PUT")
 """Harmless when done twice: a merge patch gives the same result, or is refused because the version has moved on."""
 
 
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(line + "\n")
-
-
 class LocalCluster:
     """`elasticctl.cluster.base.Cluster` over the supervisor's socket; `say` gets the rare line of talk.
 
@@ -39,7 +34,7 @@ class LocalCluster:
     """
 
     def __init__(
-        self, paths: LocalPaths | None = None, say: Callable[[str], None] = _to_stderr, *, starts: bool = True
+        self, paths: LocalPaths | None = None, say: Callable[[str], None] = say_on_stderr, *, starts: bool = True
     ) -> None:
         self.paths = paths or local_paths()
         self._say, self._starts = say, starts
@@ -106,11 +101,14 @@ class LocalCluster:
 
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`."""
+        from elasticctl.cluster.storedlogs import StoredLogs  # not for those who only list jobs
+        from elasticctl.spec import ElasticJob
 
         def files() -> LogFiles:
             return LogFiles.from_json(self._object("GET", jobs_path(namespace, job, "logs")))
 
-        return read_logs(files(), files, self.paths.log_file, query)
+        stored = StoredLogs(ElasticJob.from_manifest(self.get_job(namespace, job)), self._say)
+        return read_logs(files(), files, self.paths.log_file, query, stored)
 
     def _items(self, path: str) -> list[Manifest]:
         items: list[Manifest] = self._object("GET", path)["items"]

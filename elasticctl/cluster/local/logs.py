@@ -1,7 +1,8 @@
 """Read the workers' log files: all of them in order of time, or as they grow.
 
 Each line of a file is `<RFC 3339 time> <text>`. A worker's name may have had several incarnations, each with its own
-file; what is wanted is its newest one's (with `previous`: the earlier ones'). The pure part works on bytes.
+file; what is wanted is its newest one's (with `previous`: the earlier ones'). The pure part works on bytes. Where a
+file is gone, the job's storage may have a copy.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from elasticctl.cluster.base import LogLine, LogQuery
+from elasticctl.cluster.handover import Handover
 from elasticctl.codec import from_rfc3339
 from elasticctl.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from elasticctl.cluster.storedlogs import StoredLogs
 
 POLL_S = 0.1
 LIST_EVERY_S = 0.4
@@ -44,9 +49,11 @@ class LogFiles:
         return cls(bool(answer["finished"]), tuple(LogFile(f["worker"], f["uid"], f["ended"]) for f in answer["files"]))
 
     def wanted(self, query: LogQuery) -> tuple[LogFile, ...]:
-        """The files a query is about: of each worker's name the newest, or with `previous` the earlier ones."""
+        """The files a query is about: of each worker's name the newest, the earlier ones (`previous`), or all."""
         newest = {file.worker: file.uid for file in self.files}
-        return tuple(f for f in self._of(query) if (newest[f.worker] == f.uid) is not query.previous)
+        return tuple(
+            f for f in self._of(query) if query.everything or (newest[f.worker] == f.uid) is not query.previous
+        )
 
     def added(self, since: LogFiles, query: LogQuery) -> tuple[LogFile, ...]:
         """The files of a query that were not there in an earlier list: all of them, for some end within moments."""
@@ -58,13 +65,26 @@ class LogFiles:
 
 
 def read_logs(
-    first: LogFiles, list_files: Callable[[], LogFiles], path_of: Callable[[str], Path], query: LogQuery
+    first: LogFiles,
+    list_files: Callable[[], LogFiles],
+    path_of: Callable[[str], Path],
+    query: LogQuery,
+    stored: StoredLogs | None = None,
 ) -> Iterator[LogLine]:
     """Yield the lines that `query` asks for of the files in `first`; following, of those that `list_files` adds too."""
-    tails = {file.uid: Tail(file.worker, path_of(file.uid), query) for file in first.wanted(query)}
-    if not query.follow:
-        yield from heapq.merge(*(tail.read() for tail in tails.values()), key=lambda line: line.at)
-        return
+
+    def tail_of(file: LogFile) -> Tail:
+        return Tail(file, path_of(file.uid), query, stored)
+
+    if query.follow:
+        return _followed(first, list_files, tail_of, query)
+    return heapq.merge(*(tail_of(file).read() for file in first.wanted(query)), key=lambda line: line.at)
+
+
+def _followed(
+    first: LogFiles, list_files: Callable[[], LogFiles], tail_of: Callable[[LogFile], Tail], query: LogQuery
+) -> Iterator[LogLine]:
+    tails = {file.uid: tail_of(file) for file in first.wanted(query)}
     found, next_list_at = first, 0.0
     while True:
         over = False
@@ -75,9 +95,12 @@ def read_logs(
                 return
             next_list_at = time.monotonic() + LIST_EVERY_S
             over = found.finished and all(file.ended for file in found.files)
-        for file in found.added(first, query):
-            if file.uid not in tails:
-                tails[file.uid] = Tail(file.worker, path_of(file.uid), query)
+            for file in found.added(first, query):
+                if file.uid not in tails:
+                    tails[file.uid] = tail_of(file)
+            for file in found.files:
+                if file.ended and file.uid in tails:
+                    tails[file.uid].ended = True
         # Listed before read: a file that was complete when it was listed is read to its end here.
         yield from sorted((line for tail in tails.values() for line in tail.read()), key=lambda line: line.at)
         if over:
@@ -86,15 +109,21 @@ def read_logs(
 
 
 class Tail:
-    """A place in one worker's file; `read` yields what has been added since."""
+    """A place in one worker's file; `read` yields what has been added since. `ended`: nothing will be."""
 
-    def __init__(self, worker: str, path: Path, query: LogQuery) -> None:
-        self._worker, self._path, self._query = worker, path, query
+    def __init__(self, file: LogFile, path: Path, query: LogQuery, stored: StoredLogs | None) -> None:
+        self._file, self._path, self._query, self._stored = file, path, query, stored
+        self._read = Handover(whole=query.tail is None)
         self._offset: int | None = None
         self._torn = b""
+        self.ended = file.ended
 
     def read(self) -> Iterator[LogLine]:
-        """Yield the whole lines that are there now; a missing file is an empty one."""
+        """Yield the whole lines that are there now.
+
+        A missing file is one that is still to come, or, once its worker has ended, one that is gone: then it is what
+        the storage has of it, once.
+        """
         try:
             with self._path.open("rb") as file:
                 if self._offset is None:
@@ -105,7 +134,9 @@ class Tail:
                     *lines, self._torn = (self._torn + block).split(b"\n")
                     yield from self._parsed(lines)
         except FileNotFoundError:
-            return
+            if self.ended and self._stored is not None:
+                stored, self._stored = self._stored, None
+                yield from stored.rest(self._file.worker, self._file.uid, self._read, self._query)
 
     def _beginning(self, file: BinaryIO) -> int:
         return 0 if self._query.tail is None else tail_offset(file, self._query.tail)
@@ -115,8 +146,11 @@ class Tail:
         for line in lines:
             stamp, _, text = line.decode("utf-8", "replace").partition(" ")
             at = from_rfc3339(stamp)
-            if at is not None and (since is None or at >= since):
-                yield LogLine(self._worker, at, text)
+            if at is None:
+                continue
+            self._read.note(at, text)
+            if since is None or at >= since:
+                yield LogLine(self._file.worker, at, text)
 
 
 def tail_offset(file: BinaryIO, lines: int) -> int:

@@ -24,6 +24,7 @@ from elasticctl_train.launcher import failure
 from elasticctl_train.launcher.environment import torchrun_environment
 from elasticctl_train.launcher.folders import OwnFolder, in_shared_memory
 from elasticctl_train.launcher.inbox import Inbox
+from elasticctl_train.launcher.output import Output
 from elasticctl_train.launcher.ranks import Rank, RankGroup
 from elasticctl_train.launcher.rendezvous import ServiceRendezvous
 from elasticctl_train.launcher.service import POLL_TIMEOUT_S, ServiceAway, ServiceError, ServiceRefused
@@ -80,17 +81,20 @@ class Limits:
 class Agent(SimpleElasticAgent):
     """Runs what `starter` starts once per local rank, generation after generation; see the module's docstring.
 
-    `outcome` is None or the Failure to be left in the pod's termination message once `run` has returned.
+    What ranks print goes to `output`. `outcome` is None or the Failure to be left in the pod's termination message
+    once `run` has returned.
     """
 
-    def __init__(self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, limits: Limits) -> None:
+    def __init__(
+        self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, output: Output, limits: Limits
+    ) -> None:
         super().__init__(spec)
         self._handler, self._starter, self._limits = handler, starter, limits
         self._folder = OwnFolder(Path(tempfile.gettempdir()))
         self._local_tier = in_shared_memory()
         self._inbox = Inbox(handler.client, self._folder.path, self._on_drained)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._group = RankGroup(starter, self._on_rank_exit)
+        self._group = RankGroup(starter, output.rank_says, self._on_rank_exit)
         self._joining = False
         self._terminated = False
         self._notice = ""

@@ -13,10 +13,12 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from types import FrameType
 
-from elasticctl_train.launcher import metadata
+from elasticctl_train.launcher import logship, metadata
 from elasticctl_train.launcher.imports import installed_imports
+from elasticctl_train.launcher.output import Output
 from elasticctl_train.launcher.spares import PythonCommand, Starter, common_environment
 
 EXIT_USAGE = 2
@@ -26,7 +28,8 @@ REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", 
 def main(argv: list[str] | None = None) -> int:
     """Run the launcher; returns the worker's exit code: 0, the failed rank's, or 143 after SIGTERM."""
     options = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="[launcher] %(message)s", stream=sys.stderr)
+    output = Output()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[output.handler()])
     for noisy in ("torch", "torch.distributed.elastic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -37,10 +40,18 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         sys.stderr.write(f"elasticctl-launch: {missing[0]} is not set; run it as a worker of an elasticctl job\n")
         return EXIT_USAGE
-    return _run(command, options)
+    shipper = logship.of_worker(options.log_upload, os.environ)
+    if shipper is None:
+        return _run(command, options, output, lambda: None)
+    output.keep = shipper.add
+    try:
+        return _run(command, options, output, shipper.hurry)
+    finally:
+        shipper.close()
 
 
-def _run(command: list[str], options: argparse.Namespace) -> int:
+def _run(command: list[str], options: argparse.Namespace, output: Output, on_notice: Callable[[], None]) -> int:
+    """`on_notice` is called, from a signal's handler, once this worker has to go."""
     starter = Starter(command, common_environment(), _preload(options.preload, command))
     starter.warm(options.nproc_per_node)
     # Imported here: a wrong call is answered, and the ranks' own import is under way, before the seconds torch takes.
@@ -60,9 +71,10 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
         rdzv_handler=handler,
         max_restarts=0,
     )
-    agent = Agent(spec, handler, starter, Limits(options.stop_grace, options.hang_timeout))
+    agent = Agent(spec, handler, starter, output, Limits(options.stop_grace, options.hang_timeout))
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        on_notice()
         agent.terminate()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,7 +88,7 @@ def _run(command: list[str], options: argparse.Namespace) -> int:
         if outcome is None and result.state is not WorkerState.SUCCEEDED:
             outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(result.state))
     except (RendezvousError, OSError) as error:
-        sys.stderr.write(f"[launcher] {error}\n")
+        output.say(str(error))
         outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
     finally:
         agent.close()
@@ -135,6 +147,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL",
         help=f"where the cloud's metadata service answers, if not at {metadata.DEFAULT_URL}",
     )
+    parser.add_argument(
+        "--log-upload",
+        type=_log_upload,
+        default=os.environ.get("ELASTICCTL_LOG_UPLOAD") or logship.AUTO,
+        metavar="WHEN",
+        help="whether what is printed is kept in the job's storage too, to be read when this machine is gone: on, off, "
+        "or auto, which is on unless that is a folder of this machine's own local cluster",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
     return parser
 
@@ -147,8 +167,16 @@ def _positive(text: str) -> int:
 
 
 def _notice(text: str) -> str:
-    if text not in metadata.CHOICES:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(metadata.CHOICES)}")
+    return _one_of(metadata.CHOICES, text)
+
+
+def _log_upload(text: str) -> str:
+    return _one_of(logship.CHOICES, text)
+
+
+def _one_of(choices: Sequence[str], text: str) -> str:
+    if text not in choices:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}")
     return text
 
 

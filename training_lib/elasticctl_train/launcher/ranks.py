@@ -7,11 +7,11 @@ worker has several), and the last lines kept for the report of a failure.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +22,8 @@ from pathlib import Path
 from elasticctl_train.launcher.spares import Starter
 
 LAST_LINES = 20
-MAX_LINE_BYTES = 64 * 1024
+MAX_LINE_BYTES = 16_000
+"""Longer lines are broken up here: container runtimes, and our own shim, would do it at 16 KiB, out of our sight."""
 KILL_WAIT_S = 10.0
 
 
@@ -39,10 +40,14 @@ class Rank:
 
 
 class RankGroup:
-    """The ranks of one generation on this worker; `on_exit(rank)` is called from a thread when one of them ends."""
+    """The ranks of one generation on this worker.
 
-    def __init__(self, starter: Starter, on_exit: Callable[[Rank], None]) -> None:
-        self._starter, self._on_exit = starter, on_exit
+    From threads, `on_line(rank, text)` is called with each line that one of them prints, and `on_exit(rank)` when one
+    ends.
+    """
+
+    def __init__(self, starter: Starter, on_line: Callable[[int, str], None], on_exit: Callable[[Rank], None]) -> None:
+        self._starter, self._on_line, self._on_exit = starter, on_line, on_exit
         self.ranks: list[Rank] = []
 
     def start(self, environments: Sequence[tuple[int, Mapping[str, str]]]) -> None:
@@ -52,7 +57,8 @@ class RankGroup:
             process = self._starter.start(env)
             entry = Rank(local_rank, rank, process)
             self.ranks.append(entry)
-            reader = threading.Thread(target=_pass_on, args=(entry, f"[rank{rank}] " if prefixed else ""), daemon=True)
+            prefix = f"[rank{rank}] " if prefixed else ""
+            reader = threading.Thread(target=self._read, args=(entry, prefix), daemon=True)
             waiter = threading.Thread(target=self._wait, args=(entry, reader), daemon=True)
             entry.threads = (reader, waiter)
             reader.start()
@@ -83,6 +89,19 @@ class RankGroup:
                 thread.join(KILL_WAIT_S)
         self.ranks.clear()
 
+    def _read(self, entry: Rank, prefix: str) -> None:
+        """Pass a rank's output on, line by line."""
+        pipe = entry.process.stdout
+        if pipe is None:
+            return
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with pipe:
+            while line := pipe.readline(MAX_LINE_BYTES):
+                # A character that a long line is broken within comes whole with the next piece.
+                text = decoder.decode(line, final=line.endswith(b"\n")).rstrip("\n")
+                entry.last_lines.append(text)
+                self._on_line(entry.rank, f"{prefix}{text}")
+
     def _wait(self, entry: Rank, reader: threading.Thread) -> None:
         code = entry.process.wait()
         reader.join(1.0)  # what it said last belongs to the report; a grandchild may hold the pipe open for longer
@@ -97,17 +116,3 @@ def _is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
-
-
-def _pass_on(entry: Rank, prefix: str) -> None:
-    """Copy a rank's output to our own, line by line."""
-    pipe = entry.process.stdout
-    if pipe is None:
-        return
-    with pipe:
-        while line := pipe.readline(MAX_LINE_BYTES):
-            text = line.decode(errors="replace").rstrip("\n")
-            entry.last_lines.append(text)
-            with contextlib.suppress(OSError):
-                sys.stdout.write(f"{prefix}{text}\n")
-                sys.stdout.flush()
