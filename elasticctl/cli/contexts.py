@@ -14,6 +14,7 @@ from elasticctl.catalog import gpu_type
 from elasticctl.cli import options
 from elasticctl.cli.command import family, verb
 from elasticctl.cli.output import Table, emit, hint, print_data, print_plain, print_table, say
+from elasticctl.cli.plan import check_public
 from elasticctl.cli.target import contexts, contexts_file
 from elasticctl.config import Context
 from elasticctl.errors import NotFoundError, UsageError
@@ -91,6 +92,7 @@ def set_context(name: Name, given: Fields) -> None:
     old = next((context for context in known.contexts if context.name == name), None)
     if old is None and "provider" not in fields:
         raise UsageError(f"context {name} is new: say --provider aws, gcp or kubernetes")
+    check_public(fields.get("storage", ""))
     context = dataclasses.replace(old, **fields) if old else Context(name, **fields)
     configuration.save(known.having(context), contexts_file())
     say(f"context {name} {'changed' if old else 'added'}")

@@ -55,6 +55,7 @@ _SETUP = {
     "doctor": ("doctor", "Check that a place is ready for jobs"),
     "local": ("local", "The cluster that is built into this machine"),
     "template": ("templates", "The shapes that jobs are made in"),
+    "secret": ("secret", "Keep passwords and tokens that jobs of this machine get"),
     "completion": ("about", "Print the completion script of a shell"),
     "version": ("about", "Print the version"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from elasticctl.diagnosis.case import Case, Finding, Mend, PodWait, Severity, short
 from elasticctl.diagnosis.endings import tell_failure
 from elasticctl.status import Phase
@@ -83,6 +85,11 @@ def not_startable(case: Case) -> Finding | None:
     wait = next((wait for wait in case.pod_waits() if wait.reason not in ("Unschedulable", "SchedulingGated")), None)
     if wait is None:
         return None
+    secret = _SECRET.search(wait.message) if wait.reason == "CreateContainerConfigError" else None
+    if secret is not None:
+        mend = Mend("make it, and the worker starts by itself", f"elasticctl secret set {secret[1]} KEY")
+        text = f"{_who(case, wait)} cannot start: {wait.message}."
+        return Finding("secret-missing", Severity.ERROR, text, (mend,), decisive=case.waiting)
     image = "Image" in wait.reason or "ErrImage" in wait.reason
     what = f"its image {case.hardware.image} cannot be pulled" if image else "its container cannot be made"
     said = f": {wait.message}" if wait.message else ""

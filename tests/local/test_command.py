@@ -76,7 +76,7 @@ def test_variable_references(text: str, expanded: str) -> None:
         ({}, "command"),
         ({"command": "train.py"}, "command: a list"),
         ({"command": ["a\0b"]}, "command: a list"),
-        ({"command": ["x"], "envFrom": [{"secretRef": {"name": "s"}}]}, "envFrom"),
+        ({"command": ["x"], "envFrom": [{"configMapRef": {"name": "s"}}]}, "envFrom: only secretRef"),
         ({"command": ["x"], "env": [{"name": "A", "valueFrom": {"secretKeyRef": {}}}]}, "env A"),
         ({"command": ["x"], "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "no.such"}}}]}, "no.such"),
     ],

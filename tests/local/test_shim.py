@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ def pod_dir(tmp_path: Path) -> Path:
 def start(pod_dir: Path, *argv: str, cwd: str = "/") -> subprocess.Popen[bytes]:
     order = {"argv": argv, "env": dict(os.environ), "cwd": cwd, "terminationLog": str(pod_dir / "termination-log")}
     (pod_dir / "start.json").write_text(json.dumps(order))
-    return subprocess.Popen([sys.executable, "-I", shim.__file__, str(pod_dir)])
+    with tempfile.TemporaryFile() as environment:
+        environment.write(json.dumps(dict(os.environ)).encode())
+        environment.seek(0)
+        return subprocess.Popen([sys.executable, "-I", shim.__file__, str(pod_dir)], stdin=environment)
 
 
 def run(pod_dir: Path, script: str) -> dict[str, Any]:

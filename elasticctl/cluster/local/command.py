@@ -1,13 +1,14 @@
 """From a Pod manifest to the command of a process of this machine. Pure.
 
 What a kubelet would do with the worker's container, as far as it makes sense for a process: command and args, env with
-`fieldRef` and `$(NAME)` references, `workingDir`, the GPU limit. Images, volumes and probes have no meaning here.
+`fieldRef` and `$(NAME)` references, secrets by reference, `workingDir`, the GPU limit. Images, volumes and probes have
+no meaning here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,10 @@ POD_IP = "127.0.0.1"
 
 _REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 _KEYED_FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+
+ReadSecret = Callable[[str], Mapping[str, str] | None]
+"""Name -> values by key, or None when there is no such secret."""
 
 
 class StartError(Exception):
@@ -34,20 +39,58 @@ class Command:
     working_dir: str
 
 
-def command_of(pod: Manifest, base: Mapping[str, str], pinned: Mapping[str, str]) -> Command:
+def no_secrets(_: str) -> None:
+    """What reads no secret, because there is none."""
+
+
+def command_of(
+    pod: Manifest, base: Mapping[str, str], pinned: Mapping[str, str], read_secret: ReadSecret = no_secrets
+) -> Command:
     """Work out the worker's command; `base` is below the container's own env, `pinned` above it. Raises StartError."""
     container = worker_container(pod)
-    env = {**base, **pinned}
-    if container.get("envFrom"):
-        raise StartError("envFrom: secrets and config maps do not exist on the local cluster; use env instead")
+    env, hidden = {**base, **pinned}, set[str]()
+    for ref in _wanted(container):
+        values = read_secret(ref.secret)
+        if ref.key is None:
+            found = {f"{ref.prefix}{key}": value for key, value in (values or {}).items()}
+            env |= found
+            hidden |= found.keys()
     for entry in _mappings(container.get("env")):
-        env[str(entry.get("name"))] = _expanded(_value(entry, pod), env)
+        name, key_ref = str(entry.get("name")), _key_ref(entry)
+        if key_ref is None:
+            text = _value(entry, pod)
+            env[name] = _expanded(text, env)
+            hidden = hidden | {name} if _names(text) & hidden else hidden - {name}
+            continue
+        value = (read_secret(key_ref.secret) or {}).get(key_ref.key or "")
+        if value is not None:
+            env[name] = value
+            hidden.add(name)
     env |= pinned
     words = [*_texts(container.get("command"), "command"), *_texts(container.get("args"), "args")]
     if not words:
         raise StartError("command: the local cluster has no images, so the container has to say what to run")
+    shown = next((name for word in words for name in sorted(_names(word) & (hidden - pinned.keys()))), None)
+    if shown is not None:
+        raise StartError(f"args: $({shown}) would show a secret to everybody who can run ps; read the variable instead")
     argv = tuple(_expanded(word, env) for word in words)
     return Command(argv=argv, env=env, working_dir=str(container.get("workingDir") or ""))
+
+
+def missing_secret(pod: Manifest, read_secret: ReadSecret) -> str:
+    """What a worker waits for, in Kubernetes' words: a secret that is not there, or a key of one; "": nothing.
+
+    Raises StartError for a reference that is none.
+    """
+    for ref in _wanted(worker_container(pod)):
+        values = read_secret(ref.secret)
+        if ref.optional:
+            continue
+        if values is None:
+            return f'secret "{ref.secret}" not found'
+        if ref.key is not None and ref.key not in values:
+            return f'secret "{ref.secret}" has no key "{ref.key}"'
+    return ""
 
 
 def worker_container(pod: Manifest) -> Mapping[str, Any]:
@@ -70,13 +113,49 @@ def gpus_wanted(pod_spec: Mapping[str, Any]) -> int:
     return wanted
 
 
+@dataclass(frozen=True, slots=True)
+class _SecretRef:
+    """A reference: all keys of a secret (`key` None), their names behind `prefix`, or one."""
+
+    secret: str
+    key: str | None
+    optional: bool = False
+    prefix: str = ""
+
+
+def _wanted(container: Mapping[str, Any]) -> Iterator[_SecretRef]:
+    """All that a container refers to."""
+    for entry in _mappings(container.get("envFrom")):
+        source = entry.get("secretRef")
+        if not isinstance(source, dict) or not isinstance(source.get("name"), str):
+            raise StartError("envFrom: only secretRef works on the local cluster; give other values with env")
+        yield _SecretRef(source["name"], None, source.get("optional") is True, str(entry.get("prefix") or ""))
+    for entry in _mappings(container.get("env")):
+        ref = _key_ref(entry)
+        if ref is not None:
+            yield ref
+
+
+def _key_ref(entry: Mapping[str, Any]) -> _SecretRef | None:
+    """The key of a secret that a variable is to be; None for any other variable."""
+    source = entry.get("valueFrom")
+    ref = source.get("secretKeyRef") if isinstance(source, dict) else None
+    if ref is None:
+        return None
+    if not isinstance(ref, dict) or not isinstance(ref.get("name"), str) or not isinstance(ref.get("key"), str):
+        raise StartError(f"env {entry.get('name')}: a secretKeyRef has a name and a key")
+    return _SecretRef(ref["name"], ref["key"], ref.get("optional") is True)
+
+
 def _value(entry: Mapping[str, Any], pod: Manifest) -> str:
     source = entry.get("valueFrom")
     if source is None:
         return str(entry.get("value") or "")
     field = source.get("fieldRef", {}).get("fieldPath") if isinstance(source, dict) else None
     if not isinstance(field, str):
-        raise StartError(f"env {entry.get('name')}: only fieldRef works on the local cluster; give the value itself")
+        raise StartError(
+            f"env {entry.get('name')}: only fieldRef and secretKeyRef work on the local cluster; give the value itself"
+        )
     return _field(pod, field)
 
 
@@ -105,6 +184,11 @@ def _expanded(text: str, env: Mapping[str, str]) -> str:
         return "$" if found[1] else env.get(found[2], found[0])
 
     return _REFERENCE.sub(replacement, text)
+
+
+def _names(text: str) -> set[str]:
+    """The variables that a text refers to."""
+    return {found[2] for found in _REFERENCE.finditer(text) if found[2] is not None}
 
 
 def _texts(value: object, field: str) -> list[str]:

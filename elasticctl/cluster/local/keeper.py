@@ -14,16 +14,18 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local import podstatus, processes
-from elasticctl.cluster.local.command import StartError, command_of, gpus_wanted
+from elasticctl.cluster.local.command import ReadSecret, StartError, command_of, gpus_wanted, missing_secret
 from elasticctl.cluster.local.environment import base_environment, pinned_environment, token_file
 from elasticctl.cluster.local.gpus import choose
 from elasticctl.cluster.local.objects import grace_of
 from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
 from elasticctl.cluster.local.processes import ExitWatcher, WorkerProcess
+from elasticctl.cluster.local.secrets import Secrets
 from elasticctl.cluster.local.sharing import cpu_slots_of
 from elasticctl.cluster.local.shim import START_ERROR_EXIT_CODE
 from elasticctl.cluster.local.store import Change, Store
@@ -40,6 +42,8 @@ RETRY_S = 2.0
 """Pause after the machine (not the worker) has failed us: a full disk, no more processes."""
 NEVER = math.inf
 UNSCHEDULABLE = "Unschedulable"
+NO_CONFIG = "CreateContainerConfigError"
+"""Kubernetes' word for a container whose secret is not there."""
 SHUT_DOWN = "the local cluster is shut down"
 
 log = logging.getLogger(__name__)
@@ -66,6 +70,7 @@ class Keeper:
     ) -> None:
         self._store, self._paths, self._clock = store, paths, clock
         self._token_for, self._gpus, self._cpu_slots, self._on_exit = token_for, gpus, cpu_slots, on_exit
+        self._secrets = Secrets(paths)
         self._processes: dict[str, WorkerProcess] = {}
         self._told_to_stop: set[str] = set()
         self._retry_at: dict[str, float] = {}
@@ -171,6 +176,8 @@ class Keeper:
         """Give the pod its GPUs and start its worker; a pod that cannot have them waits for the end of another."""
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         self._retry_at[uid] = now + RETRY_S  # should anything below fail
+        if self._lacks_a_secret(pod):
+            return RETRY_S
         gpus = self._place(pod)
         if gpus is None:
             del self._retry_at[uid]
@@ -180,7 +187,8 @@ class Keeper:
             return NEVER
         pod_dir = self._paths.pod_dir(uid)
         try:
-            command = command_of(placed, base_environment(), pinned_environment(pod_dir, uid, gpus))
+            pinned = pinned_environment(pod_dir, uid, gpus)
+            command = command_of(placed, base_environment(), pinned, self._reader(placed))
         except StartError as e:
             failure = podstatus.Exit(START_ERROR_EXIT_CODE, now, reason="StartError", message=str(e))
             self._end(pod, failure)
@@ -217,6 +225,20 @@ class Keeper:
         message = f"waits for {counted(wanted, unit)}: {max(0, there - used)} of this machine's {there} are free"
         self._store.update_pod(pod["metadata"]["uid"], lambda p: podstatus.waiting(p, UNSCHEDULABLE, message))
         self._say(pod, "Warning", "FailedScheduling", message)
+
+    def _lacks_a_secret(self, pod: Manifest) -> bool:
+        """Does it name a secret that is not there? It is looked for again, and has no GPU until then."""
+        try:
+            missing = missing_secret(pod, self._reader(pod))
+        except StartError:
+            return False  # said when it is started
+        if missing and pod["status"].get("message") != missing:
+            self._store.update_pod(pod["metadata"]["uid"], lambda p: podstatus.waiting(p, NO_CONFIG, missing))
+            self._say(pod, "Warning", "Failed", f"Error: {missing}")
+        return bool(missing)
+
+    def _reader(self, pod: Manifest) -> ReadSecret:
+        return partial(self._secrets.read, pod["metadata"]["namespace"])
 
     def _note_start(self, pod: Manifest) -> float:
         """Look whether the shim has got the worker going."""

@@ -2,6 +2,8 @@
 
 <state>/state.db            jobs, pods, events (SQLite)
 <state>/secret              key of the workers' tokens, 0600
+<state>/secrets/            what jobs get by `--secret`, 0600
+<state>/workspaces/         the folders that went along with jobs
 <state>/supervisor.log      what the supervisor said
 <state>/pods/<uid>/         one worker: its log, its exit, its token
 <sockets>/api.sock          the command line talks here
@@ -42,6 +44,16 @@ class LocalPaths:
     @property
     def secret(self) -> Path:
         return self.state / "secret"
+
+    @property
+    def workspaces(self) -> Path:
+        """The folders that went along with jobs."""
+        return self.state / "workspaces"
+
+    @property
+    def secrets(self) -> Path:
+        """Secrets that jobs name, a folder for each namespace."""
+        return self.state / "secrets"
 
     @property
     def supervisor_log(self) -> Path:

@@ -9,9 +9,10 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -71,18 +72,20 @@ def start(pod_dir: Path, command: Command) -> WorkerProcess:
         os.makedirs(working_dir, exist_ok=True)
     order = {
         "argv": list(command.argv),
-        "env": dict(command.env),
         "cwd": working_dir,
         "terminationLog": str(termination_log(pod_dir)),
     }
     write_private(pod_dir / "start.json", json.dumps(order))
-    child = subprocess.Popen(
-        [sys.executable, "-I", _SHIM, str(pod_dir)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        env={"PATH": os.defpath},
-    )
+    with _in_memory() as environment:  # it may hold secrets
+        environment.write(json.dumps(dict(command.env)).encode())
+        environment.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-I", _SHIM, str(pod_dir)],
+            stdin=environment,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={"PATH": os.defpath},
+        )
     return WorkerProcess(child.pid, child)
 
 
@@ -196,6 +199,13 @@ class ExitWatcher:
         self._selector.close()
         os.close(self._receive)
         os.close(self._send)
+
+
+def _in_memory() -> IO[bytes]:
+    """A file without a name; on Linux not on any disk either."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("environment"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _read_report(path: Path) -> Mapping[str, Any] | None:

@@ -1,7 +1,8 @@
 """The small process above each worker: starts it, keeps its output, reports its end though no supervisor be there.
 
 Run as `python -I shim.py POD_DIR`, by path and with the standard library alone, so that it starts in milliseconds.
-POD_DIR holds `start.json` (argv, env, cwd); the shim leaves there:
+POD_DIR holds `start.json` (argv, cwd); the worker's environment, which may hold secrets, comes as JSON on stdin and is
+written nowhere. The shim leaves in POD_DIR:
 
     log            the worker's stdout and stderr, each line after its time (RFC 3339, UTC)
     started.json   once the worker runs: its pid and when
@@ -39,7 +40,7 @@ def main(pod_dir: str) -> int:
     """Run the worker described in `pod_dir` to its end."""
     os.chdir(pod_dir)
     with open("start.json", encoding="utf-8") as file:
-        start = json.load(file)
+        start = {**json.load(file), "env": json.load(sys.stdin)}
     for name in ("started.tmp", "exit.tmp"):
         _reserve(name)
     prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,0 +1,109 @@
+"""The local cluster's secrets: what a Kubernetes Secret is to a cluster, as files that only their user can read.
+
+<state>/secrets/<namespace>/<name>.json     key -> value, mode 0600
+
+Jobs name them (`envFrom`, `secretKeyRef`); their values go from here into the environment of a starting worker, and
+are written to no other file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticctl.cluster.local.objects import check_name
+from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
+from elasticctl.errors import ClusterError, NotFoundError, UsageError
+from elasticctl.wording import shown
+
+SUFFIX = ".json"
+MAX_BYTES = 1 << 20
+"""Kubernetes' limit of a Secret."""
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,200}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A secret without its values; `changed_at` in seconds since the epoch."""
+
+    name: str
+    keys: tuple[str, ...]
+    changed_at: float
+
+
+class Secrets:
+    """The secrets of one local cluster. Every method may raise ClusterError."""
+
+    def __init__(self, paths: LocalPaths) -> None:
+        self._paths = paths
+
+    def read(self, namespace: str, name: str) -> Mapping[str, str] | None:
+        """Its values by key; None when it is not there."""
+        if not _NAME.fullmatch(name):
+            return None
+        path = self._paths.secrets / namespace / f"{name}{SUFFIX}"
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise storage_error(f"read the secret {path}", e) from e
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise ClusterError(f"the secret {path} is damaged: set it anew")
+        return found
+
+    def write(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
+        """Store it whole, in the place of what was there; durable when this returns."""
+        path = self._file(namespace, name)
+        text = json.dumps(dict(values)).encode()
+        if len(text) > MAX_BYTES:
+            raise ClusterError(
+                f"the secret {name} has more than {MAX_BYTES} bytes, which is all that a Secret can hold"
+            )
+        for folder in (self._paths.state, self._paths.secrets, path.parent):
+            make_private(folder)
+        try:
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+                try:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    os.replace(file.name, path)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+        except OSError as e:
+            raise storage_error(f"write the secret {path}", e) from e
+
+    def delete(self, namespace: str, name: str) -> None:
+        """Remove it; NotFoundError when it is not there."""
+        path = self._file(namespace, name)
+        try:
+            path.unlink()
+        except FileNotFoundError as e:
+            raise NotFoundError(f"there is no secret {name!r} in namespace {namespace!r}") from e
+        except OSError as e:
+            raise storage_error(f"delete the secret {path}", e) from e
+
+    def list(self, namespace: str) -> list[Known]:
+        """What there is, by name."""
+        found = []
+        for path in sorted((self._paths.secrets / namespace).glob(f"*{SUFFIX}")):
+            values = self.read(namespace, path.stem)
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                found.append(Known(path.stem, tuple(sorted(values or {})), path.stat().st_mtime))
+        return found
+
+    def _file(self, namespace: str, name: str) -> Path:
+        check_name(namespace, "namespace", 63)
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{shown(name)} is no name of a secret: use lower-case letters, digits, '-' and '.'")
+        return self._paths.secrets / namespace / f"{name}{SUFFIX}"
