@@ -12,6 +12,10 @@ from elasticctl.spec import WORKER_CONTAINER, ElasticJob
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`: the commit of another run's storage that a job without commits of its own starts from."""
+WORKSPACE_VARIABLE = "ELASTICCTL_WORKSPACE"
+"""`<URL>#<digest>`: the folder that goes along with the job."""
+WORKSPACE_FROM_VARIABLE = "ELASTICCTL_WORKSPACE_FROM"
+"""That folder's path where the job was submitted."""
 LAUNCHER = "elasticctl-launch"
 
 SPOT, ON_DEMAND = "spot", "onDemand"

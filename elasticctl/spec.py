@@ -85,6 +85,9 @@ class JobSpec:
     namespace: str = "default"
     workers: int = 1
     min_workers: int | None = None
+
+    `workspace` is `URL#DIGEST` of the folder that goes along, `workspace_from` its path where it was submitted. Of
+    `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path.
     max_workers: int | None = None
     automatic: bool = False
     priority: int = 0
@@ -105,7 +108,11 @@ class JobSpec:
     tolerations: tuple[Mapping[str, str], ...] = ()
     restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    secret_env: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
     backoff_limit: int = DEFAULT_BACKOFF_LIMIT
+    workspace: str = ""
+    workspace_from: str = ""
     deadline_s: int | None = None
     hang_timeout_s: int | None = None
     ttl_s: int | None = None

@@ -178,6 +178,10 @@ def test_a_cloud_job_is_restricted_and_placed(provider: str) -> None:
         node_terms=placement.terms,
         tolerations=placement.tolerations,
         secrets=("token",),
+        secret_env={"AWS_ACCESS_KEY_ID": ("s3", "id")},
+        mounts={"data": "/data"},
+        workspace="s3://b/w?endpoint=http://x#abc",
+        workspace_from="/home/$(me)",
     )
     manifest = render(spec, default())
     pod = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
@@ -188,6 +192,12 @@ def test_a_cloud_job_is_restricted_and_placed(provider: str) -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 4}}
     assert container["command"][2] == "4"
     assert container["envFrom"] == [{"secretRef": {"name": "token"}}]
+    env = {item["name"]: item.get("value") or item.get("valueFrom") for item in container["env"]}
+    assert env["AWS_ACCESS_KEY_ID"] == {"secretKeyRef": {"name": "s3", "key": "id"}}
+    assert env["ELASTICCTL_WORKSPACE"] == "s3://b/w?endpoint=http://x#abc"
+    assert env["ELASTICCTL_WORKSPACE_FROM"] == "/home/$$(me)"  # as Kubernetes hands it on
+    assert pod["volumes"][-1] == {"name": "claim-1", "persistentVolumeClaim": {"claimName": "data"}}
+    assert container["volumeMounts"][-1] == {"name": "claim-1", "mountPath": "/data"}
     affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     terms = [
         {item["key"]: tuple(item.get("values", ())) for item in term["matchExpressions"]}

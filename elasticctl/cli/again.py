@@ -63,8 +63,9 @@ def next_name(base: str, taken: Collection[str]) -> str:
 
 
 def beside(url: str, name: str) -> str:
-    """A storage URL next to another one."""
-    return f"{url.rstrip('/').rpartition('/')[0]}/{name}"
+    """A storage URL next to another one; its options (`?endpoint=…`) stay."""
+    place, mark, choices = url.partition("?") if not url.startswith("file:") else (url, "", "")
+    return f"{place.rstrip('/').rpartition('/')[0]}/{name}{mark}{choices}"
 
 
 def _set_variable(container: Any, name: str, value: str) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elasticctl import specfile
 from elasticctl.cli import plan
@@ -17,20 +18,28 @@ from elasticctl.cli.settings import set_field
 from elasticctl.cli.target import templates_folder
 from elasticctl.cluster.base import Manifest
 from elasticctl.config import LOCAL, Context
-from elasticctl.errors import UsageError
-from elasticctl.spec import JobSpec
+from elasticctl.errors import TemplateError, UsageError
+from elasticctl.podtemplate import WORKSPACE_VARIABLE, hardware
+from elasticctl.spec import ElasticJob, JobSpec
 from elasticctl.wording import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from elasticctl.cli.luggage import Luggage
 
 Settings = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A job to be: its name, whether we made that up (another will do), and its manifest under a given name."""
+    """A job to be: its name, whether we made that up (another will do), and its manifest under a given name.
+
+    `deliver` sends what goes along with the job of a manifest, or, told not to send, only says what that is.
+    """
 
     name: str
     name_is_ours: bool
     make: Callable[[str], Manifest]
+    deliver: Callable[[Manifest, bool], None]
 
 
 def from_script(
@@ -42,9 +51,14 @@ def from_script(
     from elasticctl.templates import find
 
     size = plan.size_of(request, context, _machine_gpus(context))
-    spec = plan.job_spec(request, context, size, _command(script, args, context))
+    spec = plan.job_spec(request, context, size, ())
     name = plan.check_name(request.name) if request.name else plan.name_from(script)
     shape = find(template, templates_folder())
+    _check_secrets(spec, context)
+    luggage = _luggage(script, request, context)
+    spec = dataclasses.replace(spec, command=_command(script, args, context, luggage))
+    if luggage is not None:
+        spec = dataclasses.replace(spec, workspace=luggage.reference, workspace_from=str(luggage.folder))
     if size.note:
         say(size.note)
 
@@ -56,7 +70,7 @@ def from_script(
             say(plan_line(one, final.workers))
         return with_settings(render(final, shape), settings)
 
-    return Draft(name, not request.name, make)
+    return Draft(name, not request.name, make, _delivery(luggage, context, shape.name))
 
 
 def from_file(path: str, settings: Settings, name: str, namespace: str, context: Context) -> Draft:
@@ -77,7 +91,14 @@ def from_file(path: str, settings: Settings, name: str, namespace: str, context:
     if not settings:
         specfile.validate(document)
     manifest = with_settings(document.data, settings)
-    return Draft(manifest["metadata"]["name"], False, lambda _: manifest)
+
+    def deliver(manifest: Manifest, send: bool) -> None:
+        if send and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
+            from elasticctl.cli.luggage import deliver_named
+
+            deliver_named(manifest)
+
+    return Draft(manifest["metadata"]["name"], False, lambda _: manifest, deliver)
 
 
 def with_settings(manifest: Manifest, settings: Settings) -> Manifest:
@@ -99,18 +120,77 @@ def _machine_gpus(context: Context) -> int:
     return len(discover(os.environ))
 
 
-def _command(script: str, args: Sequence[str], context: Context) -> tuple[str, ...]:
+def _check_secrets(spec: JobSpec, context: Context) -> None:
+    """Refuse a secret that this machine does not have; what is in a cluster is the cluster's to say."""
+    wanted = [*((name, "") for name in spec.secrets), *spec.secret_env.values()]
+    if context.provider != LOCAL or not wanted:
+        return
+    from elasticctl.cluster.local.paths import local_paths
+    from elasticctl.cluster.local.secrets import Secrets
+
+    kept = Secrets(local_paths())
+    for name, key in wanted:
+        values = kept.read(spec.namespace, name)
+        if values is None or (key and key not in values):
+            lacks = f"the secret {name} has no key {shown(key)}" if values is not None else f"there is no secret {name}"
+            raise UsageError(f"--secret: {lacks}; set it: elasticctl secret set {name} {key or 'KEY'}")
+
+
+def _luggage(script: str, request: plan.Request, context: Context) -> Luggage | None:
+    """What goes along; None: nothing."""
+    if not request.no_workspace:
+        from elasticctl.cli.luggage import pack  # the rules of ignoring, and more that other verbs need not
+
+        return pack(_existing(script), request, context)
+    if request.workspace:
+        raise UsageError("--workspace and --no-workspace contradict each other: give one of them")
+    return None
+
+
+def _delivery(luggage: Luggage | None, context: Context, template: str) -> Callable[[Manifest, bool], None]:
+    """See Draft.deliver."""
+
+    def deliver(manifest: Manifest, send: bool) -> None:
+        if luggage is None:
+            return
+        if WORKSPACE_VARIABLE in hardware(ElasticJob.from_manifest(manifest)).env:
+            luggage.send() if send else luggage.say_plan()
+        elif context.provider == LOCAL:
+            say(f"nothing goes along: the template {template} has no job.workspace; the script is run where it lies")
+        else:
+            raise TemplateError(
+                f"the template {template} has no job.workspace, so the script would not get there: take the lines of"
+                f" {WORKSPACE_VARIABLE} from `elasticctl template show default`, or say --no-workspace"
+            )
+
+    return deliver
+
+
+def _command(script: str, args: Sequence[str], context: Context, luggage: Luggage | None) -> tuple[str, ...]:
     """What the launcher starts. On this machine: this very Python, and a script that exists."""
-    if context.provider != LOCAL:
+    if context.provider == LOCAL:
+        path = _existing(script)
+        return (str(path), *args) if _is_program(path) else (sys.executable, str(path), *args)
+    if luggage is None:
         return ("python", script, *args)
-    path = Path(script).absolute()
+    path = _existing(script)
+    inside = luggage.within(path)
+    return (f"./{inside}", *args) if _is_program(path) else ("python", inside, *args)
+
+
+def _existing(script: str) -> Path:
+    """The script's absolute path; UsageError when there is none."""
+    path = Path(os.path.abspath(script))
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         near = did_you_mean(path.name, (found.name for found in path.parent.glob("*.py")))
         raise UsageError(f"the script {shown(script)} {what}{near}")
-    if path.suffix != ".py" and os.access(path, os.X_OK):
-        return (str(path), *args)
-    return (sys.executable, str(path), *args)
+    return path
+
+
+def _is_program(path: Path) -> bool:
+    """Is it started as it is, and not by Python?"""
+    return path.suffix != ".py" and os.access(path, os.X_OK)
 
 
 def _placed(spec: JobSpec, request: plan.Request, context: Context) -> JobSpec:
@@ -131,7 +211,7 @@ def new_storage(name: str, given: str, context: Context) -> str:
     if given:
         return plan.storage_url(given, here)
     if context.storage:
-        return f"{plan.storage_url(context.storage, here).rstrip('/')}/{unique}"
+        return plan.below(plan.storage_url(context.storage, here), unique)
     if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
 

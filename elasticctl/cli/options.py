@@ -13,6 +13,13 @@ from elasticctl.errors import ElasticctlError
 from elasticctl.wording import shown
 
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
+_BYTES = re.compile(r"([0-9]{1,9})([kMGT]?)(i?)B?")
+_OBJECT = r"[a-z0-9](?:[-a-z0-9.]{0,200}[a-z0-9])?"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(
+    rf"(?P<name>{_OBJECT})(?::(?P<key>[-._A-Za-z0-9]{{1,253}})(?:=(?P<variable>{_VARIABLE.pattern}))?)?"
+)
+_MOUNT = re.compile(rf"(?P<claim>{_OBJECT}):(?P<path>/[^\0:]+)")
 _UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -23,12 +30,36 @@ class Assignment(NamedTuple):
     value: str
 
 
+class SecretRef(NamedTuple):
+    """A secret by its name: all its keys (`key` ""), or one as a variable."""
+
+    name: str
+    key: str
+    variable: str
+
+
+class Mount(NamedTuple):
+    """A volume claim, and the absolute path it is to be found at."""
+
+    claim: str
+    path: str
+
+
 def duration(text: str) -> int:
     """90s, 10m, 2h, 1d, or plain seconds -> whole seconds."""
     found = _DURATION.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{shown(text)} is not a duration such as 90s, 10m, 2h or 1d.")
     return int(found[1]) * _UNIT_S[found[2]]
+
+
+def size(text: str) -> int:
+    """500MB, 2GB, 1GiB, or plain bytes -> bytes."""
+    found = _BYTES.fullmatch(text)
+    if found is None or (found[3] and not found[2]):
+        raise typer.BadParameter(f"{shown(text)} is not a size such as 500MB, 2GB or 1GiB.")
+    unit: int = (1024 if found[3] else 1000) ** " kMGT".index(found[2] or " ")
+    return int(found[1]) * unit
 
 
 def whole(low: int) -> Callable[[str], int]:
@@ -52,6 +83,25 @@ def assignment(form: str) -> Callable[[str], Assignment]:
         return Assignment(name, value)
 
     return parse
+
+
+def secret_ref(text: str) -> SecretRef:
+    """NAME, NAME:KEY or NAME:KEY=VARIABLE."""
+    found = _SECRET.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{shown(text)} is not of the form NAME, NAME:KEY or NAME:KEY=VARIABLE.")
+    name, key, variable = found["name"], found["key"] or "", found["variable"] or ""
+    if key and not variable and not _VARIABLE.fullmatch(key):
+        raise typer.BadParameter(f"{shown(key)} cannot be the name of a variable; give one: {name}:{key}=VARIABLE.")
+    return SecretRef(name, key, variable or key)
+
+
+def mount(text: str) -> Mount:
+    """CLAIM:/path."""
+    found = _MOUNT.fullmatch(text)
+    if found is None or ".." in found["path"].split("/"):
+        raise typer.BadParameter(f"{shown(text)} is not of the form CLAIM:/path.")
+    return Mount(found["claim"], found["path"])
 
 
 def count(about: str, *, low: int = 1, letter: str = "N", default: bool = False) -> Any:

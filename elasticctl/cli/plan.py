@@ -11,7 +11,7 @@ import typer
 
 from elasticctl.catalog import GpuType, gpu_type, place
 from elasticctl.cli import options
-from elasticctl.cli.options import Assignment
+from elasticctl.cli.options import Assignment, Mount, SecretRef
 from elasticctl.config import KUBERNETES, LOCAL, Context
 from elasticctl.errors import UsageError
 from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, MAX_WORKERS, JobSpec, RestartPolicy
@@ -21,6 +21,8 @@ SCHEMES = ("file", "s3", "gs")
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MAX_NAME = 51
 _MAX_MADE_NAME = 40
+WORKSPACE_LIMIT_BYTES = 100_000_000
+"""Code is smaller; data, which is larger, has better ways to a cluster."""
 
 
 def _priority(text: str) -> int:
@@ -54,6 +56,33 @@ class Request:
     env: Annotated[
         tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "A variable of the script's.")
     ] = ()
+    secrets: Annotated[
+        tuple[SecretRef, ...],
+        typer.Option(
+            "--secret",
+            parser=options.secret_ref,
+            metavar="NAME[:KEY[=VARIABLE]]",
+            help="A secret's keys as variables, or one of them.",
+        ),
+    ] = ()
+    mounts: Annotated[
+        tuple[Mount, ...],
+        typer.Option("--mount", parser=options.mount, metavar="CLAIM:/PATH", help="A volume claim, on Kubernetes."),
+    ] = ()
+    workspace: Annotated[str, options.text("The folder that goes along; the script's own by default.", "DIR")] = ""
+    no_workspace: Annotated[
+        bool, typer.Option("--no-workspace", help="Nothing goes along: the script is there where the job runs.")
+    ] = False
+    workspace_limit: Annotated[
+        int,
+        typer.Option(
+            "--workspace-limit",
+            parser=options.size,
+            metavar="SIZE",
+            show_default=False,
+            help="How large it may be; 100MB by default.",
+        ),
+    ] = WORKSPACE_LIMIT_BYTES
     storage: Annotated[str, options.text("Where state is kept: a folder, s3://…, gs://…", "URL")] = ""
     spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Spot capacity or not.")] = True
     backoff_limit: Annotated[
@@ -90,6 +119,7 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
     kind = _gpu_kind(request, context)
     placement = place(context.provider, kind, size.gpus_per_worker, spot=request.spot)
     image = request.image or context.image
+    _check_references(request, context)
     # On this machine a job runs in elasticctl's own environment.
     if context.provider != LOCAL and not image:
         raise UsageError(f"--image is needed in context {context.name} (or set one: elasticctl config set-context)")
@@ -110,6 +140,9 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
         image=image,
         service_account=request.service_account or context.service_account,
         env=dict(request.env),
+        secrets=tuple(dict.fromkeys(ref.name for ref in request.secrets if not ref.key)),
+        secret_env={ref.variable: (ref.name, ref.key) for ref in request.secrets if ref.key},
+        mounts={mount.claim: mount.path for mount in request.mounts},
         node_terms=placement.terms,
         tolerations=placement.tolerations,
         restart_policy=request.restart_policy,
@@ -177,11 +210,27 @@ def storage_url(given: str, working_dir: str) -> str:
         from pathlib import Path
 
         return Path(working_dir, given).resolve().as_uri()
+    check_public(given)
     if scheme not in SCHEMES or not rest:
         raise UsageError(
             f"--storage {shown(given)}: give a folder, file:///path, s3://bucket/prefix or gs://bucket/prefix"
         )
     return given
+
+
+def check_public(url: str) -> None:
+    """Refuse a storage URL that holds credentials, without repeating it: UsageError."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise UsageError(
+            "--storage: the URL has something before an '@', and would be stored as it is: credentials belong into"
+            " the environment (elasticctl secret)"
+        )
+
+
+def below(url: str, name: str) -> str:
+    """The URL of `name` below another one, whose options (`?endpoint=…`) it keeps."""
+    place, mark, choices = url.partition("?") if not url.startswith("file:") else (url, "", "")
+    return f"{place.rstrip('/')}/{name}{mark}{choices}"
 
 
 def summary(spec: JobSpec, context: Context) -> str:
@@ -239,6 +288,21 @@ def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int
             f"{flag} {gpus} and {counted(workers, 'worker')} with {counted(each, 'GPU')} each disagree; leave one out"
         )
     return gpus // each
+
+
+def _check_references(request: Request, context: Context) -> None:
+    """Refuse variables, claims and paths that are given twice, and volumes on a machine without any."""
+    if request.mounts and context.provider == LOCAL:
+        raise UsageError("--mount is for clusters: on this machine a job sees every folder where it is")
+    variables = [name for name, _ in request.env] + [ref.variable for ref in request.secrets if ref.key]
+    for flag, names in (
+        ("--secret", variables if request.secrets else []),
+        ("--mount", [mount.claim for mount in request.mounts]),
+        ("--mount", [mount.path for mount in request.mounts]),
+    ):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{flag}: {shown(twice)} is given twice")
 
 
 def _check(low: int | None, workers: int, high: int | None) -> None:

@@ -13,7 +13,7 @@ from elasticctl.cli.output import Table, aligned
 from elasticctl.cli.totals import goodput_line
 from elasticctl.diagnosis import Case, Finding
 from elasticctl.goodput import goodput
-from elasticctl.podtemplate import STORAGE_VARIABLE, Hardware
+from elasticctl.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
 from elasticctl.spec import ElasticJob
 from elasticctl.status import JobStatus, WorkerStatus
 from elasticctl.wording import counted, span
@@ -21,6 +21,7 @@ from elasticctl.wording import counted, span
 _GROUPS_SHOWN = 5
 _LAST_SHOWN = 10
 _NARROWEST = 40
+_SHOWN_APART = (STORAGE_VARIABLE, WORKSPACE_VARIABLE, WORKSPACE_FROM_VARIABLE)
 _PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
@@ -85,14 +86,21 @@ def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
 def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
     each = counted(found.gpus_per_worker, "GPU") if found.gpus_per_worker else "no GPU"
     ranks = counted(found.ranks_per_worker, "rank")
-    env = [f"{name}={_public(name, value)}" for name, value in found.env.items() if name != STORAGE_VARIABLE]
+    env = [f"{name}={_public(name, value)}" for name, value in found.env.items() if name not in _SHOWN_APART]
     return [
         ("Command", shlex.join(found.command)),
         ("Image", found.image),
         ("Workers", f"{job.desired} wanted, {job.bounds} allowed; {each}, {ranks} each"),
         ("Storage", found.storage),
+        ("Workspace", _workspace(found)),
         ("Variables", "  ".join(env)),
     ]
+
+
+def _workspace(found: Hardware) -> str:
+    """`1f2e3d4c5b6a of /home/me/digits`: the beginning of its digest, and where it comes from."""
+    digest, source = found.env.get(WORKSPACE_VARIABLE, "").rpartition("#")[2], found.env.get(WORKSPACE_FROM_VARIABLE)
+    return f"{digest[:12]} of {source}" if digest and source else digest[:12]
 
 
 def _public(name: str, value: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -57,7 +57,10 @@ def prune(
     *,
     which: Which,
     state: Annotated[
-        bool, typer.Option("--state", help="Their checkpoints too, where they lie in the local cluster's own folder.")
+        bool,
+        typer.Option(
+            "--state", help="Their checkpoints and workspaces too, where they lie in the local cluster's own folder."
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     output: Annotated[
@@ -97,6 +100,8 @@ def prune(
         _delete_state(item)
     _say_what_stays(doomed)
 
+    if state and target.context.provider == LOCAL:
+        _sweep_workspaces(target, {item.job.key for item in doomed}, now)
         forget(item.job)
 
 def choose(manifests: Sequence[Manifest], which: Which, now: float) -> list[Doomed]:
@@ -163,6 +168,22 @@ def _delete_state(item: Doomed) -> None:
         raise ClusterError(
             f"{item.job.name} is deleted, but not all of its state in {item.folder}: {e.strerror}"
         ) from e
+
+
+def _sweep_workspaces(target: Target, gone: Collection[str], now: float) -> None:
+    """Delete the workspaces of the local cluster that none of its jobs names any more."""
+    from elasticctl.cli.leftovers import named, sweep
+    from elasticctl.cli.stored import size
+    from elasticctl.cluster.local.paths import local_paths
+
+    left = [
+        manifest
+        for manifest in target.cluster.list_jobs(None)
+        if f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}" not in gone
+    ]
+    count, freed_bytes = sweep(local_paths().workspaces, named(left), now)
+    if count:
+        say(f"{counted(count, 'workspace')} that no job names any more deleted too, {size(freed_bytes)}")
 
 
 def _say_what_stays(doomed: Sequence[Doomed]) -> None:

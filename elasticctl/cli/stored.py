@@ -1,6 +1,6 @@
 """Where a job's checkpoints are, which of them is meant, and how they are shown.
 
-With `checkpoints` the only importer of `elasticctl_train` in the command line, of modules that need no torch.
+Reads what training wrote through `elasticctl_train`, of which it imports modules that need no torch.
 """
 
 from __future__ import annotations

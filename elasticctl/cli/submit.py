@@ -140,7 +140,9 @@ def submit(
         context = search.cheapest(places, plan)
     draft = draft_in(context)
     if how.dry_run == "client":
-        print_objects([draft.make(draft.name)], how.output or "yaml", one=True)
+        manifest = draft.make(draft.name)
+        draft.deliver(manifest, False)
+        print_objects([manifest], how.output or "yaml", one=True)
         return 0
     target = Target(context, namespace, connect(context))
     manifest = _create(target, draft, dry_run=how.dry_run == "server")
@@ -178,7 +180,9 @@ def _create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
     for left in reversed(range(_ATTEMPTS)):
         name = _free(draft.name, taken)
         try:
-            return target.cluster.create_job(draft.make(name), dry_run=dry_run)
+            manifest = draft.make(name)
+            draft.deliver(manifest, not dry_run)
+            return target.cluster.create_job(manifest, dry_run=dry_run)
         except ConflictError:
             # Somebody may have been quicker.
             if not (draft.name_is_ours and left):

@@ -29,7 +29,7 @@ def test_the_plan_of_a_cloud_job_has_its_price(
         " list prices of us-east-1, 2025-07-01"
     )
     here = run("submit", "train.py", "--dry-run")
-    assert (here.code, here.err.count("\n")) == (0, 1)
+    assert (here.code, here.err.count("\n")) == (0, 2)
     assert "$" not in here.err
 
 

@@ -17,9 +17,8 @@ from elasticctl_train.errors import DamagedError
 
 FORMAT = "elasticctl-workspace/1"
 MAX_ITEMS = 100_000
-MAX_PATH_BYTES = 2_000
-MAX_NAME_BYTES = 255
-"""What Linux and macOS take for one name."""
+MAX_PATH_BYTES, MAX_NAME_BYTES = 1024, 255
+"""What macOS takes for a path, and both it and Linux for one name."""
 _MAX_HOPS = 100
 """More links than any kernel follows (Linux: 40): who goes round in circles arrives nowhere."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")

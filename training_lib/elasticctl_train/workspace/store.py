@@ -61,9 +61,9 @@ def missing(storage: Storage, listing: Listing, origin: str) -> tuple[list[File]
 
     `origin` names the folder it comes from, on its machine. Raises StorageError.
     """
-    packs = {key.rpartition("/")[2] for key in all_keys(storage, f"{PACKS}/")}
+    packs = set(names(storage, PACKS))
     known: dict[str, Any] = {}
-    for digest in dict.fromkeys((_head(storage, origin), listing.digest)):
+    for digest in dict.fromkeys((newest(storage, origin), listing.digest)):
         for content, pieces in _places(storage, digest).items():
             if all(piece.pack in packs for piece in pieces):
                 known[content] = pieces
@@ -95,9 +95,9 @@ def send(storage: Storage, listing: Listing, origin: str, read: Read, on_bytes: 
 def copy(source: Storage, target: Storage, digest: str) -> None:
     """Have the workspace of this digest in another storage too. Raises MissingError, DamagedError, StorageError."""
     kept = find(source, digest)
-    there = set(all_keys(target, f"{PACKS}/"))
+    there = set(names(target, PACKS))
     for pack in sorted({piece.pack for pieces in kept.places.values() for piece in pieces}):
-        if f"{PACKS}/{pack}" in there:
+        if pack in there:
             continue
         data = source.get(f"{PACKS}/{pack}")
         if hashlib.sha256(data).hexdigest() != pack:
@@ -106,20 +106,26 @@ def copy(source: Storage, target: Storage, digest: str) -> None:
     target.put(f"{LISTINGS}/{digest}", [_document(kept.listing, kept.places)])
 
 
+def names(storage: Storage, kind: str) -> Iterator[str]:
+    """The names of all listings, packs or heads."""
+    return (key.rpartition("/")[2] for key in all_keys(storage, f"{kind}/"))
+
+
+def newest(storage: Storage, origin: str) -> str:
+    """The digest of what a folder was last sent as; "": it never was."""
+    try:
+        found = storage.get(f"{HEADS}/{origin}").decode("ascii", "replace")
+    except MissingError:
+        return ""
+    return found if is_digest(found) else ""
+
+
 def _packs(packer: Packer, files: Iterable[File], read: Read, on_bytes: Callable[[int], None]) -> Iterator[Pack]:
     for file in files:
         for data in read(file):
             yield from packer.add(file.sha256, data)
             on_bytes(len(data))
     yield from packer.close()
-
-
-def _head(storage: Storage, origin: str) -> str:
-    try:
-        found = storage.get(f"{HEADS}/{origin}").decode("ascii", "replace")
-    except MissingError:
-        return ""
-    return found if is_digest(found) else ""
 
 
 def _places(storage: Storage, digest: str) -> Places:

@@ -1,0 +1,217 @@
+"""What of a folder goes along: as git would have it, within a limit, and as it was at one moment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.cli.gathering import gather, pieces_of
+from elasticctl.cli.ignoring import DEFAULTS
+from elasticctl.errors import UsageError
+from elasticctl_train.workspace.listing import File, Folder, Link
+
+LIMIT = 1_000_000
+
+
+def write(folder: Path, *paths: str, text: str = "x\n") -> None:
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+def paths(folder: Path) -> list[str]:
+    return [item.path for item in gather(folder, LIMIT).listing.items]
+
+
+# The rules.
+
+
+def test_the_defaults_leave_out_what_nobody_wants_to_send(tmp_path: Path) -> None:
+    wanted = ["train.py", "checkpoints/__init__.py", "conf/model.yaml", "data/small.csv", ".gitignore"]
+    unwanted = [
+        ".git/config",
+        "lib/.git/HEAD",
+        "__pycache__/train.cpython-311.pyc",
+        "lib/__pycache__/a.pyc",
+        "old.pyc",
+        ".venv/bin/python",
+        "my-env/pyvenv.cfg",
+        "my-env/lib/torch.py",
+        "node_modules/a.js",
+        "proj.egg-info/PKG-INFO",
+        ".env",
+        ".env.local",
+        "keys/server.pem",
+        "runs/last.ckpt",
+        "model.safetensors",
+        "wandb/run-1/log",
+    ]
+    write(tmp_path, *wanted, *unwanted)
+    assert [path for path in paths(tmp_path) if path not in ("keys", "lib", "runs")] == sorted(wanted)
+
+
+def test_own_rules_weigh_more_than_gits_and_the_defaults(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", "out/a.txt", "out/b.txt", "vocab.pt", "big.pt", "secret.txt", "sub/c.log", "sub/d.log")
+    (tmp_path / ".gitignore").write_text("out/*\n*.log\n")
+    (tmp_path / ".elasticctlignore").write_text("!out/a.txt\n!vocab.pt\n/secret.txt\n.gitignore\n.elasticctlignore\n")
+    (tmp_path / "sub" / ".elasticctlignore").write_text("!d.log\n.*\n")
+    assert paths(tmp_path) == ["out/a.txt", "sub/d.log", "train.py", "vocab.pt"]
+
+
+def test_the_rules_of_the_repository_above_hold(tmp_path: Path) -> None:
+    write(tmp_path, ".git/HEAD", "deep/er/train.py", "deep/er/a.log", "deep/er/here.tmp", "deep/er/out/x")
+    (tmp_path / ".gitignore").write_text("*.log\n/deep/er/out\n")
+    (tmp_path / "deep" / ".gitignore").write_text("*.tmp\n")
+    assert paths(tmp_path / "deep/er") == ["train.py"]
+    assert "a.log" not in paths(tmp_path / "deep/er")
+    (tmp_path / ".git/HEAD").unlink()
+    (tmp_path / ".git").rmdir()
+    assert "a.log" in paths(tmp_path / "deep/er")
+
+
+NAMES = st.sampled_from(["a", "b", "ab", "c.txt", "d.log", "e f"])
+TREES = st.lists(st.lists(NAMES, min_size=1, max_size=3).map("/".join), min_size=1, max_size=12)
+RULES = st.lists(
+    st.sampled_from(
+        ["a", "b/", "/ab", "*.txt", "!*.txt", "**/d.log", "a/**", "!a/b", "a/*", "e\\ f", "# c", "[ab]", "?", "!/c.txt"]
+    ),
+    max_size=4,
+).map("\n".join)
+
+
+@given(TREES, RULES, RULES, st.sampled_from(["a", "b"]))
+@settings(max_examples=60, deadline=None)
+def test_it_is_what_git_would_add(
+    tmp_path_factory: pytest.TempPathFactory, tree: list[str], rules: str, inner: str, sub: str
+) -> None:
+    """Real git is asked what it would add."""
+    folder = tmp_path_factory.mktemp("repo")
+    for path in tree:
+        if not any((folder / above).is_file() for above in Path(path).parents) and not (folder / path).is_dir():
+            write(folder, path)
+    (folder / ".gitignore").write_text(rules + "\n")
+    if (folder / sub).is_dir():
+        (folder / sub / ".gitignore").write_text(inner + "\n")
+    git = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "PATH": os.environ["PATH"]}
+    subprocess.run(["git", "init", "-q"], cwd=folder, env=git, check=True)
+    asked = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
+    listed = subprocess.run(asked, cwd=folder, env=git, check=True, capture_output=True, text=True).stdout
+    files = [file.path for file in gather(folder, LIMIT).listing.files]
+    assert files == sorted(path for path in listed.split("\0") if path)
+
+
+def test_every_default_is_a_rule() -> None:
+    assert len(DEFAULTS.split()) == len(set(DEFAULTS.split())) > 20
+
+
+# What goes along.
+
+
+def test_links_empty_folders_and_bits_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "train.py", "lib/a.py", "run.sh")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "here").symlink_to("lib/a.py")
+    (tmp_path / "folder").symlink_to("lib")
+    (tmp_path / "away").symlink_to("/etc")
+    (tmp_path / "up").symlink_to(f"../{tmp_path.name}/train.py")
+    (tmp_path / "empty/er").mkdir(parents=True)
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("sock")
+        gathered = gather(tmp_path, LIMIT)
+    assert [item.path for item in gathered.listing.items if isinstance(item, Link)] == ["folder", "here"]
+    assert [item.path for item in gathered.listing.items if isinstance(item, Folder)] == ["empty/er"]
+    assert [file.path for file in gathered.listing.files if file.executable] == ["run.sh"]
+    assert gathered.left_out == ("pipe", "sock", "away -> /etc", f"up -> ../{tmp_path.name}/train.py")
+
+
+def test_the_same_folder_elsewhere_and_later_has_the_same_digest(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name, "train.py", "lib/a.py")
+        os.utime(tmp_path / name / "train.py", (len(name), 10))
+    assert gather(tmp_path / "one", LIMIT).listing.digest == gather(tmp_path / "two", LIMIT).listing.digest
+    (tmp_path / "two/train.py").chmod(0o755)
+    assert gather(tmp_path / "one", LIMIT).listing.digest != gather(tmp_path / "two", LIMIT).listing.digest
+
+
+# What cannot.
+
+
+def test_too_much_names_the_largest_and_the_ways_out(tmp_path: Path) -> None:
+    for name, size in (("a.bin", 500_000), ("b.bin", 300_000), ("c.bin", 250_000), ("d.bin", 10)):
+        (tmp_path / name).write_bytes(bytes(size))
+    with pytest.raises(UsageError) as caught:
+        gather(tmp_path, LIMIT)
+    assert str(caught.value) == (
+        f"the workspace {tmp_path} has 1.1 MB, more than 1.0 MB; the largest: a.bin (500.0 kB), b.bin (300.0 kB) and"
+        " c.bin (250.0 kB). Leave it out with a line in .elasticctlignore, raise --workspace-limit, or choose"
+        " --workspace or --no-workspace"
+    )
+    assert gather(tmp_path, None).listing.size_bytes == 1_050_010
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    os.close(os.open(os.fsencode(tmp_path) + b"/a\xff", os.O_CREAT | os.O_WRONLY))
+    with pytest.raises(UsageError, match=r'"a\\udcff" cannot go along: its path is not UTF-8; leave it out'):
+        gather(tmp_path, LIMIT)
+
+
+def test_rules_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "train.py")
+    (tmp_path / ".elasticctlignore").mkdir()
+    assert paths(tmp_path) == [".elasticctlignore", "train.py"]
+
+
+def test_a_file_that_is_always_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two looks at a file somebody has written: whoever reads its digest changes it again."""
+    write(tmp_path, "log.txt", text="x" * 1000)
+    fstat = os.fstat
+    writes = iter(range(100))
+
+    def touched(descriptor: int) -> os.stat_result:
+        with (tmp_path / "log.txt").open("a") as file:
+            file.write(f"{next(writes)}\n")
+        return fstat(descriptor)
+
+    monkeypatch.setattr("elasticctl.cli.gathering.os.fstat", touched)
+    with pytest.raises(UsageError, match=r"log.txt changed while it was read: submit again, or leave it out"):
+        gather(tmp_path, LIMIT)
+    assert next(writes) == 6
+
+
+def test_a_file_that_has_changed_since_is_not_sent(tmp_path: Path) -> None:
+    write(tmp_path, "train.py")
+    (file,) = gather(tmp_path, LIMIT).listing.files
+    assert list(pieces_of(tmp_path, file)) == [b"x\n"]
+    write(tmp_path, "train.py", text="y\n")
+    with pytest.raises(UsageError, match="changed while it was read"):
+        list(pieces_of(tmp_path, file))
+    (tmp_path / "train.py").unlink()
+    (tmp_path / "train.py").symlink_to("/etc/passwd")
+    with pytest.raises(UsageError, match="cannot read"):
+        list(pieces_of(tmp_path, file))
+
+
+def test_a_file_that_becomes_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.py")
+    done: list[object] = []
+
+    def read() -> None:
+        try:
+            done.append(list(pieces_of(tmp_path, File("train.py", 1, "0" * 64))))
+        except UsageError as e:
+            done.append(e)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(done) == 1
+    assert isinstance(done[0], UsageError)

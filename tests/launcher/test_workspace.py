@@ -1,0 +1,149 @@
+"""The workspace of a job, unpacked by a real launcher: what runs, where, and what is said when it cannot be had."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticctl.cli.gathering import gather, pieces_of
+from elasticctl_train import storage as storages
+from elasticctl_train.errors import TrainError
+from elasticctl_train.launcher.folders import PREFIX
+from elasticctl_train.launcher.workspace import unpacked
+from elasticctl_train.workspace import store
+from tests.train.conftest import Cloud, aws_keys, cloud, server_ports
+
+from .conftest import Lab
+
+__all__ = ["aws_keys", "cloud", "server_ports"]
+
+SCRIPT = """
+import os, sys
+import helper
+print("ran", os.path.abspath(__file__), "in", os.getcwd(), "with", helper.NAME, sys.argv[1:], os.environ["PWD"])
+print("path", sys.path[0])
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder as a researcher has it."""
+    folder = tmp_path / "project"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src/train.py").write_text(SCRIPT)
+    (folder / "src/helper.py").write_text("NAME = 'helper'\n")
+    (folder / "run.sh").write_text("#!/bin/sh\necho shell in $PWD\n")
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The launchers' temporary folder; its path is short, because sockets go there."""
+    with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
+
+
+def sent(source: Path, url: str) -> str:
+    """Send the folder; what a manifest would say of it."""
+    listing = gather(source, None).listing
+    store.send(storages.open(url), listing, "0" * 32, lambda file: pieces_of(source, file), lambda count: None)
+    return f"{url}#{listing.digest}"
+
+
+def ended(lab: Lab, name: str) -> int:
+    """Wait for a worker's end; its exit code."""
+    lab.until(lambda: lab.workers[name].poll() is not None, 90)
+    return lab.workers[name].wait()
+
+
+def left(scratch: Path) -> Iterator[Path]:
+    return scratch.glob(f"{PREFIX}*")
+
+
+@pytest.mark.usefixtures("aws_keys")
+def test_a_relative_command_runs_in_the_copy(lab: Lab, source: Path, scratch: Path, cloud: Cloud) -> None:
+    """From both clouds; the folder that it comes from may be gone, and lies on another machine anyway."""
+    reference = sent(source, cloud.url)
+    source.rename(source.with_name("elsewhere"))
+    lab.add("a-0")
+    lab.start(
+        "a-0", "python", "src/train.py", "--epochs", "3", ELASTICCTL_WORKSPACE=reference,
+        ELASTICCTL_WORKSPACE_FROM=str(source),
+    )  # fmt: skip
+    assert ended(lab, "a-0") == 0, lab.output("a-0")
+    said = lab.output("a-0")
+    assert "[launcher] workspace" in said
+    assert ": 3 files, 0.0 MB, in " in said
+    assert "with helper ['--epochs', '3']" in said
+    (line,) = (line for line in said.splitlines() if line.startswith("ran "))
+    script, folder = Path(line.split()[1]), Path(line.split()[3])
+    assert script == folder / "src/train.py"
+    assert folder.is_relative_to(scratch)
+    assert line.endswith(f" {folder}")
+    assert f"path {folder}/src" in said
+    assert list(left(scratch)) == []
+
+
+def test_a_command_that_names_its_folder_stays_where_it_is(lab: Lab, source: Path, scratch: Path) -> None:
+    reference = sent(source, str(lab.folder / "kept"))
+    (source / "src/train.py").write_text("print('edited')\n")
+    lab.add("a-0", "a-1")
+    env = {"ELASTICCTL_WORKSPACE": reference, "ELASTICCTL_WORKSPACE_FROM": str(source)}
+    lab.start("a-0", sys.executable, str(source / "src/train.py"), **env)
+    lab.start("a-1", str(source / "run.sh"), **env)
+    for name in ("a-0", "a-1"):
+        assert ended(lab, name) == 0, lab.output(name)
+    assert f" in {lab.folder} with helper []" in lab.output("a-0")
+    assert "edited" not in lab.output("a-0")
+    assert f"ran {scratch}/" in lab.output("a-0")
+    assert f"shell in {lab.folder}" in lab.output("a-1")
+    assert list(left(scratch)) == []
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path, scratch: Path, harm: str) -> None:
+    kept = lab.folder / "kept"
+    reference = sent(source, str(kept))
+    digest = reference.rpartition("#")[2]
+    if harm == "gone":
+        (kept / "listings" / digest).unlink()
+    else:
+        (pack,) = (kept / "packs").iterdir()
+        pack.write_bytes(pack.read_bytes()[:-9] + b"123456789")
+    lab.add("a-0")
+    lab.start("a-0", "python", "src/train.py", ELASTICCTL_WORKSPACE=reference)
+    assert ended(lab, "a-0") == 1
+    wanted = f"the workspace {digest[:12]} at {kept} is {'not there any more' if harm == 'gone' else 'damaged'}"
+    assert wanted in lab.output("a-0")
+    assert lab.output("a-0").endswith("submit the job again from its folder\n")
+    message = lab.message("a-0")
+    assert (message["verdict"], message["exitCode"], message["worker"]) == ("application", 1, "a-0")
+    assert wanted in str(message["error"])
+    assert list(left(scratch)) == []
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("file:///kept", "it must be URL#DIGEST, as submit makes it"),
+        ("file:///kept#123", "it must be URL#DIGEST"),
+        (f"ftp://user:word@host/kept#{'0' * 64}", "ftp:// is not a kind of storage"),
+        (f"s3://key:word@bucket/kept#{'0' * 64}", "credentials belong into the environment"),
+    ],
+)
+def test_what_names_no_workspace_is_refused_and_no_password_shown(scratch: Path, reference: str, said: str) -> None:
+    with pytest.raises(TrainError) as caught:
+        unpacked({"ELASTICCTL_WORKSPACE": reference})
+    assert said in str(caught.value)
+    assert "word" not in str(caught.value)
+
+
+def test_no_workspace_is_none() -> None:
+    assert unpacked({}) is None
