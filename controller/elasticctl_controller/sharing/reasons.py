@@ -81,7 +81,7 @@ def _explain_waiting(one: Seeker, scene: Scene) -> Why:
         owner = max(others, key=lambda other: (min(other.used, other.guaranteed), other.project.name))
         return Why(Reason.WAITS_GUARANTEE, f"{waits} that {owner.project.name} is guaranteed")
     if sum(slots for slots, _ in higher.values()) >= missing:
-        holder = higher[min(higher)][1]
+        holder = higher[max(higher)][1]
         return Why(Reason.WAITS_PRIORITY, f"{waits} held by jobs of higher priority, such as {holder}", holder)
     return Why(Reason.WAITS_TURN, f"{waits} held by jobs that come first")
 

@@ -1,0 +1,1 @@
+"""A week on a shared cluster, simulated: what `benchmarks/sharing.py` runs."""
