@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from elasticctl_train import copying
 from elasticctl_train.background import Background
 from elasticctl_train.copying import Copier, Target
+from elasticctl_train.storage.parallel import each
 from tests.train.states import bits, same, tensors
 
 COPIER = Copier()
@@ -55,6 +59,25 @@ def test_one_job_after_the_other() -> None:
     background.start(lambda: done.append(False))
     background.join()
     assert done == [True, False]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the whole process's")
+def test_a_nice_thread_and_those_it_starts_give_way_and_no_other_does() -> None:
+    found: list[int] = []
+
+    def note() -> None:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    def job() -> None:
+        note()
+        each(lambda _: note(), range(4), threads=2)
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    background = Background("test-nice", 5)
+    background.start(job)
+    background.join()
+    assert found == [max(before, 5)] * 5
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 def test_the_thread_ends_with_its_object() -> None:

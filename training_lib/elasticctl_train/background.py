@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,13 +13,16 @@ Job = Callable[[], None]
 
 
 class Background:
-    """A daemon thread that does one job at a time. Jobs must not raise."""
+    """A daemon thread that does one job at a time. Jobs must not raise.
 
-    def __init__(self, name: str) -> None:
+    With `niceness` above 0 it, and every thread that a job starts, leaves the processors to others that want them.
+    """
+
+    def __init__(self, name: str, niceness: int = 0) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        threading.Thread(target=_work, args=(self._jobs, self._idle), name=name, daemon=True).start()
+        threading.Thread(target=_work, args=(self._jobs, self._idle, niceness), name=name, daemon=True).start()
         weakref.finalize(self, self._jobs.put, None)  # the thread holds no reference to this object, and ends with it
 
     @property
@@ -35,7 +40,10 @@ class Background:
         self._idle.wait(timeout_s)
 
 
-def _work(jobs: queue.SimpleQueue[Job | None], idle: threading.Event) -> None:
+def _work(jobs: queue.SimpleQueue[Job | None], idle: threading.Event, niceness: int) -> None:
+    if niceness and sys.platform == "linux":  # where it belongs to a thread, and not to the process
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, max(niceness, os.getpriority(os.PRIO_PROCESS, own)))
     while (job := jobs.get()) is not None:
         try:
             job()

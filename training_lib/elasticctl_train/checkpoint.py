@@ -41,6 +41,8 @@ log = logging.getLogger("elasticctl_train")
 
 SHARE_TIMEOUT_S = 600.0
 """How long rank 0 waits for the other ranks' shares before it gives a save up."""
+NICENESS = 10
+"""Of the thread that saves and those it starts: a save beside training takes what training leaves of the processors."""
 
 State = Mapping[str, Any]
 Like = State | Callable[[dict[str, Any], str], State]
@@ -90,7 +92,7 @@ class Checkpointer:
         self._error: Exception | None = None
         self._fenced: FencedError | None = None
         self._abandon = threading.Event()
-        self._background = Background("elasticctl-save")
+        self._background = Background("elasticctl-save", NICENESS)
         self._copier = Copier()
         self._tier = Tier.open(storage.url, world.rank, number)
         self._plan: shares.Plan | None = None
