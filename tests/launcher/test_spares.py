@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from elasticctl_train.launcher.imports import installed_imports
+from elasticctl_train.launcher.main import _preload
 from elasticctl_train.launcher.spares import PythonCommand, Starter
 
 SCRIPT = """
@@ -187,3 +188,22 @@ def test_importing_torch_ahead_saves_its_time(tmp_path: Path, starters: list[Sta
         assert run(starter.start(ranks_environment())) == (0, "ready\n")
         took_s[kind] = time.monotonic() - before
     assert took_s["warm"] < took_s["fresh"] / 2, took_s
+
+
+@pytest.mark.parametrize(
+    ("url", "module"),
+    [("s3://bucket/job", "boto3"), ("gs://bucket/job", "google.auth"), ("file:///state", ""), ("/state", ""), ("", "")],
+)
+def test_a_spare_has_imported_what_the_storage_needs(
+    url: str, module: str, tmp_path: Path, starters: list[Starter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "which.py"
+    script.write_text("import sys; print(*{'boto3', 'google.auth'} & set(sys.modules))")
+    monkeypatch.setenv("ELASTICCTL_STORAGE", url)
+    command = [sys.executable, str(script)]
+    preload = [name for name in _preload("auto", command) if not name.startswith("torch")]
+    starter = Starter(command, environment(), preload)
+    starters.append(starter)
+    starter.warm(1)
+    starter.wait_until_warm(60)
+    assert run(starter.start(ranks_environment())) == (0, f"{module}\n")

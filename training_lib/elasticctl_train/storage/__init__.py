@@ -12,7 +12,7 @@ from elasticctl_train.storage.local import LocalStorage
 from elasticctl_train.storage.location import without_secrets
 from elasticctl_train.storage.retry import Patience
 
-__all__ = ["Patience", "Storage", "all_keys", "open"]
+__all__ = ["Patience", "Storage", "all_keys", "modules", "open"]
 
 _CLOUDS = {"s3": "s3", "gs": "gcs"}
 """Scheme -> the module that knows it, which is also the name of its extra; imported on use."""
@@ -40,10 +40,16 @@ def open(url: str, patience: Patience = Patience()) -> Storage:  # noqa: B008 - 
     return LocalStorage(Path("/" + unquote(path)))
 
 
+def modules(url: str) -> list[str]:
+    """What `open` imports for a URL, which takes a second for some: for who wants to have it done ahead."""
+    scheme, separator, _ = url.partition("://")
+    return [f"{__name__}.{_CLOUDS[scheme]}"] if separator and scheme in _CLOUDS else []
+
+
 def _cloud(scheme: str, url: str, patience: Patience) -> Storage:
     extra = _CLOUDS[scheme]
     try:
-        module = importlib.import_module(f"elasticctl_train.storage.{extra}")
+        module = importlib.import_module(f"{__name__}.{extra}")
     except ModuleNotFoundError as e:
         if e.name is None or e.name.startswith("elasticctl"):
             raise
