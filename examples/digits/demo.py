@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 NAME = f"digits-{os.getpid()}"
 EPOCHS, STEP_DELAY_S = 20, 0.06
+WARM_EPOCHS = 7  # some 12 s
 ACCURACY_AIM = 0.95
 TIMEOUT_S = 110.0
 
@@ -91,10 +92,10 @@ def step_of(now: dict[str, Any]) -> int:
 
 
 def mid_epoch(now: dict[str, Any]) -> bool:
-    """True between a quarter and three quarters of an epoch, after the first two."""
+    """True between a quarter and three quarters of an epoch, once the workers' spares have had time to get warm."""
     progress = now.get("progress", {})
     steps = progress.get("totalSteps", 0) // max(1, progress.get("totalEpochs", 1))
-    return bool(steps) and step_of(now) > 2 * steps and 0.25 < step_of(now) % steps / steps < 0.75
+    return bool(steps) and step_of(now) > WARM_EPOCHS * steps and 0.25 < step_of(now) % steps / steps < 0.75
 
 
 def run() -> dict[str, Any]:
