@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from elasticctl.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, Policy, RestartPolicy, WorkerRef, worker_name
-from elasticctl.status import Phase
+from elasticctl.status import Phase, Share
 from elasticctl_controller.phases import DEADLINE_EXCEEDED
+from elasticctl_controller.reconcile import sized
 from tests.controller.samples import JOB_UID, told
 from tests.controller.world import Faults, World
 
@@ -169,6 +170,14 @@ class Cluster(RuleBasedStateMachine):
     def the_user_suspends_or_resumes(self, suspend):
         self.world.edit(suspend=suspend)
 
+    # Sharing
+
+    @rule(data=st.data(), workers=st.none() | st.integers(0, 6))
+    def the_job_is_given_another_share(self, data, workers):
+        uids = [pod.uid for pod in self.world.ours()]
+        self.world.share = None if workers is None else Share(workers, message="shared", since=self.world.stamp())
+        self.world.unwanted = frozenset(data.draw(st.lists(st.sampled_from(uids)))) if uids else frozenset()
+
     @precondition(lambda self: self.world.ours())
     @rule(data=st.data())
     def the_user_removes_a_worker(self, data):
@@ -228,9 +237,10 @@ class Cluster(RuleBasedStateMachine):
         assert world.jobs.latest is job, "a job at rest was written"
         status = job.status
         if not status.phase.terminal:
-            assert len(live) == job.desired == status.active
+            desired = sized(job, world.share).desired
+            assert len(live) == desired == status.active
             needed = max(1, job.min)
-            assert (status.phase is Phase.RUNNING) == (job.desired >= needed)
+            assert (status.phase is Phase.RUNNING) == (desired >= needed)
         elif job.clean_pod_policy is not CleanPodPolicy.NONE or status.reason in ("Cancelled", DEADLINE_EXCEEDED):
             assert live == []
 

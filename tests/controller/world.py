@@ -12,9 +12,9 @@ from typing import Any
 
 from elasticctl.codec import Timestamp, from_json, from_rfc3339, to_json, to_rfc3339
 from elasticctl.spec import ElasticJob, Pod, PodPhase, worker_name
-from elasticctl.status import Cause, JobStatus, WorkerStatus
+from elasticctl.status import Cause, JobStatus, Share, WorkerStatus
 from elasticctl_controller.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
-from elasticctl_controller.reconcile import reconcile
+from elasticctl_controller.reconcile import reconcile, sized
 from elasticctl_controller.roster import own_pods
 
 START = 1_000_000.0
@@ -76,6 +76,8 @@ class World:
     facts: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     counted: set[str] = field(default_factory=set)
     highest_max: int = 0
+    share: Share | None = None
+    unwanted: frozenset[str] = frozenset()
     job_deleted: bool = False
     made: int = 0
 
@@ -89,7 +91,9 @@ class World:
         """Observe through the caches, decide, write, act; with faults."""
         faults = faults or Faults()
         job: ElasticJob = self.jobs.cached
-        observed = Observed(pods=tuple(self.pods.cached.values()), lost_nodes=self.nodes.cached)
+        observed = Observed(
+            pods=tuple(self.pods.cached.values()), lost_nodes=self.nodes.cached, share=self.share, leave=self.unwanted
+        )
         decision = reconcile(job, observed, self.now)
         check_decision(job, observed, decision)
         if self.job_deleted:
@@ -235,9 +239,10 @@ def check_decision(job: ElasticJob, observed: Observed, decision: Decision) -> N
     assert not names & {*creates}
     assert not creates or live + len(creates) <= job.max
     assert not creates or not (decision.status.phase.terminal or job.suspend or job.cancel)
+    assert not creates or observed.share is None or observed.share.workers
     assert len(decision.events) <= 20
     assert decision.requeue_s is None or decision.requeue_s >= 0
     status = decision.status
     going = status.phase.terminal or job.suspend or status.reason == "Finishing" or job.deleting
-    if not going and status.active < job.desired:
+    if not going and status.active < sized(job, observed.share).desired:
         assert creates or decision.requeue_s is not None, "workers are missing and nobody will look again"

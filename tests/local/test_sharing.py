@@ -69,7 +69,7 @@ def test_a_job_grows_gives_way_and_grows_back(local_cluster: LocalCluster, tmp_p
     assert elastic().share.borrowed == 2
     committed = wait_until(lambda: elastic().checkpoint.step, PATIENCE_S)
 
-    local_cluster.create_job(training("guest", "b", tmp_path, workers=2, epochs=3, minReplicas=2))
+    local_cluster.create_job(training("guest", "b", tmp_path, workers=2, epochs=1, minReplicas=2))
     wait_until(lambda: trains(elastic(), 2) and elastic().share.borrowed == 0, PATIENCE_S)
     shrunk = elastic().generations[-1]
     assert shrunk.resumed_step >= committed
@@ -83,7 +83,8 @@ def test_a_job_grows_gives_way_and_grows_back(local_cluster: LocalCluster, tmp_p
     steps = [(group.resumed_step, group.last_step) for group in end.generations]
     assert all(after[0] == before[1] for before, after in itertools.pairwise(steps)), steps
     sizes = [(item.from_workers, item.to_workers, item.by) for item in end.scalings]
-    assert sizes == [(0, 4, "sharing"), (4, 2, "sharing"), (2, 4, "sharing")]
+    assert sizes[:2] == [(0, 4, "sharing"), (4, 2, "sharing")]
+    assert sizes[2:] in ([(2, 4, "sharing")], [(2, 3, "sharing"), (3, 4, "sharing")]), "as the guest's workers end"
     assert "b/guest" in end.scalings[1].message
     assert status(local_cluster, "b", "guest").failures == 0
 
