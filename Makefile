@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit test-cluster docs startup clean
+.PHONY: demo test lint types unit test-page test-cluster docs startup clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
 
-test: lint types unit  ## everything that needs no Kubernetes cluster
+test: lint types unit  ## everything that needs no Kubernetes cluster and no browser
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -19,7 +19,10 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not cluster" --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -m "not cluster and not browser" --cov --cov-report=term:skip-covered
+
+test-page: $(VENV)/.dev  ## the dashboard in Chromium: /usr/bin/chromium, or the one that $CHROMIUM names
+	$(BIN)/python -m pytest -m browser
 
 test-cluster: $(VENV)/.dev  ## what needs a Kubernetes cluster: the one that $KUBECONFIG points at
 	$(BIN)/python -m pytest -m cluster

@@ -55,6 +55,7 @@ def loaded_by(args: list[str], home: Path, **environ: str) -> set[str]:
         ["submit", "--help"],
         ["rerun", "--help"],
         ["explain", "--help"],
+        ["dashboard", "--help"],
         ["list", "--help"],
         ["config"],
         ["version"],

@@ -40,6 +40,7 @@ _JOBS = {
     "events": ("events", "Show what happened to a job, in order of time"),
     "history": ("history", "Show a job's interruptions and scalings, and what they cost"),
     "simulate": ("simulate", "Expect time, cost and goodput on other numbers of GPUs"),
+    "dashboard": ("dashboard", "Show jobs, their curves and costs as a page in a browser"),
     "checkpoints": ("checkpoints", "List, check, fetch and delete what a job has kept"),
     "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
     "resume": ("lifecycle", "Go on with a suspended job"),

@@ -1,0 +1,67 @@
+// Nothing is changed without being asked: the dialog before scale, suspend, resume and cancel.
+
+import { byId, say, show } from "./dom.js";
+import { plural } from "./words.js";
+
+const QUESTIONS = {
+  scale: (job) => ({
+    title: `Scale ${job.name}`,
+    text: `It has ${plural(job.desired, "worker")} now. Training goes on from a committed step.`,
+    yes: "Scale",
+    no: "Leave it",
+  }),
+  suspend: (job) => ({
+    title: `Suspend ${job.name}?`,
+    text: "Its workers commit a last step and stop. Resume goes on from there.",
+    yes: "Suspend",
+    no: "Let it run",
+  }),
+  resume: (job) => ({
+    title: `Resume ${job.name}?`,
+    text: `${plural(job.desired, "worker")} will start and go on from the last checkpoint.`,
+    yes: "Resume",
+    no: "Leave it suspended",
+  }),
+  cancel: (job) => ({
+    title: `Cancel ${job.name} for good?`,
+    text: "Its workers stop and the job cannot be resumed. Its status, logs and checkpoints stay.",
+    yes: "Cancel the job",
+    no: "Let it run",
+    danger: true,
+  }),
+};
+
+/** Ask, and then do it: `carryOut(workers)` is awaited while the dialog is open, and what it throws is shown there. */
+export function ask(verb, job, carryOut) {
+  const dialog = byId("ask");
+  const question = QUESTIONS[verb](job);
+  const workers = byId("ask-workers");
+  say(byId("ask-title"), question.title);
+  say(byId("ask-text"), question.text);
+  say(byId("ask-yes"), question.yes);
+  say(byId("ask-no"), question.no);
+  say(byId("ask-error"), "");
+  byId("ask-yes").classList.toggle("danger", Boolean(question.danger));
+  show(byId("ask-number"), verb === "scale");
+  workers.disabled = verb !== "scale";
+  workers.min = Math.max(1, job.min);
+  workers.max = Math.max(job.max, 1);
+  workers.value = job.desired;
+  say(byId("ask-bounds"), `from ${workers.min} to ${workers.max}`);
+  byId("ask-no").onclick = () => dialog.close();
+  byId("ask-form").onsubmit = async (event) => {
+    event.preventDefault();
+    byId("ask-yes").disabled = true;
+    try {
+      await carryOut(verb === "scale" ? Number(workers.value) : null);
+      dialog.close();
+    } catch (error) {
+      say(byId("ask-error"), error.message);
+    } finally {
+      byId("ask-yes").disabled = false;
+    }
+  };
+  byId("ask-yes").disabled = false;
+  dialog.showModal();
+  (verb === "scale" ? workers : byId("ask-no")).focus();
+}

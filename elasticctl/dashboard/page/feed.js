@@ -1,0 +1,50 @@
+// What the server tells, and what it is asked. The browser itself comes back after a break, and says what it has seen.
+
+const AGAIN_MS = 5000;
+
+/** Follow the stream of news. `on` has hello, jobs, trouble, well, lost (a break), ended (nobody there who knows us). */
+export function follow(on) {
+  const source = new EventSource("events");
+  for (const name of ["hello", "jobs", "trouble", "well"]) {
+    source.addEventListener(name, (event) => on[name](JSON.parse(event.data)));
+  }
+  source.addEventListener("error", () => {
+    if (source.readyState !== EventSource.CLOSED) {
+      on.lost();
+      return;
+    }
+    on.ended(); // it was refused: full, or another dashboard by now
+    setTimeout(() => follow(on), AGAIN_MS);
+  });
+}
+
+const path = (job) => `jobs/${encodeURIComponent(job.namespace)}/${encodeURIComponent(job.name)}`;
+
+/** Everything about a job; null when it is gone. */
+export async function details(job) {
+  const answer = await fetch(path(job));
+  if (answer.status === 404) return null;
+  if (!answer.ok) throw new Error(await reason(answer));
+  return answer.json();
+}
+
+/** Have something done to this very job; throws an Error with one line that says why not. */
+export async function change(job, verb, workers, token) {
+  const body = JSON.stringify(verb === "scale" ? { uid: job.uid, workers } : { uid: job.uid });
+  const headers = { "Content-Type": "application/json", "X-Elasticctl-Token": token };
+  let answer;
+  try {
+    answer = await fetch(`${path(job)}/${verb}`, { method: "POST", headers, body });
+  } catch {
+    throw new Error("The dashboard does not answer: nothing may have been done.");
+  }
+  if (!answer.ok) throw new Error(await reason(answer));
+}
+
+async function reason(answer) {
+  try {
+    return (await answer.json()).error;
+  } catch {
+    return `refused (${answer.status})`;
+  }
+}

@@ -1,0 +1,239 @@
+// One job: why it stands where it does, how far it is, its curves, what disturbed it, what it costs.
+
+import { Chart } from "./charts.js";
+import { marks, padded, range, together } from "./course.js";
+import { command, el, keyed, say, show, table } from "./dom.js";
+import { ended, left, state } from "./list.js";
+import { ago, bytes, clock, count, dollars, number, of, plural, short, span } from "./words.js";
+
+const TILES = ["Workers", "Rate", "Checkpoint", "Interruptions", "Goodput", "Cost, estimated"];
+const VERBS = ["scale", "suspend", "resume", "cancel"];
+const NO_CURVE = "No steps reported yet. Scripts that use the training library report steps and metrics.";
+
+export class JobView {
+  #metric = null;
+  #known = null;
+
+  /** `onVerb(verb)` is called when somebody wants something done to the job. */
+  constructor(place, onVerb) {
+    this.place = place;
+    this.name = el("h2");
+    this.badge = el("span", { class: "badge" });
+    this.since = el("span", { class: "muted" });
+    this.buttons = Object.fromEntries(
+      VERBS.map((verb) => {
+        const label = verb[0].toUpperCase() + verb.slice(1);
+        return [verb, el("button", { type: "button", class: verb === "cancel" ? "danger" : null, onclick: () => onVerb(verb) }, label)];
+      }),
+    );
+    this.findings = el("div", { class: "findings" });
+    this.tiles = new Map(TILES.map((title) => [title, { value: el("dd", { class: "value" }), more: [el("dd", { class: "more" }), el("dd", { class: "more" })] }]));
+    this.progress = { text: el("span"), more: el("span", { class: "muted" }), bar: el("progress", { max: "1", "aria-label": "Progress" }) };
+    this.metrics = el("div", { class: "choice", role: "group", "aria-label": "Which metric" });
+    this.charts = {
+      metric: new Chart({ colours: ["accent"], read: ([value]) => number(value), axis: (_, splits) => splits.map(number) }),
+      step: new Chart({
+        colours: ["accent"], fromZero: true, whole: true,
+        read: ([value]) => count(value), axis: (_, splits) => splits.map(short),
+      }),
+      workers: new Chart({
+        colours: ["good", "muted"], stepped: true, fromZero: true, whole: true, withTime: true,
+        read: ([training, wanted]) => `${training ?? 0} of ${wanted ?? 0} wanted`, axis: (_, splits) => splits.map(short),
+      }),
+    };
+    this.disturbances = table("Interruptions and scalings", [
+      ["When", ""], ["What", ""], ["Who", ""], ["Why", ""], ["Training after", "number"], ["Steps redone", "number"],
+    ]);
+    this.workers = table("Workers", [["Worker", ""], ["State", ""], ["Node", ""], ["Since", ""]]);
+    this.more = el("p", { class: "muted" });
+    this.events = el("ol", { class: "events" });
+    this.runs = el("dl", { class: "runs" });
+    this.#assemble();
+  }
+
+  #assemble() {
+    const tiles = [...this.tiles].map(([title, { value, more }]) => el("div", { class: "tile" }, el("dt", {}, title), value, ...more));
+    const bar = el("div", { class: "line" }, this.progress.text, this.progress.more);
+    const key = el(
+      "p",
+      { class: "key muted" },
+      el("span", { class: "mark interruption", "aria-hidden": "true" }), "interruption",
+      el("span", { class: "mark scaling", "aria-hidden": "true" }), "scaling",
+    );
+    this.sections = Object.fromEntries(
+      [
+        ["course", "Course", key, this.metrics, ...Object.values(this.charts).map((chart) => chart.node)],
+        ["disturbances", "Interruptions and scalings", this.disturbances.node],
+        ["workers", "Workers", this.workers.node, this.more],
+        ["events", "What happened", this.events],
+        ["runs", "What it runs", this.runs],
+      ].map(([name, title, ...parts]) => {
+        const heading = el("h3", { id: `heading-${name}` }, title);
+        return [name, el("section", { class: `card ${name}`, "aria-labelledby": heading.id }, heading, ...parts)];
+      }),
+    );
+    this.body = el(
+      "article",
+      { hidden: true },
+      el("header", { class: "head" },
+        el("a", { class: "back", href: "#/" }, "‹ All jobs"),
+        el("div", { class: "titles" }, this.name, this.badge, this.since),
+        el("div", { class: "buttons" }, ...VERBS.map((verb) => this.buttons[verb]))),
+      this.findings,
+      el("div", { class: "card far" }, bar, this.progress.bar),
+      el("dl", { class: "tiles" }, ...tiles),
+      ...Object.values(this.sections),
+    );
+    this.empty = el("div", { class: "empty" });
+    this.place.replaceChildren(this.empty, this.body);
+  }
+
+  /** Nothing to show: say why, and what to type. */
+  clear(title, text, toType) {
+    this.#known = null;
+    show(this.body, false);
+    show(this.empty, true);
+    this.empty.replaceChildren(el("h2", {}, title), el("p", { class: "muted" }, text), ...(toType ? [command(toType)] : []));
+  }
+
+  /** Show what the server has told of a job; `now` is its time. */
+  update(known, now) {
+    if (this.#known?.job.uid !== known.job.uid) {
+      this.#metric = null;
+      this.place.scrollTop = 0;
+    }
+    this.#known = known;
+    show(this.empty, false);
+    show(this.body, true);
+    this.#head(known.job, now);
+    this.#found(known.findings);
+    this.#far(known.job);
+    this.#fill(known, now);
+    this.#draw(known, now);
+    this.#tell(known, now);
+  }
+
+  #head(job, now) {
+    say(this.name, job.name);
+    say(this.badge, state(job));
+    this.badge.dataset.phase = job.phase.toLowerCase();
+    const when = ended(job) ? `ended ${ago(now - job.endedAt)}` : job.startedAt ? `for ${span(now - job.startedAt)}` : "";
+    say(this.since, when);
+    const over = ended(job) || job.cancelling;
+    const suspended = job.phase === "Suspended" || job.suspending;
+    show(this.buttons.scale, !over);
+    show(this.buttons.suspend, !over && !suspended);
+    show(this.buttons.resume, !over && suspended);
+    show(this.buttons.cancel, !over);
+  }
+
+  #found(findings) {
+    const make = () => {
+      const parts = { text: el("p"), details: el("pre"), mends: el("ul") };
+      const made = el("div", {}, parts.text, parts.details, parts.mends);
+      made.parts = parts;
+      return made;
+    };
+    keyed(this.findings, findings.map((item, i) => ({ ...item, i })), (item) => item.i, make, (node, item) => {
+      node.className = `finding ${item.severity}`;
+      say(node.parts.text, item.text);
+      say(node.parts.details, item.details.join("\n"));
+      show(node.parts.details, item.details.length > 0);
+      keyed(node.parts.mends, item.mends, (mend) => `${mend.advice} ${mend.command}`,
+        (mend) => el("li", {}, `${mend.advice}: `, command(mend.command)), () => {});
+    });
+  }
+
+  #far(job) {
+    const { text, more, bar } = this.progress;
+    say(text, job.step === null ? "No step yet" : `Step ${of(job.step, job.totalSteps)}`);
+    const seconds = left(job);
+    const epoch = job.epoch === null ? "" : `epoch ${of(job.epoch, job.totalEpochs)}`;
+    say(more, [epoch, seconds === null ? "" : `about ${span(Math.max(10, seconds))} left`].filter(Boolean).join(" · "));
+    bar.value = job.totalSteps ? Math.min(1, (job.step ?? 0) / job.totalSteps) : 0;
+    bar.dataset.phase = job.phase.toLowerCase();
+  }
+
+  /** `more` are lines below the value: as many for each tile, so that none grows. */
+  #tile(title, value, ...more) {
+    const tile = this.tiles.get(title);
+    say(tile.value, value || "–");
+    [0, 1].forEach((i) => say(tile.more[i], more[i] || "\u00a0"));
+  }
+
+  #fill({ job, checkpoint, goodput, cost, restarts, stepsRedone }, now) {
+    const each = job.gpusPerWorker ? `${plural(job.gpusPerWorker, "GPU")} each` : "on CPUs";
+    const workers = ended(job) ? count(job.desired) : `${count(job.active)} of ${count(job.desired)}`;
+    this.#tile("Workers", workers, `${job.min} to ${job.max}`, each);
+    const pace = job.stepsPerS ? `${Number(job.stepsPerS.toPrecision(3))} steps/s` : "";
+    this.#tile("Rate", job.samplesPerS === null ? "" : `${short(job.samplesPerS)}/s`, job.samplesPerS === null ? "" : "samples", pace);
+    if (checkpoint.step === null) this.#tile("Checkpoint", "none");
+    else {
+      const age = checkpoint.at && !ended(job) ? ago(now - checkpoint.at) : "";
+      const lines = [age, `${count(checkpoint.committed)} committed`].filter(Boolean);
+      this.#tile("Checkpoint", `step ${count(checkpoint.step)}`, ...lines);
+    }
+    this.tiles.get("Checkpoint").value.title = checkpoint.sizeBytes ? bytes(checkpoint.sizeBytes) : "";
+    const causes = Object.entries(restarts).map(([cause, times]) => `${cause} ${times}`).join(", ");
+    this.#tile("Interruptions", count(job.interruptions), causes || "none", `${plural(stepsRedone, "step")} redone`);
+    this.tiles.get("Interruptions").more[0].title = causes;
+    const share = goodput ? `${(100 * goodput.share).toFixed(1)} %` : "";
+    this.#tile("Goodput", share, goodput ? `of ${span(goodput.wallS)}` : "", goodput?.whole === false ? "of the last groups" : "");
+    const saved = cost && cost.onDemandUsd > cost.spentUsd ? `${dollars(cost.onDemandUsd)} on demand` : "";
+    const rate = cost?.perHourUsd ? `${dollars(cost.perHourUsd)} an hour` : "";
+    if (cost) this.#tile("Cost, estimated", dollars(cost.spentUsd), ...[saved, rate].filter(Boolean));
+    else this.#tile("Cost, estimated", "", "no known price");
+    this.tiles.get("Cost, estimated").value.title = cost ? `${cost.instance} at list prices of ${cost.pricesOf}` : "";
+  }
+
+  #draw(known, now) {
+    const { curve } = known;
+    const names = Object.keys(curve.metrics);
+    if (!names.includes(this.#metric)) this.#metric = names.includes("loss") ? "loss" : (names[0] ?? null);
+    this.#choose(names);
+    const common = { range: range(known, now), marks: marks(known) };
+    const values = this.#metric === null ? [] : padded(curve.metrics[this.#metric], curve.at.length);
+    const some = (column) => ({ ...common, times: column.length ? curve.at : [], columns: [column] });
+    show(this.charts.step.node, curve.at.length > 0);
+    this.charts.metric.update(this.#metric ?? "Metrics", some(values), curve.at.length ? "The script reports no metric." : NO_CURVE);
+    this.charts.step.update("Steps", some(padded(curve.step, curve.at.length)), "");
+    const extended = known.training.length ? [...known.training, [common.range[1], known.training.at(-1)[1]]] : [];
+    const course = together(extended, [...known.wanted, [common.range[1], known.wanted.at(-1)?.[1] ?? 0]]);
+    this.charts.workers.update("Workers training", { ...common, ...course }, "No worker yet.");
+  }
+
+  #choose(names) {
+    show(this.metrics, names.length > 1);
+    const pick = (name) => () => {
+      this.#metric = name;
+      this.#draw(this.#known, this.#known.now);
+    };
+    keyed(this.metrics, names, (name) => name,
+      (name) => el("button", { type: "button", onclick: pick(name) }, name),
+      (button, name) => button.setAttribute("aria-pressed", String(name === this.#metric)));
+  }
+
+  #tell({ interruptions, scalings, workers, workersInAll, timeline, runs }, now) {
+    const cost = (item) => [item.recoveryS === null ? "–" : span(item.recoveryS), item.stepsRedone === null ? "–" : count(item.stepsRedone)];
+    const rows = [
+      ...interruptions.map((item) => [item.at, "Interruption", item.worker, item.cause, ...cost(item)]),
+      ...scalings.map((item) => [item.at, "Scaling", `${item.from} → ${item.to} workers`, item.by ? `by ${item.by}` : "", ...cost(item)]),
+    ].sort((one, other) => (other[0] ?? 0) - (one[0] ?? 0));
+    show(this.sections.disturbances, rows.length > 0);
+    this.disturbances.fill(rows.map(([at, ...cells]) => [at === null ? "" : clock(at), ...cells]));
+    const since = (worker) => (worker.cause ? `ended ${ago(now - worker.endedAt)}` : worker.startedAt ? span(now - worker.startedAt) : "");
+    show(this.sections.workers, workers.length > 0);
+    this.workers.fill(workers.map((worker) => [worker.name, worker.cause || worker.phase, worker.node || "–", since(worker)]));
+    say(this.more, workersInAll > workers.length ? `and ${count(workersInAll - workers.length)} more` : "");
+    keyed(this.events, [...timeline].reverse().map((entry, i) => ({ ...entry, i: timeline.length - i })), (entry) => `${entry.i} ${entry.at}`,
+      () => el("li", {}, el("time"), el("b"), el("span")),
+      ({ children: [time, what, rest] }, entry) => {
+        say(time, clock(entry.at));
+        say(what, entry.what);
+        say(rest, [entry.about, entry.details].filter(Boolean).join(": "));
+      });
+    const facts = { Command: runs.command, Storage: runs.storage, Image: runs.image, Capacity: runs.spot ? "spot" : "" };
+    keyed(this.runs, Object.entries(facts).filter(([, text]) => text), ([title]) => title,
+      ([title]) => el("div", {}, el("dt", {}, title), el("dd")), (node, [, text]) => say(node.lastChild, text));
+  }
+}

@@ -1,0 +1,272 @@
+"""The dashboard's HTTP interface: a page, a stream of news, details of a job, and four things that can be done to one.
+
+    GET  /BASE/?ticket=…                     lets a browser in, once
+    GET  /BASE/                              the page, and its files beside it
+    GET  /BASE/events                        server-sent events: hello, jobs, trouble, well
+    GET  /BASE/jobs/{namespace}/{name}       everything about one job
+    POST /BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
+
+`jobs` events carry an id; a browser that comes back says the last one it has seen and is sent what has changed since.
+An error is `{"error": one line}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from elasticctl.cluster.base import Cluster, Manifest
+from elasticctl.dashboard.access import COOKIE, Gate, is_foreign, is_local
+from elasticctl.dashboard.assets import Asset, assets
+from elasticctl.dashboard.changes import Scaled, Wish, carry_out
+from elasticctl.dashboard.facts import details
+from elasticctl.dashboard.feed import Feed, Key
+from elasticctl.dashboard.threads import beside
+from elasticctl.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, UsageError
+
+HOST = "127.0.0.1"
+MAX_BODY_BYTES = 4096
+MAX_VIEWERS = 16
+HEARTBEAT_S = 15.0
+RETRY_MS = 2000
+PODS_FRESH_S = 2.0
+MAX_CALLS = 4
+"""So many questions about single jobs may be with the cluster at once."""
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Server": "elasticctl",
+}
+_STATUSES: Mapping[type[ElasticctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
+_NOT_LET_IN = "This page opens by the link that `elasticctl dashboard` has printed; each link works once.\n"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is shown: the jobs of `namespace` (None: of all) of the cluster that `context` names."""
+
+    cluster: Cluster
+    context: str
+    namespace: str | None
+
+
+@dataclass(slots=True)
+class Dashboard:
+    """The handlers of one run. `on_entry` is told of each browser that is let in."""
+
+    place: Place
+    scaled: Scaled
+    on_entry: Callable[[], None] = lambda: None
+    gate: Gate = field(default_factory=Gate)
+    poll_s: float = 2.0
+    feed: Feed = field(init=False)
+    watching: asyncio.Task[None] | None = None
+    _files: dict[str, Asset] = field(default_factory=assets)
+    _life: str = field(default_factory=lambda: secrets.token_hex(4))
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
+    _calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
+    _pods: dict[Key, tuple[float, Sequence[Manifest]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        cluster, namespace = self.place.cluster, self.place.namespace
+        self.feed = Feed(lambda: cluster.list_jobs(namespace), self.poll_s)
+
+    def app(self) -> web.Application:
+        """The aiohttp application; serve it on the loopback only."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        base, job = self.gate.base, self.gate.base + "jobs/{namespace}/{name}"
+        app.add_routes(
+            [
+                web.get(base + "events", self._events, allow_head=False),
+                web.get(job, self._details),
+                web.post(job + "/{verb}", self._change),
+                web.get(base + "{file:.*}", self._file),
+            ]
+        )
+        app.on_response_prepare.append(_harden)
+        app.on_shutdown.append(self._end)
+        app.cleanup_ctx.append(self._watch)
+        return app
+
+    async def _watch(self, _: web.Application) -> AsyncIterator[None]:
+        self.watching = asyncio.create_task(self.feed.run())
+        yield
+        self.watching.cancel()
+
+    async def _end(self, _: web.Application) -> None:
+        self._ending.set()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Nothing is answered before all of this holds."""
+        if not is_local(request.headers.get("Host", "")) or is_foreign(request.headers):
+            return _error(403, "asked for by another site")
+        if "ticket" in request.query and request.path == self.gate.base:
+            return self._entry(request)
+        if not self.gate.admits(request.cookies.get(COOKIE, "")):
+            return web.Response(status=403, text=_NOT_LET_IN)
+        if request.method not in ("GET", "HEAD") and not self.gate.may_change(request.headers):
+            return _error(403, "the request does not come from the page")
+        try:
+            return await handler(request)
+        except web.HTTPException as e:
+            return _error(e.status, e.reason)
+        except ElasticctlError as e:
+            return _error(next((status for kind, status in _STATUSES.items() if isinstance(e, kind)), 502), str(e))
+
+    def _entry(self, request: web.Request) -> web.StreamResponse:
+        if not self.gate.redeem(request.query["ticket"]):
+            return web.Response(status=403, text=_NOT_LET_IN)
+        answer = web.Response(status=303, headers={"Location": self.gate.base})
+        # Lax, not Strict: the first request comes from wherever the link was clicked.
+        answer.set_cookie(COOKIE, self.gate.session, path=self.gate.base, httponly=True, samesite="Lax")
+        self.on_entry()
+        return answer
+
+    async def _file(self, request: web.Request) -> web.Response:
+        asset = self._files.get(request.match_info["file"])
+        if asset is None:
+            raise web.HTTPNotFound
+        return web.Response(body=asset.content, headers={"Content-Type": asset.content_type})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if self.feed.viewers >= MAX_VIEWERS:
+            return _error(503, f"{MAX_VIEWERS} pages watch already: close one")
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await stream.prepare(request)
+        known, trouble = self._version(request.headers.get("Last-Event-ID", "")), ""
+        hello = {"context": self.place.context, "namespace": self.place.namespace, "token": self.gate.token}
+        with self.feed.watched():
+            await stream.write(f"retry: {RETRY_MS}\n".encode() + _event("hello", hello))
+            while not self._ending.is_set():
+                words = []
+                if self.feed.trouble != trouble:
+                    trouble = self.feed.trouble
+                    words.append(_event("trouble", {"message": trouble}) if trouble else _event("well", {}))
+                if self.feed.looked and known != self.feed.board.version:
+                    update = self.feed.board.since(known)
+                    known = update.version
+                    news = {"whole": update.whole, "rows": update.rows, "gone": update.gone, "now": time.time()}
+                    words.append(_event("jobs", news, f"{self._life}.{known}"))
+                await stream.write(b"".join(words) or b":\n\n")
+                await self._news()
+        return stream
+
+    async def _news(self) -> None:
+        """Wait for anything to tell, for the end, or for the next sign of life."""
+        waits = [asyncio.ensure_future(wait) for wait in (self.feed.news(HEARTBEAT_S), self._ending.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _version(self, event_id: str) -> int | None:
+        """The version that a browser has seen; None: nothing yet, or of an earlier run."""
+        life, _, number = event_id.partition(".")
+        return int(number) if life == self._life and number.isascii() and number.isdigit() else None
+
+    async def _details(self, request: web.Request) -> web.Response:
+        key = request.match_info["namespace"], request.match_info["name"]
+        if self.feed.job(key) is None:
+            raise NotFoundError(f"there is no job {key[1]} any more")
+        pods = await self._pods_of(key)
+        job = self.feed.job(key)  # which may be a newer one by now
+        if job is None:
+            raise NotFoundError(f"there is no job {key[1]} any more")
+        return web.json_response(details(job, pods, time.time()))
+
+    async def _pods_of(self, key: Key) -> Sequence[Manifest]:
+        """A job's pods, asked for once for all who look at it; none where the cluster does not tell."""
+        async with self._calls:
+            asked_at, pods = self._pods.get(key, (0.0, ()))
+            if time.monotonic() - asked_at < PODS_FRESH_S:
+                return pods
+            try:
+                pods = await beside(lambda: self.place.cluster.list_pods(*key))
+            except ClusterError as e:
+                log.debug("pods of %s: %s", key, e)
+                pods = ()
+            now = time.monotonic()
+            self._pods = {other: kept for other, kept in self._pods.items() if now - kept[0] < PODS_FRESH_S}
+            self._pods[key] = now, pods
+            return pods
+
+    async def _change(self, request: web.Request) -> web.Response:
+        try:
+            body = json.loads(await request.read())
+        except (ValueError, RecursionError) as e:
+            raise UsageError("the request is not JSON") from e
+        wish = Wish.parse(request.match_info["verb"], body)
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        if self.place.namespace not in (None, namespace):
+            raise NotFoundError(f"this page shows namespace {self.place.namespace} only")
+        async with self._calls:
+            await beside(lambda: carry_out(self.place.cluster, namespace, name, wish, self.scaled))
+        self.feed.hurry()
+        return web.json_response({})
+
+
+async def serve(dashboard: Dashboard, port: int, ready: Callable[[int], None]) -> None:
+    """Serve on the loopback until SIGINT, SIGTERM or SIGHUP; `ready(port)` is called once it answers.
+
+    Raises UsageError when the port cannot be had.
+    """
+    runner = web.AppRunner(dashboard.app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+    await runner.setup()
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    ending, watching = asyncio.create_task(ended.wait()), dashboard.watching
+    try:
+        ready(await _listen(runner, port))
+        await asyncio.wait([task for task in (ending, watching) if task], return_when=asyncio.FIRST_COMPLETED)
+        if watching is not None and watching.done():
+            await watching  # it never ends by itself: a bug of ours, told at the command line's edge
+    finally:
+        ending.cancel()
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, port: int) -> int:
+    site = web.TCPSite(runner, HOST, port)
+    try:
+        await site.start()
+    except OSError as e:
+        why = os.strerror(e.errno).lower() if e.errno else str(e)  # asyncio's own text says the address twice
+        raise UsageError(f"cannot listen on {HOST}:{port}: {why}; --port 0 takes a free one") from e
+    chosen: int = runner.addresses[0][1]
+    return chosen
+
+
+async def _harden(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
+
+
+def _event(name: str, data: Mapping[str, Any], event_id: str = "") -> bytes:
+    """One server-sent event; JSON has no newlines of its own."""
+    head = f"id: {event_id}\n" if event_id else ""
+    return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n".encode()

@@ -1,0 +1,61 @@
+"""A cluster of a few dictionaries, for what has to be looked at without one: refusals, races, a thousand jobs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from elasticctl.cluster.base import Manifest
+from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError
+from tests.cli.samples import job
+
+
+class Jobs:
+    """The part of `Cluster` that the dashboard uses. `trouble` is raised by every call; `asked` counts the lists."""
+
+    def __init__(self, *manifests: Manifest) -> None:
+        self.jobs = {manifest["metadata"]["name"]: manifest for manifest in manifests}
+        self.trouble: ElasticctlError | None = None
+        self.asked = 0
+        self.in_between: Manifest | None = None
+
+    def change(self, name: str, **status: Any) -> None:
+        """Give these fields of a job's status other values."""
+        changed = copy.deepcopy(self.jobs[name])
+        changed["status"] |= status
+        changed["metadata"]["resourceVersion"] += "1"
+        self.jobs[name] = changed
+
+    def list_jobs(self, namespace: str | None) -> list[Manifest]:
+        self.asked += 1
+        if self.trouble:
+            raise self.trouble
+        jobs = [found for found in list(self.jobs.values()) if namespace in (None, found["metadata"]["namespace"])]
+        return jobs
+
+    def get_job(self, namespace: str, name: str) -> Manifest:
+        if name not in self.jobs or self.jobs[name]["metadata"]["namespace"] != namespace:
+            raise NotFoundError(f"there is no job {name}")
+        return copy.deepcopy(self.jobs[name])
+
+    def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+        if self.in_between:
+            self.jobs[name], self.in_between = self.in_between, None
+        stored = self.jobs[name]
+        if patch["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
+            raise ConflictError(f"{name} has changed since")
+        stored["metadata"]["resourceVersion"] += "1"
+        stored["metadata"].setdefault("annotations", {}).update(patch["metadata"].get("annotations", {}))
+        spec = dict(patch["spec"])
+        stored["spec"]["replicaSpecs"]["Worker"] |= spec.pop("replicaSpecs", {}).get("Worker", {})
+        stored["spec"] |= spec
+        return copy.deepcopy(stored)
+
+    def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+        return []
+
+
+def many(number: int) -> list[Manifest]:
+    """So many jobs, every other of which has ended."""
+    return [job(f"job-{n:04}", **({"phase": "Succeeded"} if n % 2 else {})) for n in range(number)]

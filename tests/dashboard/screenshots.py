@@ -1,0 +1,83 @@
+"""The pictures of docs/dashboard.md, from a run of real jobs on a local cluster of its own.
+
+python -m tests.dashboard.screenshots           # writes docs/images/dashboard-*.png; takes two minutes
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.spec import ElasticJob
+from tests.dashboard.conftest import CHROMIUM, FLAGS
+from tests.dashboard.process import Dashboard
+from tests.dashboard.visitor import Visitor
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
+DIGITS = ROOT / "examples" / "digits" / "train.py"
+
+
+def elasticctl(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "elasticctl.cli", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def submit(name: str, *words: str) -> None:
+    common = ("--workers", "2", "--min-workers", "1", "--max-workers", "4", "--backoff-limit", "0", "--detach")
+    elasticctl("submit", str(DIGITS), "--name", name, *common, "--", *words)
+
+
+def until(cluster: LocalCluster, name: str, step: int) -> None:
+    """Wait until a job has come so far, or has ended."""
+
+    def there() -> bool:
+        status = ElasticJob.from_manifest(cluster.get_job("default", name)).status
+        return status.phase.terminal or (status.progress.step or 0) >= step
+
+    wait_until(there, 120, every_s=0.2)
+
+
+def tell(cluster: LocalCluster) -> None:
+    """Jobs that have succeeded, failed, wait, and one that much happens to."""
+    submit("digits-quick", "--epochs", "2")
+    until(cluster, "digits-quick", 10**9)
+    submit("digits-lr-0.4", "--epochs", "0", "--no-such-option")
+    until(cluster, "digits-lr-0.4", 10**9)
+    submit("digits-wide", "--epochs", "200", "--step-delay-s", "0.05")
+    until(cluster, "digits-wide", 60)
+    elasticctl("suspend", "digits-wide")
+    submit("digits", "--epochs", "60", "--step-delay-s", "0.05")
+    until(cluster, "digits", 250)
+    elasticctl("preempt", "digits", "--worker", "1", "--notice", "none")
+    until(cluster, "digits", 500)
+    elasticctl("scale", "digits", "--to", "3")
+    until(cluster, "digits", 800)
+
+
+def main() -> None:
+    """Run it, and take the pictures."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home, sync_playwright() as playwright:
+        os.environ["ELASTICCTL_HOME"] = home
+        dashboard = Dashboard("--no-open")
+        try:
+            tell(LocalCluster())
+            with Visitor(playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))) as visitor:
+                for name, width, height, dark in (("light", 1280, 940, False), ("dark", 400, 860, True)):
+                    page = visitor.open(dashboard.link(), width=width, height=height, dark=dark)
+                    page.goto(page.url + "#/default/digits")
+                    page.locator("canvas").nth(2).wait_for()
+                    page.screenshot(path=IMAGES / f"dashboard-{name}.png")
+        finally:
+            dashboard.end()
+            elasticctl("local", "down", "--delete-jobs", "--yes")
+
+
+if __name__ == "__main__":
+    main()

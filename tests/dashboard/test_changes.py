@@ -1,0 +1,74 @@
+"""What the page may have done to a job, and to which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticctl.cli.dashboard import _scaled
+from elasticctl.dashboard.changes import Wish, carry_out
+from elasticctl.errors import ConflictError, NotFoundError, UsageError
+from tests.cli.samples import FAILED, job
+from tests.dashboard.cluster import Jobs
+
+
+def spec_after(verb: str, workers: int = 0) -> dict[str, Any]:
+    cluster = Jobs(job())
+    carry_out(cluster, "default", "digits", Wish(verb, "uid-digits", workers), _scaled)
+    found: dict[str, Any] = cluster.jobs["digits"]["spec"]
+    return found
+
+
+def test_each_verb_does_what_the_command_does() -> None:
+    assert spec_after("suspend")["suspend"] is True
+    assert spec_after("resume")["suspend"] is False
+    assert spec_after("cancel")["cancel"] is True
+    assert spec_after("scale", 2)["replicaSpecs"]["Worker"]["replicas"] == 2
+
+
+def test_bounds_are_those_of_the_command() -> None:
+    with pytest.raises(UsageError, match="5 workers are more than the maximum of digits, 4"):
+        spec_after("scale", 5)
+
+
+def test_a_change_in_between_is_not_overwritten() -> None:
+    cluster = Jobs(job())
+    cluster.in_between = job()
+    cluster.in_between["metadata"]["resourceVersion"] = "8"
+    cluster.in_between["spec"]["minReplicas"] = 2
+    carry_out(cluster, "default", "digits", Wish("scale", "uid-digits", 2), _scaled)
+    spec = cluster.jobs["digits"]["spec"]
+    assert (spec["minReplicas"], spec["replicaSpecs"]["Worker"]["replicas"]) == (2, 2)
+
+
+def test_another_job_of_the_same_name_is_left_alone() -> None:
+    with pytest.raises(ConflictError, match="made again"):
+        carry_out(Jobs(job()), "default", "digits", Wish("cancel", "another-uid"), _scaled)
+
+
+def test_a_job_that_has_ended_stays_as_it_is() -> None:
+    with pytest.raises(ConflictError, match="has ended"):
+        carry_out(Jobs(job(**FAILED)), "default", "digits", Wish("resume", "uid-digits"), _scaled)
+    with pytest.raises(NotFoundError):
+        carry_out(Jobs(), "default", "digits", Wish("resume", "uid-digits"), _scaled)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "said"),
+    [
+        ("delete", {"uid": "u"}, "scale, suspend, resume or cancel"),
+        ("cancel", {}, "which job"),
+        ("cancel", {"uid": 7}, "which job"),
+        ("cancel", [], "which job"),
+        ("cancel", {"uid": "u", "workers": 3}, "for nothing else"),
+        ("scale", {"uid": "u"}, "a number for scale"),
+        ("scale", {"uid": "u", "workers": "3"}, "not a number"),
+        ("scale", {"uid": "u", "workers": True}, "not a number"),
+        ("scale", {"uid": "u", "workers": -1}, "not a number"),
+        ("scale", {"uid": "u", "workers": 10**9}, "not a number"),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused(verb: str, body: object, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Wish.parse(verb, body)

@@ -1,0 +1,96 @@
+"""What the page is told of a job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticctl.dashboard.facts import MAX_TEXT, MAX_WORKERS, details, row
+from elasticctl.spec import ElasticJob
+from tests.cli.samples import AT, FAILED, at, job
+from tests.test_codec import JSON, KEYS
+
+CURVE = {
+    "since": at(2),
+    "atS": [0, 10, 20],
+    "step": [0, 60, 120],
+    "samplesPerS": [8000, 8100],
+    "metrics": {"loss": [2, 0.21]},
+}
+ON_SPOT = {
+    "nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge", "eks.amazonaws.com/capacityType": "SPOT"},
+    "containers": [{"name": "elasticjob-worker", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
+}
+
+
+def read(name: str = "digits", **status: Any) -> ElasticJob:
+    return ElasticJob.from_manifest(job(name, **status))
+
+
+def test_a_row_says_what_the_list_shows() -> None:
+    group = {"generation": 1, "firstStepAt": at(2), "resumedStep": 0}
+    progress = {"at": at(22), "step": 121, "totalSteps": 560}
+    told = row(read(generations=[group], progress=progress), AT + 60)
+    assert told | {
+        "name": "digits", "namespace": "default", "phase": "Running", "active": 4, "desired": 4, "min": 1, "max": 4,
+        "step": 121, "totalSteps": 560, "stepsPerS": 6.0, "interruptions": 1, "costUsd": None, "reason": "",
+    } == told  # fmt: skip
+
+
+def test_a_row_does_not_change_by_growing_older() -> None:
+    assert row(read(curve=CURVE), AT + 60) == row(read(curve=CURVE), AT + 6000)
+
+
+def test_a_row_says_why_a_job_does_not_train() -> None:
+    assert row(read(**FAILED), AT)["reason"] == "4 failures, 3 allowed"
+    assert row(read(phase="Pending", message="x" * 9999), AT)["reason"] == "x" * MAX_TEXT
+
+
+def test_details_are_everything_about_a_job() -> None:
+    told = details(read(curve=CURVE), (), AT + 60)
+    assert told["curve"] == {
+        "at": [AT + 2, AT + 12, AT + 22], "step": [0, 60, 120], "samplesPerS": [8000, 8100],
+        "metrics": {"loss": [2, 0.21]},
+    }  # fmt: skip
+    assert [item["cause"] for item in told["interruptions"]] == ["Preempted"]
+    assert told["scalings"][0] | {"from": 3, "to": 4, "by": "user", "recoveryS": 1.25} == told["scalings"][0]
+    assert told["restarts"] == {"Preempted": 1}
+    assert told["checkpoint"]["step"] == 100
+    assert told["findings"] == []  # that it trains can be seen
+    assert told["runs"]["storage"] == "file:///state/digits"
+    assert told["cost"] is None
+    assert [entry["what"] for entry in told["timeline"]][:2] == ["created", "interruption"]
+
+
+def test_a_failure_comes_with_its_last_lines_and_what_to_type() -> None:
+    first = details(read(**FAILED), (), AT + 200)["findings"][0]
+    assert first["severity"] == "error"
+    assert first["details"][-1] == "ValueError: bad learning rate"
+    assert first["mends"][0]["command"] == "elasticctl logs digits --worker 1"
+
+
+def test_money_is_told_where_prices_are_known() -> None:
+    manifest = job(workerSeconds={"spot": 3600.0}, workers=[{"name": "w", "startedAt": at(0), "phase": "Running"}])
+    manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"] = ON_SPOT
+    found = ElasticJob.from_manifest(manifest)
+    cost = details(found, (), AT + 3600)["cost"]
+    assert 0 < cost["spentUsd"] < cost["onDemandUsd"]
+    assert cost["instance"] == "g4dn.xlarge"
+    assert cost["perHourUsd"] > 0
+    assert row(found, AT + 3600)["costUsd"] == round(cost["spentUsd"], 2)
+    assert row(found, AT + 3600)["gpusPerWorker"] == 1
+
+
+def test_a_large_job_is_cut_to_what_can_be_read() -> None:
+    roster = [{"name": f"w-{n}", "uid": str(n), "phase": "Running"} for n in range(MAX_WORKERS + 50)]
+    told = details(read(workers=roster), (), AT)
+    assert (len(told["workers"]), told["workersInAll"]) == (MAX_WORKERS, MAX_WORKERS + 50)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)))
+def test_whatever_a_status_holds_it_can_be_told(status: dict[str, Any]) -> None:
+    found = ElasticJob.from_manifest(job(**status))
+    json.dumps([row(found, AT), details(found, (), AT)])

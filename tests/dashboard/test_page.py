@@ -1,0 +1,293 @@
+"""The page in a real browser: what a person sees, types and clicks, on a screen and on a telephone."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.errors import UnreachableError
+from elasticctl.spec import ElasticJob
+from tests.cli.samples import FAILED, at, job
+from tests.dashboard.cluster import Jobs, many
+from tests.dashboard.process import Serve
+from tests.dashboard.visitor import Visitor, hosted
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.browser
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
+PATIENCE_MS = 60_000
+MARKUP = "<img src=x onerror=\"document.title='hit'\"><b>bold</b>"
+CURVE: dict[str, Any] = {
+    "since": at(2),
+    "atS": [0, 20, 40, 60],
+    "step": [0, 40, 80, 120],
+    "samplesPerS": [8000, 8100, 8050, 8123],
+    "metrics": {"loss": [2.3, 0.9, 0.4, 0.21], "accuracy": [0.1, 0.95]},
+}
+
+
+def see(found: Locator | Page) -> Any:
+    """Playwright's assertions, which wait."""
+    from playwright.sync_api import expect
+
+    return expect(found)  # type: ignore[arg-type]
+
+
+def tile(page: Page, title: str) -> Locator:
+    return page.locator(".tile", has=page.get_by_text(title, exact=True))
+
+
+def elasticctl(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "elasticctl.cli", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def inked(page: Page, chart: int) -> int:
+    """How many different colours a chart's canvas shows: an empty one has one, axes alone have a few shades of grey."""
+    drawn: int = page.evaluate(
+        """(chart) => {
+          const canvas = document.querySelectorAll("canvas")[chart];
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          let found = 0;
+          for (let i = 0; i < data.length; i += 4) {
+            const [red, green, blue, alpha] = data.subarray(i, i + 4);
+            found += alpha > 200 && Math.max(red, green, blue) - Math.min(red, green, blue) > 60;
+          }
+          return found;
+        }""",
+        chart,
+    )
+    return drawn
+
+
+@pytest.mark.timeout(300)
+def test_a_job_from_before_its_first_step_to_its_end(
+    serve: Serve, visitor: Visitor, local_cluster: LocalCluster
+) -> None:
+    page = visitor.open(serve().link())
+    page.set_default_timeout(PATIENCE_MS)
+    see(page.get_by_role("main")).to_contain_text("The local cluster is not running", ignore_case=True)
+    elasticctl(
+        "submit", str(DIGITS), "--name", "digits", "--workers", "2", "--min-workers", "1", "--max-workers", "3",
+        "--detach", "--", "--epochs", "400", "--step-delay-s", "0.05",
+    )  # fmt: skip
+    see(page.get_by_role("heading", name="digits")).to_be_visible(timeout=PATIENCE_MS)
+    see(page.locator(".far")).to_contain_text(re.compile(r"Step [1-9]"), timeout=PATIENCE_MS)
+    first = page.locator(".far").inner_text()
+    see(page.locator(".far")).not_to_have_text(first, timeout=PATIENCE_MS)
+    see(page.get_by_role("img", name=re.compile("^loss: "))).to_be_visible(timeout=PATIENCE_MS)
+    page.wait_for_function("document.querySelectorAll('canvas').length === 3")
+    assert [inked(page, chart) > 50 for chart in range(3)] == [True, True, True]
+
+    elasticctl("preempt", "digits", "--worker", "1", "--notice", "none")
+    disturbed = page.get_by_role("row", name=re.compile("Interruption digits-worker-1 Deleted"))
+    see(disturbed).to_contain_text(re.compile(r"\d+\.\ds"), timeout=PATIENCE_MS)
+
+    page.get_by_role("button", name="Scale").click()
+    page.get_by_label("Workers", exact=True).fill("3")
+    page.get_by_role("dialog").get_by_role("button", name="Scale").click()
+    see(tile(page, "Workers")).to_contain_text("3 of 3", timeout=PATIENCE_MS)
+    see(page.get_by_role("row", name=re.compile("Scaling 2 → 3 workers by user"))).to_be_visible(timeout=PATIENCE_MS)
+
+    page.get_by_role("button", name="Suspend").click()
+    page.get_by_role("button", name="Let it run").click()
+    see(page.get_by_role("dialog")).to_be_hidden()
+    assert not ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).suspend
+    page.get_by_role("button", name="Suspend").click()
+    page.get_by_role("dialog").get_by_role("button", name="Suspend").click()
+    see(page.locator(".badge")).to_have_text("Suspended", timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    see(page.locator(".badge")).to_have_text("Running", timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    see(page.locator(".badge")).to_have_text("Cancelled", timeout=PATIENCE_MS)
+    see(page.get_by_role("button", name="Scale")).to_be_hidden()
+    assert ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).status.phase == "Cancelled"
+
+
+def test_what_jobs_say_is_text(visitor: Visitor) -> None:
+    worker = {"name": MARKUP, "phase": MARKUP, "node": MARKUP, "uid": "w"}
+    metrics = {MARKUP: [1.0, 2.0], "b": [1.0]}
+    hostile = copy.deepcopy(
+        job(
+            **FAILED
+            | {"workers": [worker], "curve": {**CURVE, "metrics": metrics}, "message": MARKUP, "reason": MARKUP}
+        )
+    )
+    hostile["status"]["firstFailure"] |= {"error": MARKUP, "lastLines": [MARKUP]}
+    hostile["status"]["interruptions"][0] |= {"worker": MARKUP, "message": MARKUP}
+    container = hostile["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container |= {"command": [MARKUP], "image": MARKUP}
+    with hosted(Jobs(hostile)) as link:
+        page = visitor.open(link)
+        see(page.locator("section.runs")).to_contain_text(MARKUP)
+        see(page.locator(".findings")).to_contain_text(MARKUP)
+        see(page.locator("section.workers")).to_contain_text(MARKUP)
+        see(page.locator(".choice")).to_contain_text(MARKUP)
+        assert page.locator("img, b:has-text('bold')").count() == 0
+        assert page.title() != "hit"
+
+
+def test_a_thousand_jobs_are_turned_over_and_found(visitor: Visitor) -> None:
+    cluster = Jobs(*many(1000))
+    with hosted(cluster) as link:
+        page = visitor.open(link)
+        rows = page.locator("#list li")
+        see(rows).to_have_count(50)
+        see(page.locator("#range")).to_have_text("1 to 50 of 1,000")
+        see(page.locator("#summary")).to_have_text("500 running · 500 ended")
+        page.get_by_label("Next page").click()
+        see(page.locator("#range")).to_have_text("51 to 100 of 1,000")
+        page.get_by_label("Which jobs").select_option("ended")
+        see(page.locator("#range")).to_have_text("1 to 50 of 500")
+        page.get_by_label("Find a job by name").fill("0123")
+        see(rows).to_have_count(1)
+        page.get_by_label("Which jobs").select_option("running")
+        see(page.locator("#none")).to_have_text("No job is like that.")
+        page.get_by_label("Which jobs").select_option("all")
+        rows.first.get_by_role("link").click()
+        see(page.get_by_role("heading", name="job-0123")).to_be_visible()
+        del cluster.jobs["job-0123"]
+        see(page.get_by_role("main")).to_contain_text("This job is gone", timeout=PATIENCE_MS)
+
+
+def test_the_keyboard_is_enough(visitor: Visitor) -> None:
+    with hosted(Jobs(job("one"), job("two"))) as link:
+        page = visitor.open(link)
+        see(page.locator("#list li")).to_have_count(2)
+        page.keyboard.press("Tab")
+        see(page.get_by_text("Skip to the job")).to_be_focused()
+        for _ in range(4):
+            page.keyboard.press("Tab")
+        see(page.get_by_role("link", name=re.compile("^two"))).to_be_focused()
+        page.keyboard.press("Enter")
+        see(page.get_by_role("heading", name="two")).to_be_visible()
+        see(page.locator("[aria-current]")).to_contain_text("two")
+        page.get_by_role("button", name="Cancel").focus()
+        page.keyboard.press("Enter")
+        see(page.get_by_role("button", name="Let it run")).to_be_focused()
+        page.keyboard.press("Escape")
+        see(page.get_by_role("dialog")).to_be_hidden()
+        see(page.get_by_role("button", name="Cancel")).to_be_focused()
+
+
+def test_a_refusal_is_said_where_it_was_asked_for(visitor: Visitor) -> None:
+    cluster = Jobs(job())
+    with hosted(cluster) as link:
+        page = visitor.open(link)
+        page.get_by_role("button", name="Scale").click()
+        cluster.jobs["digits"]["spec"]["maxReplicas"] = 2  # which the page does not know yet
+        page.get_by_role("dialog").get_by_role("button", name="Scale").click()
+        see(page.get_by_role("alert").filter(has_text="more than the maximum")).to_be_visible()
+        see(page.get_by_role("dialog")).to_be_visible()
+
+
+def test_updates_move_nothing(visitor: Visitor) -> None:
+    cluster = Jobs(job(curve=CURVE))
+    with hosted(cluster) as link:
+        page = visitor.open(link)
+        see(page.get_by_role("img", name=re.compile("^loss: "))).to_be_visible()
+        page.evaluate("""() => {
+          globalThis.moved = 0;
+          const seen = (list) => { for (const entry of list.getEntries()) globalThis.moved += entry.value; };
+          new PerformanceObserver(seen).observe({ type: "layout-shift", buffered: false });
+        }""")
+        for step in (121, 200, 559):
+            cluster.change(
+                "digits", progress={"step": step, "totalSteps": 560}, checkpoint={"step": 1, "committed": step}
+            )
+            see(page.locator(".far")).to_contain_text(f"Step {step} of 560")
+        assert page.evaluate("globalThis.moved") < 0.005
+
+
+def test_the_charts_can_be_chosen_and_read(visitor: Visitor) -> None:
+    with hosted(Jobs(job(curve=CURVE, phase="Succeeded", completionTime=at(62)))) as link:
+        page = visitor.open(link)
+        loss = page.get_by_role("img", name=re.compile("^loss: 2.3 at .*, 0.21 at "))
+        see(loss).to_be_visible()
+        page.get_by_role("button", name="accuracy").click()
+        see(page.get_by_role("img", name=re.compile("^accuracy: "))).to_be_visible()
+        see(page.get_by_role("button", name="accuracy")).to_have_attribute("aria-pressed", "true")
+        page.get_by_role("button", name="loss").click()
+        see(page.locator("figcaption").first).to_contain_text("0.21")
+        loss.hover(position={"x": 64, "y": 60})
+        see(page.locator("figcaption").first).to_contain_text("2.3")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_it_is_readable(visitor: Visitor, width: int, dark: bool) -> None:
+    """Nothing sticks out sideways, and every text stands out from its ground as WCAG's AA asks for."""
+    with hosted(Jobs(job(curve=CURVE), job("failed", **FAILED))) as link:
+        page = visitor.open(link, width=width, dark=dark)
+        for name in ("digits", "failed"):
+            page.goto(page.url.partition("#")[0] + f"#/default/{name}")
+            see(page.get_by_role("heading", name=name)).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(FAINT) == []
+        if width == 400:
+            see(page.get_by_role("navigation")).to_be_hidden()
+            page.get_by_role("link", name="All jobs").click()
+            see(page.get_by_role("navigation")).to_be_visible()
+
+
+def test_it_says_when_the_cluster_does_not_answer(visitor: Visitor) -> None:
+    cluster = Jobs(job())
+    with hosted(cluster) as link:
+        page = visitor.open(link)
+        see(page.locator("#connection")).to_have_text("Live")
+        cluster.trouble = UnreachableError("prod does not answer: is the VPN up?")
+        see(page.locator("#banner")).to_contain_text("is the VPN up?")
+        see(page.locator("#connection")).to_have_text("Waiting for the cluster")
+        see(page.get_by_role("heading", name="digits")).to_be_visible()
+        cluster.trouble = None
+        see(page.locator("#banner")).to_be_hidden()
+
+
+def test_it_says_when_the_dashboard_has_ended(visitor: Visitor) -> None:
+    with hosted(Jobs(job())) as link:
+        page = visitor.open(link)
+        see(page.get_by_role("heading", name="digits")).to_be_visible()
+    see(page.locator("#connection")).to_have_text("Reconnecting")
+    see(page.locator("#banner")).to_contain_text("elasticctl dashboard")
+
+
+def test_without_jobs_it_says_how_to_start_one(visitor: Visitor) -> None:
+    with hosted(Jobs()) as link:
+        page = visitor.open(link)
+        see(page.get_by_role("main")).to_contain_text("No jobs yet")
+        see(page.get_by_role("main").get_by_role("button", name="Copy: elasticctl submit train.py")).to_be_visible()
+
+
+FAINT = """() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const over = (top, under) => top.slice(0, 3).map((part, i) => part * (top[3] ?? 1) + under[i] * (1 - (top[3] ?? 1)));
+  const light = (colour) => colour.slice(0, 3).map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (node) => {
+    const layers = [];
+    for (let at = node; at; at = at.parentElement) layers.unshift(parse(getComputedStyle(at).backgroundColor));
+    return layers.reduce((under, top) => over(top, under), [255, 255, 255]);
+  };
+  const found = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+    if (!own || !node.checkVisibility() || node.closest(":disabled")) continue;
+    const [text, under] = [light(parse(getComputedStyle(node).color)), light(ground(node))];
+    const contrast = (Math.max(text, under) + 0.05) / (Math.min(text, under) + 0.05);
+    if (contrast < 4.5) found.push(`${node.textContent.trim().slice(0, 40)}: ${contrast.toFixed(2)}`);
+  }
+  return found;
+}"""

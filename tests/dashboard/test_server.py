@@ -1,0 +1,344 @@
+"""The dashboard's HTTP interface, asked as a browser asks, and as those do who should not be answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse, ClientSession, CookieJar
+from aiohttp.test_utils import TestServer
+
+from elasticctl.cli.dashboard import _scaled
+from elasticctl.dashboard import server
+from elasticctl.dashboard.access import TOKEN_HEADER
+from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_VIEWERS, Dashboard, Place
+from elasticctl.errors import UnreachableError
+from tests.cli.samples import job
+from tests.dashboard.cluster import Jobs, many
+
+PATIENCE_S = 10.0
+
+
+@dataclass(slots=True)
+class Browser:
+    """A client with cookies; `page` is what it talks to."""
+
+    session: ClientSession
+    page: Dashboard
+    origin: str
+
+    async def get(self, path: str = "", **headers: str) -> ClientResponse:
+        url = self.origin + (path if path.startswith("/") else self.page.gate.base + path)
+        return await self.session.get(url, headers=headers, allow_redirects=False)
+
+    async def enter(self) -> None:
+        assert (await self.get(self.page.gate.issue())).status == 303
+
+    async def post(self, path: str, body: Any, **headers: str) -> ClientResponse:
+        given = {TOKEN_HEADER: self.page.gate.token, "Origin": self.origin, **headers}
+        url = self.origin + self.page.gate.base + path
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.session.post(url, data=data, headers=given)
+
+    @asynccontextmanager
+    async def events(self, last: str = "") -> AsyncIterator[Callable[..., Awaitable[dict[str, Any]]]]:
+        """A stream of news; what is yielded waits for the next event of a name, and returns its data with its id."""
+        answer = await self.get("events", **({"Last-Event-ID": last} if last else {}))
+        assert answer.status == 200
+        assert answer.content_type == "text/event-stream"
+
+        async def following(name: str) -> dict[str, Any]:
+            fields: dict[str, str] = {}
+            while True:
+                line = (await asyncio.wait_for(answer.content.readline(), PATIENCE_S)).decode().rstrip("\n")
+                if not line and fields.get("event") == name:
+                    return {"id": fields.get("id", ""), **json.loads(fields["data"])}
+                if not line:
+                    fields = {}
+                    continue
+                key, _, value = line.partition(": ")
+                fields[key] = value
+
+        try:
+            yield following
+        finally:
+            answer.close()
+
+
+def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[str, Any], **settings: Any) -> None:
+    """Run a story against a server of its own, whose browser has been let in."""
+
+    async def run() -> None:
+        cluster = Jobs(*manifests)
+        place = Place(cluster, "local", settings.pop("namespace", "default"))  # type: ignore[arg-type]
+        page = Dashboard(place, _scaled, poll_s=0.02, **settings)
+        async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+            browser = Browser(session, page, f"http://127.0.0.1:{running.port}")
+            await browser.enter()
+            await story(browser, cluster)
+
+    asyncio.run(asyncio.wait_for(run(), 3 * PATIENCE_S))
+
+
+def test_a_link_works_once_and_leaves_nothing_in_the_address() -> None:
+    async def story(browser: Browser, _: Jobs) -> None:
+        link = browser.page.gate.issue()
+        first = await browser.get(link)
+        assert (first.status, first.headers["Location"]) == (303, browser.page.gate.base)
+        cookie = first.headers["Set-Cookie"]
+        assert f"Path={browser.page.gate.base}" in cookie
+        assert "HttpOnly" in cookie
+        assert "SameSite=Lax" in cookie
+        assert browser.page.gate.token not in cookie
+        again = await browser.get(link)
+        assert again.status == 403
+        assert "works once" in await again.text()
+
+    browse(story)
+
+
+def test_without_the_cookie_nothing_is_answered() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        browser.session.cookie_jar.clear()
+        for path in ("", "app.js", "events", "jobs/default/digits", "nothing"):
+            assert (await browser.get(path)).status == 403, path
+        for path in ("/", "/favicon.ico", "/events", f"{browser.page.gate.base}x?ticket=1"):
+            assert (await browser.get(path)).status == 403, path
+        refused = await browser.post("jobs/default/digits/cancel", {"uid": "uid-digits"})
+        assert refused.status == 403
+        assert "cancel" not in cluster.jobs["digits"]["spec"]
+
+    browse(story, job())
+
+
+def test_a_guest_is_told_of() -> None:
+    entries: list[None] = []
+
+    async def story(browser: Browser, _: Jobs) -> None:
+        await browser.enter()
+        await browser.get("?ticket=wrong")
+        assert len(entries) == 2  # `browse` let one in before
+
+    browse(story, on_entry=lambda: entries.append(None))
+
+
+def test_another_name_for_this_machine_is_refused() -> None:
+    async def story(browser: Browser, _: Jobs) -> None:
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example"):
+            assert (await browser.get("", Host=host)).status == 403
+        assert (await browser.get("", Host="localhost:1234")).status == 200
+
+    browse(story)
+
+
+def test_other_sites_get_nothing() -> None:
+    async def story(browser: Browser, _: Jobs) -> None:
+        for mode in ("cors", "no-cors"):
+            answer = await browser.get("events", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": mode})
+            assert answer.status == 403
+        answer = await browser.get("", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})
+        assert answer.status == 200
+
+    browse(story)
+
+
+def test_the_page_may_load_nothing_from_elsewhere_and_is_kept_nowhere() -> None:
+    async def story(browser: Browser, _: Jobs) -> None:
+        for path in ("", "app.js", "style.css", "vendor/uPlot.esm.js", "jobs/default/none", "nothing"):
+            answer = await browser.get(path)
+            policy = answer.headers["Content-Security-Policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "//" not in policy
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert "Python" not in answer.headers["Server"]
+        page = await (await browser.get("")).text()
+        assert "<script type=" in page
+        assert "://" not in page
+
+    browse(story)
+
+
+def test_only_the_pages_files_can_be_asked_for() -> None:
+    async def story(browser: Browser, _: Jobs) -> None:
+        base = browser.page.gate.base
+        for path in (
+            "index.html",
+            "assets.py",
+            f"{base}../server.py",
+            f"{base}%2e%2e/server.py",
+            "vendor/",
+            "vendor/x",
+        ):
+            assert (await browser.get(path)).status in (403, 404), path
+
+    browse(story)
+
+
+def test_news_come_as_they_happen() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        async with browser.events() as following:
+            hello = await following("hello")
+            assert (hello["context"], hello["namespace"]) == ("local", "default")
+            first = await following("jobs")
+            assert first["whole"]
+            assert [row["name"] for row in first["rows"]] == ["digits"]
+            cluster.jobs["other"] = job("other")
+            del cluster.jobs["digits"]
+            news = await following("jobs")
+            assert not news["whole"]
+            assert ([row["name"] for row in news["rows"]], news["gone"]) == (["other"], ["uid-digits"])
+
+    browse(story, job())
+
+
+def test_who_comes_back_is_told_what_was_missed() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        async with browser.events() as following:
+            seen = (await following("jobs"))["id"]
+        cluster.change("job-0001", active=1)
+        async with browser.events(seen) as following:
+            news = await following("jobs")
+            assert not news["whole"]
+            assert [row["name"] for row in news["rows"]] == ["job-0001"]
+        for stranger in ("0.1", "", f"{seen.partition('.')[0]}.999", "x"):
+            async with browser.events(stranger) as following:
+                assert (await following("jobs"))["whole"]
+
+    browse(story, *many(3))
+
+
+def test_a_cluster_that_does_not_answer_is_told_of_and_comes_back() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        cluster.trouble = UnreachableError("nobody answers: is the VPN up?")
+        async with browser.events() as following:
+            assert (await following("trouble"))["message"] == "nobody answers: is the VPN up?"
+            cluster.trouble = None
+            await following("well")
+            assert (await following("jobs"))["rows"]
+
+    browse(story, job())
+
+
+def test_nobody_asks_while_nobody_looks_and_once_for_all_who_do() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        assert cluster.asked == 0
+        async with browser.events() as one, browser.events() as other:
+            await one("jobs")
+            await other("jobs")
+            assert browser.page.feed.viewers == 2
+        while browser.page.feed.viewers:
+            await asyncio.sleep(0.01)
+        asked = cluster.asked
+        await asyncio.sleep(0.3)
+        assert cluster.asked <= asked + 1  # the look that was under way
+
+    browse(story, job())
+
+
+def test_only_so_many_may_watch() -> None:
+    async def story(browser: Browser, _: Jobs) -> None:
+        streams = [browser.events() for _ in range(MAX_VIEWERS)]
+        for stream in streams:
+            await (await stream.__aenter__())("hello")
+        refused = await browser.get("events")
+        assert refused.status == 503
+        assert "close one" in (await refused.json())["error"]
+        for stream in streams:
+            await stream.__aexit__(None, None, None)
+
+    browse(story, job())
+
+
+def test_details_are_of_a_job_that_was_seen() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        async with browser.events() as following:
+            await following("jobs")
+            told = await (await browser.get("jobs/default/digits")).json()
+            assert told["job"]["uid"] == "uid-digits"
+        for path in ("jobs/default/other", "jobs/kube-system/digits", "jobs/default/..%2f"):
+            answer = await browser.get(path)
+            assert answer.status == 404, path
+        assert "no job other" in (await (await browser.get("jobs/default/other")).json())["error"]
+
+    browse(story, job())
+
+
+def test_a_change_reaches_the_cluster_and_the_page() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        async with browser.events() as following:
+            await following("jobs")
+            answer = await browser.post("jobs/default/digits/scale", {"uid": "uid-digits", "workers": 2})
+            assert answer.status == 200
+            assert (await following("jobs"))["rows"][0]["desired"] == 2
+
+    browse(story, job())
+
+
+def test_a_refused_change_says_why() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        for path, body, status, said in (
+            ("digits/scale", {"uid": "uid-digits", "workers": 9}, 400, "more than the maximum"),
+            ("digits/explode", {"uid": "uid-digits"}, 400, "cannot be done here"),
+            ("digits/cancel", b"{", 400, "not JSON"),
+            ("digits/cancel", b"[" * 2000, 400, "not JSON"),
+            ("digits/cancel", {"uid": "old"}, 409, "made again"),
+            ("other/cancel", {"uid": "u"}, 404, "no job other"),
+            ("digits/cancel", b" " * (MAX_BODY_BYTES + 1), 413, ""),
+        ):
+            answer = await browser.post(f"jobs/default/{path}", body)
+            assert answer.status == status, path
+            assert said in (await answer.json())["error"]
+        assert cluster.jobs["digits"] == job()
+
+    browse(story, job())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{TOKEN_HEADER: ""}, {TOKEN_HEADER: "wrong"}, {"Origin": "http://evil.example"}, {"Origin": ""}],
+)
+def test_a_change_that_another_page_asks_for_is_refused(headers: dict[str, str]) -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        answer = await browser.post("jobs/default/digits/cancel", {"uid": "uid-digits"}, **headers)
+        assert answer.status == 403
+        assert cluster.jobs["digits"] == job()
+
+    browse(story, job())
+
+
+def test_a_page_of_one_namespace_changes_no_other() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        answer = await browser.post("jobs/default/digits/cancel", {"uid": "uid-digits"})
+        assert answer.status == 404
+        assert cluster.jobs["digits"] == job()
+
+    browse(story, job(), namespace="team-a")
+
+
+def test_a_thousand_jobs_are_one_message_and_then_only_what_changes() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        async with browser.events() as following:
+            assert len((await following("jobs"))["rows"]) == 1000
+            cluster.change("job-0500", active=1)
+            assert [row["name"] for row in (await following("jobs"))["rows"]] == ["job-0500"]
+
+    browse(story, *many(1000))
+
+
+def test_a_quiet_stream_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEARTBEAT_S", 0.05)
+
+    async def story(browser: Browser, _: Jobs) -> None:
+        answer = await browser.get("events")
+        while (await asyncio.wait_for(answer.content.readline(), PATIENCE_S)) != b":\n":
+            continue
+        answer.close()
+
+    browse(story)
