@@ -220,7 +220,9 @@ def storage_url(given: str, working_dir: str) -> str:
 
 def check_public(url: str) -> None:
     """Refuse a storage URL that holds credentials, without repeating it: UsageError."""
-    if "@" in url.partition("://")[2].partition("/")[0]:
+    place = url.partition("://")[2]
+    host = place.partition("/")[0]
+    if "@" in host or (":" in host and "@" in place):  # a secret access key may have slashes
         raise UsageError(
             "--storage: the URL has something before an '@', and would be stored as it is: credentials belong into"
             " the environment (elasticctl secret)"

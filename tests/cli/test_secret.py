@@ -169,6 +169,7 @@ def test_a_manifest_has_names_alone(run: Run, script: Path) -> None:
         (("--mount", "data:/data"), "--mount is for clusters: on this machine a job sees every folder where it is"),
         (("--mount", "data"), '"data" is not of the form CLAIM:/path.'),
         (("--storage", f"s3://key:{PLANTED}@bucket/p"), "--storage: the URL has something before an '@'"),
+        (("--storage", f"s3://key:a/{PLANTED}@bucket/p"), "--storage: the URL has something before an '@'"),
         (("--storage", f"ftp://key:{PLANTED}@host/p"), "--storage: the URL has something before an '@'"),
     ],
 )

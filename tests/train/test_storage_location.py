@@ -38,6 +38,7 @@ def test_names_are_encoded_for_a_request() -> None:
         ("/a", "not the name of a bucket"),
         ("b ucket/a", "not the name of a bucket"),
         ("key:hunter2@bkt/a", "credentials belong into the environment"),
+        ("key:/hunter2@bkt/a", "credentials belong into the environment"),
         ("bkt/a//b", "not a prefix"),
         ("bkt/a/../b", "not a prefix"),
         ("bkt/a\nb", "not a prefix"),

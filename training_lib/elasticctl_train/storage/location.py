@@ -48,7 +48,7 @@ def parse(url: str, options: Collection[str]) -> Location:
     shown = without_secrets(url)
     name, _, query = rest.partition("?")
     bucket, _, prefix = name.partition("/")
-    if "@" in bucket:
+    if "@" in bucket or (":" in bucket and "@" in name):  # a secret access key may have slashes
         raise StorageError(f"{shown}: the URL has something before an '@'; credentials belong into the environment")
     if not _BUCKET.fullmatch(bucket):
         raise StorageError(f"{shown}: {bucket!r} is not the name of a bucket; write {scheme}://BUCKET/PREFIX")
