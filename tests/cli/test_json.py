@@ -133,6 +133,23 @@ def test_places_and_templates(run: Run) -> None:
     assert check(run("local", "status", "-o", "json").out)["running"] is False
 
 
+def test_what_is_simulated(run: Run, private_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "rates.csv").write_text("4,100\n8,190\n")
+    for priced in ((), ("--gpu-type", "t4", "--context", "prod")):
+        if priced:
+            assert run("config", "set-context", "prod", "--provider", "aws").code == 0
+        done = run("simulate", "--table", str(tmp_path / "rates.csv"), "--gpus", "4,16", *priced, "-o", "json")
+        assert [each["gpus"] for each in check(done.out)["outlooks"]] == [4, 16], done.err
+
+
+def test_secrets_and_quotas(run: Run, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys.env").write_text("TOKEN=x\n")
+    assert run("secret", "set", "hub", "--from-env-file", str(tmp_path / "keys.env")).code == 0
+    assert [each["name"] for each in check(run("secret", "list", "-o", "json").out)["secrets"]] == ["hub"]
+    assert run("quota", "set", "vision", "--guaranteed", "cpu=2").code == 0
+    assert [each["project"] for each in check(run("quota", "list", "-o", "json").out)["holdings"]] == ["vision"]
+
+
 def test_a_place_that_was_looked_at(run: Run, home: Path, local_cluster: LocalCluster) -> None:
     assert check(run("doctor", "-o", "json").out)["context"] == "local"
     local_cluster.list_jobs(None)

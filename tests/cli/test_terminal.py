@@ -52,7 +52,7 @@ def waiting(local_cluster: LocalCluster, tmp_path: Path) -> Path:
 
 def test_a_list_is_aligned_and_says_what_to_type_next(waiting: Path, terminal: Spawn) -> None:
     child = terminal("list", width=80)
-    child.expect("NAME.*PHASE.*WORKERS.*STEP")
+    child.expect("NAME.*PHASE.*WORKERS.*AGE")
     child.expect("digits .*Running.*2/2")
     child.expect("more about one: elasticctl status digits")
     child.expect(pexpect.EOF)

@@ -1,0 +1,132 @@
+"""What goes wrong with jobs that are there, or are not: the exact line on stderr, the exit code, nothing on stdout.
+
+What needs no cluster to be refused is in test_bad_input.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticctl.cluster.local.client import LocalCluster
+from tests.cli.conftest import Run
+from tests.jobs import FOREVER, shell_job
+from tests.waiting import wait_until
+
+NO_JOB = 'no job "{}" in context local, namespace default{}; `elasticctl list` shows all'
+
+MISTAKES = [
+    ("status none", 3, NO_JOB.format("none", "")),
+    ("status digit-a", 3, NO_JOB.format("digit-a", ' (did you mean "digits-a"?)')),
+    (
+        "status digits",
+        3,
+        '"digits" is the beginning of several jobs in context local, namespace default: digits-a, digits-b',
+    ),
+    ("status digits-a -w -o yaml", 2, "--watch shows tables; it does not go with --output yaml"),
+    ("status digits-a -n other", 3, 'no job "digits-a" in context local, namespace other; `elasticctl list` shows all'),
+    ("list -A -w -o name", 2, "--watch shows tables; it does not go with --output name"),
+    ("logs none", 3, NO_JOB.format("none", "")),
+    (
+        "logs digits-a --worker x",
+        2,
+        '"x" names no worker; they are called digits-a-worker-0 (or 0) and so on',
+    ),
+    (
+        "logs digits-a --tail -1",
+        2,
+        "Invalid value for '--tail': \"-1\" is not a whole number of at least 0. See `elasticctl logs --help`.",
+    ),
+    (
+        "logs digits-a --since soon",
+        2,
+        "Invalid value for '--since': \"soon\" is not a duration such as 90s, 10m, 2h or 1d."
+        " See `elasticctl logs --help`.",
+    ),
+    ("scale none --to 2", 3, NO_JOB.format("none", "")),
+    ("scale digits-a", 2, "say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto"),
+    ("scale digits-a --to 5", 2, "5 workers are more than the maximum of digits-a, 4"),
+    ("scale digits-a --remove 1", 2, "1 worker is fewer than the minimum of digits-a, 2"),
+    ("scale digits-a --gpus 2", 2, "digits-a runs on CPUs; say --to N, in workers"),
+    (
+        "scale digits-a --remove-worker 7",
+        3,
+        "digits-a has no worker digits-a-worker-7; it has digits-a-worker-0, digits-a-worker-1",
+    ),
+    ("scale digits-b --to 2", 3, "digits-b has ended (Succeeded) and cannot be scaled"),
+    ("wait none", 3, NO_JOB.format("none", "")),
+    (
+        "wait digits-a --for done --timeout never",
+        2,
+        "Invalid value for '--timeout': \"never\" is not a duration such as 90s, 10m, 2h or 1d."
+        " See `elasticctl wait --help`.",
+    ),
+    (
+        "wait digits-a --for ever",
+        2,
+        "Invalid value for '--for': 'ever' is not one of 'done', 'running'. See `elasticctl wait --help`.",
+    ),
+    ("describe none", 3, NO_JOB.format("none", "")),
+    ("events none", 3, NO_JOB.format("none", "")),
+    ("events digits-a -w -o json", 2, "--watch shows tables; it does not go with --output json"),
+    ("history none", 3, NO_JOB.format("none", "")),
+    ("explain none", 3, NO_JOB.format("none", "")),
+    ("suspend digits-b", 3, "digits-b has ended (Succeeded) and cannot be suspended"),
+    ("resume digits-b", 3, "digits-b has ended (Succeeded) and cannot be resumed"),
+    ("cancel digits-b", 3, "digits-b has ended (Succeeded) and cannot be cancelled"),
+    ("cancel", 2, "Missing argument 'JOB...'. See `elasticctl cancel --help`."),
+    ("delete digits-a", 2, "digits-a is still Running; add --yes to delete it all the same"),
+    ("rerun digits-a --from-checkpoint 3", 2, "digits-a has no storage URL, so it has no checkpoint to start from"),
+    (
+        "rerun digits-a --from-checkpoint first",
+        2,
+        "Invalid value for '--from-checkpoint': \"first\" is neither a step nor latest. See `elasticctl rerun --help`.",
+    ),
+    (
+        "rerun digits-a --name digits-a",
+        3,
+        "digits-a is still Running: give the new job another --name, or cancel the old one first",
+    ),
+    ("prune", 2, "say how long ago they must have ended: --older-than 7d"),
+    (
+        "prune --older-than 1w",
+        2,
+        "Invalid value for '--older-than': \"1w\" is not a duration such as 90s, 10m, 2h or 1d."
+        " See `elasticctl prune --help`.",
+    ),
+    ("preempt none", 3, NO_JOB.format("none", "")),
+    ("preempt digits-a --worker 0 --rank 1", 2, "say --worker NAME or --rank N, not both"),
+    (
+        "preempt digits-a --worker 5",
+        3,
+        "digits-a-worker-5 does not run now; these workers of digits-a do: digits-a-worker-0, digits-a-worker-1",
+    ),
+    ("preempt digits-b", 3, "digits-b has ended (Succeeded): it has no workers to lose"),
+    ("checkpoints digits-a", 2, "digits-a names no storage: give the URL of its checkpoints instead"),
+    ("checkpoints none", 3, NO_JOB.format("none", "")),
+]
+
+
+@pytest.fixture
+def jobs(local_cluster: LocalCluster, tmp_path: Path) -> None:
+    """`digits-a`, which runs, and `digits-b`, which has ended."""
+    local_cluster.create_job(shell_job("digits-a", FOREVER, 2, minReplicas=2, maxReplicas=4))
+    local_cluster.create_job(shell_job("digits-b", "true"))
+
+    def status(name: str) -> dict[str, object]:
+        found: dict[str, object] = local_cluster.get_job("default", name).get("status", {})
+        return found
+
+    wait_until(lambda: status("digits-a").get("active") == 2 and status("digits-b").get("phase") == "Succeeded")
+
+
+@pytest.mark.usefixtures("jobs")
+def test_each_mistake_has_its_line(run: Run) -> None:
+    """One cluster for them all: none of them changes anything."""
+    wrong = []
+    for line, code, message in MISTAKES:
+        done = run(*line.split())
+        if (done.code, done.out, done.err) != (code, "", f"error: {message}\n"):
+            wrong.append((line, done))
+    assert wrong == []
