@@ -16,12 +16,14 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from elasticctl_train.launcher import logship, metadata
+from elasticctl_train.errors import TrainError
+from elasticctl_train.launcher import logship, metadata, workspace
+from elasticctl_train.launcher.failure import APPLICATION, Failure
 from elasticctl_train.launcher.imports import installed_imports
 from elasticctl_train.launcher.output import Output
 from elasticctl_train.launcher.spares import PythonCommand, Starter, common_environment
 
-EXIT_USAGE = 2
+EXIT_FAILED, EXIT_USAGE = 1, 2
 REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", "ELASTICCTL_RDZV_TOKEN_FILE")
 
 
@@ -51,6 +53,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(command: list[str], options: argparse.Namespace, output: Output, on_notice: Callable[[], None]) -> int:
+    """Run the command in this worker's copy of the job's workspace, if it has one; see `_train`."""
+    try:
+        copy = workspace.unpacked(os.environ)
+    except TrainError as error:
+        output.say(str(error))
+        Failure(APPLICATION, os.environ.get("ELASTICCTL_WORKER", ""), 0, EXIT_FAILED, error=str(error)).write()
+        return EXIT_FAILED
+    if copy is None:
+        return _train(command, options, output, on_notice)
+    try:
+        return _train(copy.enter(command, os.environ), options, output, on_notice)
+    finally:
+        copy.close()
+
+
+def _train(command: list[str], options: argparse.Namespace, output: Output, on_notice: Callable[[], None]) -> int:
     """`on_notice` is called, from a signal's handler, once this worker has to go."""
     starter = Starter(command, common_environment(), _preload(options.preload, command))
     starter.warm(options.nproc_per_node)
@@ -59,7 +77,6 @@ def _run(command: list[str], options: argparse.Namespace, output: Output, on_not
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     from elasticctl_train.launcher.agent import Agent, Limits
-    from elasticctl_train.launcher.failure import APPLICATION, Failure
     from elasticctl_train.launcher.rendezvous import handler_from_environment
 
     handler = handler_from_environment("", options.nproc_per_node, options.join_timeout)
