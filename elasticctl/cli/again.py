@@ -31,7 +31,7 @@ def again(manifest: Manifest, rerun: Rerun) -> Manifest:
     spec = {key: value for key, value in copy.deepcopy(manifest["spec"]).items() if key not in _OF_ONE_LIFE}
     container = worker_container(at(spec, "replicaSpecs", "Worker", "template") or {})
     for variable, value in ((STORAGE_VARIABLE, rerun.storage), (START_FROM_VARIABLE, rerun.start_from)):
-        _set_variable(container, variable, value)
+        set_variable(container, variable, value)
     annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if GROUP not in key}
     annotations[ANNOTATION_RERUN_OF] = origin(manifest)
     made: Manifest = {
@@ -68,7 +68,7 @@ def beside(url: str, name: str) -> str:
     return f"{place.rstrip('/').rpartition('/')[0]}/{name}{mark}{choices}"
 
 
-def _set_variable(container: Any, name: str, value: str) -> None:
+def set_variable(container: Any, name: str, value: str) -> None:
     """Set a variable of a container in place, where it stood or at the end; remove it for ""."""
     if not isinstance(container, dict):
         return

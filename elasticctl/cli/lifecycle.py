@@ -36,6 +36,7 @@ def resume(*, jobs: options.Jobs, where: Where) -> None:
     """Start the workers of a suspended job again."""
     target = reach(where)
     for name in jobs:
+        _check_here(target, name)
         job = _patched(target, name, {"suspend": False}, "resumed")
         say(f"{job.name}: going on with {job.desired} workers")
 
@@ -66,6 +67,18 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
         storage = hardware(job).storage
         forget(job)
         say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
+
+
+def _check_here(target: Target, name: str) -> None:
+    """Raise ConflictError for a job that goes on elsewhere: here it could neither restore nor commit any more."""
+    from elasticctl.podtemplate import at
+    from elasticctl.spec import ANNOTATION_MOVED_TO
+
+    found = target.find(name)
+    context, _, _ = str(at(found, "metadata", "annotations", ANNOTATION_MOVED_TO) or "").partition(" ")
+    if context:
+        there = f"`elasticctl resume {found['metadata']['name']} --context {context}`"
+        raise ConflictError(f"{found['metadata']['name']} goes on in context {context}, where it was moved to: {there}")
 
 
 def _patched(target: Target, name: str, spec: dict[str, Any], done: str) -> ElasticJob:

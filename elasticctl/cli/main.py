@@ -45,6 +45,7 @@ _JOBS = {
     "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
     "resume": ("lifecycle", "Go on with a suspended job"),
     "cancel": ("lifecycle", "Stop a job for good"),
+    "move": ("move", "Have a job go on in another context"),
     "rerun": ("rerun", "Run a job again, from the beginning or from a checkpoint"),
     "delete": ("lifecycle", "Delete a job, its workers and its logs"),
     "prune": ("prune", "Delete jobs that ended some time ago"),

@@ -115,7 +115,8 @@ def delete(place: Place, doomed: Sequence[Commit], found: Sequence[Finding]) -> 
     from elasticctl_train import journal
 
     with errors_shown():
-        if any(commit.position == found[0].position for commit in doomed):
+        newest_goes = any(commit.position == found[0].position for commit in doomed)
+        if newest_goes and journal.moved_to(place.storage) is None:  # of a moved job it can never be taken again
             journal.Writer.take_over(place.storage)
         for commit in sorted(doomed, key=lambda commit: commit.position):
             journal.remove(place.storage, commit)

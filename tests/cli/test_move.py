@@ -1,0 +1,390 @@
+"""`move`: a job goes on in another context, to the bit as if it had never left, and only there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.catalog import gpu_type, place
+from elasticctl.cli import target
+from elasticctl.cli.moving import Stay, elsewhere, in_place, workspace_of
+from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.cluster.local.daemon import shut_down
+from elasticctl.codec import Manifest
+from elasticctl.config import LOCAL, Context
+from elasticctl.cost import rate_of
+from elasticctl.errors import UsageError
+from elasticctl.manifests import render
+from elasticctl.podtemplate import at, capacity, hardware, node_labels
+from elasticctl.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ElasticJob, JobSpec
+from elasticctl.templates import find
+from elasticctl_train import storage as storages
+from elasticctl_train.checkpoint import Checkpointer
+from elasticctl_train.commits import Moved
+from elasticctl_train.journal import moved_to, read_commits, read_entries
+from tests.cli.conftest import Run
+from tests.cli.two_places import Places
+from tests.conftest import processes_of
+from tests.jobs import shell_job
+from tests.train.conftest import Cloud, aws_keys, gs, s3, server_ports
+from tests.train.gate import Fault, Seen
+from tests.train.states import same
+from tests.waiting import wait_until
+
+__all__ = ["aws_keys", "gs", "s3", "server_ports"]  # fixtures
+
+ROOT = Path(__file__).parents[2]
+STEPS = 48
+TRAIN = """\
+import os, sys, time
+import torch
+from elasticctl_train import Run, SavePolicy
+from torch.utils.data import TensorDataset
+
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 300), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(300, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+generator = torch.Generator().manual_seed(2)
+data = TensorDataset(torch.randn(32, 8, generator=generator), torch.randn(32, 1, generator=generator))
+steps = 0
+with Run(model=model, optimizer=optimizer, save=SavePolicy(every_steps=4)) as run:
+    for _ in run.epochs(6):
+        for inputs, wanted in run.loader(data, global_batch=4):
+            run.step(loss=torch.nn.functional.mse_loss(run.model(inputs), wanted))
+            steps += 1
+            if steps > 8 and not os.path.exists(sys.argv[1]):
+                time.sleep(1.0)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Two clusters with their contexts, and a training script."""
+
+    places: Places
+    homes: tuple[Path, Path]
+    script: Path
+
+    @property
+    def east(self) -> LocalCluster:
+        return self.places.clusters["east"]
+
+    @property
+    def west(self) -> LocalCluster:
+        return self.places.clusters["west"]
+
+    @property
+    def go(self) -> Path:
+        """Once this file is there, training hurries."""
+        return self.script.with_name("go")
+
+    def job(self, url: str) -> Manifest:
+        """Trains in `STEPS` steps."""
+        keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if name in os.environ}
+        spec = JobSpec("train", (sys.executable, str(self.script), str(self.go)), storage=url, env=keys, grace_s=10)
+        return render(spec, find("default", Path("/nowhere")))
+
+    def step(self, cluster: LocalCluster) -> int:
+        return int(at(cluster.get_job("default", "train"), "status", "progress", "step") or 0)
+
+    def phase(self, cluster: LocalCluster) -> str:
+        return str(at(cluster.get_job("default", "train"), "status", "phase"))
+
+    def begun(self, url: str) -> int:
+        """Have a job train in the east; returns how far it is at least."""
+        self.east.create_job(self.job(url))
+        wait_until(lambda: self.step(self.east) >= 6, 60)
+        return 6
+
+    def end(self, cluster: LocalCluster) -> None:
+        """Have the job come to its end."""
+        self.go.touch()
+        wait_until(lambda: self.phase(cluster) == "Succeeded", 90)
+
+    def alone(self, folder: Path) -> None:
+        """The same training in one go."""
+        environ = {**os.environ, "ELASTICCTL_STORAGE": str(folder)}
+        subprocess.run([sys.executable, "-W", "error", str(self.script), "/"], env=environ, check=True, timeout=100)
+
+    def expected(self, folder: Path) -> Any:
+        """The last state of that."""
+        self.alone(folder)
+        return last_state(str(folder))
+
+
+def last_state(url: str) -> Any:
+    found = Checkpointer(storages.open(url)).restore()
+    assert found is not None
+    assert found.commit.step == STEPS
+    return found.state
+
+
+@pytest.fixture
+def world(home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.delenv("ELASTICCTL_CONTEXT", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    other = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))
+    places = Places(home, other)
+    monkeypatch.setattr(target, "connect", places)
+    for name in ("east", "west"):
+        storage = str(tmp_path / name)
+        assert run("config", "set-context", name, "--provider", "kubernetes", "--storage", storage).code == 0
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    try:
+        yield World(places, (home, other), script)
+    finally:
+        shut_down(places.clusters["west"].paths, keep_jobs=False, say=print)
+        left = processes_of(other)
+        for process in left:
+            process.kill()
+        shutil.rmtree(other, ignore_errors=True)
+    assert not left
+
+
+@pytest.mark.timeout(300)
+def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
+    run: Run, world: World, s3: Cloud, gs: Cloud, tmp_path: Path
+) -> None:
+    before = world.begun(s3.url)
+    done = run("move", "tra", "--context", "east", "--to", "west", "--storage", gs.url)
+    assert done.code == 0, done.err
+    said = done.err.splitlines()
+    assert said[0] == f"train: from east ({s3.open().url}) to west ({gs.open().url})"
+    assert said[-1] == f"train: goes on in west, with its state in {gs.open().url}"
+    world.end(world.west)
+    groups = world.west.get_job("default", "train")["status"]["generations"]
+    assert before <= groups[0]["resumedStep"] < STEPS
+    assert f"train: step {groups[0]['resumedStep']} copied: " in done.err
+    assert same(last_state(gs.url), world.expected(tmp_path / "alone"))
+    # What is left in the east.
+    old = world.east.get_job("default", "train")
+    assert (old["spec"]["suspend"], world.phase(world.east)) == (True, "Suspended")
+    assert old["metadata"]["annotations"] == {ANNOTATION_MOVED_TO: f"west {gs.url}"}
+    refused = run("resume", "train", "--context", "east")
+    assert (refused.code, refused.err) == (
+        3,
+        "error: train goes on in context west, where it was moved to: `elasticctl resume train --context west`\n",
+    )
+    again = run("move", "train", "--context", "east", "--to", "west")
+    assert (again.code, again.err.startswith("train has been moved to context west already")) == (0, True)
+    # Whoever starts it there all the same gets nowhere.
+    entries = [position for position, _ in read_entries(s3.open())]
+    world.east.patch_job("default", "train", {"spec": {"suspend": False}})
+    wait_until(lambda: "has been moved to" in _output(world.east), 60)
+    assert [position for position, _ in read_entries(s3.open())] == entries
+    assert isinstance(next(read_entries(s3.open()))[1], Moved)
+
+
+def _output(cluster: LocalCluster) -> str:
+    lines = [*cluster.logs("default", "train", LogQuery(previous=True)), *cluster.logs("default", "train", LogQuery())]
+    return "\n".join(line.text for line in lines)
+
+
+@pytest.mark.timeout(300)
+def test_killed_while_it_copies_the_next_one_goes_on(
+    run: Run, world: World, s3: Cloud, gs: Cloud, tmp_path: Path
+) -> None:
+    world.begun(s3.url)
+    held: list[Seen] = []
+
+    def second_hangs(seen: Seen) -> Fault | None:
+        if "/upload/" not in seen.target:
+            return None
+        held.append(seen)
+        return Fault(hang=True) if len(held) == 2 else None
+
+    gs.gate.faults = second_hangs
+    homes = [str(home) for home in world.homes]
+    argv = [sys.executable, "-m", "tests.cli.two_places", *homes]
+    order = ["move", "train", "--context", "east", "--to", "west", "--storage", gs.url]
+    with subprocess.Popen([*argv, *order], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(held) >= 2, 60)
+        process.kill()
+        _, said = process.communicate(timeout=20)
+    gs.gate.faults = lambda seen: None
+    assert "copied" not in said
+    assert world.phase(world.east) == "Suspended"
+    assert moved_to(s3.open()) is None
+    assert list(read_commits(gs.open())) == []
+    done = run("move", "train", "--context", "east", "--to", "west")
+    assert done.code == 0, done.err
+    assert " were there, " in done.err
+    world.end(world.west)
+    assert same(last_state(gs.url), world.expected(tmp_path / "alone"))
+
+
+@pytest.mark.timeout(300)
+def test_after_a_failure_the_job_can_go_on_where_it_was(run: Run, world: World, s3: Cloud, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    world.begun(str(folder))
+    s3.gate.faults = lambda seen: Fault(status=403, code="AccessDenied") if seen.method == "PUT" else None
+    failed = run("move", "train", "--context", "east", "--to", "west", "--storage", s3.url)
+    assert (failed.code, "error: " in failed.err) == (3, True)
+    assert (
+        "train is in east as before, suspended; move it again to go on with that, or: elasticctl resume" in failed.err
+    )
+    assert run("resume", "train", "--context", "east").code == 0
+    step = world.step(world.east)
+    wait_until(lambda: world.step(world.east) > step, 60)
+    s3.gate.faults = lambda seen: None
+    assert run("move", "train", "--context", "east", "--to", "west").code == 0
+    world.end(world.west)
+    assert same(last_state(s3.url), world.expected(tmp_path / "alone"))
+
+
+@pytest.mark.timeout(300)
+def test_when_the_new_place_fails_late_it_is_started_there_by_the_next_one(
+    run: Run, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is closed; the cluster over there stops answering before the job is started."""
+    world.begun(str(tmp_path / "here"))
+    order = ("move", "train", "--context", "east", "--to", "west")
+    with monkeypatch.context() as patched:
+        patched.setattr(world.west, "patch_job", _unreachable)
+        failed = run(*order)
+    assert failed.code == 3
+    assert "and can go on from there only: move it again to have it start there" in failed.err
+    assert world.west.get_job("default", "train")["spec"]["suspend"] is True
+    assert run(*order).code == 0
+    world.end(world.west)
+    url = hardware(ElasticJob.from_manifest(world.west.get_job("default", "train"))).storage
+    assert same(last_state(url), world.expected(tmp_path / "alone"))
+
+
+def _unreachable(*args: object) -> Manifest:
+    from elasticctl.errors import UnreachableError
+
+    raise UnreachableError("no answer")
+
+
+@pytest.mark.timeout(300)
+def test_its_state_alone_moves_within_a_context(run: Run, world: World, tmp_path: Path) -> None:
+    world.begun(str(tmp_path / "here"))
+    order = ("move", "train", "--context", "east", "--to", "east")
+    assert "is in context east already: give --storage" in run(*order).err
+    done = run(*order, "--storage", str(tmp_path / "there"))
+    assert done.code == 0, done.err
+    world.end(world.east)
+    assert same(last_state(str(tmp_path / "there")), world.expected(tmp_path / "alone"))
+    moved = moved_to(storages.open(str(tmp_path / "here")))
+    assert moved is not None
+    assert moved.to == (tmp_path / "there").as_uri()
+
+
+def test_what_cannot_be_moved_stays_as_it_is(run: Run, world: World, tmp_path: Path) -> None:
+    order = ("--context", "east", "--to", "west")
+    world.east.create_job(shell_job("bare", "sleep 60"))
+    assert "names no storage" in run("move", "bare", *order).err
+    container = {"env": [{"name": "ELASTICCTL_STORAGE", "value": str(tmp_path / "empty")}]}
+    world.east.create_job(shell_job("fresh", "sleep 60", container=container))
+    assert "has committed no checkpoint in" in run("move", "fresh", *order).err
+    same_place = ("--storage", str(tmp_path / "empty"))
+    assert "is where the job's state is already" in run("move", "fresh", *order, *same_place).err
+    assert run("move", "none", *order).code == 3
+    assert run("move", "fresh", "--context", "east", "--to", "nowhere").code == 3
+    local = run("move", "fresh", "--context", "east", "--to", "local")
+    assert (local.code, "cannot be moved between this machine and a cluster" in local.err) == (2, True)
+    for name in ("bare", "fresh"):
+        assert "suspend" not in world.east.get_job("default", name)["spec"]
+        assert "annotations" not in world.east.get_job("default", name)["metadata"]
+    world.east.create_job(shell_job("over", "true", container=container))
+    wait_until(lambda: at(world.east.get_job("default", "over"), "status", "phase") == "Succeeded")
+    assert "over has ended (Succeeded): there is nothing left to go on with" in run("move", "over", *order).err
+
+
+@pytest.mark.timeout(240)
+def test_another_job_of_that_name_and_a_place_that_is_taken_are_refused(run: Run, world: World, tmp_path: Path) -> None:
+    world.begun(str(tmp_path / "here"))
+    world.west.create_job(shell_job("train", "sleep 60"))
+    order = ("move", "train", "--context", "east", "--to", "west")
+    assert "there is another job train in context west" in run(*order).err
+    world.alone(tmp_path / "taken")
+    taken = run(*order, "--storage", str(tmp_path / "taken"))
+    assert "a job has been running there: choose a place that is empty" in taken.err
+    assert "suspend" not in world.east.get_job("default", "train")["spec"]
+
+
+# What becomes of the manifest.
+
+
+def cloud_job(provider: str, spot: bool = True, gpu: str = "t4", **fields: Any) -> Manifest:
+    placement = place(provider, gpu_type(gpu), 1, spot=spot)
+    spec = JobSpec(
+        "digits", ("python", "train.py"), provider=provider, gpu_type=gpu, gpus_per_worker=1, spot=spot, image="old",
+        storage="s3://old/digits", node_terms=placement.terms, tolerations=placement.tolerations, **fields,
+    )  # fmt: skip
+    return render(spec, find("default", Path("/nowhere")))
+
+
+AWS = Stay(Context("aws", "aws", image="old", service_account="me"), "default", "s3://old/digits")
+GCP = Stay(Context("gcp", "gcp", image="new", service_account="you"), "ml", "gs://new/digits-1")
+
+
+@pytest.mark.parametrize("spot", [True, False])
+@pytest.mark.parametrize(("old", "new"), [(AWS, GCP), (GCP, AWS)])
+def test_nodes_are_asked_for_in_the_other_providers_words(old: Stay, new: Stay, spot: bool) -> None:
+    manifest = cloud_job(old.context.provider, spot)
+    made = ElasticJob.from_manifest(elsewhere(manifest, old, new))
+    direct = ElasticJob.from_manifest(cloud_job(new.context.provider, spot))
+    assert node_labels(made.template) == node_labels(direct.template)
+    assert capacity(made.template) == capacity(direct.template)
+    assert at(made.template, "spec", "tolerations") == at(direct.template, "spec", "tolerations")
+    assert rate_of(made) == rate_of(direct)
+    assert made.suspend
+    assert hardware(made).storage == new.url
+    assert (made.namespace, made.name) == (new.namespace, "digits")
+
+
+def test_what_was_the_old_contexts_own_becomes_the_new_ones() -> None:
+    made = elsewhere(cloud_job("aws", service_account="me"), AWS, GCP)
+    spec = at(made, "spec", "replicaSpecs", "Worker", "template", "spec")
+    assert (spec["containers"][0]["image"], spec["serviceAccountName"]) == ("new", "you")
+    other = cloud_job("aws", service_account="own")
+    spec = at(elsewhere(other, AWS, GCP), "spec", "replicaSpecs", "Worker", "template", "spec")
+    assert spec["serviceAccountName"] == "own"
+    assert made["metadata"]["annotations"] == {ANNOTATION_MOVED_FROM: "aws s3://old/digits"}
+
+
+def test_the_users_own_wishes_stay() -> None:
+    manifest = cloud_job("aws")
+    spec = at(manifest, "spec", "replicaSpecs", "Worker", "template", "spec")
+    spec["nodeSelector"] = {"team": "vision", "node.kubernetes.io/instance-type": "g4dn.xlarge"}
+    spec["tolerations"].append({"key": "team", "operator": "Exists"})
+    made = at(elsewhere(manifest, AWS, GCP), "spec", "replicaSpecs", "Worker", "template", "spec")
+    assert made["nodeSelector"] == {"team": "vision"}
+    assert {"key": "team", "operator": "Exists"} in made["tolerations"]
+
+
+def test_where_a_gpu_is_not_to_be_had_it_cannot_go() -> None:
+    with pytest.raises(UsageError, match="gcp has no a10g GPUs"):
+        elsewhere(cloud_job("aws", gpu="a10g"), AWS, GCP)
+    manifest = cloud_job("aws")
+    del at(manifest, "spec", "replicaSpecs", "Worker", "template", "spec")["affinity"]
+    with pytest.raises(UsageError, match="does not say which GPU type"):
+        elsewhere(manifest, AWS, GCP)
+    with pytest.raises(UsageError, match="between this machine and a cluster"):
+        elsewhere(cloud_job("aws"), AWS, Stay(Context(LOCAL, LOCAL), "default", "file:///x"))
+
+
+def test_the_workspace_is_named_beside_the_new_state() -> None:
+    digest = secrets.token_hex(32)
+    manifest = cloud_job("aws", workspace=f"s3://old/workspaces#{digest}", workspace_from="/home/me/project")
+    assert workspace_of(manifest) == ("s3://old/workspaces", digest)
+    assert workspace_of(elsewhere(manifest, AWS, GCP)) == ("gs://new/workspaces", digest)
+    assert workspace_of(cloud_job("aws")) == ("", "")
+    patch = in_place(manifest, AWS, Stay(AWS.context, "default", "s3://other/digits"))
+    (container,) = patch["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    found = {item["name"]: item.get("value") for item in container["env"]}
+    assert found["ELASTICCTL_WORKSPACE"] == f"s3://other/workspaces#{digest}"
