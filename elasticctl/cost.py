@@ -11,22 +11,42 @@ from dataclasses import dataclass
 
 from elasticctl.catalog import GKE_GPU_LABEL, GPU_TYPES, INSTANCE_LABEL
 from elasticctl.podtemplate import ON_DEMAND, SPOT, Hardware, capacity, hardware, node_labels
-from elasticctl.prices import PriceList, price_list
+from elasticctl.prices import PriceList, SpotPrices, price_list
 from elasticctl.spec import ElasticJob
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One node's on-demand price in US dollars per hour, of the cheapest and the dearest instance type that will do."""
+    """One node's on-demand price in US dollars per hour, of the cheapest and the dearest instance type that will do.
+
+    `live`: what spot costs there now, where that is known; it is estimated otherwise.
+    """
 
     instances: tuple[str, ...]
     low: float
     high: float
     prices: PriceList
+    live: SpotPrices | None = None
+
+    @property
+    def spot_is_live(self) -> bool:
+        """Is spot known for any of the instance types?"""
+        return bool(self._live_prices())
+
+    @property
+    def spot_range(self) -> tuple[float, float]:
+        """One node on spot, of the cheapest and the dearest type."""
+        known = self._live_prices()
+        return (min(known), max(known)) if known else (self.spot(self.low), self.spot(self.high))
 
     def spot(self, on_demand: float) -> float:
-        """What spot is estimated at, for something that costs this much on demand."""
-        return on_demand * self.prices.spot_share
+        """What spot costs, or is estimated at, for something that costs this much on demand at the cheapest type."""
+        known = self._live_prices()
+        return on_demand * (min(known) / self.low if known else self.prices.spot_share)
+
+    def _live_prices(self) -> list[float]:
+        per_hour = self.live.per_hour if self.live is not None else {}
+        return [per_hour[instance] for instance in self.instances if instance in per_hour]
 
 
 @dataclass(frozen=True, slots=True)

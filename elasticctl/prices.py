@@ -34,6 +34,18 @@ class PriceList:
         return gpus * (self.attached[gpu] + self.attached["n1_standard_per_gpu"])
 
 
+@dataclass(frozen=True, slots=True)
+class SpotPrices:
+    """Spot as it was asked for, in US dollars per hour by instance type, in the cheapest zone of a region.
+
+    `at`: when, in seconds since the epoch.
+    """
+
+    region: str
+    at: float
+    per_hour: Mapping[str, float]
+
+
 @functools.cache
 def price_list(provider: str) -> PriceList | None:
     """The prices of a provider; None for one without (this machine, a cluster of one's own)."""

@@ -178,7 +178,11 @@ def test_a_job_tells_its_rates_by_size_and_what_disturbed_it() -> None:
 
 
 def test_a_job_that_has_ended_is_simulated_from_its_beginning() -> None:
-    assert evidence_of(measured_job(phase="Succeeded", completionTime=at(96)), AT + 500).steps_left == 400
+    ended = {"phase": "Succeeded", "completionTime": at(96)}
+    assert evidence_of(measured_job(**ended), AT + 500).steps_left == 400
+    last_report = {"step": 150, "at": at(96)}  # says no total
+    assert evidence_of(measured_job(**ended, progress=last_report), AT + 500).steps_left == 150
+    assert evidence_of(measured_job(progress=last_report), AT + 500).steps_left is None
 
 
 def test_a_group_that_did_next_to_nothing_measures_nothing() -> None:

@@ -131,11 +131,15 @@ class Attempt:
             time.sleep(_POLL_EVERY_S)
 
     def _delete(self, namespace: str, name: str) -> None:
-        if not self._is_mine(namespace, name):
+        """Delete the job, if it is there and ours, and wait until it is gone."""
+        try:
+            if not self._is_mine(namespace, name):
+                return
+            self._cluster.delete_job(namespace, name)
+            deadline = time.monotonic() + GONE_WITHIN_S
+            while self._is_mine(namespace, name):
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"it has not been deleted within {span(GONE_WITHIN_S)}")
+                time.sleep(_POLL_EVERY_S)
+        except NotFoundError:
             return
-        self._cluster.delete_job(namespace, name)
-        deadline = time.monotonic() + GONE_WITHIN_S
-        while self._is_mine(namespace, name):  # NotFoundError once it is gone
-            if time.monotonic() > deadline:
-                raise ClusterError(f"it has not been deleted within {span(GONE_WITHIN_S)}")
-            time.sleep(_POLL_EVERY_S)

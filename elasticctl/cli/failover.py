@@ -184,27 +184,26 @@ def _hourly_usd(request: Request, context: Context) -> float | None:
     one = rate_of_spec(spec)
     if one is None:
         return None
-    on_demand = one.low * spec.workers
-    return one.spot(on_demand) if spec.spot else on_demand
+    return spec.workers * (one.spot_range[0] if spec.spot else one.low)
 
 
 def _hourly_usd_of(manifest: Manifest) -> float | None:
+    from elasticctl.cli.money import with_live_spot
     from elasticctl.cost import rate_of
     from elasticctl.podtemplate import ON_DEMAND, capacity
     from elasticctl.spec import ElasticJob
 
     job = ElasticJob.from_manifest(manifest)
-    one = rate_of(job)
+    one = with_live_spot(rate_of(job))
     if one is None:
         return None
-    on_demand = one.low * job.desired
-    return on_demand if capacity(job.template) == ON_DEMAND else one.spot(on_demand)
+    return job.desired * (one.low if capacity(job.template) == ON_DEMAND else one.spot_range[0])
 
 
 def several(contexts: str) -> tuple[str, ...]:
     """`aws,gcp` -> the names, each once, in the order typed; UsageError for an empty one."""
     names = tuple(dict.fromkeys(part.strip() for part in contexts.split(",")))
-    if "" in names and len(names) > 1:
+    if "" in names and "," in contexts:
         raise UsageError(f"--context {contexts}: a name is missing between commas; give them as aws,gcp")
     return names
 

@@ -1,9 +1,14 @@
-"""Prices and costs in words. Pure but for the price list; everything is said to be an estimate, because it is."""
+"""Prices and costs in words; what is an estimate is said to be one. Pure but for price list and spot prices."""
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from datetime import UTC, datetime
+
 from elasticctl.catalog import GPU_TYPES
 from elasticctl.cost import Cost, Rate, cost, rate
+from elasticctl.prices import price_list
 from elasticctl.spec import ElasticJob, JobSpec
 
 
@@ -12,17 +17,34 @@ def rate_of_spec(spec: JobSpec) -> Rate | None:
     gpu = GPU_TYPES.get(spec.gpu_type)
     if gpu is None:
         return None
-    return rate(spec.provider, gpu.nodes(spec.provider).get(spec.gpus_per_worker, ()), gpu.name, spec.gpus_per_worker)
+    instances = gpu.nodes(spec.provider).get(spec.gpus_per_worker, ())
+    return with_live_spot(rate(spec.provider, instances, gpu.name, spec.gpus_per_worker))
+
+
+def with_live_spot(one: Rate | None) -> Rate | None:
+    """The same with what spot costs now, where AWS can be asked; within three seconds."""
+    if one is None or one.prices is not price_list("aws"):
+        return one
+    from elasticctl.spotprices import spot_prices
+
+    return dataclasses.replace(one, live=spot_prices(one.instances, time.time()))
 
 
 def plan_line(one: Rate, nodes: int) -> str:
     """`4 x g4dn.xlarge to g4dn.16xlarge: $0.63 to $5.22 an hour on spot (estimated), $2.10 to $17.41 on demand; …`."""
     kinds = one.instances[0] if len(one.instances) == 1 else f"{one.instances[0]} to {one.instances[-1]}"
-    low, high = one.low * nodes, one.high * nodes
+    low, high = (price * nodes for price in one.spot_range)
     return (
-        f"{nodes} x {kinds}: {_between(one.spot(low), one.spot(high))} an hour on spot (estimated),"
-        f" {_between(low, high)} on demand; list prices of {_where(one)}"
+        f"{nodes} x {kinds}: {_between(low, high)} an hour on spot ({spot_basis(one)}),"
+        f" {_between(one.low * nodes, one.high * nodes)} on demand; list prices of {_where(one)}"
     )
+
+
+def spot_basis(one: Rate) -> str:
+    """Where a spot price is from: `estimated`, or region and time."""
+    if one.live is None or not one.spot_is_live:
+        return "estimated"
+    return f"cheapest zone of {one.live.region}, {datetime.fromtimestamp(one.live.at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def cost_text(job: ElasticJob, now: float) -> str:

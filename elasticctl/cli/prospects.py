@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elasticctl.cli.money import dollars
+from elasticctl.cli.money import dollars, spot_basis
 from elasticctl.cli.output import Table
 from elasticctl.codec import camel
 from elasticctl.cost import Rate
@@ -223,7 +223,7 @@ def _prices(price: Rate | None, conditions: Conditions) -> str:
     if price is None:
         return f"prices: none is known, so node hours are shown; spot costs {conditions.spot_share:.0%} (assumed)"
     lists = f"list prices of {price.prices.region}, {price.prices.date}"
-    return f"prices: {price.instances[0]} at {lists}; spot at {conditions.spot_share:.0%} of them (estimated)"
+    return f"prices: {price.instances[0]} at {lists}; spot at {conditions.spot_share:.0%} of them ({spot_basis(price)})"
 
 
 def _sizes(curve: Curve, each: int) -> list[int]:

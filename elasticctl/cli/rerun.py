@@ -129,7 +129,7 @@ def _start(old: ElasticJob, wanted: str) -> str:
 
 
 def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> None:
-    from elasticctl.cli.money import plan_line
+    from elasticctl.cli.money import plan_line, with_live_spot
     from elasticctl.cost import rate_of
     from elasticctl.podtemplate import hardware
     from elasticctl.spec import ElasticJob
@@ -141,7 +141,7 @@ def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> N
     kept = hardware(new).storage
     workers = counted(new.desired, "worker")
     say(f"{new.name}: {old.name} again, {workers}, from {begin}" + (f", state in {kept}" if kept else ""))
-    one = rate_of(new)
+    one = with_live_spot(rate_of(new))
     if one is not None:
         say(plan_line(one, new.desired))
 

@@ -107,6 +107,7 @@ def simulate(
 
 def _of_table(size: Size, assumed: Assumed, where: Where) -> Basis:
     from elasticctl.catalog import gpu_type
+    from elasticctl.cli.money import with_live_spot
     from elasticctl.cli.prospects import basis_of_table
     from elasticctl.cost import rate
     from elasticctl.simulation import ratetable
@@ -125,11 +126,12 @@ def _of_table(size: Size, assumed: Assumed, where: Where) -> Basis:
         shapes = kind.nodes(context.provider)
         if not size.gpus_per_node and not context.gpus_per_node and shapes:
             each = min(shapes)
-        price = rate(context.provider, shapes.get(each, ()), kind.name, each)
+        price = with_live_spot(rate(context.provider, shapes.get(each, ()), kind.name, each))
     return basis_of_table(points, size.work, _given(assumed, each), price)
 
 
 def _of_job(name: str, size: Size, assumed: Assumed, where: Where) -> Basis:
+    from elasticctl.cli.money import with_live_spot
     from elasticctl.cli.prospects import basis_of_job
     from elasticctl.cost import rate_of
     from elasticctl.simulation import evidence_of
@@ -144,7 +146,9 @@ def _of_job(name: str, size: Size, assumed: Assumed, where: Where) -> Basis:
         raise UsageError(
             f"{job.name} has no measured rate yet: it needs a group that has done 10 steps; or give --table FILE"
         )
-    return basis_of_job(job.name, evidence, size.work, _given(assumed, evidence.gpus_per_node), rate_of(job))
+    return basis_of_job(
+        job.name, evidence, size.work, _given(assumed, evidence.gpus_per_node), with_live_spot(rate_of(job))
+    )
 
 
 def _given(assumed: Assumed, gpus_per_node: int) -> dict[str, float]:

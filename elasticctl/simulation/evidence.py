@@ -71,7 +71,5 @@ def _rates(status: JobStatus, now: float) -> dict[int, float]:
 
 
 def _steps_left(status: JobStatus) -> int | None:
-    total, done = status.progress.total_steps, status.progress.step or 0
-    if total is None or total <= 0:
-        return None
-    return total if status.phase.terminal else max(total - done, 0) or None
+    total, done = status.progress.total_steps or 0, status.progress.step or 0
+    return (max(total, done) if status.phase.terminal else max(total - done, 0)) or None

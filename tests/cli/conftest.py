@@ -43,7 +43,22 @@ def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ELASTICCTL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("ELASTICCTL_CONTEXT", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    without_aws(monkeypatch)
     return tmp_path / "home"
+
+
+def without_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credentials of the machine the tests run on: plans would ask for spot prices with them."""
+    for name in (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
 
 
 @pytest.fixture

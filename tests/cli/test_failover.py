@@ -20,7 +20,7 @@ import pytest
 from elasticctl.cli import attempt, failover
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.errors import UsageError
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, without_aws
 from tests.kube_client.fakeapi import FakeApi, Request
 from tests.waiting import wait_until
 
@@ -85,6 +85,7 @@ def place(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run)
     monkeypatch.delenv("ELASTICCTL_CONTEXT", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    without_aws(monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("print('trained')\n")
