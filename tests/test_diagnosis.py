@@ -140,7 +140,8 @@ def test_no_room_for_some_is_a_warning_while_the_others_train() -> None:
     [
         ("ImagePullBackOff", "image-not-pulled"),
         ("ErrImagePull", "image-not-pulled"),
-        ("CreateContainerConfigError", "container-not-made"),
+        ("CreateContainerConfigError", "secret-missing"),
+        ("CreateContainerError", "container-not-made"),
     ],
 )
 def test_a_container_that_cannot_be_made(reason: str, rule: str) -> None:
