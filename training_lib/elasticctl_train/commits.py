@@ -4,11 +4,12 @@
     data/<save>/share-00000-of-00003.json     what one rank wrote: its digests, and its part of the state tree
     data/<save>/share-00000-of-00003.safetensors
 
-An entry is created only if its position is free, and there are two kinds. A run *takes over* by appending a
-`Generation`; a checkpoint becomes visible when its `Commit` is appended, after all its data. A run appends right behind
-its own last entry, so if anybody has taken over since, that position is taken and the append is refused: this one
-precondition is both the commit and the fence against zombies. Generation entries are therefore never deleted (some 200
-bytes for each restart). Nothing points at the newest commit: a listing finds it, and its checksums tell if it is whole.
+An entry is created only if its position is free, and there are three kinds. A run *takes over* by appending a
+`Generation`; a checkpoint becomes visible when its `Commit` is appended, after all its data; a `Moved` closes the
+journal. A run appends right behind its own last entry, so if anybody has taken over since, that position is taken and
+the append is refused: this one precondition is both the commit and the fence against zombies. Generation entries are
+therefore never deleted (some 200 bytes for each restart). Nothing points at the newest commit: a listing finds it, and
+its checksums tell if it is whole.
 """
 
 from __future__ import annotations
@@ -73,6 +74,16 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """The job goes on at another URL, `to`: nobody may take this one over any more."""
+
+    position: int
+    generation: int
+    to: str
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     """Which commits stay: the `last` newest, and of the older ones those that one of the two other rules keeps.
 
@@ -87,8 +98,12 @@ class Retention:
     mode: Literal["min", "max"] = "min"
 
 
-Entry = Generation | Commit
-_KINDS: Mapping[str, type[Generation] | type[Commit]] = {"generation": Generation, "commit": Commit}
+Entry = Generation | Commit | Moved
+_KINDS: Mapping[str, type[Generation] | type[Commit] | type[Moved]] = {
+    "generation": Generation,
+    "commit": Commit,
+    "moved": Moved,
+}
 
 
 def key_of(position: int) -> str:
@@ -143,7 +158,7 @@ def as_checksum(crc: int) -> str:
 
 def encode(entry: Entry) -> bytes:
     """An entry as JSON, with a digest of itself."""
-    kind = "commit" if isinstance(entry, Commit) else "generation"
+    kind = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
     body = {"format": FORMAT, "kind": kind, **asdict(entry)}
     return _canonical({**body, "sha256": _digest(body)})
 

@@ -10,6 +10,7 @@
         ├── DamagedError            an object is not what was written: torn, truncated or altered
         ├── SaveError               a checkpoint could not be written
         └── FencedError             a younger run has taken over this URL
+            └── MovedError              the job has been moved to another URL for good
 
 Each message says what failed, the value, and what to do next, in one or two lines.
 """
@@ -55,3 +56,7 @@ class SaveError(StorageError):
 
 class FencedError(StorageError):
     """A younger run owns the URL: this one may neither commit nor delete any more."""
+
+
+class MovedError(FencedError):
+    """The job goes on at another URL; its journal here is closed."""

@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import islice
 
 from elasticctl_train import commits
-from elasticctl_train.commits import Commit, Generation, Retention
-from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError, StorageError
+from elasticctl_train.commits import Commit, Generation, Moved, Retention
+from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError, MovedError, StorageError
 from elasticctl_train.storage import Storage, all_keys
 from elasticctl_train.storage.parallel import each
 
@@ -67,7 +67,7 @@ class Writer:
 
     @classmethod
     def take_over(cls, storage: Storage) -> Writer:
-        """Append a new generation, which fences every older run. Raises StorageError."""
+        """Append a new generation, which fences every older run. Raises StorageError, MovedError where closed."""
         run_id, host = secrets.token_hex(4), socket.gethostname()
         while True:
             position, generation, number = _newest(storage)
@@ -104,6 +104,17 @@ class Writer:
                 continue
             self._add(commit)
             return commit
+
+    def close(self, to: str) -> None:
+        """Append that the job goes on at the URL `to`: no run can take over or commit here any more.
+
+        Raises FencedError, with nothing closed, when another run has taken over.
+        """
+        entry = Moved(self._tail + 1, self._mine.generation, to, time.time())
+        try:
+            self._storage.put(commits.key_of(entry.position), [commits.encode(entry)], if_absent=True)
+        except ExistsError as e:
+            raise self._fenced() from e
 
     def retire(self, keep: Retention) -> None:
         """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
@@ -155,6 +166,17 @@ class Writer:
         )
 
 
+def moved_to(storage: Storage) -> Moved | None:
+    """Where the job goes on, if its journal is closed: that is its newest entry. Raises StorageError."""
+    for position in positions(storage):
+        try:
+            entry = read_entry(storage, position)
+        except (DamagedError, MissingError):
+            return None
+        return entry if isinstance(entry, Moved) else None
+    return None
+
+
 def read_entry(storage: Storage, position: int) -> commits.Entry:
     """Read an entry. Raises MissingError, or DamagedError if it is damaged where it lies, not only on its way here."""
     key = commits.key_of(position)
@@ -187,9 +209,11 @@ def _scan(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError 
 
 
 def _newest(storage: Storage) -> tuple[int, int, int]:
-    """The newest position, generation and number of a commit; 0 for what there is none of."""
+    """The newest position, generation and number of a commit; 0 for what there is none of. MovedError where closed."""
     top, generation = 0, 0
     for position, entry in _scan(storage):
+        if isinstance(entry, Moved) and not top:
+            raise MovedError(f"{storage.url}: this job has been moved to {entry.to}, and goes on there only")
         top = top or position  # even if it is retired before it can be read: then the one behind it is taken
         if entry is None or isinstance(entry, DamagedError):
             continue

@@ -94,6 +94,9 @@ class Service(Protocol):
     def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
         """A page of keys in order, from `after` on or behind it, and whether it is the last one."""
 
+    def copy(self, origin: Service, key: str, size_bytes: int) -> str | None:
+        """See CloudStorage.copy_from."""
+
     def remove(self, key: str) -> None:
         """Delete an object, if it is there."""
 
@@ -134,6 +137,15 @@ class CloudStorage:
                 raise DamagedError(f"{self.url}: {key} ends at byte {size_bytes}, {expected} were expected")
 
         each(read, range(0, len(into), RANGE_BYTES), THREADS)
+
+    def copy_from(self, origin: CloudStorage, key: str, size_bytes: int) -> str | None:
+        """Have the service copy an object of another storage, under the same key, without its bytes coming by here.
+
+        Returns its CRC-32 in hexadecimal as the service tells it, "" where it does not, and None where it cannot or
+        will not copy: then nothing is said of what is there.
+        """
+        self._check(key)
+        return self._service.copy(origin._service, key, size_bytes)
 
     def list(self, prefix: str, *, after: str = "") -> list[str]:
         while True:
