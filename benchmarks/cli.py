@@ -1,0 +1,259 @@
+"""How long the command line takes, beside kubectl on the same cluster, and what following many workers costs.
+
+    python benchmarks/cli.py [--runs 9] [--jobs 1000] [--workers 64] [--json FILE] [--place local --place fake]
+
+Places are a local cluster, a small API server that answers at once (`fake`), and, where $KUBECONFIG is set, the cluster
+it points at (`kube`; --image and --python say what its workers run). Times are of whole processes, which take turns;
+the first turn only warms up. A follower's lines are counted: each has to come once, and each worker's in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cli_places, results
+from benchmarks.cli_places import Place, Talk, kubectl
+from benchmarks.commandline import count
+from benchmarks.startup import elasticctl
+from elasticctl.spec import PLURAL
+
+HELP_AIM_MS, MANY_AIM_MS, RATIO_AIM, CORES_AIM = 150.0, 1000.0, 2.0, 1.0
+_LINE = re.compile(rb"worker-(\d+)\b.*line (\d+)$")
+_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One run of a command: milliseconds of wall time, and of processor time, user and system."""
+
+    place: str
+    jobs: int
+    command: str
+    wall_ms: float
+    cpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a follower has read: lines that should be there and are not, are there twice, or before an earlier one.
+
+    `cores`: its processor time by the wall time in which lines came.
+    """
+
+    place: str
+    follower: str
+    workers: int
+    lines: int
+    per_s: float
+    lost: int
+    doubled: int
+    disordered: int
+    cores: float
+
+
+def pairs(name: str, rivals: bool) -> dict[str, list[str]]:
+    """What is measured, by its name; `rivals`: with what kubectl does instead."""
+    ours = {
+        "elasticctl --help": [elasticctl(), "--help"],
+        "elasticctl list": [elasticctl(), "list"],
+        "elasticctl list -o json": [elasticctl(), "list", "-o", "json"],
+        f"elasticctl status {name}": [elasticctl(), "status", name],
+    }
+    theirs = {
+        "kubectl --help": kubectl("--help"),
+        "kubectl get": kubectl("get", PLURAL),
+        "kubectl get -o json": kubectl("get", PLURAL, "-o", "json"),
+        f"kubectl get {name}": kubectl("get", PLURAL, name),
+    }
+    return {**ours, **{name: argv for name, argv in theirs.items() if rivals and argv}}
+
+
+def time_commands(place: Place, jobs: int, runs: int) -> Iterator[Timed]:
+    """Each command, `runs` times, in turns."""
+    commands = pairs("job-0000", rivals=place.name != "local")
+    for turn in range(runs + 1):
+        for name, argv in commands.items():
+            wall_ms, cpu_ms = _run(argv, place.environ)
+            if turn:
+                yield Timed(place.name, jobs, name, wall_ms, cpu_ms)
+
+
+def follow(place: Place, name: str, argv: Sequence[str], talk: Talk) -> Followed:
+    """Read all that the workers of the job `talks` say."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(argv, env=place.environ, stdout=output, stdin=subprocess.DEVNULL)
+        first_at, last_at = _span_of_lines(output.fileno(), process)
+        _, status, used = os.wait4(process.pid, 0)
+        if status:
+            raise SystemExit(f"{' '.join(argv)} ended with status {status}")
+        output.seek(0)
+        said = output.read()
+    lost, doubled, disordered = reckon(said, talk)
+    lines, took_s = talk.workers * talk.lines, max(last_at - first_at, 1e-3)
+    cores = (used.ru_utime + used.ru_stime) / took_s
+    return Followed(place.name, name, talk.workers, lines, lines / took_s, lost, doubled, disordered, cores)
+
+
+def reckon(said: bytes, talk: Talk) -> tuple[int, int, int]:
+    """How many of the lines are missing, there more than once, and behind a later one of their worker. Pure."""
+    numbers: defaultdict[int, list[int]] = defaultdict(list)
+    for line in said.splitlines():
+        found = _LINE.search(line)
+        if found:
+            numbers[int(found[1])].append(int(found[2]))
+    whole = sum(len(set(each)) for each in numbers.values())
+    doubled = sum(len(each) for each in numbers.values()) - whole
+    in_turn = (pair for each in numbers.values() for pair in itertools.pairwise(each))
+    return talk.workers * talk.lines - whole, doubled, sum(later < earlier for earlier, later in in_turn)
+
+
+def _span_of_lines(descriptor: int, process: subprocess.Popen[bytes]) -> tuple[float, float]:
+    """When a process began to write, and when it wrote last: looked at from outside, so that it costs it nothing."""
+    first_at = last_at = time.monotonic()
+    deadline, size = first_at + _LIMIT_S, 0
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        now, grown = time.monotonic(), os.fstat(descriptor).st_size
+        if grown != size:
+            first_at, last_at, size = (now if not size else first_at), now, grown
+        if now > deadline:
+            process.kill()
+        time.sleep(0.05)
+    return first_at, last_at
+
+
+def _run(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[float, float]:
+    """Milliseconds of wall and of processor time; the output, which is kept from the terminal, has to be a success."""
+    began = time.perf_counter()
+    process = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    wall_ms = (time.perf_counter() - began) * 1000
+    process.returncode = status
+    if status:
+        raise SystemExit(f"{' '.join(argv)} ended with status {status}")
+    return wall_ms, (used.ru_utime + used.ru_stime) * 1000
+
+
+def measure(place: Place, args: argparse.Namespace) -> tuple[list[Timed], list[Followed]]:
+    """All of it at one place."""
+    timed: list[Timed] = []
+    for jobs in sorted({1, args.jobs}):
+        place.fill(jobs)
+        timed += time_commands(place, jobs, args.runs)
+    followed = []
+    if args.workers:
+        every_s = args.workers / args.lines_per_s
+        talk = Talk(args.workers, max(1, round(args.seconds / every_s)), every_s, args.settle_s)
+        place.talk(talk)
+        followed.append(follow(place, "elasticctl logs -f", [elasticctl(), "logs", "-f", cli_places.TALKER], talk))
+    return timed, followed
+
+
+def tables(timed: Sequence[Timed], followed: Sequence[Followed]) -> Iterator[Table]:
+    """What came out, for a person."""
+    times = Table("place", "jobs", "command", "median ms", "lowest", "cpu ms", "aim ms", title="Commands")
+    medians = {key: statistics.median(item.wall_ms for item in items) for key, items in grouped(timed).items()}
+    for (place, jobs, command), items in grouped(timed).items():
+        cpu_ms = statistics.median(item.cpu_ms for item in items)
+        aim = _aim(place, jobs, command, medians)
+        median, lowest = medians[place, jobs, command], min(item.wall_ms for item in items)
+        cells = (f"{median:.0f}", f"{lowest:.0f}", f"{cpu_ms:.0f}", "" if aim is None else f"{aim:.0f}")
+        times.add_row(place, str(jobs), command, *cells)
+    yield times
+    titles = ("place", "follower", "workers", "lines", "lines/s", "lost", "double", "disordered", "cores")
+    logs = Table(*titles, title="Logs")
+    for each in followed:
+        figures = (each.workers, each.lines, f"{each.per_s:,.0f}", each.lost, each.doubled, each.disordered)
+        logs.add_row(each.place, each.follower, *map(str, figures), f"{each.cores:.2f}")
+    yield logs
+
+
+def grouped(timed: Sequence[Timed]) -> dict[tuple[str, int, str], list[Timed]]:
+    """The runs of each command at each place."""
+    found: defaultdict[tuple[str, int, str], list[Timed]] = defaultdict(list)
+    for item in timed:
+        found[item.place, item.jobs, item.command].append(item)
+    return dict(found)
+
+
+def _aim(place: str, jobs: int, command: str, medians: Mapping[tuple[str, int, str], float]) -> float | None:
+    """What a command should not be slower than; twice kubectl's time where that was measured."""
+    if command == "elasticctl --help":
+        return HELP_AIM_MS
+    if command == "elasticctl list" and jobs >= 1000:
+        return MANY_AIM_MS
+    rival = {"elasticctl list": "kubectl get", "elasticctl list -o json": "kubectl get -o json"}
+    theirs = medians.get((place, jobs, rival.get(command, command.replace("elasticctl status", "kubectl get"))))
+    return None if theirs is None or command.startswith("kubectl") else RATIO_AIM * theirs
+
+
+def places(names: Sequence[str], args: argparse.Namespace) -> Iterator[AbstractContextManager[Place]]:
+    """The places that were asked for; all that there are by default."""
+    known = names or ["local", "fake", *(["kube"] if os.environ.get("KUBECONFIG") else [])]
+    for name in known:
+        if name == "local":
+            yield cli_places.local()
+        elif name == "fake":
+            yield cli_places.fake()
+        else:
+            yield cli_places.kube(args.image, args.python)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--place", action="append", choices=["local", "fake", "kube"], default=[])
+    parser.add_argument("--runs", type=count, default=9)
+    parser.add_argument("--jobs", type=count, default=1000, help="how many jobs a long list has")
+    parser.add_argument("--workers", type=int, default=64, help="how many are followed; 0: none")
+    parser.add_argument("--lines-per-s", type=float, default=2000.0, help="of all of them together")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for how long they talk")
+    parser.add_argument("--settle-s", type=float, default=30.0, help="how long they get to start before they talk")
+    parser.add_argument("--image", default="lab/base:dev", help="of workers on Kubernetes")
+    parser.add_argument("--python", default="python3", help="there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
+    args = parser.parse_args()
+    began_at, timed, followed = datetime.now(UTC), list[Timed](), list[Followed]()
+    for opened in places(args.place, args):
+        with opened as place:
+            print(f"measuring: {place.name}", file=sys.stderr)
+            here, read = measure(place, args)
+            timed, followed = timed + here, followed + read
+    for table in tables(timed, followed):
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+    if args.json:
+        args.json.write_text(json.dumps(as_json(timed, followed, began_at), indent=1) + "\n")
+
+
+def as_json(timed: Sequence[Timed], followed: Sequence[Followed], began_at: datetime) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {
+        "benchmark": "cli",
+        "schema": results.SCHEMA,
+        "began_at": began_at.isoformat(timespec="seconds"),
+        "machine": results.machine(),
+        "versions": results.versions(),
+        "commands": [asdict(item) for item in timed],
+        "logs": [asdict(item) for item in followed],
+    }
+
+
+if __name__ == "__main__":
+    main()
