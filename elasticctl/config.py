@@ -29,7 +29,10 @@ _CURRENT, _CONTEXTS = "currentContext", "contexts"
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A place to run jobs. `storage` is a URL prefix, `gpus_per_node` 0 means the catalog's smallest node."""
+    """A place to run jobs. `storage` is a URL prefix, `gpus_per_node` 0 means the catalog's smallest node.
+
+    `notify_url_from` is where the webhook's URL is for news of its jobs (`elasticctl.notify`), not the URL.
+    """
 
     name: str
     provider: str
@@ -40,6 +43,7 @@ class Context:
     service_account: str = ""
     gpu_type: str = ""
     gpus_per_node: int = 0
+    notify_url_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ LABEL_JOB = "job-name"
 LABEL_TYPE = "replica-type"
 LABEL_INDEX = "replica-index"
 ANNOTATION_SCALED_BY = f"{GROUP}/scaled-by"
+ANNOTATION_NOTIFY = f"{GROUP}/notify"
+"""Where the job's news goes: a reference to a webhook's URL (`elasticctl.notify`)."""
 ANNOTATION_RERUN_OF = f"{GROUP}/rerun-of"
 """The name of the job that a rerun repeats."""
 ANNOTATION_MOVING_TO = f"{GROUP}/moving-to"
@@ -83,6 +85,9 @@ class JobSpec:
     (`gpus_per_worker` 0: CPU ranks); `automatic`: how many is chosen between the bounds. `gpu_type` is a name of
     `elasticctl.catalog`; `storage` is a URL; times are in seconds. A worker runs on a node that fits any one of
     `node_terms`: label -> the values that do (none: the label must be absent).
+
+    `workspace` is `URL#DIGEST` of the folder that goes along, `workspace_from` its path where it was submitted. Of
+    `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path.
     """
 
     name: str
@@ -90,9 +95,6 @@ class JobSpec:
     namespace: str = "default"
     workers: int = 1
     min_workers: int | None = None
-
-    `workspace` is `URL#DIGEST` of the folder that goes along, `workspace_from` its path where it was submitted. Of
-    `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path.
     max_workers: int | None = None
     automatic: bool = False
     priority: int = 0
@@ -106,18 +108,18 @@ class JobSpec:
     working_dir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
+    secret_env: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
     storage: str = ""
+    workspace: str = ""
+    workspace_from: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     node_terms: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     tolerations: tuple[Mapping[str, str], ...] = ()
     restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
-    secret_env: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    mounts: Mapping[str, str] = field(default_factory=dict)
     backoff_limit: int = DEFAULT_BACKOFF_LIMIT
-    workspace: str = ""
-    workspace_from: str = ""
     deadline_s: int | None = None
     hang_timeout_s: int | None = None
     ttl_s: int | None = None
@@ -195,6 +197,7 @@ class ElasticJob:
     queue: str = ""
     template: Mapping[str, Any] = field(default_factory=dict)
     scaled_by: str = ""
+    notify: str = ""
     status: JobStatus = JobStatus()
 
     @property
@@ -242,6 +245,7 @@ class ElasticJob:
             queue=_text(_mapping(meta.get("labels")).get(QUEUE_LABEL)),
             template=_mapping(worker.get("template")),
             scaled_by=_text(_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
+            notify=_text(_mapping(meta.get("annotations")).get(ANNOTATION_NOTIFY)),
             status=from_json(JobStatus, manifest.get("status")),
         )
 

@@ -40,6 +40,9 @@ from elasticctl_controller.hardening import harden
 from elasticctl_controller.leadership import LeaderLabel
 from elasticctl_controller.loop import Controller
 from elasticctl_controller.metrics import Metrics
+from elasticctl_controller.notify.kube_urls import of_cluster
+from elasticctl_controller.notify.noticing import Noticing, told_as_events
+from elasticctl_controller.notify.outbox import Outbox
 from elasticctl_controller.pods import build_service
 from elasticctl_controller.prometheus import CONTENT_TYPE
 from elasticctl_controller.rendezvous import RendezvousService
@@ -75,13 +78,15 @@ class Manager:
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
         self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.note_replaced)
         self._rendezvous = RendezvousService(functools.partial(token, key), self._reported)
+        self._outbox = Outbox(of_cluster(api), told_as_events(self._workload))
+        self._noticing = Noticing(self._workload, self._outbox)
         self._floor = KubeFloor(api, self._workload) if flags.sharing else None
         self._arbiter = None
         if self._floor is not None:
             terms = Terms(True, Rules(), flags.capacity)
             self._arbiter = Arbiter(self._floor, lambda: terms, lambda key: self._controller.look_at(key))
         self._controller = Controller(
-            self._workload,
+            self._noticing,
             self._rendezvous,
             queue=self._queue,
             on_pass=self._metrics.note_pass,
@@ -126,6 +131,8 @@ class Manager:
             await asyncio.sleep(SYNC_POLL_S)
         if self._arbiter is not None:
             self._arbiter.start()
+        self._outbox.start()
+        self._noticing.start()
         self._controller.start()
         self._acting = True
         await self._serve(self._rendezvous.app(), self._flags.rendezvous_port)
@@ -139,6 +146,8 @@ class Manager:
             if self._arbiter is not None:
                 self._arbiter.stop()
             self._controller.stop()
+        self._noticing.stop()
+        self._outbox.stop()
         if self._floor is not None:
             self._floor.stop()
         self._workload.stop()

@@ -36,6 +36,9 @@ from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ClusterError, ElasticctlError
 from elasticctl_controller.arbiter import Arbiter, Terms
 from elasticctl_controller.loop import Controller
+from elasticctl_controller.notify import urls
+from elasticctl_controller.notify.noticing import Noticing, told_as_events
+from elasticctl_controller.notify.outbox import Outbox
 from elasticctl_controller.rendezvous import RendezvousService
 from elasticctl_controller.sharing.model import Rules
 from elasticctl_controller.tokens import token
@@ -60,7 +63,9 @@ class Supervisor:
         self._rendezvous = RendezvousService(token_for, self._reported)
         self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus))
         self._arbiter = Arbiter(self._workload, self._terms, self._given)
-        self._controller = Controller(self._workload, self._rendezvous, allotment=self._arbiter.allotment)
+        self._outbox = Outbox(urls.of_machine(paths), told_as_events(self._workload))
+        self._noticing = Noticing(self._workload, self._outbox)
+        self._controller = Controller(self._noticing, self._rendezvous, allotment=self._arbiter.allotment)
         self._keeper = Keeper(
             self._store,
             paths,
@@ -91,6 +96,8 @@ class Supervisor:
         self._keeper.start()
         self._store.subscribe(lambda change: self._arbiter.changed())
         self._arbiter.start()
+        self._outbox.start()
+        self._noticing.start()
         self._controller.start()
         log.info("version %s serves %s", elasticctl.__version__, self._paths.state)
         if ready is not None:
@@ -110,6 +117,8 @@ class Supervisor:
         if self._stop_workers and not self._keeper.drain().wait(DRAIN_LIMIT_S):
             log.error("some workers did not end within %.0f s", DRAIN_LIMIT_S)
         self._keeper.stop()
+        self._noticing.stop()
+        self._outbox.stop()
 
     def _shut_down(self, stop_workers: bool) -> None:
         self._stop_workers = stop_workers

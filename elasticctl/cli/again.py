@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticctl.codec import Manifest
 from elasticctl.podtemplate import START_FROM_VARIABLE, STORAGE_VARIABLE, at, worker_container
-from elasticctl.spec import ANNOTATION_RERUN_OF, GROUP
+from elasticctl.spec import ANNOTATION_NOTIFY, ANNOTATION_RERUN_OF, GROUP
 
 _MAX_NAME = 51
 _OF_ONE_LIFE = ("suspend", "cancel", "removeWorkers")
@@ -32,7 +32,11 @@ def again(manifest: Manifest, rerun: Rerun) -> Manifest:
     container = worker_container(at(spec, "replicaSpecs", "Worker", "template") or {})
     for variable, value in ((STORAGE_VARIABLE, rerun.storage), (START_FROM_VARIABLE, rerun.start_from)):
         set_variable(container, variable, value)
-    annotations = {key: value for key, value in (metadata.get("annotations") or {}).items() if GROUP not in key}
+    annotations = {
+        key: value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if GROUP not in key or key == ANNOTATION_NOTIFY
+    }
     annotations[ANNOTATION_RERUN_OF] = origin(manifest)
     made: Manifest = {
         "apiVersion": manifest["apiVersion"],

@@ -47,6 +47,9 @@ class Fields:
     ] = None
     gpu_type: Annotated[str | None, options.text("The GPUs jobs use: t4, v100, a10g, l4, a100, h100", "TYPE")] = None
     gpus_per_node: Annotated[int | None, options.count("How many GPUs a node has.", low=0)] = None
+    notify_url_from: Annotated[
+        str | None, options.text("Where the webhook's URL for news of jobs is: secret:KEY, file:PATH, env:NAME", "REF")
+    ] = None
 
 
 @verb(config, "get-contexts")
@@ -89,11 +92,16 @@ def set_context(name: Name, given: Fields) -> None:
     fields: dict[str, Any] = {field: value for field, value in dataclasses.asdict(given).items() if value is not None}
     if fields.get("gpu_type"):
         fields["gpu_type"] = gpu_type(fields["gpu_type"]).name
+    check_public(fields.get("storage", ""))
     old = next((context for context in known.contexts if context.name == name), None)
     if old is None and "provider" not in fields:
         raise UsageError(f"context {name} is new: say --provider aws, gcp or kubernetes")
-    check_public(fields.get("storage", ""))
     context = dataclasses.replace(old, **fields) if old else Context(name, **fields)
+    if fields.get("notify_url_from"):
+        from elasticctl.cli.news import reference  # not for those who only read contexts
+
+        url_from = reference(fields["notify_url_from"], context.provider)
+        context = dataclasses.replace(context, notify_url_from=url_from)
     configuration.save(known.having(context), contexts_file())
     say(f"context {name} {'changed' if old else 'added'}")
     hint(f"use it: elasticctl config use-context {name}")

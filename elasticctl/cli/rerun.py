@@ -64,6 +64,7 @@ def rerun(*, job: options.Job, changes: Changes, how: How, where: Where) -> int:
       elasticctl rerun digits --from-checkpoint latest --set spec.backoffLimit=10
     """
     from elasticctl.cli.making import with_settings
+    from elasticctl.cli.news import manifest_with_news
     from elasticctl.spec import ElasticJob
 
     how.check()
@@ -71,6 +72,7 @@ def rerun(*, job: options.Job, changes: Changes, how: How, where: Where) -> int:
     old = target.find(job)
     found = ElasticJob.from_manifest(old)
     made = with_settings(_new(target, old, changes), changes.settings)
+    made = manifest_with_news(made, how.notify, target.context)
     if how.dry_run == "client":
         print_objects([made], how.output or "yaml", one=True)
         return 0

@@ -66,6 +66,10 @@ class How:
         typer.Option("-o", "--output", help="How to print it, with -d or --dry-run."),
     ] = None
 
+    notify: Annotated[
+        str, options.text("News goes to the webhook whose URL is at secret:KEY, file:PATH, env:NAME; or none.", "REF")
+    ] = ""
+
     def check(self) -> None:
         """Refuse what contradicts itself; UsageError."""
         if self.output and not (self.detach or self.dry_run):
@@ -113,6 +117,7 @@ def submit(
       elasticctl submit -f job.yaml --set spec.backoffLimit=10
     """
     from elasticctl.cli.making import from_file, from_script  # reads and writes YAML, which --help need not
+    from elasticctl.cli.news import with_news
 
     how.check()
     if source.file:
@@ -122,8 +127,10 @@ def submit(
 
     def draft_in(context: Context) -> Draft:
         if source.file:
-            return from_file(source.file, source.settings, request.name, where.namespace, context)
-        return from_script(script or "", args, request, context, source.settings, template=source.template)
+            draft = from_file(source.file, source.settings, request.name, where.namespace, context)
+        else:
+            draft = from_script(script or "", args, request, context, source.settings, template=source.template)
+        return with_news(draft, how.notify, context)
 
     places = [
         dataclasses.replace(context, namespace=namespace)
