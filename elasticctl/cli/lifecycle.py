@@ -64,8 +64,8 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
             say(f"{job.name}: kept")
             continue
         target.cluster.delete_job(target.namespace, job.name)
-        storage = hardware(job).storage
         forget(job)
+        storage = hardware(job).storage
         say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
 
 

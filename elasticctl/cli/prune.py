@@ -97,12 +97,12 @@ def prune(
         return
     for item in doomed:
         target.cluster.delete_job(target.namespace, item.job.name)
+        forget(item.job)
         _delete_state(item)
     _say_what_stays(doomed)
-
     if state and target.context.provider == LOCAL:
         _sweep_workspaces(target, {item.job.key for item in doomed}, now)
-        forget(item.job)
+
 
 def choose(manifests: Sequence[Manifest], which: Which, now: float) -> list[Doomed]:
     """The jobs that are meant, the one that ended first first. Pure; `now` in seconds since the epoch."""
