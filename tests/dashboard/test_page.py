@@ -18,6 +18,7 @@ from tests.cli.samples import FAILED, at, job
 from tests.dashboard.cluster import Jobs, many
 from tests.dashboard.process import Serve
 from tests.dashboard.visitor import Visitor, hosted
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -53,11 +54,14 @@ def elasticctl(*words: str) -> None:
 
 
 def inked(page: Page, chart: int) -> int:
-    """How many different colours a chart's canvas shows: an empty one has one, axes alone have a few shades of grey."""
+    """How many pixels of a chart's canvas have a colour: what is drawn without data is all grey."""
     drawn: int = page.evaluate(
         """(chart) => {
-          const canvas = document.querySelectorAll("canvas")[chart];
-          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          const shown = document.querySelectorAll("canvas")[chart];
+          const copy = Object.assign(document.createElement("canvas"), { width: shown.width, height: shown.height });
+          const context = copy.getContext("2d", { willReadFrequently: true });
+          context.drawImage(shown, 0, 0);
+          const { data } = context.getImageData(0, 0, copy.width, copy.height);
           let found = 0;
           for (let i = 0; i < data.length; i += 4) {
             const [red, green, blue, alpha] = data.subarray(i, i + 4);
@@ -86,33 +90,33 @@ def test_a_job_from_before_its_first_step_to_its_end(
     first = page.locator(".far").inner_text()
     see(page.locator(".far")).not_to_have_text(first, timeout=PATIENCE_MS)
     see(page.get_by_role("img", name=re.compile("^loss: "))).to_be_visible(timeout=PATIENCE_MS)
-    page.wait_for_function("document.querySelectorAll('canvas').length === 3")
-    assert [inked(page, chart) > 50 for chart in range(3)] == [True, True, True]
+    see(page.locator("canvas")).to_have_count(3)
+    wait_until(lambda: all(inked(page, chart) > 50 for chart in range(3)))
 
     elasticctl("preempt", "digits", "--worker", "1", "--notice", "none")
     disturbed = page.get_by_role("row", name=re.compile("Interruption digits-worker-1 Deleted"))
-    see(disturbed).to_contain_text(re.compile(r"\d+\.\ds"), timeout=PATIENCE_MS)
+    see(disturbed).to_contain_text(re.compile(r"Deleted[\d.]+s"), timeout=PATIENCE_MS)
 
-    page.get_by_role("button", name="Scale").click()
-    page.get_by_label("Workers", exact=True).fill("3")
-    page.get_by_role("dialog").get_by_role("button", name="Scale").click()
+    page.get_by_role("button", name="Scale", exact=True).click()
+    page.get_by_role("spinbutton", name="Workers").fill("3")
+    page.get_by_role("dialog").get_by_role("button", name="Scale", exact=True).click()
     see(tile(page, "Workers")).to_contain_text("3 of 3", timeout=PATIENCE_MS)
     see(page.get_by_role("row", name=re.compile("Scaling 2 → 3 workers by user"))).to_be_visible(timeout=PATIENCE_MS)
 
-    page.get_by_role("button", name="Suspend").click()
+    page.get_by_role("button", name="Suspend", exact=True).click()
     page.get_by_role("button", name="Let it run").click()
     see(page.get_by_role("dialog")).to_be_hidden()
     assert not ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).suspend
-    page.get_by_role("button", name="Suspend").click()
-    page.get_by_role("dialog").get_by_role("button", name="Suspend").click()
+    page.get_by_role("button", name="Suspend", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Suspend", exact=True).click()
     see(page.locator(".badge")).to_have_text("Suspended", timeout=PATIENCE_MS)
-    page.get_by_role("button", name="Resume").click()
-    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Resume", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume", exact=True).click()
     see(page.locator(".badge")).to_have_text("Running", timeout=PATIENCE_MS)
-    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_role("button", name="Cancel the job").click()
     see(page.locator(".badge")).to_have_text("Cancelled", timeout=PATIENCE_MS)
-    see(page.get_by_role("button", name="Scale")).to_be_hidden()
+    see(page.get_by_role("button", name="Scale", exact=True)).to_be_hidden()
     assert ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).status.phase == "Cancelled"
 
 
@@ -174,21 +178,21 @@ def test_the_keyboard_is_enough(visitor: Visitor) -> None:
         page.keyboard.press("Enter")
         see(page.get_by_role("heading", name="two")).to_be_visible()
         see(page.locator("[aria-current]")).to_contain_text("two")
-        page.get_by_role("button", name="Cancel").focus()
+        page.get_by_role("button", name="Cancel", exact=True).focus()
         page.keyboard.press("Enter")
         see(page.get_by_role("button", name="Let it run")).to_be_focused()
         page.keyboard.press("Escape")
         see(page.get_by_role("dialog")).to_be_hidden()
-        see(page.get_by_role("button", name="Cancel")).to_be_focused()
+        see(page.get_by_role("button", name="Cancel", exact=True)).to_be_focused()
 
 
 def test_a_refusal_is_said_where_it_was_asked_for(visitor: Visitor) -> None:
     cluster = Jobs(job())
     with hosted(cluster) as link:
         page = visitor.open(link)
-        page.get_by_role("button", name="Scale").click()
+        page.get_by_role("button", name="Scale", exact=True).click()
         cluster.jobs["digits"]["spec"]["maxReplicas"] = 2  # which the page does not know yet
-        page.get_by_role("dialog").get_by_role("button", name="Scale").click()
+        page.get_by_role("dialog").get_by_role("button", name="Scale", exact=True).click()
         see(page.get_by_role("alert").filter(has_text="more than the maximum")).to_be_visible()
         see(page.get_by_role("dialog")).to_be_visible()
 

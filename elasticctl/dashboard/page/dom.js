@@ -69,5 +69,5 @@ export function table(caption, columns) {
       () => el("tr", {}, ...columns.map(([, kind]) => el("td", { class: kind || null }))),
       (child, row) => row.cells.forEach((cell, column) => say(child.children[column], cell)),
     );
-  return { node: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, whole), fill };
+  return { node: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${caption}, as a table` }, whole), fill };
 }
