@@ -28,6 +28,8 @@ from elasticctl_controller.sharing.packing import Packing
 
 PACKINGS = 4
 """How often a pool is divided again because workers of several slots did not fit its nodes; then those go without."""
+LOOKS = 4
+"""How often a decision looks at its own outcome."""
 
 
 def decide(
@@ -68,6 +70,34 @@ class _Outcome:
 def _decide_pool(
     pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: Rules
 ) -> _Outcome:
+    """Divide a pool, and look at what comes of it until that changes nothing any more.
+
+    As a rule the first look is the last. But who has started is no newcomer any more and may stand before others in the
+    order, where a project's share or a node that a worker fits makes a difference.
+    """
+    asked = {claim.key: claim for claim in claims}
+    outcome = _divide(pool, projects, claims, now, rules)
+    for _ in range(LOOKS):
+        if all(one.given == one.claim.granted for one in outcome.seeking):
+            break
+        after = [_followed(one, outcome.packed, now) for one in outcome.seeking]
+        outcome = _divide(pool, projects, after, now, rules)
+    for one in outcome.seeking:
+        one.claim = asked[one.claim.key]
+    return outcome
+
+
+def _followed(one: Seeker, packed: Packing, now: float) -> Claim:
+    """A claim once its workers have followed."""
+    claim = one.claim
+    kept = packed.kept.get(claim.key, ()) if one.given else ()
+    if one.given == claim.granted and len(kept) == len(claim.workers):
+        return claim
+    changed_at = claim.changed_at if one.given == claim.granted else now
+    return replace(claim, granted=one.given, changed_at=changed_at, workers=kept)
+
+
+def _divide(pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: Rules) -> _Outcome:
     """Divide, see whether it fits the nodes, and if not divide again with what does."""
     caps = _caps(pool, claims)
     for attempt in range(PACKINGS):

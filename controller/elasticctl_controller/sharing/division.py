@@ -3,7 +3,7 @@
 The division is made anew each time, in an order that says who comes first; what claims have now only breaks ties and
 holds back what can wait. So it does not depend on the path that led to it, and made again it is the same.
 
-1. Each project's guarantee is set aside for it, as far as its claims ask for it.
+1. Each project's guarantee is set aside for it, as far as its claims can use it without anything beyond it.
 2. Each claim gets its least or nothing. Next is who is within a guarantee, then who has the higher priority, then whose
    project has borrowed least for its weight, then who came first. Who does not fit is passed over, and those behind use
    what is free; as soon as it fits it goes before them. A job that runs is not suspended for one of equal priority
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heapreplace
 
 from elasticctl_controller.sharing.model import Claim, Project, Rules
 
@@ -40,12 +40,12 @@ class Account:
     @property
     def aside(self) -> int:
         """What is set aside and unused."""
-        return max(0, self.reserved - self.used)
+        return self.reserved - self.used if self.reserved > self.used else 0
 
     @property
     def over(self) -> int:
         """What it uses beyond its guarantee."""
-        return max(0, self.used - self.guaranteed)
+        return self.used - self.guaranteed if self.used > self.guaranteed else 0
 
     def allows(self, slots: int) -> bool:
         """Does its limit allow so many more?"""
@@ -160,16 +160,11 @@ def seekers(
 
 def divide(slots: int, accounts: Sequence[Account], seeking: Sequence[Seeker]) -> Division:
     """Fill in `given` of all who seek. What comes back lists those who have some in the order they came to it."""
-    demand: dict[str, int] = {}
-    for one in seeking:
-        name = one.account.project.name
-        demand[name] = demand.get(name, 0) + one.most * one.claim.slots_per_worker
+    queues = _queues(seeking)
     for account in accounts:
-        account.reserved = min(account.guaranteed, demand.get(account.project.name, 0))
-        if account.limit is not None:
-            account.reserved = max(0, min(account.reserved, account.limit))
+        account.reserved = _reserve(account, queues.get(account.project.name, ()))
     for _ in range(RELEASES):
-        division = _admit(slots, accounts, seeking)
+        division = _admit(slots, accounts, queues)
         if not division.release(_growth(division)):
             break
     _grow(division)
@@ -187,36 +182,51 @@ def _growth(division: Division) -> dict[str, int]:
     return found
 
 
-def _admit(slots: int, accounts: Sequence[Account], seeking: Sequence[Seeker]) -> Division:
+def _queues(seeking: Sequence[Seeker]) -> dict[str, list[Seeker]]:
+    """The claims by project, in the order in which each project's come to their least."""
+    queues: dict[str, list[Seeker]] = {}
+    for one in sorted(seeking, key=lambda one: (-one.claim.priority, one.fresh, one.place)):
+        queues.setdefault(one.account.project.name, []).append(one)
+    return queues
+
+
+def _reserve(account: Account, queue: Iterable[Seeker]) -> int:
+    """How much of its guarantee a project's claims can use, without anything beyond it."""
+    most = account.guaranteed if account.limit is None else min(account.guaranteed, max(0, account.limit))
+    used = more = 0
+    for one in queue if most else ():
+        if one.claim.least <= one.most and used + one.need <= most:
+            used += one.need
+            more += (one.most - one.claim.least) * one.claim.slots_per_worker
+    return min(most, used + more)
+
+
+def _admit(slots: int, accounts: Sequence[Account], queues: Mapping[str, Sequence[Seeker]]) -> Division:
     """Give those their least who come first and fit."""
-    queues: dict[str, list[tuple[int, bool, int, Seeker]]] = {}
-    for one in seeking:
-        one.given = one.borrowed = 0
-        queue = queues.setdefault(one.account.project.name, [])
-        queue.append((-one.claim.priority, one.fresh, one.place, one))
-    for queue in queues.values():
-        queue.sort(reverse=True)  # the first is popped off the end
     division = Division.begun(slots, accounts)
-    heads = [_turn(queue[-1][3], name) for name, queue in queues.items()]
+    next_of = {name: iter(queue) for name, queue in queues.items()}
+    heads = [_turn(one, name) for name, queue in next_of.items() if (one := next(queue, None))]
     heapify(heads)
     while heads:
-        turn = heappop(heads)
-        name, within = turn[-1], turn[0] == 0
-        one = queues[name].pop()[3]
+        *_, name, one = turn = heads[0]
+        one.given = one.borrowed = 0
         one.limited = not one.account.allows(one.need)
-        room = division.free if within else division.room(one.account)
+        room = division.free if turn[0] == 0 else division.room(one.account)
         if not one.limited and one.need <= room and one.most >= one.claim.least:
             division.take(one, one.claim.least)
             division.admitted.append(one)
-        if queues[name]:
-            heappush(heads, _turn(queues[name][-1][3], name))
+        following = next(next_of[name], None)
+        if following is None:
+            heappop(heads)
+        else:
+            heapreplace(heads, _turn(following, name))
     return division
 
 
-def _turn(one: Seeker, name: str) -> tuple[int, int, bool, float, int, str]:
+def _turn(one: Seeker, name: str) -> tuple[int, int, bool, float, int, str, Seeker]:
     """When a project's next claim comes to its least: the lower the sooner."""
     within = one.account.used + one.need <= one.account.reserved
-    return (0 if within else 1, -one.claim.priority, one.fresh, one.account.share(within), one.place, name)
+    return (0 if within else 1, -one.claim.priority, one.fresh, one.account.share(within), one.place, name, one)
 
 
 def _grow(division: Division) -> None:

@@ -44,9 +44,10 @@ def pack(pool: Pool, admitted: Sequence[Seeker]) -> Packing:
     """Place what was given, in the order it was given."""
     if all(one.claim.slots_per_worker == 1 for one in admitted):
         return Packing({one.claim.key: staying(one.claim, one.given) for one in admitted}, {}, {})
-    floor = _Floor([node.slots for node in pool.nodes])
+    free = [node.slots for node in pool.nodes]
     numbers = {node.name: number for number, node in enumerate(pool.nodes)}
-    placed = [_settle(floor, numbers, turn, one) for turn, one in enumerate(admitted)]
+    placed = [_settle(free, numbers, one) for one in admitted]
+    floor = _Floor(free, placed)
     for turn, one in enumerate(admitted):
         _place(floor, one, placed[turn], one.claim.least, turn)
     for turn, one in enumerate(admitted):
@@ -64,12 +65,12 @@ def pack(pool: Pool, admitted: Sequence[Seeker]) -> Packing:
 
 @dataclass(slots=True, eq=False)
 class _Placed:
-    """Of one claim: how many have a place, the workers that keep theirs, and the nodes of new ones."""
+    """Of one claim: how many have a place, the workers that keep theirs with their nodes, and the nodes of new ones."""
 
     slots_per_worker: int
     least: int
     count: int = 0
-    workers: list[Worker] = field(default_factory=list)
+    workers: dict[Worker, int] = field(default_factory=dict)
     new: list[int] = field(default_factory=list)
 
 
@@ -82,17 +83,16 @@ class _Resident:
     claim: _Placed
 
 
-@dataclass(slots=True)
 class _Floor:
     """What is free of each node, with nodes by how much that is, and who stays where."""
 
-    free: list[int]
-    by_free: dict[int, list[int]] = field(default_factory=dict)
-    residents: dict[int, list[_Resident]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for number, slots in enumerate(self.free):
+    def __init__(self, free: list[int], placed: Sequence[_Placed]) -> None:
+        self.free = free
+        self.placed = placed
+        self.by_free: dict[int, list[int]] = {}
+        for number, slots in enumerate(free):
             self.by_free.setdefault(slots, []).append(number)
+        self.residents: dict[int, list[_Resident]] | None = None
 
     def change(self, number: int, slots: int) -> None:
         self.free[number] += slots
@@ -111,26 +111,29 @@ class _Floor:
 
     def clear(self, slots: int, turn: int) -> int | None:
         """Free so many slots of one node of workers that come later than `turn`; None where that is impossible."""
+        if self.residents is None:
+            self.residents = _residents(self.placed)
         plans = [
-            (plan, number) for number in sorted(self.residents) if (plan := self._plan(number, slots, turn)) is not None
+            (plan, number)
+            for number, there in sorted(self.residents.items())
+            if (plan := self._plan(there, slots - self.free[number], turn)) is not None
         ]
         if not plans:
             return None
         (_, _, goers), number = min(plans, key=lambda found: (*found[0][:2], found[1]))
         for resident in goers:
             self.residents[number].remove(resident)
-            resident.claim.workers.remove(resident.worker)
+            del resident.claim.workers[resident.worker]
             resident.claim.count -= 1
             self.change(number, resident.claim.slots_per_worker)
         return number
 
-    def _plan(self, number: int, slots: int, turn: int) -> tuple[int, int, list[_Resident]] | None:
+    def _plan(self, there: list[_Resident], needed: int, turn: int) -> tuple[int, int, list[_Resident]] | None:
         """Who has to leave a node: how many of them are of a claim's least, how many slots they have, and who."""
         goers: list[_Resident] = []
-        needed = slots - self.free[number]
         leasts = 0
         spare: dict[int, int] = {}
-        there = sorted(self.residents[number], key=lambda one: (-one.turn, -one.worker.started_at, one.worker.name))
+        there = sorted(there, key=lambda one: (-one.turn, -one.worker.started_at, one.worker.name))
         for only_spare in (True, False):
             for resident in there:
                 if needed <= 0:
@@ -145,17 +148,25 @@ class _Floor:
         return (leasts, sum(one.claim.slots_per_worker for one in goers), goers) if needed <= 0 else None
 
 
-def _settle(floor: _Floor, numbers: Mapping[str, int], turn: int, one: Seeker) -> _Placed:
+def _residents(placed: Sequence[_Placed]) -> dict[int, list[_Resident]]:
+    """Who stays where."""
+    found: dict[int, list[_Resident]] = {}
+    for turn, claim in enumerate(placed):
+        for worker, number in claim.workers.items():
+            found.setdefault(number, []).append(_Resident(turn, worker, claim))
+    return found
+
+
+def _settle(free: list[int], numbers: Mapping[str, int], one: Seeker) -> _Placed:
     """Leave a claim's workers where they are, as many as it keeps and as are on nodes of the pool."""
-    placed = _Placed(one.claim.slots_per_worker, one.claim.least)
+    each = one.claim.slots_per_worker
+    placed = _Placed(each, one.claim.least)
     for worker in staying(one.claim, one.given):
         number = numbers.get(worker.node)
-        if number is None or floor.free[number] < placed.slots_per_worker:
-            continue
-        floor.change(number, -placed.slots_per_worker)
-        floor.residents.setdefault(number, []).append(_Resident(turn, worker, placed))
-        placed.workers.append(worker)
-        placed.count += 1
+        if number is not None and free[number] >= each:
+            free[number] -= each
+            placed.workers[worker] = number
+    placed.count = len(placed.workers)
     return placed
 
 

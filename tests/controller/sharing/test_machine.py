@@ -127,6 +127,6 @@ class SharingOfLargeWorkers(Sharing):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestSharingOfLargeWorkers = SharingOfLargeWorkers.TestCase
-TestSharingOfLargeWorkers.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSharingOfLargeWorkers.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
