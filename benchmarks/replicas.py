@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,14 +51,14 @@ class Replicas:
         self.running: list[Replica] = []
         (folder / "key").write_text(secrets.token_hex(32))
 
-    def start(self, kubeconfig: str = "", rendezvous_port: int = RENDEZVOUS_PORT) -> Replica:
-        """Start one more; `kubeconfig` is its way to the API server, if not everybody's."""
+    def start(self, kubeconfig: str = "", rendezvous_port: int = RENDEZVOUS_PORT, flags: Sequence[str] = ()) -> Replica:
+        """Start one more; `kubeconfig` is its way to the API server, if not everybody's, `flags` more of its own."""
         self._made += 1
         port, log = 18080 + 2 * self._made, self._folder / f"controller-{self._made}.log"
         argv = [sys.executable, "-m", "elasticctl_controller.manager", "--bind", ADDRESS]
         argv += ["--rendezvous-url", f"http://{ADDRESS}:{RENDEZVOUS_PORT}", "--rendezvous-port", str(rendezvous_port)]
         argv += ["--metrics-port", str(port), "--health-port", str(port + 1)]
-        argv += ["--token-key-file", str(self._folder / "key"), "--leader-election-namespace", SYSTEM]
+        argv += ["--token-key-file", str(self._folder / "key"), "--leader-election-namespace", SYSTEM, *flags]
         environ = {**os.environ, **({"KUBECONFIG": kubeconfig} if kubeconfig else {})}
         with log.open("wb") as output:
             replica = Replica(subprocess.Popen(argv, stderr=output, env=environ), port, log)

@@ -20,7 +20,8 @@ import pytest
 import yaml
 
 from elasticctl.cluster.kube.connection import Connection, connect
-from elasticctl.errors import ConflictError, ElasticctlError
+from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError
+from elasticctl.quota import PLURAL as QUOTAS
 from elasticctl.spec import API_VERSION, PLURAL
 from tests.waiting import wait_until
 
@@ -99,11 +100,12 @@ def api() -> Connection:
 
 @pytest.fixture(scope="session")
 def crd(api: Connection) -> None:
-    """Have the CRD and the controller's namespace on the cluster."""
-    manifest = yaml.safe_load((ROOT / "controller/elasticctl_controller/deploy/crd.yaml").read_text())
+    """Have the CRDs and the controller's namespace on the cluster."""
+    folder = ROOT / "controller/elasticctl_controller/deploy"
+    crds = [yaml.safe_load((folder / name).read_text()) for name in ("crd.yaml", "quota.yaml")]
     namespace = {"metadata": {"name": SYSTEM}}
     for path, item in (
-        ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", manifest),
+        *(("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd) for crd in crds),
         ("/api/v1/namespaces", namespace),
     ):
         with suppress(ConflictError):
@@ -111,7 +113,8 @@ def crd(api: Connection) -> None:
 
     def served() -> bool:
         with suppress(ElasticctlError):
-            api.request("GET", f"/apis/{API_VERSION}/{PLURAL}")
+            for plural in (PLURAL, QUOTAS):
+                api.request("GET", f"/apis/{API_VERSION}/{plural}")
             return True
         return False
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.sharing import LocalSharing
-from elasticctl.codec import Manifest
 from elasticctl.quota import CPU, Quota
-from elasticctl.spec import ElasticJob
-from elasticctl.status import JobStatus, Phase
+from elasticctl.status import Phase
 from tests.jobs import FOREVER, shell_job
 from tests.local.test_recovery import kill_supervisor
+from tests.sharing_story import PATIENCE_S, give_way_and_grow_back, status, training, trains
 from tests.waiting import wait_until
-
-TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
-LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
-ENDLESS = 100_000
-PATIENCE_S = 90.0
 
 
 def shared(cluster: LocalCluster, slots: int, **guaranteed: int) -> None:
@@ -32,61 +23,10 @@ def shared(cluster: LocalCluster, slots: int, **guaranteed: int) -> None:
         cluster.put_quota(Quota(project, guaranteed={CPU: own}).to_manifest())
 
 
-def training(name: str, namespace: str, folder: Path, *, epochs: int = ENDLESS, **spec: Any) -> Manifest:
-    """A job that trains on the digits, a twentieth of a second a step."""
-    container = {
-        "command": [LAUNCH, "--nproc-per-node", "1", "--"],
-        "args": [sys.executable, str(TRAIN), "--epochs", str(epochs), "--step-delay-s", "0.05", "--save-every-s", "1"],
-        "env": [
-            {"name": "ELASTICCTL_STORAGE", "value": (folder / name).as_uri()},
-            {"name": "OMP_NUM_THREADS", "value": "1"},
-        ],
-    }
-    workers = spec.pop("workers", spec.get("maxReplicas", 1))
-    return shell_job(name, "", workers, namespace=namespace, container=container, grace_s=20, **spec)
-
-
-def status(cluster: LocalCluster, namespace: str, name: str) -> JobStatus:
-    return ElasticJob.from_manifest(cluster.get_job(namespace, name)).status
-
-
-def trains(found: JobStatus, workers: int) -> bool:
-    """True once a group of that many has taken a step, and no other workers are there."""
-    newest = found.generations[-1:]
-    return bool(newest and newest[0].first_step_at and len(newest[0].workers) == workers == found.active)
-
-
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_job_grows_gives_way_and_grows_back(local_cluster: LocalCluster, tmp_path: Path) -> None:
     shared(local_cluster, 4, a=2, b=2)
-    automatic = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
-    local_cluster.create_job(training("elastic", "a", tmp_path, **automatic))
-
-    def elastic() -> JobStatus:
-        return status(local_cluster, "a", "elastic")
-
-    wait_until(lambda: trains(elastic(), 4), PATIENCE_S)
-    assert elastic().share.borrowed == 2
-    committed = wait_until(lambda: elastic().checkpoint.step, PATIENCE_S)
-
-    local_cluster.create_job(training("guest", "b", tmp_path, workers=2, epochs=1, minReplicas=2))
-    wait_until(lambda: trains(elastic(), 2) and elastic().share.borrowed == 0, PATIENCE_S)
-    shrunk = elastic().generations[-1]
-    assert shrunk.resumed_step >= committed
-    wait_until(lambda: trains(status(local_cluster, "b", "guest"), 2), PATIENCE_S)
-    wait_until(lambda: status(local_cluster, "b", "guest").phase is Phase.SUCCEEDED, PATIENCE_S)
-    wait_until(lambda: trains(elastic(), 4), PATIENCE_S)
-
-    end = elastic()
-    assert end.steps_redone == 0, "every change of size was made at a committed step"
-    assert end.interruptions == ()
-    steps = [(group.resumed_step, group.last_step) for group in end.generations]
-    assert all(after[0] == before[1] for before, after in itertools.pairwise(steps)), steps
-    sizes = [(item.from_workers, item.to_workers, item.by) for item in end.scalings]
-    assert sizes[:2] == [(0, 4, "sharing"), (4, 2, "sharing")]
-    assert sizes[2:] in ([(2, 4, "sharing")], [(2, 3, "sharing"), (3, 4, "sharing")]), "as the guest's workers end"
-    assert "b/guest" in end.scalings[1].message
-    assert status(local_cluster, "b", "guest").failures == 0
+    give_way_and_grow_back(local_cluster, local_cluster.create_job, tmp_path.as_uri())
 
 
 @pytest.mark.timeout(400)
@@ -94,10 +34,10 @@ def test_a_job_that_is_outranked_is_suspended_at_a_commit_and_comes_back(
     local_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     shared(local_cluster, 2)
-    local_cluster.create_job(training("low", "a", tmp_path, workers=2, minReplicas=2))
+    local_cluster.create_job(training("low", "a", tmp_path.as_uri(), workers=2, minReplicas=2))
     wait_until(lambda: trains(status(local_cluster, "a", "low"), 2), PATIENCE_S)
     urgent = {"workers": 1, "epochs": 1, "sharing": {"priority": 10}}
-    local_cluster.create_job(training("urgent", "b", tmp_path, **urgent))
+    local_cluster.create_job(training("urgent", "b", tmp_path.as_uri(), **urgent))
     wait_until(lambda: status(local_cluster, "a", "low").phase is Phase.SUSPENDED, PATIENCE_S)
     assert "b/urgent" in status(local_cluster, "a", "low").message
     wait_until(lambda: status(local_cluster, "b", "urgent").phase is Phase.SUCCEEDED, PATIENCE_S)

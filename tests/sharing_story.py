@@ -1,0 +1,89 @@
+"""The story of two projects that share four slots, for whatever cluster: nothing is typed, and no step is lost."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elasticctl.cluster.base import Cluster
+from elasticctl.codec import Manifest
+from elasticctl.spec import ElasticJob
+from elasticctl.status import JobStatus, Phase
+from tests.jobs import shell_job
+from tests.waiting import wait_until
+
+TRAIN = Path(__file__).parents[1] / "examples" / "digits" / "train.py"
+LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
+ENDLESS = 100_000
+PATIENCE_S = 120.0
+AUTOMATIC = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
+
+
+def training(name: str, namespace: str, storage: str, *, epochs: int = ENDLESS, **spec: Any) -> Manifest:
+    """A job that trains on the digits, a twentieth of a second a step."""
+    container = {
+        "command": [LAUNCH, "--nproc-per-node", "1", "--"],
+        "args": [sys.executable, str(TRAIN), "--epochs", str(epochs), "--step-delay-s", "0.05", "--save-every-s", "1"],
+        "env": [
+            {"name": "ELASTICCTL_STORAGE", "value": f"{storage}/{name}"},
+            {"name": "OMP_NUM_THREADS", "value": "1"},
+        ],
+    }
+    workers = spec.pop("workers", spec.get("maxReplicas", 1))
+    return shell_job(name, "", workers, namespace=namespace, container=container, grace_s=20, **spec)
+
+
+def status(cluster: Cluster, namespace: str, name: str) -> JobStatus:
+    return ElasticJob.from_manifest(cluster.get_job(namespace, name)).status
+
+
+def trains(found: JobStatus, workers: int) -> bool:
+    """True once a group of that many has taken a step, and no other workers are there."""
+    newest = found.generations[-1:]
+    return bool(newest and newest[0].first_step_at and len(newest[0].workers) == workers == found.active)
+
+
+def give_way_and_grow_back(cluster: Cluster, submit: Callable[[Manifest], object], storage: str) -> None:
+    """Projects a and b are guaranteed two slots each of four; jobs are handed to `submit`.
+
+    A's job grows to four, b's takes its two, a's shrinks to two and trains on; b's ends, and a's is back at four.
+    """
+    submit(training("elastic", "a", storage, **AUTOMATIC))
+
+    def elastic() -> JobStatus:
+        return status(cluster, "a", "elastic")
+
+    def guest() -> JobStatus:
+        return status(cluster, "b", "guest")
+
+    wait_until(lambda: trains(elastic(), 4), PATIENCE_S)
+    assert _borrowed(elastic()) == 2
+    committed = wait_until(lambda: elastic().checkpoint.step, PATIENCE_S)
+
+    submit(training("guest", "b", storage, workers=2, epochs=1, minReplicas=2))
+    wait_until(lambda: trains(elastic(), 2) and _borrowed(elastic()) == 0, PATIENCE_S)
+    resumed = elastic().generations[-1].resumed_step
+    assert resumed is not None
+    assert committed is not None
+    assert resumed >= committed
+    wait_until(lambda: trains(guest(), 2) or guest().phase is Phase.SUCCEEDED, PATIENCE_S)
+    wait_until(lambda: guest().phase is Phase.SUCCEEDED, PATIENCE_S)
+    wait_until(lambda: trains(elastic(), 4), PATIENCE_S)
+
+    end = elastic()
+    assert end.steps_redone == 0, "every change of size was made at a committed step"
+    assert end.interruptions == ()
+    steps = [(group.resumed_step, group.last_step) for group in end.generations]
+    assert all(after[0] == before[1] for before, after in itertools.pairwise(steps)), steps
+    sizes = [(item.from_workers, item.to_workers, item.by) for item in end.scalings]
+    assert sizes[:2] == [(0, 4, "sharing"), (4, 2, "sharing")]
+    assert sizes[2:] in ([(2, 4, "sharing")], [(2, 3, "sharing"), (3, 4, "sharing")]), "as the guest's workers end"
+    assert "b/guest" in end.scalings[1].message
+    assert guest().failures == 0
+
+
+def _borrowed(found: JobStatus) -> int | None:
+    return None if found.share is None else found.share.borrowed
