@@ -17,7 +17,7 @@ import pytest
 
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local import shim
-from elasticctl.cluster.local.logs import Tail
+from elasticctl.cluster.local.logs import LogFile, Tail
 from elasticctl.codec import from_rfc3339
 from tests.waiting import wait_until
 
@@ -28,7 +28,7 @@ def pod_dir(tmp_path: Path) -> Path:
 
 
 def start(pod_dir: Path, *argv: str, cwd: str = "/") -> subprocess.Popen[bytes]:
-    order = {"argv": argv, "env": dict(os.environ), "cwd": cwd, "terminationLog": str(pod_dir / "termination-log")}
+    order = {"argv": argv, "cwd": cwd, "terminationLog": str(pod_dir / "termination-log")}
     (pod_dir / "start.json").write_text(json.dumps(order))
     with tempfile.TemporaryFile() as environment:
         environment.write(json.dumps(dict(os.environ)).encode())
@@ -47,7 +47,8 @@ def exit_of(pod_dir: Path) -> dict[str, Any]:
 
 
 def lines(pod_dir: Path) -> list[str]:
-    return [line.text for line in Tail("w", pod_dir / "log", LogQuery()).read()]
+    log = Tail(LogFile("w", "uid", ended=False), pod_dir / "log", LogQuery(), stored=None)
+    return [line.text for line in log.read()]
 
 
 def test_output_is_kept_in_order_line_by_line_with_times(pod_dir: Path) -> None:
