@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,21 @@ def test_a_storage_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
     assert len(said) == 1
     assert "of-the-workers is no folder of this machine" in said[0]
     assert logs.delete() == 0
+
+
+def test_who_has_no_credentials_is_told_so_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    said: list[str] = []
+    logs = StoredLogs(job_at("s3://bucket/job?endpoint=http://127.0.0.1:9"), said.append)
+    began = time.monotonic()
+    assert list(logs.past({}, LogQuery())) == []
+    assert time.monotonic() - began < 15
+    assert len(said) == 1
+    assert "credentials" in said[0]
 
 
 def test_a_damaged_object_is_said_and_the_others_are_shown(tmp_path: Path) -> None:

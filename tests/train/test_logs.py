@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.storedlogs import StoredLogs
+from elasticctl.spec import ElasticJob
 from elasticctl_train.errors import DamagedError, StorageError
 from elasticctl_train.launcher import logship
 from elasticctl_train.launcher.logship import Bounds, Shipper
@@ -22,6 +25,8 @@ from elasticctl_train.logs import archive, book
 from elasticctl_train.logs.book import Incarnation, Line
 from elasticctl_train.storage import Storage, all_keys
 from elasticctl_train.storage.local import LocalStorage
+from tests.jobs import shell_job
+from tests.stored import launched
 from tests.train.conftest import Cloud
 from tests.train.gate import Fault
 from tests.waiting import wait_until
@@ -275,6 +280,20 @@ def test_on_the_clouds_faults_neither_lose_nor_double(cloud: Cloud) -> None:
             wait_until(lambda n=n: f"line {n}" in texts(stored(cloud.open())))
     ship.close(30.0)
     assert texts(stored(cloud.open())) == [f"line {n}" for n in range(50)]
+
+
+def test_the_command_line_reads_them_from_a_bucket(cloud: Cloud) -> None:
+    ship = Shipper(cloud.open, LIFE, QUICK)
+    for n in range(2_000):
+        ship.add(1_770_000_000.0 + n, 0, f"line {n}")
+    ship.close(30.0)
+    manifest = shell_job("job", "true", container=launched(cloud.url))
+    manifest["metadata"]["uid"] = LIFE.job_uid
+    logs = StoredLogs(ElasticJob.from_manifest(manifest), pytest.fail)
+    assert [line.text for line in logs.past({}, LogQuery())] == [f"line {n}" for n in range(2_000)]
+    assert [line.text for line in logs.past({}, LogQuery(tail=1, since=1_770_000_001.0))] == ["line 1999"]
+    assert logs.delete() > 0
+    assert list(logs.past({}, LogQuery())) == []
 
 
 # Who sends
