@@ -162,8 +162,16 @@ class FakeApi:
         generation = (old or {"metadata": {}})["metadata"].get("generation", 0) + 1
         merged["metadata"] |= {"generation": generation}
         if merged["kind"] == "CustomResourceDefinition":
-            merged["status"] = {"conditions": [{"type": "Established", "status": "True"}]}
+            # As with a real one, it has no conditions at first, and not even an empty list of them.
+            merged["status"] = (old or {}).get("status") or {"conditions": None}
+            threading.Timer(0.05, self._establish, (path,)).start()
         return 201 if old is None else 200, self.put(path, merged)
+
+    def _establish(self, path: str) -> None:
+        with self.changed:
+            if path in self.objects:
+                conditions = [{"type": "Established", "status": "True"}]
+                self.put(path, {**self.objects[path], "status": {"conditions": conditions}})
 
     @staticmethod
     def _is_object(path: str) -> bool:

@@ -142,7 +142,7 @@ class Installer:
         deadline = time.monotonic() + ESTABLISH_TIMEOUT_S
         while True:
             found = self._connection.request("GET", path_of(manifest))
-            conditions = {item.get("type"): item for item in found.get("status", {}).get("conditions", [])}
+            conditions = {item.get("type"): item for item in (found.get("status") or {}).get("conditions") or []}
             if conditions.get("Established", {}).get("status") == "True":
                 return
             if time.monotonic() > deadline:
