@@ -88,6 +88,15 @@ class Sharing(RuleBasedStateMachine):
     def workers_follow(self, data):
         self.place.follow(lambda keys: data.draw(st.permutations(sorted(keys))))
 
+    @rule()
+    def a_notice_later_all_have_what_was_granted(self):
+        """The bound within which guarantees are met: one pass, and the notice of those who have to go."""
+        self.place.decide()
+        self.place.follow()
+        self.place.now += NOTICE_S
+        self.place.follow()
+        self.everybody_has_a_node()
+
     @rule(seconds=st.sampled_from([1.0, NOTICE_S, RULES.settle_s, RULES.patience_s]))
     def time_passes(self, seconds):
         self.place.now += seconds
@@ -104,7 +113,7 @@ class Sharing(RuleBasedStateMachine):
         for _ in range(3):
             self._a_round(RULES.patience_s)
             assert sizes(self.place.ask()) == settled
-        self._everybody_has_a_node()
+        Sharing.everybody_has_a_node(self)
 
     def _a_round(self, seconds: float) -> None:
         self.place.decide()
@@ -114,7 +123,7 @@ class Sharing(RuleBasedStateMachine):
         self.place.follow()
         self.place.now += seconds
 
-    def _everybody_has_a_node(self) -> None:
+    def everybody_has_a_node(self) -> None:
         for job in self.place.jobs.values():
             assert len(job.workers) == job.granted
             assert all(worker.node for worker in job.workers)
@@ -124,6 +133,9 @@ class SharingOfLargeWorkers(Sharing):
     """The same with workers of one, two and four slots, which have to fit their nodes."""
 
     slots_per_worker = (1, 2, 4)
+
+    def everybody_has_a_node(self) -> None:
+        """Not at once: a worker that was to go elsewhere may have been put in its way, and is moved again."""
 
 
 TestSharing = Sharing.TestCase
