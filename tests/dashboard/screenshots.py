@@ -46,8 +46,8 @@ def tell(cluster: LocalCluster) -> None:
     """Jobs that have succeeded, failed, wait, and one that much happens to."""
     submit("digits-quick", "--epochs", "2")
     until(cluster, "digits-quick", 10**9)
-    submit("digits-lr-0.4", "--epochs", "0", "--no-such-option")
-    until(cluster, "digits-lr-0.4", 10**9)
+    submit("digits-old-flags", "--epochs", "8", "--batch-size", "64")
+    until(cluster, "digits-old-flags", 10**9)
     submit("digits-wide", "--epochs", "200", "--step-delay-s", "0.05")
     until(cluster, "digits-wide", 60)
     elasticctl("suspend", "digits-wide")

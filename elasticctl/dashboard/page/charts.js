@@ -80,7 +80,7 @@ export class Chart {
       legend: { show: false },
       cursor: { sync: { key: SYNC.key }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { range: () => this.#drawn.range }, y: { range: (_, low, high) => this.#limits(low, high) } },
-      axes: [time, { ...line, size: AXIS_PX, space: 28, incrs: kind.whole ? WHOLE : undefined, values: kind.axis }],
+      axes: [time, { ...line, size: AXIS_PX, space: 24, incrs: kind.whole ? WHOLE : undefined, values: kind.axis }],
       series: [
         {},
         ...kind.colours.map((name, position) => ({

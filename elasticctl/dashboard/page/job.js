@@ -3,7 +3,7 @@
 import { Chart } from "./charts.js";
 import { marks, padded, range, together } from "./course.js";
 import { command, el, keyed, say, show, table } from "./dom.js";
-import { ended, left, state } from "./list.js";
+import { done, ended, left, state } from "./list.js";
 import { ago, bytes, clock, count, dollars, number, of, plural, short, span } from "./words.js";
 
 const TILES = ["Workers", "Rate", "Checkpoint", "Interruptions", "Goodput", "Cost, estimated"];
@@ -150,7 +150,7 @@ export class JobView {
     const seconds = left(job);
     const epoch = job.epoch === null ? "" : `epoch ${of(job.epoch, job.totalEpochs)}`;
     say(more, [epoch, seconds === null ? "" : `about ${span(Math.max(10, seconds))} left`].filter(Boolean).join(" · "));
-    bar.value = job.totalSteps ? Math.min(1, (job.step ?? 0) / job.totalSteps) : 0;
+    bar.value = done(job);
     bar.dataset.phase = job.phase.toLowerCase();
   }
 

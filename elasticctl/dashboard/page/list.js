@@ -23,6 +23,12 @@ export function state(job) {
   return job.suspending ? "Suspending" : job.phase;
 }
 
+/** How much of all steps is done, from 0 to 1; of a job that has succeeded all, even where it never said how many. */
+export function done(job) {
+  if (job.phase === "Succeeded") return 1;
+  return job.totalSteps ? Math.min(1, (job.step ?? 0) / job.totalSteps) : 0;
+}
+
 /** About how long until all steps are done, or null. */
 export function left(job) {
   if (!job.stepsPerS || !job.totalSteps || job.phase !== "Running") return null;
@@ -95,7 +101,7 @@ export class List {
     workers.title = `${job.active} of ${job.desired} workers`;
     say(what, told(job));
     say(when, due(job, now));
-    bar.style.width = `${job.totalSteps ? Math.min(100, (100 * (job.step ?? 0)) / job.totalSteps) : 0}%`;
+    bar.style.width = `${100 * done(job)}%`;
   }
 }
 
