@@ -24,6 +24,7 @@ from elasticctl.podtemplate import (
     ON_DEMAND,
     START_FROM_VARIABLE,
     STORAGE_VARIABLE,
+    WORKSPACE_VARIABLE,
     at,
     capacity,
     hardware,
@@ -35,7 +36,6 @@ from elasticctl.spec import ANNOTATION_MOVED_FROM, ANNOTATION_RERUN_OF, ElasticJ
 WORKSPACES = "workspaces"
 """Where a moved job's workspace is kept, beside its state."""
 NOTICE_VARIABLE = "ELASTICCTL_NOTICE_SOURCE"
-WORKSPACE_VARIABLE = "ELASTICCTL_WORKSPACE"
 _CLOUDS = ("aws", "gcp")
 _KNOWN_TAINTS = ("nvidia.com/gpu", GKE_SPOT_LABEL)
 _KNOWN_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for label, _, _ in AWS_CAPACITY_LABELS))

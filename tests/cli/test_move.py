@@ -17,6 +17,7 @@ import pytest
 
 from elasticctl.catalog import gpu_type, place
 from elasticctl.cli import target
+from elasticctl.cli.gathering import gather, pieces_of
 from elasticctl.cli.moving import Stay, elsewhere, in_place, workspace_of
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
@@ -33,6 +34,7 @@ from elasticctl_train import storage as storages
 from elasticctl_train.checkpoint import Checkpointer
 from elasticctl_train.commits import Moved
 from elasticctl_train.journal import moved_to, read_commits, read_entries
+from elasticctl_train.workspace import store
 from tests.cli.conftest import Run
 from tests.cli.two_places import Places
 from tests.conftest import processes_of
@@ -87,13 +89,23 @@ class World:
     @property
     def go(self) -> Path:
         """Once this file is there, training hurries."""
-        return self.script.with_name("go")
+        return self.script.parents[1] / "go"
 
     def job(self, url: str) -> Manifest:
-        """Trains in `STEPS` steps."""
+        """Trains in `STEPS` steps, with the code that is sent along now."""
         keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if name in os.environ}
-        spec = JobSpec("train", (sys.executable, str(self.script), str(self.go)), storage=url, env=keys, grace_s=10)
+        command = (sys.executable, str(self.script), str(self.go))
+        sent = {"workspace": self.sent(), "workspace_from": str(self.script.parent)}
+        spec = JobSpec("train", command, storage=url, env=keys, grace_s=10, **sent)
         return render(spec, find("default", Path("/nowhere")))
+
+    def sent(self) -> str:
+        """Have the script's folder in a storage as a workspace, and gone from here; its reference."""
+        folder, url = self.script.parent, (self.homes[0] / "workspaces").as_uri()
+        listing = gather(folder, None).listing
+        store.send(storages.open(url), listing, "here", lambda file: pieces_of(folder, file), lambda count: None)
+        self.script.rename(self.script.with_suffix(".kept"))
+        return f"{url}#{listing.digest}"
 
     def step(self, cluster: LocalCluster) -> int:
         return int(at(cluster.get_job("default", "train"), "status", "progress", "step") or 0)
@@ -114,8 +126,9 @@ class World:
 
     def alone(self, folder: Path) -> None:
         """The same training in one go."""
+        kept = self.script.with_suffix(".kept")
         environ = {**os.environ, "ELASTICCTL_STORAGE": str(folder)}
-        subprocess.run([sys.executable, "-W", "error", str(self.script), "/"], env=environ, check=True, timeout=100)
+        subprocess.run([sys.executable, "-W", "error", str(kept), "/"], env=environ, check=True, timeout=100)
 
     def expected(self, folder: Path) -> Any:
         """The last state of that."""
@@ -140,7 +153,8 @@ def world(home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch)
     for name in ("east", "west"):
         storage = str(tmp_path / name)
         assert run("config", "set-context", name, "--provider", "kubernetes", "--storage", storage).code == 0
-    script = tmp_path / "train.py"
+    script = tmp_path / "src" / "train.py"
+    script.parent.mkdir()
     script.write_text(TRAIN)
     try:
         yield World(places, (home, other), script)
@@ -168,6 +182,8 @@ def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
     assert before <= groups[0]["resumedStep"] < STEPS
     assert f"train: step {groups[0]['resumedStep']} copied: " in done.err
     assert same(last_state(gs.url), world.expected(tmp_path / "alone"))
+    reference = hardware(ElasticJob.from_manifest(world.west.get_job("default", "train"))).env["ELASTICCTL_WORKSPACE"]
+    assert reference.startswith("gs://bucket/jobs/workspaces?")
     # What is left in the east.
     old = world.east.get_job("default", "train")
     assert (old["spec"]["suspend"], world.phase(world.east)) == (True, "Suspended")
