@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from elasticctl.codec import Manifest, Timestamp, from_json, to_json
+from elasticctl.codec import Manifest, Timestamp, from_rfc3339, to_rfc3339
 from elasticctl.errors import ElasticctlError
 from elasticctl.spec import ElasticJob
 from elasticctl.status import Share
@@ -87,6 +87,7 @@ class Arbiter:
     ) -> None:
         self._floor, self._terms, self._on_change, self._clock = floor, terms, on_change, clock
         self._verdicts: dict[str, _Verdict] = {}
+        self._read: dict[str, ElasticJob] = {}
         self._lock, self._news, self._stopping = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="arbiter", daemon=True)
 
@@ -131,7 +132,7 @@ class Arbiter:
     def decide_now(self) -> float | None:
         """Decide about all jobs once; returns when to look again (seconds since the epoch), None: no need."""
         terms, now = self._terms(), self._clock()
-        jobs = [ElasticJob.from_manifest(manifest) for manifest in self._floor.all_jobs()] if terms.on else []
+        jobs = self._jobs() if terms.on else []
         verdicts, wake_at = self._decided(jobs, terms, now) if jobs else ({}, None)
         with self._lock:
             before, self._verdicts = self._verdicts, verdicts
@@ -140,6 +141,18 @@ class Arbiter:
             if uid not in before or after is None or before[uid].allotment != after.allotment:
                 self._on_change(verdict.key)
         return wake_at
+
+    def _jobs(self) -> list[ElasticJob]:
+        """All jobs; those that have not changed since are not read again: there may be thousands."""
+        jobs = []
+        for manifest in self._floor.all_jobs():
+            metadata = manifest["metadata"]
+            job = self._read.get(metadata.get("uid", ""))
+            if job is None or not job.resource_version or job.resource_version != metadata.get("resourceVersion"):
+                job = ElasticJob.from_manifest(manifest)
+            jobs.append(job)
+        self._read = {job.uid: job for job in jobs}
+        return jobs
 
     def _decided(self, jobs: list[ElasticJob], terms: Terms, now: float) -> tuple[dict[str, _Verdict], float | None]:
         shared = {job.key: job for job in jobs if is_shared(job)}
@@ -150,6 +163,7 @@ class Arbiter:
             key: claim_of(job, pool, self._last(job)) for key, job in shared.items() if (pool := pool_of(job, names))
         }
         decision = decide(pools, projects_of(self._floor.quotas()), tuple(claims.values()), now, terms.rules)
+        now = from_rfc3339(to_rfc3339(now)) or now  # as it will be read back, lest a share be written again for ever
         verdicts = {job.uid: _Verdict(key) for key, job in shared.items()}
         for key, grant in decision.grants.items():
             verdicts[shared[key].uid] = self._verdict(shared[key], claims[key], grant, now)
@@ -183,8 +197,7 @@ class Arbiter:
             reworded = replace(share, message=last.message)
             if reworded == last:
                 share, worded_at = reworded, known.worded_at
-        # As it will be read back: times lose what is finer than a microsecond.
-        return _Verdict(job.key, Allotment(from_json(Share, to_json(share)), frozenset(grant.leave)), worded_at)
+        return _Verdict(job.key, Allotment(share, frozenset(grant.leave)), worded_at)
 
     def _run(self) -> None:
         wake_at: float | None = None

@@ -103,13 +103,14 @@ def pools_of(
     A cordoned node has room for those that are on it, and no more. `capacity`: slots by pool that an autoscaler may
     bring a pool to; what is missing counts as there, for nodes come for workers that wait.
     """
-    ours, theirs = _held(shared), _held(others)
+    nodes, theirs = list(nodes), _held(others)
+    ours = _held(shared) if any(map(_is_cordoned, nodes)) else Counter()
     found: defaultdict[str, list[Node]] = defaultdict(list)
     for node in nodes:
         name = str(at(node, "metadata", "name"))
         for kind, pool, resource in ((GPU, gpu_pool(node), GPU_RESOURCE), (CPU, CPU, CPU_SLOTS)):
             slots = _number(at(node, "status", "allocatable", resource))
-            if at(node, "spec", "unschedulable") is True:
+            if _is_cordoned(node):
                 slots = min(slots, ours[name, kind])
             if slots:
                 found[pool].append(Node(name, max(0, slots - theirs[name, kind])))
@@ -118,6 +119,10 @@ def pools_of(
         if missing > 0:
             found[pool].append(Node(TO_COME, missing))
     return tuple(Pool(name, tuple(found[name]), "CPU slot" if name == CPU else "GPU") for name in sorted(found))
+
+
+def _is_cordoned(node: Manifest) -> bool:
+    return at(node, "spec", "unschedulable") is True
 
 
 def _held(jobs: Iterable[ElasticJob]) -> Counter[tuple[str, str]]:
