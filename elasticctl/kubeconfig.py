@@ -1,6 +1,6 @@
-"""kubeconfig files as far as `config import` reads them: which contexts there are, and whose clusters they look like.
+"""kubeconfig files: which contexts there are, and whose clusters they look like.
 
-Credentials are left where they are: the client for Kubernetes reads them when it needs them.
+Credentials are left where they are: `cluster.kube.credentials` looks into them when a server is asked something.
 """
 
 from __future__ import annotations
@@ -71,27 +71,51 @@ def kubeconfig_paths() -> tuple[Path, ...]:
     return tuple(given) or (Path("~/.kube/config").expanduser(),)
 
 
-def read_contexts(paths: Iterable[Path]) -> dict[str, KubeContext]:
-    """The contexts of all files by name; of two with the same name the first counts, as for kubectl.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A context, cluster or user; paths in it are relative to the `folder` of its file."""
 
-    Files that are not there are passed over. Raises ConfigError, naming the file, for one that cannot be read.
-    """
-    parts: dict[str, dict[str, Mapping[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
+    content: Mapping[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Kubeconfig:
+    """What all files say together, by name; of two entries with the same name the first counts, as for kubectl."""
+
+    current: str
+    contexts: Mapping[str, Entry]
+    clusters: Mapping[str, Entry]
+    users: Mapping[str, Entry]
+
+
+def read_kubeconfig(paths: Iterable[Path]) -> Kubeconfig:
+    """Read and merge files; those that are not there are passed over. ConfigError, naming the file, for a bad one."""
+    parts: dict[str, dict[str, Entry]] = {"contexts": {}, "clusters": {}, "users": {}}
+    current = ""
     for path in paths:
         content = _read(path)
+        current = current or _text(content.get("current-context"))
         for kind, found in parts.items():
             for entry in _list(content.get(kind)):
                 inner = entry.get(kind.removesuffix("s"))
                 if isinstance(entry.get("name"), str) and isinstance(inner, dict):
-                    found.setdefault(entry["name"], inner)
-    return {name: _context(name, inner, parts) for name, inner in parts["contexts"].items()}
+                    found.setdefault(entry["name"], Entry(inner, path.parent.absolute()))
+    return Kubeconfig(current, parts["contexts"], parts["clusters"], parts["users"])
 
 
-def _context(name: str, inner: Mapping[str, Any], parts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> KubeContext:
-    cluster, user = _text(inner.get("cluster")), parts["users"].get(_text(inner.get("user")), {})
+def read_contexts(paths: Iterable[Path]) -> dict[str, KubeContext]:
+    """The contexts of all files by name. Raises ConfigError, naming the file, for one that cannot be read."""
+    found = read_kubeconfig(paths)
+    return {name: _context(name, entry.content, found) for name, entry in found.contexts.items()}
+
+
+def _context(name: str, inner: Mapping[str, Any], found: Kubeconfig) -> KubeContext:
+    nothing = Entry({}, Path())
+    cluster, user = _text(inner.get("cluster")), found.users.get(_text(inner.get("user")), nothing).content
     plugin = user.get("exec")
     command = _text(plugin.get("command")) if isinstance(plugin, dict) else ""
-    server = _text(parts["clusters"].get(cluster, {}).get("server"))
+    server = _text(found.clusters.get(cluster, nothing).content.get("server"))
     return KubeContext(name, cluster, _text(inner.get("namespace")), server, Path(command).name.removesuffix(".exe"))
 
 

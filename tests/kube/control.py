@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import kubernetes.client
-
-from elasticctl.cluster.kube.connection import Connection
+from elasticctl.cluster.kube.connection import Connection, way
+from elasticctl.cluster.kube.credentials import Access
 from elasticctl.codec import to_rfc3339
 from tests.kube_client.fakeapi import FakeApi, Object, Request
 
@@ -50,7 +49,7 @@ class ControlApi(FakeApi):
 
     def connection(self) -> Connection:
         """A connection to it, without a kubeconfig."""
-        return Connection(lambda: kubernetes.client.Configuration(host=self.url))
+        return Connection(lambda: way(Access(self.url)))
 
     def answer(self, request: Request) -> tuple[int, Any]:
         """As the simpler one, and PUT, /status, grace periods, expired and short pages."""

@@ -1,31 +1,36 @@
 """Raw requests to a Kubernetes API server: JSON in, JSON out, errors in this project's words.
 
-The `kubernetes` package knows where the server is and who asks: kubeconfig files, exec plugins (EKS, GKE), tokens that
-are renewed, a pod's service account, proxies. Its typed models are left alone: it decodes a few hundred pods a second
-to them, and `json.loads` several thousand. The only module that imports it.
+Where the server is and who asks is read by `credentials`. The `kubernetes` package is asked for logins of the old kind
+alone, and its typed models are left alone too: it decodes a few hundred pods a second to them, and `json.loads` several
+thousand. The only module that imports it, or urllib3.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import kubernetes.client
-import kubernetes.config
 import urllib3
-import yaml
 
 import elasticctl
+from elasticctl.cluster.kube.credentials import (
+    SERVICE_ACCOUNT,
+    Access,
+    from_kubeconfig,
+    from_service_account,
+    plugin_failed,
+)
 from elasticctl.cluster.kube.refusals import refusal
 from elasticctl.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
+from elasticctl.kubeconfig import kubeconfig_paths
 from elasticctl.wording import shown
 
 CONNECT_TIMEOUT_S = 4.0
@@ -98,21 +103,30 @@ class Stream:
             self._response.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Open connections to a server, and the value of the header that says who asks ("": none)."""
+
+    server: str
+    pool: urllib3.PoolManager
+    authorization: Callable[[], str]
+
+
 class Connection:
     """An API server, reached with one set of credentials; thread-safe.
 
-    `configure` reads the place and the credentials; it is called again when the server no longer accepts them.
+    `find` reads the place and the credentials; it is called again when the server no longer accepts them.
     """
 
-    def __init__(self, configure: Callable[[], kubernetes.client.Configuration], connections: int = 16) -> None:
-        self._configure, self._connections = configure, connections
+    def __init__(self, find: Callable[[], Way]) -> None:
+        self._find = find
         self._lock = threading.Lock()
-        self._open()
+        self._way = find()
 
     @property
     def server(self) -> str:
         """The API server's URL."""
-        return str(self._configuration.host)
+        return self._way.server
 
     def request(
         self,
@@ -165,27 +179,20 @@ class Connection:
 
     def close(self) -> None:
         """Close the connections that are idle."""
-        self._pool.clear()
-
-    def _open(self) -> None:
-        configuration = self._configure()
-        configuration.connection_pool_maxsize = self._connections
-        configuration.socket_options = _socket_options()
-        self._pool: urllib3.PoolManager = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
-        self._configuration = configuration
+        self._way.pool.clear()
 
     def _send(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None
     ) -> urllib3.BaseHTTPResponse:
         """Send a request, once more with fresh credentials when the server does not accept what it was given."""
-        first = self._configuration
+        first = self._way
         response = self._send_once(method, url, body, headers, timeout_s)
         if response.status != 401:
             return response
         response.close()
         with self._lock:
-            if self._configuration is first:  # nobody else has read them again meanwhile
-                self._open()
+            if self._way is first:  # nobody else has read them again meanwhile
+                self._way = self._find()
         return self._send_once(method, url, body, headers, timeout_s)
 
     def _send_once(
@@ -193,7 +200,7 @@ class Connection:
     ) -> urllib3.BaseHTTPResponse:
         who = {"Accept": JSON + ", */*", "User-Agent": f"elasticctl/{elasticctl.__version__}", **self._authorization()}
         try:
-            return self._pool.urlopen(
+            return self._way.pool.urlopen(
                 method,
                 self.server + url,
                 body=body,
@@ -208,11 +215,11 @@ class Connection:
 
     def _authorization(self) -> dict[str, str]:
         """The header that says who asks; renews a token that is about to expire."""
-        with self._lock, _Complaints() as complaints:
-            settings = self._configuration.auth_settings()
-        value = settings.get("BearerToken", {}).get("value")
-        if complaints.said:
-            raise CredentialsError(_plugin_failed(complaints.said))
+        with self._lock:
+            try:
+                value = self._way.authorization()
+            except OSError as e:
+                raise CredentialsError(f"the token of the credentials cannot be read: {_one_line(str(e))}") from e
         return {"Authorization": value} if value else {}
 
 
@@ -223,19 +230,31 @@ def connect(kube_context: str = "", connections: int = 16) -> Connection:
     no such context, CredentialsError when its plugin fails.
     """
     inside = not kube_context and in_cluster() and not os.environ.get("KUBECONFIG")
-    return Connection(_inside if inside else lambda: _from_kubeconfig(kube_context), connections)
+
+    def find() -> Way:
+        access = from_service_account() if inside else from_kubeconfig(kubeconfig_paths(), kube_context)
+        return _old_way(kube_context, connections) if access is None else way(access, connections)
+
+    return Connection(find)
 
 
-def kubeconfig() -> str:
-    """The kubeconfig's path, or several with `:` between them, as kubectl reads them."""
-    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+def way(access: Access, connections: int = 16) -> Way:
+    """Connections for this access; none is opened yet."""
+    options: dict[str, Any] = {"maxsize": connections, "socket_options": _socket_options()}
+    if access.tls is not None:
+        options["ssl_context"] = access.tls
+        if access.tls_name:
+            options |= {"server_hostname": access.tls_name, "assert_hostname": access.tls_name}
+        if not access.verified:
+            options["cert_reqs"] = "CERT_NONE"
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so
+    pool = urllib3.ProxyManager(access.proxy, **options) if access.proxy else urllib3.PoolManager(**options)
+    return Way(access.server, pool, access.authorization)
 
 
 def in_cluster() -> bool:
     """True in a pod that has a service account."""
-    return "KUBERNETES_SERVICE_HOST" in os.environ and os.path.exists(
-        kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME
-    )
+    return "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
 
 
 def resource_path(api: str, namespace: str | None, plural: str, name: str = "", part: str = "") -> str:
@@ -252,54 +271,28 @@ def resource_path(api: str, namespace: str | None, plural: str, name: str = "", 
     return "/".join((root, *(quote(word, safe="") for word in words)))
 
 
-class _Complaints(logging.Handler):
-    """What the `kubernetes` package says to the root logger meanwhile: it reports a plugin's failure nowhere else."""
+def _old_way(kube_context: str, connections: int) -> Way:
+    """A login as it was before credential plugins, which only the `kubernetes` package knows. Raises CredentialsError.
 
-    def __enter__(self) -> _Complaints:
-        self.said = ""
-        self._thread = threading.get_ident()
-        logging.getLogger().addHandler(self)
-        return self
+    It says to a log alone that a login has failed; the server's refusal says so then.
+    """
+    import kubernetes.client
+    import kubernetes.config
 
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger().removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the newest message of this thread."""
-        if record.thread == self._thread and record.levelno >= logging.ERROR and record.name == "root":
-            self.said = record.getMessage()
-
-
-def _from_kubeconfig(kube_context: str) -> kubernetes.client.Configuration:
     configuration = kubernetes.client.Configuration()
     try:
-        with _Complaints() as complaints:
-            load: Any = kubernetes.config.load_kube_config  # in part typed, depending on its version
-            load(kubeconfig(), kube_context or None, configuration)
-    except kubernetes.config.ConfigException as e:
-        about = f"context {shown(kube_context)}" if kube_context else "current context"
-        raise NotFoundError(
-            f"no usable {about} in the kubeconfig ({_one_line(str(e))}); `kubectl config get-contexts` lists them"
-        ) from e
-    except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as e:  # a file of another shape
-        raise CredentialsError(f"the kubeconfig cannot be used: {_one_line(f'{type(e).__name__}: {e}')}") from e
-    if complaints.said:
-        raise CredentialsError(_plugin_failed(complaints.said))
-    return configuration
+        load: Any = kubernetes.config.load_kube_config  # in part typed, depending on its version
+        load(os.pathsep.join(map(str, kubeconfig_paths())), kube_context or None, configuration)
+    except Exception as e:
+        raise plugin_failed(f"{type(e).__name__}: {e}") from e
+    configuration.connection_pool_maxsize = connections
+    configuration.socket_options = _socket_options()
+    pool: urllib3.PoolManager = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
 
+    def authorization() -> str:
+        return str(configuration.auth_settings().get("BearerToken", {}).get("value") or "")
 
-def _inside() -> kubernetes.client.Configuration:
-    configuration = kubernetes.client.Configuration()
-    try:
-        load: Any = kubernetes.config.load_incluster_config
-        load(client_configuration=configuration)
-    except (kubernetes.config.ConfigException, OSError) as e:
-        raise CredentialsError(f"this pod's service account cannot be used: {_one_line(str(e))}") from e
-    return configuration
-
-
-def _plugin_failed(said: str) -> str:
-    return f"the kubeconfig's credential plugin failed ({_one_line(said)}); log in to the cloud again"
+    return Way(str(configuration.host), pool, authorization)
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
