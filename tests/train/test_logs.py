@@ -247,6 +247,16 @@ def test_closing_sends_what_is_left_at_once(flaky: Flaky) -> None:
     assert texts(stored(flaky)) == ["last words"]
 
 
+def test_many_lines_go_before_their_time(flaky: Flaky) -> None:
+    ship = shipper(flaky, Bounds(pending_bytes=1 << 20, flush_s=60.0, warm_up_s=60.0))
+    for n in range(20_000):
+        ship.add(float(n), 0, f"{n:060d}")
+        if n % 1000 == 0:
+            wait_until(lambda: ship._pending_bytes < 1 << 19)
+    ship.close()
+    assert texts(stored(flaky)) == [f"{n:060d}" for n in range(20_000)]
+
+
 def test_on_notice_lines_go_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logship, "HURRIED_S", 0.02)
     ship = shipper(flaky, Bounds(flush_s=60.0, warm_up_s=60.0))

@@ -62,7 +62,7 @@ class Shipper:
         self._pending_bytes, self._number = 0, 0
         self._waits_since = 0.0
         self._flush_s = bounds.flush_s
-        self._not_before = time.monotonic() + bounds.warm_up_s
+        self._warm_at, self._retry_at = time.monotonic() + bounds.warm_up_s, 0.0
         self._closing = False
         self._segment = _Segment(1)
         self._kept: deque[tuple[str, int]] = deque()
@@ -79,14 +79,17 @@ class Shipper:
                 self._waits_since = time.monotonic()
                 self._changed.notify()
             self._pending.append(Line(self._number, at, rank, text))
+            was_crowded = self._crowded()
             self._pending_bytes += len(text) + LINE_OVERHEAD_BYTES
+            if self._crowded() and not was_crowded:
+                self._changed.notify()
             while self._pending_bytes > self._bounds.pending_bytes:
                 self._pending_bytes -= len(self._pending.popleft().text) + LINE_OVERHEAD_BYTES
 
     def hurry(self) -> None:
         """This machine is about to go: send what there is now, and what follows sooner."""
         with self._changed:
-            self._flush_s, self._not_before = min(self._flush_s, HURRIED_S), 0.0
+            self._flush_s, self._warm_at, self._retry_at = min(self._flush_s, HURRIED_S), 0.0, 0.0
             self._changed.notify()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
@@ -102,7 +105,7 @@ class Shipper:
             with self._changed:
                 if self._closing and (not stored or not self._pending):
                     return
-                self._not_before = 0.0 if stored else time.monotonic() + self._pause_s()
+                self._retry_at = 0.0 if stored else time.monotonic() + self._pause_s()
 
     def _wait(self) -> bool:
         """Wait until something is to be sent; False when nothing ever will be."""
@@ -111,11 +114,16 @@ class Shipper:
                 if not self._pending and not self._segment.dirty:
                     self._changed.wait()
                     continue
-                due_s = max(self._waits_since + self._flush_s, self._not_before) - time.monotonic()
-                if due_s <= 0:
+                wanted_at = 0.0 if self._crowded() else max(self._waits_since + self._flush_s, self._warm_at)
+                left_s = max(wanted_at, self._retry_at) - time.monotonic()
+                if left_s <= 0:
                     return True
-                self._changed.wait(due_s)
+                self._changed.wait(left_s)
             return bool(self._pending) or self._segment.dirty
+
+    def _crowded(self) -> bool:
+        """Do so many lines wait that they had better go before their time?"""
+        return self._pending_bytes > self._bounds.pending_bytes // 2
 
     def _ship(self) -> bool:
         """Send what waits; True when all of it that fits an object has been stored."""
