@@ -10,10 +10,15 @@ from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress,
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """What sharing lets one job have, and the uids of the workers that it would rather have go."""
+    """What sharing lets one job have, the uids of the workers that it would rather have go, and nodes for new ones.
+
+    `moves`: uids of workers that are to go and to be made again on those nodes, because theirs is needed as a whole.
+    """
 
     share: Share
     leave: frozenset[str] = frozenset()
+    moves: frozenset[str] = frozenset()
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,8 @@ class Observed:
     """The world at one instant: pods (the job's and possibly strangers'), nodes that are gone or NotReady, and what
     the rendezvous service has been told (`generations` oldest first, `silent`: uids of workers that live but did not
     join again when the group re-formed, `growth`: why newcomers that are ready are not in it yet; all empty where a job
-    brings its own rendezvous). `share` and `leave` are the job's `Allotment`; None and empty where sharing has no say.
+    brings its own rendezvous). `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty where
+    sharing has no say.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -33,13 +39,16 @@ class Observed:
     growth: str = ""
     share: Share | None = None
     leave: frozenset[str] = frozenset()
+    moves: frozenset[str] = frozenset()
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Create the pod (and Service) of this index."""
+    """Create the pod (and Service) of this index; it should go to `node`, if one is named."""
 
     index: int
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

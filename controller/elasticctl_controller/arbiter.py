@@ -197,7 +197,9 @@ class Arbiter:
             reworded = replace(share, message=last.message)
             if reworded == last:
                 share, worded_at = reworded, known.worded_at
-        return _Verdict(job.key, Allotment(share, frozenset(grant.leave)), worded_at)
+        leave = frozenset(grant.leave)
+        moved = len(leave) > max(0, len(claim.workers) - grant.workers)  # more go than are too many
+        return _Verdict(job.key, Allotment(share, leave, leave if moved else frozenset(), grant.nodes), worded_at)
 
     def _run(self) -> None:
         wake_at: float | None = None

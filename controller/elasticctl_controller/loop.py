@@ -20,7 +20,7 @@ from elasticctl.spec import ElasticJob, Pod, PodPhase
 from elasticctl.status import JobStatus
 from elasticctl_controller.actions import Allotment, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.ledger import only_progress_changed
-from elasticctl_controller.pods import build_pod
+from elasticctl_controller.pods import build_pod, prefer_node
 from elasticctl_controller.reconcile import reconcile
 from elasticctl_controller.rendezvous import GroupView
 from elasticctl_controller.workqueue import WorkQueue
@@ -206,6 +206,8 @@ class Controller:
             lost_nodes=self._workload.lost_nodes(),
             share=given.share if given is not None else None,
             leave=given.leave if given is not None else frozenset(),
+            moves=given.moves if given is not None else frozenset(),
+            nodes=given.nodes if given is not None else (),
         )
         if self._rendezvous is None or job.rdzv_endpoint:
             return observed
@@ -273,7 +275,8 @@ class Controller:
             self._workload.delete_job(job)
 
     def _create(self, job: ElasticJob, action: CreateWorker) -> None:
-        self._workload.create_pod(job, build_pod(job, action.index, self._workload.rendezvous_endpoint))
+        pod = build_pod(job, action.index, self._workload.rendezvous_endpoint)
+        self._workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
 
     def _all(self, call: Callable[[T], None], items: list[T]) -> None:
         """Make all calls, several at a time; raises the first error once all have been made."""

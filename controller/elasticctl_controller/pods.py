@@ -49,6 +49,16 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
     }
 
 
+def prefer_node(pod: Manifest, node: str) -> Manifest:
+    """Return the pod with a wish to be put on this node; where it cannot be, another will do."""
+    affinity = dict(_mapping(pod["spec"].get("affinity")))
+    there = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    by_node = dict(_mapping(affinity.get("nodeAffinity")))
+    wishes = _sequence(by_node.get("preferredDuringSchedulingIgnoredDuringExecution"))
+    by_node["preferredDuringSchedulingIgnoredDuringExecution"] = [*wishes, {"weight": 100, "preference": there}]
+    return pod | {"spec": pod["spec"] | {"affinity": affinity | {"nodeAffinity": by_node}}}
+
+
 def build_service(job: ElasticJob, index: int) -> Manifest:
     """Return the headless Service of one worker, under whose name TorchElastic's jobs find it."""
     metadata = _metadata(job, index, {})

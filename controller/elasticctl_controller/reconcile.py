@@ -8,6 +8,7 @@ two steps is stored first: a pod is deleted only when the stored roster says why
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         status = charge(job, note_scaling(job, status, now), crew.ends, finishing)
         standing = stand(job, status, crew, now)
         status = _clocked(status, standing, now)
-    workers = mark(job, crew, standing, observed.leave)
+    workers = mark(job, crew, standing, observed.leave, observed.moves)
     status = _sealed(job, _described(job, settle(status), standing, workers, now), now)
     actions = _actions(job, crew, observed, status, now)
     return Decision(
@@ -127,7 +128,10 @@ def _creations(
     wanted = min(job.desired - status.active - vacating, job.max - live, MAX_CREATES)
     taken = {pod.name for pod in observed.pods}
     free = (index for index in range(job.max) if worker_name(job.name, index) not in taken)
-    return tuple(CreateWorker(index) for index, _ in zip(free, range(max(0, wanted)), strict=False))
+    indices = list(itertools.islice(free, max(0, wanted)))
+    # Those that wait already have been sent to the first of the nodes.
+    nodes = (("",) * len(indices) + observed.nodes)[len(observed.nodes) :]
+    return tuple(CreateWorker(index, node) for index, node in zip(indices, nodes, strict=True))
 
 
 def _requeue(

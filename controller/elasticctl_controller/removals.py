@@ -15,10 +15,12 @@ from elasticctl_controller.roster import FINISHED, SCALED_IN, SUSPENDED, Crew, i
 Roster = tuple[WorkerStatus, ...]
 
 
-def mark(job: ElasticJob, crew: Crew, standing: Standing, leave: Collection[str] = ()) -> Roster:
+def mark(
+    job: ElasticJob, crew: Crew, standing: Standing, leave: Collection[str] = (), moves: Collection[str] = ()
+) -> Roster:
     """Return the roster with every worker marked that has to go. A mark is never taken back: it may be under way.
 
-    Where there are too many, the uids in `leave` go first.
+    Where there are too many, the uids in `leave` go first; those in `moves` go though others are made for them.
     """
     if standing.phase.terminal:
         return _mark(crew.workers, FINISHED, lambda worker: _to_clean(job, crew, standing, worker))
@@ -28,6 +30,7 @@ def mark(job: ElasticJob, crew: Crew, standing: Standing, leave: Collection[str]
     workers = _mark(crew.workers, SCALED_IN, lambda worker: is_active(worker) and (worker.name, worker.uid) in named)
     if standing.reason == FINISHING:
         return workers
+    workers = _mark(workers, SCALED_IN, lambda worker: is_active(worker) and worker.uid in moves)
     surplus = _surplus(workers, job.desired, job.status.generations[-1:], leave)
     return _mark(workers, SCALED_IN, lambda worker: worker.uid in surplus)
 

@@ -19,7 +19,6 @@ from tests.jobs import shell_job
 from tests.waiting import wait_until
 
 NOW = 1_700_000_000.0
-LIMIT = {"resources": {"limits": {GPU_RESOURCE: 1}}}
 
 
 @dataclass
@@ -28,6 +27,7 @@ class Floor:
 
     jobs: dict[str, Manifest] = field(default_factory=dict)
     slots: int = 4
+    more_nodes: dict[str, int] = field(default_factory=dict)
     guarantees: dict[str, int] = field(default_factory=dict)
     error: Exception | None = None
 
@@ -38,7 +38,11 @@ class Floor:
         return list(self.jobs.values())
 
     def healthy_nodes(self) -> list[Manifest]:
-        return [{"metadata": {"name": "node"}, "status": {"allocatable": {GPU_RESOURCE: str(self.slots)}}}]
+        nodes = {"node": self.slots, **self.more_nodes}
+        return [
+            {"metadata": {"name": name}, "status": {"allocatable": {GPU_RESOURCE: str(slots)}}}
+            for name, slots in nodes.items()
+        ]
 
     def quotas(self) -> list[Manifest]:
         return [Quota(name, guaranteed={"gpu": own}).to_manifest() for name, own in self.guarantees.items()]
@@ -56,10 +60,22 @@ class Bench:
         """One that has just been started, and remembers nothing."""
         return Arbiter(self.floor, lambda: self.terms, self.told.append, lambda: self.now)
 
-    def submit(self, name: str, project: str, least: int, most: int, *, automatic: bool = True, **status: Any) -> None:
+    def submit(
+        self,
+        name: str,
+        project: str,
+        least: int,
+        most: int,
+        *,
+        automatic: bool = True,
+        gpus: int = 1,
+        priority: int = 0,
+        **status: Any,
+    ) -> None:
+        limit = {"resources": {"limits": {GPU_RESOURCE: gpus}}}
         job = shell_job(
-            name, "true", most, namespace=project, container=LIMIT, minReplicas=least, maxReplicas=most,
-            sharing={"automatic": automatic},
+            name, "true", most, namespace=project, container=limit, minReplicas=least, maxReplicas=most,
+            sharing={"automatic": automatic, "priority": priority},
         )  # fmt: skip
         job["metadata"] |= {"uid": f"uid-{name}", "creationTimestamp": to_rfc3339(self.now)}
         self.floor.jobs[f"{project}/{name}"] = {**job, "status": status}
@@ -168,6 +184,19 @@ def test_a_guarantee_is_met_by_those_who_borrow_the_youngest_first(bench: Bench)
     bench.now += 100
     bench.arbiter.decide_now()
     assert bench.workers("a/train") == 4
+
+
+def test_a_worker_makes_room_for_one_that_needs_its_node_as_a_whole(bench: Bench) -> None:
+    bench.floor.more_nodes["other"] = 4
+    bench.submit("small", "a", 2, 2, automatic=False)
+    bench.arbiter.decide_now()
+    bench.carried_out()
+    bench.floor.jobs["a/small"]["status"]["workers"][1]["node"] = "other"
+    bench.submit("whole", "a", 1, 1, automatic=False, gpus=4, priority=1)
+    bench.arbiter.decide_now()
+    small, whole = (bench.arbiter.allotment(bench.job(key)) for key in ("a/small", "a/whole"))
+    assert (whole.share.workers, whole.nodes) == (1, ("node",))
+    assert (small.share.workers, small.moves, small.nodes) == (2, frozenset({"small-0"}), ("other",))
 
 
 def test_the_next_one_goes_on_from_what_the_statuses_tell(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.spec import ElasticJob, Pod
-from elasticctl_controller.pods import TOKEN_FILE, build_pod, build_service, token_secret_name
+from elasticctl_controller.pods import TOKEN_FILE, build_pod, build_service, prefer_node, token_secret_name
 from tests.controller.samples import a_job
 
 ENDPOINT = "http://elasticctl-controller.elasticctl:8080"
@@ -40,6 +40,27 @@ def built(job: ElasticJob) -> tuple[dict[str, Any], dict[str, Any], dict[str, An
     pod = build_pod(job, 1, ENDPOINT)
     sidecar, worker = pod["spec"]["containers"]
     return pod, worker, sidecar
+
+
+def test_a_pod_may_wish_for_a_node_beside_what_its_template_wishes():
+    wish = {"weight": 5, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
+    affinity = {
+        "podAffinity": {"x": 1},
+        "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish], "y": 2},
+    }
+    pod = build_pod(a_job(template={"spec": {"containers": [{}], "affinity": affinity}}), 0, ENDPOINT)
+    found = prefer_node(pod, "node-7")["spec"]["affinity"]
+    assert (found["podAffinity"], found["nodeAffinity"]["y"]) == ({"x": 1}, 2)
+    assert found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == [
+        wish,
+        {
+            "weight": 100,
+            "preference": {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-7"]}]},
+        },
+    ]
+    assert pod["spec"]["affinity"] == affinity
+    bare = prefer_node(build_pod(a_job(), 0, ENDPOINT), "node-7")
+    assert list(bare["spec"]["affinity"]) == ["nodeAffinity"]
 
 
 def test_the_pod_is_the_jobs_and_looks_like_torchelastics():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticctl.codec import Timestamp
-from elasticctl.spec import ElasticJob, Sharing
+from elasticctl.spec import ElasticJob, PodPhase, Sharing
 from elasticctl.status import ConditionType, JobStatus, Phase, ScalingPhase, Share
+from elasticctl_controller.actions import CreateWorker
 from elasticctl_controller.phases import QUEUED
 from tests.controller.samples import NOW, a_generation, a_job, a_pod, a_step, created, deleted
 
@@ -72,6 +73,31 @@ def test_no_more_go_than_have_to() -> None:
     pods = [a_pod(index) for index in range(1, 4)]  # one of those that are named is gone already
     job, _ = a_step(job, pods, share=Share(2), leave=frozenset({"uid-0", "uid-2", "uid-3"}))
     assert [worker.name for worker in job.status.workers if worker.removal] == ["digits-worker-3"]
+
+
+def test_a_worker_whose_node_is_needed_as_a_whole_is_made_again_elsewhere() -> None:
+    job = running(an_automatic_job(), 2, Share(2))
+    pods = [a_pod(0), a_pod(1)]
+    moving = {"share": Share(2), "leave": frozenset({"uid-1"}), "moves": frozenset({"uid-1"}), "nodes": ("roomy",)}
+    job, _ = a_step(job, pods, **moving)
+    assert [worker.name for worker in job.status.workers if worker.removal] == ["digits-worker-1"]
+    job, decision = a_step(job, pods, **moving)
+    assert deleted(decision) == ["digits-worker-1"]
+    gone = [a_pod(0), a_pod(1, deleting=True)]
+    job, decision = a_step(job, gone[:1], **moving)
+    assert [action for action in decision.actions if isinstance(action, CreateWorker)] == [CreateWorker(1, "roomy")]
+    job, decision = a_step(job, [a_pod(0), a_pod(1, uid="uid-9")], **moving)
+    assert decision.actions == ()
+    assert [worker.name for worker in job.status.workers if worker.removal and worker.cause is None] == []
+
+
+def test_nodes_are_for_workers_that_are_made_and_not_for_those_that_wait() -> None:
+    job, _ = a_step(an_automatic_job(), [], share=Share(2), nodes=("a", "b"))
+    waiting = a_pod(0, PodPhase.PENDING, node="", started_at=None)
+    _, decision = a_step(job, [waiting], share=Share(4), nodes=("a", "b", "c", "d"))
+    assert decision.actions == (CreateWorker(1, "b"), CreateWorker(2, "c"), CreateWorker(3, "d"))
+    _, decision = a_step(job, [waiting], share=Share(4), nodes=("d",))
+    assert decision.actions == (CreateWorker(1, ""), CreateWorker(2, ""), CreateWorker(3, "d"))
 
 
 def test_a_running_job_that_is_given_nothing_is_suspended_and_comes_back() -> None:
