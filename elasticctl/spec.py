@@ -98,6 +98,7 @@ class JobSpec:
     max_workers: int | None = None
     automatic: bool = False
     priority: int = 0
+    suspend: bool = False
     ranks_per_worker: int = 1
     gpus_per_worker: int = 0
     gpu_type: str = ""

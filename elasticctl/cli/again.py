@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticctl.codec import Manifest
 from elasticctl.podtemplate import START_FROM_VARIABLE, STORAGE_VARIABLE, at, worker_container
-from elasticctl.spec import ANNOTATION_NOTIFY, ANNOTATION_RERUN_OF, GROUP
+from elasticctl.spec import ANNOTATION_NOTIFY, ANNOTATION_RERUN_OF, GROUP, QUEUE_LABEL
 
 _MAX_NAME = 51
 _OF_ONE_LIFE = ("suspend", "cancel", "removeWorkers")
@@ -28,6 +28,7 @@ class Rerun:
 def again(manifest: Manifest, rerun: Rerun) -> Manifest:
     """The same job as a new object; how many workers it wants is what it was last scaled to."""
     metadata = manifest["metadata"]
+    labels = dict(metadata.get("labels") or {})
     spec = {key: value for key, value in copy.deepcopy(manifest["spec"]).items() if key not in _OF_ONE_LIFE}
     container = worker_container(at(spec, "replicaSpecs", "Worker", "template") or {})
     for variable, value in ((STORAGE_VARIABLE, rerun.storage), (START_FROM_VARIABLE, rerun.start_from)):
@@ -44,8 +45,10 @@ def again(manifest: Manifest, rerun: Rerun) -> Manifest:
         "metadata": {"name": rerun.name, "namespace": metadata["namespace"], "annotations": annotations},
         "spec": spec,
     }
-    if metadata.get("labels"):
-        made["metadata"]["labels"] = dict(metadata["labels"])
+    if labels:
+        made["metadata"]["labels"] = labels
+    if QUEUE_LABEL in labels:
+        spec["suspend"] = True  # until it is admitted, as the first time
     return made
 
 

@@ -14,7 +14,7 @@ from elasticctl.cli import options
 from elasticctl.cli.options import Assignment, Mount, SecretRef
 from elasticctl.config import KUBERNETES, LOCAL, Context
 from elasticctl.errors import UsageError
-from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, MAX_WORKERS, JobSpec, RestartPolicy
+from elasticctl.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, MAX_WORKERS, QUEUE_LABEL, JobSpec, RestartPolicy
 from elasticctl.wording import counted, counted_are, shown
 
 SCHEMES = ("file", "s3", "gs")
@@ -48,6 +48,7 @@ class Request:
         int,
         typer.Option("--priority", parser=_priority, metavar="N", help="Whom it outranks, where jobs share."),
     ] = 0
+    queue: Annotated[str, options.text("The queue of Kueue's that is to admit the job.")] = ""
     name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
     image: Annotated[str, options.text("The container image; on this machine there is none.", "IMAGE")] = ""
     service_account: Annotated[
@@ -121,6 +122,8 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
     image = request.image or context.image
     _check_references(request, context)
     # On this machine a job runs in elasticctl's own environment.
+    if request.queue and context.provider == LOCAL:
+        raise UsageError("--queue is for clusters with Kueue; `elasticctl local sharing on` shares this machine")
     if context.provider != LOCAL and not image:
         raise UsageError(f"--image is needed in context {context.name} (or set one: elasticctl config set-context)")
     return JobSpec(
@@ -132,6 +135,8 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
         max_workers=size.max_workers,
         automatic=size.automatic,
         priority=request.priority,
+        labels={QUEUE_LABEL: request.queue} if request.queue else {},
+        suspend=bool(request.queue),
         ranks_per_worker=size.ranks_per_worker,
         gpus_per_worker=size.gpus_per_worker,
         gpu_type=kind.name if kind else "",

@@ -13,12 +13,13 @@ from elasticctl.cli.command import family, verb
 from elasticctl.cli.options import Assignment, Where
 from elasticctl.cli.output import emit, hint, print_data, print_table, say
 from elasticctl.cli.target import Target, reach
-from elasticctl.errors import UsageError
+from elasticctl.errors import ForbiddenError, UsageError
 from elasticctl.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elasticctl.codec import Manifest
     from elasticctl.quota import Quota
 
 app, quota = family("quota", "What projects are guaranteed of a shared cluster; a project is a namespace.")
@@ -49,7 +50,7 @@ def list_quotas(*, output: Form = "table", where: Where) -> None:
     from elasticctl.codec import to_json
 
     target = reach(where)
-    held = held_by(target.cluster.list_jobs(None))
+    held = held_by(_jobs(target))
     rows = holdings(target.cluster.list_quotas(), held)
     if output != "table":
         print_data("QuotaList", {"holdings": to_json(rows), "jobs": to_json(held)}, output)
@@ -100,11 +101,20 @@ def explain_quota(*, project: Annotated[str | None, typer.Argument(metavar="PROJ
     """Say of each job, or of each of one project, what it has and why it has no more."""
     from elasticctl.cli.holdings import held_by, told
 
-    held = [item for item in held_by(reach(where).cluster.list_jobs(None)) if project in (None, item.project)]
+    held = [item for item in held_by(_jobs(reach(where))) if project in (None, item.project)]
     if not held:
         say("no job shares" + (f" in {project}" if project else ""))
     for line in told(held):
         emit(line)
+
+
+def _jobs(target: Target) -> list[Manifest]:
+    """All jobs; those of this namespace where the others' must not be seen."""
+    try:
+        return target.cluster.list_jobs(None)
+    except ForbiddenError:
+        say(f"the jobs of other namespaces must not be seen: only those of {target.namespace} are shown")
+        return target.cluster.list_jobs(target.namespace)
 
 
 def _find(target: Target, project: str) -> Quota | None:

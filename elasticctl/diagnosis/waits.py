@@ -66,6 +66,9 @@ def suspended(case: Case) -> Finding | None:
         return None  # said by its share
     step = case.status.checkpoint.step
     kept = "" if step is None else f" Its place is kept: step {step}."
+    if case.job.queue:
+        text = f"It waits to be admitted to Kueue's queue {case.job.queue}.{kept}"
+        return Finding("waiting-for-admission", Severity.INFO, text, decisive=True)
     resume = Mend("go on", f"elasticctl resume {case.name}")
     return Finding("suspended", Severity.INFO, f"It was suspended on request.{kept}", (resume,), decisive=True)
 

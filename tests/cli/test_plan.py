@@ -166,3 +166,11 @@ def test_an_automatic_size_is_said_and_asked_for() -> None:
     assert (spec.automatic, spec.priority, spec.workers) == (True, 5, 4)
     said = summary(dataclasses.replace(spec, name="digits", storage="s3://b/j"), AWS)
     assert said.startswith("digits: 2 to 4 workers with 4 t4 GPUs each, as many as there is room for, priority 5, ")
+
+
+def test_a_job_for_a_queue_waits_to_be_admitted() -> None:
+    request = Request(gpus=4, queue="team-a")
+    spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "t.py"))
+    assert (spec.labels, spec.suspend) == ({"kueue.x-k8s.io/queue-name": "team-a"}, True)
+    with pytest.raises(UsageError, match="--queue is for clusters with Kueue"):
+        job_spec(request, LOCAL, size_of(request, LOCAL, 4), ("python", "t.py"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticctl.cli.again import Rerun, again
 from elasticctl.cli.holdings import Held, Holding, bar, held_by, holdings, table, told
 from elasticctl.cli.listing import job_table
 from elasticctl.cli.views import history_table, scalings, status_table
@@ -104,6 +105,17 @@ def test_a_job_that_gave_way_was_not_suspended_on_request() -> None:
     asleep = shared("two", "b", WAITS, phase="Suspended")
     asleep["spec"]["suspend"] = True
     assert diagnose(Case(ElasticJob.from_manifest(asleep), (), AT + 60))[0].rule == "suspended"
+
+
+def test_a_job_of_kueues_waits_to_be_admitted() -> None:
+    queued = job("one", phase="Suspended")
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+    queued["spec"]["suspend"] = True
+    found = diagnose(Case(ElasticJob.from_manifest(queued), (), AT + 60))[0]
+    assert found.text == "It waits to be admitted to Kueue's queue team-a. Its place is kept: step 100."
+    rerun = again({**queued, "spec": {**queued["spec"], "suspend": False}}, Rerun("one-2"))
+    assert rerun["spec"]["suspend"] is True
+    assert "suspend" not in again({**job("two"), "spec": {**queued["spec"]}}, Rerun("two-2"))["spec"]
 
 
 def test_what_else_sharing_has_to_say_comes_last() -> None:

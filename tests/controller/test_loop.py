@@ -183,6 +183,18 @@ def test_the_group_is_who_is_alive_and_stays(bench: Bench) -> None:
     assert bench.alive() == set()
 
 
+def test_the_group_of_an_automatic_job_does_not_wait_for_workers_without_a_place(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 3, minReplicas=2, maxReplicas=3, sharing={"automatic": True}))
+    bench.settle()
+    for pod in bench.pods()[:2]:
+        bench.store.update_pod(pod["metadata"]["uid"], lambda p: podstatus.scheduled(p, "here", ()))
+    bench.settle()
+    assert bench.alive() == {"job-worker-0", "job-worker-1"}
+    bench.store.update_pod(bench.pods()[2]["metadata"]["uid"], lambda p: podstatus.scheduled(p, "here", ()))
+    bench.settle()
+    assert len(bench.alive()) == 3
+
+
 def test_a_worker_that_somebody_deletes_is_a_member_until_it_has_gone(bench: Bench) -> None:
     bench.store.create_job(shell_job("job", "true", 2, minReplicas=1))
     bench.settle()

@@ -8,6 +8,7 @@ import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.sharing import LocalSharing
+from elasticctl.podtemplate import GPU_RESOURCE
 from elasticctl.quota import CPU, Quota
 from elasticctl.status import Phase
 from tests.jobs import FOREVER, shell_job
@@ -89,12 +90,32 @@ def test_what_was_given_survives_the_supervisor(local_cluster: LocalCluster) -> 
     wait_until(lambda: status(local_cluster, "b", "guest").phase is Phase.RUNNING)
     before = {name: status(local_cluster, *name) for name in (("a", "elastic"), ("b", "guest"))}
     kill_supervisor(local_cluster)
+    assert len(local_cluster.list_jobs(None)) == 2  # this call starts the next one
     local_cluster.create_job(shell_job("late", FOREVER, 1, namespace="c"))  # it makes the new one decide
     wait_until(lambda: status(local_cluster, "c", "late").share)
     for name, old in before.items():
         now = status(local_cluster, *name)
         assert (now.share, now.scalings) == (old.share, old.scalings)
         assert {worker.uid for worker in now.workers} == {worker.uid for worker in old.workers}
+
+
+def test_without_sharing_an_automatic_job_begins_with_what_there_is(
+    local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")  # ids are all that the local cluster needs of GPUs
+    gpu = {"resources": {"limits": {GPU_RESOURCE: 1}}}
+    local_cluster.create_job(shell_job("first", FOREVER, 1, container=gpu))
+    wait_until(lambda: status(local_cluster, "default", "first").phase is Phase.RUNNING)
+    automatic = {"minReplicas": 2, "maxReplicas": 3, "sharing": {"automatic": True}}
+    local_cluster.create_job(shell_job("elastic", FOREVER, 3, container=gpu, **automatic))
+    wait_until(lambda: status(local_cluster, "default", "elastic").phase is Phase.RUNNING)
+
+    def phases() -> list[str]:
+        return sorted(pod["status"]["phase"] for pod in local_cluster.list_pods("default", "elastic"))
+
+    assert phases() == ["Pending", "Running", "Running"], "the third waits, which an autoscaler would see"
+    local_cluster.delete_job("default", "first")
+    wait_until(lambda: phases() == ["Running"] * 3)
 
 
 def test_switched_on_and_off_it_disturbs_nobody(local_cluster: LocalCluster) -> None:
