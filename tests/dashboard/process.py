@@ -1,13 +1,20 @@
-"""`elasticctl dashboard` as a process of its own, as it is typed."""
+"""`elasticctl dashboard` as a process of its own, as it is typed, and a guest who comes by its link."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.cookiejar import CookieJar
+from typing import Any
+from urllib.parse import urlsplit
+
+from elasticctl.dashboard.access import TOKEN_HEADER
 
 LINK = re.compile(r"http://127\.0\.0\.1:\d+/\S+")
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -48,3 +55,31 @@ class Dashboard:
 
 
 Serve = Callable[..., Dashboard]
+
+
+class Guest:
+    """A client that keeps cookies, let in by a link; `page` is what it then sees."""
+
+    def __init__(self, link: str) -> None:
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        with self._opener.open(link, timeout=20) as answer:
+            self.url: str = answer.url
+            self.page: str = answer.read().decode()
+        assert "ticket" not in self.url
+
+    def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The stream of news, each with its name."""
+        with self._opener.open(f"{self.url}events", timeout=20) as stream:
+            name = ""
+            for line in stream:
+                key, _, value = line.decode().rstrip().partition(": ")
+                name = value if key == "event" else name
+                if key == "data":
+                    yield name, json.loads(value)
+
+    def change(self, path: str, body: dict[str, Any], token: str) -> None:
+        """Have something done; raises where it is refused."""
+        where = urlsplit(self.url)
+        headers = {TOKEN_HEADER: token, "Origin": f"{where.scheme}://{where.netloc}"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        self._opener.open(request, timeout=20).close()

@@ -8,33 +8,22 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
-from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import processes_of
-from tests.dashboard.process import Dashboard, Serve
+from tests.dashboard.process import Dashboard, Guest, Serve
 from tests.waiting import wait_until
-
-
-def entered(link: str) -> str:
-    """The page behind a link, for a client that keeps cookies."""
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-    with opener.open(link, timeout=10) as answer:
-        assert "ticket" not in answer.url
-        text: str = answer.read().decode()
-        return text
 
 
 def test_the_printed_link_opens_the_page_and_another_is_offered(serve: Serve) -> None:
     dashboard = serve()
     first = dashboard.link()
-    assert "<title>elasticctl</title>" in entered(first)
+    assert "<title>elasticctl</title>" in Guest(first).page
     second = dashboard.link()
     assert second != first
-    assert "<title>elasticctl</title>" in entered(second)
+    assert "<title>elasticctl</title>" in Guest(second).page
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -79,7 +68,7 @@ def test_the_browser_is_opened_without_the_link_in_its_command_line(home: Path, 
         assert page.parent.stat().st_mode & 0o077 == 0
         found = re.search(r"url=(\S+)\"", page.read_text())
         assert found
-        assert "<title>elasticctl</title>" in entered(found[1])
+        assert "<title>elasticctl</title>" in Guest(found[1]).page
     finally:
         dashboard.end()
     assert not page.exists()

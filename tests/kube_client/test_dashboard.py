@@ -1,0 +1,39 @@
+"""The dashboard of a Kubernetes context: its jobs are shown as they change, and can be changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Run, private_home, run
+from tests.dashboard.process import Dashboard, Guest
+from tests.jobs import shell_job
+from tests.kube_client.conftest import WriteKubeconfig
+from tests.kube_client.fakeapi import FakeApi
+
+__all__ = ["private_home", "run"]  # fixtures
+
+
+def test_jobs_of_a_cluster_are_shown_and_changed(
+    run: Run, private_home: Path, kubeconfig: WriteKubeconfig, api: FakeApi, tmp_path: Path
+) -> None:
+    kubeconfig(api.url)
+    run("config", "import")
+    manifest = tmp_path / "job.json"
+    manifest.write_text(json.dumps(shell_job("digits", "true", maxReplicas=4)))
+    assert run("submit", "-f", str(manifest), "--context", "lab", "--detach").code == 0
+    dashboard = Dashboard("--context", "lab")
+    try:
+        guest = Guest(dashboard.link())
+        events = guest.events()
+        hello = next(data for name, data in events if name == "hello")
+        assert hello["context"] == "lab"
+        (row,) = next(data for name, data in events if name == "jobs")["rows"]
+        assert (row["name"], row["desired"]) == ("digits", 1)
+        guest.change("jobs/default/digits/scale", {"uid": row["uid"], "workers": 3}, hello["token"])
+        (row,) = next(data for name, data in events if name == "jobs")["rows"]
+        assert row["desired"] == 3
+        assert any(request.method == "PATCH" and request.path.endswith("/digits") for request in api.requests)
+    finally:
+        code, said = dashboard.end()
+    assert (code, "Traceback" in said) == (0, False)
