@@ -198,6 +198,7 @@ class ElasticJob:
     queue: str = ""
     template: Mapping[str, Any] = field(default_factory=dict)
     scaled_by: str = ""
+    moved_to: str = ""
     notify: str = ""
     status: JobStatus = JobStatus()
 
@@ -246,6 +247,7 @@ class ElasticJob:
             queue=_text(_mapping(meta.get("labels")).get(QUEUE_LABEL)),
             template=_mapping(worker.get("template")),
             scaled_by=_text(_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
+            moved_to=_text(_mapping(meta.get("annotations")).get(ANNOTATION_MOVED_TO)),
             notify=_text(_mapping(meta.get("annotations")).get(ANNOTATION_NOTIFY)),
             status=from_json(JobStatus, manifest.get("status")),
         )

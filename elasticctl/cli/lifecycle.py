@@ -71,14 +71,13 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
 
 def _check_here(target: Target, name: str) -> None:
     """Raise ConflictError for a job that goes on elsewhere: here it could neither restore nor commit any more."""
-    from elasticctl.podtemplate import at
-    from elasticctl.spec import ANNOTATION_MOVED_TO
+    from elasticctl.spec import ElasticJob
 
-    found = target.find(name)
-    context, _, _ = str(at(found, "metadata", "annotations", ANNOTATION_MOVED_TO) or "").partition(" ")
+    found = ElasticJob.from_manifest(target.find(name))
+    context = found.moved_to.partition(" ")[0]
     if context:
-        there = f"`elasticctl resume {found['metadata']['name']} --context {context}`"
-        raise ConflictError(f"{found['metadata']['name']} goes on in context {context}, where it was moved to: {there}")
+        there = f"`elasticctl resume {found.name} --context {context}`"
+        raise ConflictError(f"{found.name} goes on in context {context}, where it was moved to: {there}")
 
 
 def _patched(target: Target, name: str, spec: dict[str, Any], done: str) -> ElasticJob:

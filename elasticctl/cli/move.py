@@ -61,18 +61,15 @@ def move(
     found = ElasticJob.from_manifest(manifest)
     source = dataclasses.replace(source, namespace=found.namespace)
     target = source if to == source.context.name else reach(Where(to, where.namespace))
-    if _is_over(found, manifest, target):
+    if _is_over(found, target):
         return
     _planned(source, target, manifest, storage).run(manifest)
     hint(f"follow it: elasticctl logs -f {found.name} --context {to}")
 
 
-def _is_over(job: ElasticJob, manifest: Manifest, target: Target) -> bool:
+def _is_over(job: ElasticJob, target: Target) -> bool:
     """Has this job been moved there already? ConflictError when it is elsewhere."""
-    from elasticctl.podtemplate import at
-    from elasticctl.spec import ANNOTATION_MOVED_TO
-
-    context, _, url = str(at(manifest, "metadata", "annotations", ANNOTATION_MOVED_TO) or "").partition(" ")
+    context, _, url = job.moved_to.partition(" ")
     if not context:
         return False
     if context != target.context.name:

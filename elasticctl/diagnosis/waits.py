@@ -58,12 +58,17 @@ def borrowing(case: Case) -> Finding | None:
 
 
 def suspended(case: Case) -> Finding | None:
-    """Somebody has put it to sleep."""
+    """Somebody has put it to sleep, or moved it away."""
     given_nothing = case.status.share is not None and not case.job.suspend
     if case.status.phase is not Phase.SUSPENDED and not (case.job.suspend and not case.status.phase.terminal):
         return None
     if given_nothing:
         return None  # said by its share
+    context = case.job.moved_to.partition(" ")[0]
+    if context:
+        there = Mend("see how it is", f"elasticctl status {case.name} --context {context}")
+        text = f"It has been moved to context {context}, and goes on there only."
+        return Finding("moved", Severity.INFO, text, (there,), decisive=True)
     step = case.status.checkpoint.step
     kept = "" if step is None else f" Its place is kept: step {step}."
     if case.job.queue:

@@ -33,7 +33,7 @@ from elasticctl.templates import find
 from elasticctl_train import storage as storages
 from elasticctl_train.checkpoint import Checkpointer
 from elasticctl_train.commits import Moved
-from elasticctl_train.journal import moved_to, read_commits, read_entries
+from elasticctl_train.journal import Writer, moved_to, read_commits, read_entries
 from elasticctl_train.workspace import store
 from tests.cli.conftest import Run
 from tests.cli.two_places import Places
@@ -42,6 +42,7 @@ from tests.jobs import shell_job
 from tests.train.conftest import Cloud, aws_keys, gs, s3, server_ports
 from tests.train.gate import Fault, Seen
 from tests.train.states import same
+from tests.train.test_archive import saved
 from tests.waiting import wait_until
 
 __all__ = ["aws_keys", "gs", "s3", "server_ports"]  # fixtures
@@ -193,6 +194,11 @@ def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
         3,
         "error: train goes on in context west, where it was moved to: `elasticctl resume train --context west`\n",
     )
+    explained = run("explain", "train", "--context", "east")
+    assert "It has been moved to context west, and goes on there only." in explained.out
+    assert "elasticctl status train --context west" in explained.out
+    elsewhere_again = run("move", "train", "--context", "east", "--to", "local")
+    assert "has been moved to context west: move it from there, with --context west" in elsewhere_again.err
     again = run("move", "train", "--context", "east", "--to", "west")
     assert (again.code, again.err.startswith("train has been moved to context west already")) == (0, True)
     # Whoever starts it there all the same gets nowhere.
@@ -330,6 +336,15 @@ def test_another_job_of_that_name_and_a_place_that_is_taken_are_refused(run: Run
     taken = run(*order, "--storage", str(tmp_path / "taken"))
     assert "a job has been running there: choose a place that is empty" in taken.err
     assert "suspend" not in world.east.get_job("default", "train")["spec"]
+
+
+def test_checkpoints_that_a_move_has_left_can_be_deleted(run: Run, private_home: Path, tmp_path: Path) -> None:
+    storage, _ = saved(tmp_path / "left", steps=2)
+    Writer.take_over(storage).close("gs://b/x")
+    done = run("checkpoints", "rm", str(tmp_path / "left"), "2", "1", "--force", "-y")
+    assert done.code == 0, done.err
+    assert list(read_commits(storage)) == []
+    assert moved_to(storage) is not None
 
 
 # What becomes of the manifest.
