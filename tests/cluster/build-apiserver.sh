@@ -22,7 +22,11 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+say() { echo "[$(date +%T)] $*"; }
+
+say "installing Go and what else is needed"
+apt-get -o DPkg::Lock::Timeout=600 update -q
+DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q --no-install-recommends \
     golang-1.19-go golang-github-modern-go-reflect2-dev patch xz-utils
 
 # Debian's images list binary packages only: the same places, as sources, for this one call.
@@ -36,11 +40,13 @@ for list in /etc/apt/sources.list.d/*.sources; do
 done
 apt=(apt-get -o "Dir::Etc::sourcelist=$work/apt/sources.list" -o "Dir::Etc::sourceparts=$work/apt/parts"
     -o "Dir::State::lists=$work/apt/lists")
-"${apt[@]}" update
+say "fetching the sources of Kubernetes $version"
+"${apt[@]}" update -q
 cd "$work"
 "${apt[@]}" source --download-only "kubernetes=$version"
 
 export PATH=/usr/lib/go-1.19/bin:$PATH GOPATH=$work/go GO111MODULE=off CGO_ENABLED=0
+export GOCACHE=${GOCACHE:-$work/cache}
 source=$GOPATH/src/k8s.io/kubernetes
 mkdir -p "$source"
 tar -xf kubernetes_*.orig.tar.* --strip-components=1 -C "$source"
@@ -52,9 +58,10 @@ done <debian/patches/series
 
 rm -r vendor/github.com/modern-go/reflect2
 cp -r /usr/share/gocode/src/github.com/modern-go/reflect2 vendor/github.com/modern-go/reflect2
-rm vendor/github.com/modern-go/reflect2/unsafe_link_gccgo.go
+rm -f vendor/github.com/modern-go/reflect2/unsafe_link_gccgo.go # for another compiler
 
 # The API's description is generated code, which the source package does not hold.
+say "generating the API's description"
 go build -o "$work/openapi-gen" ./vendor/k8s.io/kube-openapi/cmd/openapi-gen
 packages=$(grep -rl --include='*.go' '+k8s:openapi-gen=' pkg staging/src/k8s.io vendor/k8s.io | grep -v generated/openapi \
     | xargs -n1 dirname | grep -v /testdata/ | sort -u \
@@ -63,5 +70,8 @@ packages=$(grep -rl --include='*.go' '+k8s:openapi-gen=' pkg staging/src/k8s.io 
 "$work/openapi-gen" --logtostderr -i "$packages" -p k8s.io/kubernetes/pkg/generated/openapi -O zz_generated.openapi \
     -h hack/boilerplate/boilerplate.generatego.txt -r "$work/violations"
 
-go build -p 2 -trimpath -ldflags '-s -w' -o "$out/kube-apiserver" ./cmd/kube-apiserver
-echo "$out/kube-apiserver"
+say "building the API server, some 1,500 packages"
+go build -v -p 2 -trimpath -ldflags '-s -w' -o "$work/kube-apiserver" ./cmd/kube-apiserver 2>&1 \
+    | awk '/^[[:alnum:]._\/-]+$/ { if (++built % 100 == 0) { print built " packages"; fflush() } next } { print; fflush() }'
+mv "$work/kube-apiserver" "$out/kube-apiserver"
+say "$out/kube-apiserver"

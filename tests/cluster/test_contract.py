@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.replicas import Replicas
 from elasticctl.cluster.base import Cluster, LogLine, LogQuery, Manifest
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.cluster.kube.connection import Connection
 from elasticctl.errors import NotFoundError, SpecError
-from tests.cluster.conftest import Replicas
 from tests.cluster_contract import ClusterContract, phase, running, scale
 from tests.jobs import FOREVER, shell_job
 from tests.waiting import wait_until

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from elasticctl.cluster.kube.install import FIELD_MANAGER, Installer, path_of
 from elasticctl.codec import Manifest
 from elasticctl.errors import NotFoundError
 from elasticctl.status import Phase
+from tests.cluster.commands import kubectl
+from tests.cluster.conftest import serves
 from tests.cluster.trainer import Trainer
 from tests.waiting import wait_until
 
@@ -43,21 +46,12 @@ def installer(crd: None, api: Connection) -> Iterator[Installer]:
     made.apply(manifests())
     made.await_available(deployment.NAMESPACE, 120)
     left_out = [line for line in said if "left out, for this cluster has no policy/v1" in line]
-    assert len(left_out) == (1 if _is_old(api) else 0)
+    assert len(left_out) == (0 if serves(api, "policy/v1") else 1)
     yield made
     found = made.look(manifests()).objects
     made.remove(found)
     wait_until(lambda: not _left(api, found), 120)
     made.apply([item for item in manifests() if item["kind"] in ("CustomResourceDefinition", "Namespace")])
-
-
-def _is_old(api: Connection) -> bool:
-    """True before Kubernetes 1.21; the version that a server tells may be empty."""
-    try:
-        api.request("GET", "/apis/policy/v1")
-    except NotFoundError:
-        return True
-    return False
 
 
 def _left(api: Connection, objects: tuple[Manifest, ...]) -> list[str]:
@@ -126,6 +120,45 @@ def test_the_controller_may_do_this_and_not_that(
     assert answer["status"].get("allowed", False) is allowed
 
 
+Right = tuple[str, str, str, tuple[str, ...]]
+"""A group, a resource, a verb, and the names that it is limited to."""
+
+
+def rights_of(user: str, namespace: str) -> set[Right]:
+    """All that the API server says that somebody may do in a namespace."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    answer = kubectl("create", "--as", user, "-o", "json", "-f", "-", given=json.dumps(review))
+    return rights(json.loads(answer)["status"]["resourceRules"])
+
+
+def rights(rules: list[Manifest]) -> set[Right]:
+    """Each right of the rules by itself."""
+    return {
+        (group, resource, verb, tuple(rule.get("resourceNames", ())))
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_controller_may_do_what_is_written_down_and_nothing_else(installer: Installer) -> None:
+    anybody = rights_of(f"system:serviceaccount:{deployment.NAMESPACE}:nobody", deployment.NAMESPACE)
+    written = {item["metadata"]["name"]: rights(item["rules"]) for item in manifests() if "rules" in item}
+    elsewhere, at_home = rights_of(USER, "default"), rights_of(USER, deployment.NAMESPACE)
+    assert elsewhere - anybody == written["elasticctl-controller"]
+    assert at_home - anybody == written["elasticctl-controller"] | written["elasticctl-leader"]
+    assert not any("*" in part for right in elsewhere | at_home for part in right[1:3])
+
+
+def metrics_of(pod: str) -> str:
+    return kubectl("get", "--raw", f"{PODS}/{pod}:8080/proxy/metrics")
+
+
 def test_a_job_trains_under_it_and_outlives_its_leader(installer: Installer, api: Connection) -> None:
     trainer = Trainer(api, "installed")
     trainer.delete()
@@ -136,7 +169,12 @@ def test_a_job_trains_under_it_and_outlives_its_leader(installer: Installer, api
     wait_until(lambda: leaders(api) not in ([], [leader]), 60)
     trainer.disturbed(lambda: trainer.kill(1), 2)
     assert trainer.job().status.phase is Phase.RUNNING
+    wait_until(lambda: "Deleted" in trainer.reasons(), 30)
     trainer.delete()
+    (leader,) = leaders(api)
+    page = metrics_of(leader)
+    assert 'elasticctl_api_requests_total{verb="POST",outcome="ok"}' in page
+    assert 'outcome="403"' not in page
 
 
 def test_uninstalling_tells_of_the_jobs_that_live(installer: Installer, api: Connection) -> None:

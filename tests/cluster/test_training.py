@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import json
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.replicas import Replicas
 from elasticctl.cluster.kube.connection import Connection
+from elasticctl.codec import Manifest
 from elasticctl.errors import NotFoundError
-from elasticctl.status import Cause, Phase
-from tests.cluster.conftest import Replicas
+from elasticctl.status import Cause, Interruption, Phase
+from elasticctl_controller.companions import build_budget
+from tests.cluster.commands import kubectl, lab
+from tests.cluster.conftest import serves
 from tests.cluster.trainer import Trainer
 from tests.waiting import wait_until
-
-LAB = os.environ.get("ELASTICCTL_TEST_LAB", "")
-"""The command that takes nodes away and brings them back: LAB kill-node NAME, LAB start-node NAME."""
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +32,11 @@ def digits(api: Connection, replicas: Replicas) -> Iterator[Trainer]:
     trainer.delete()
 
 
-def lab(*words: str) -> None:
-    if not LAB:
-        pytest.skip("$ELASTICCTL_TEST_LAB is not set: nobody to take nodes away")
-    subprocess.run([LAB, *words], check=True, timeout=120)
+def node_of(digits: Trainer, index: int) -> tuple[str, set[str]]:
+    """The node that a worker is on, and all workers that are on it."""
+    placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in digits.pods()}
+    node = placed[f"{digits.name}-worker-{index}"]
+    return node, {name for name, its in placed.items() if its == node}
 
 
 def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
@@ -81,8 +83,7 @@ def test_the_next_controller_takes_over(digits: Trainer, replicas: Replicas) -> 
 
 
 def test_a_node_that_dies_without_a_word(digits: Trainer, api: Connection) -> None:
-    node = next(pod["spec"]["nodeName"] for pod in digits.pods() if pod["metadata"]["name"] == "digits-worker-1")
-    on_it = {pod["metadata"]["name"] for pod in digits.pods() if pod["spec"]["nodeName"] == node}
+    node, on_it = node_of(digits, 1)
     before = digits.uids()
     try:
         digits.disturbed(lambda: lab("kill-node", node), 3, 180)
@@ -96,8 +97,7 @@ def test_a_node_that_dies_without_a_word(digits: Trainer, api: Connection) -> No
 
 
 def test_a_node_whose_object_is_deleted(digits: Trainer, api: Connection) -> None:
-    node = next(pod["spec"]["nodeName"] for pod in digits.pods() if pod["metadata"]["name"] == "digits-worker-0")
-    on_it = {pod["metadata"]["name"] for pod in digits.pods() if pod["spec"]["nodeName"] == node}
+    node, on_it = node_of(digits, 0)
     before = digits.uids()
 
     def reclaim() -> None:
@@ -111,6 +111,60 @@ def test_a_node_whose_object_is_deleted(digits: Trainer, api: Connection) -> Non
         digits.disturbed(reclaim, 3, 180)
     finally:
         lab("start-node", node)
+
+
+@pytest.fixture
+def budget(digits: Trainer, api: Connection) -> Iterator[int]:
+    """The job has a minimum of 2, and a disruption budget that says so; yields how many workers it protects."""
+    digits.patch({"spec": {"minReplicas": 2}})
+    manifest = build_budget(digits.job())
+    if not serves(api, "policy/v1"):  # the controller makes none there: apply what it would have made
+        kubectl("apply", "-f", "-", given=json.dumps({**manifest, "apiVersion": "policy/v1beta1"}))
+    wait_until(lambda: "2" in kubectl("get", "pdb", "-o", "jsonpath={.items[*].status.desiredHealthy}"), 60)
+    yield 2
+    digits.patch({"spec": {"minReplicas": 1}})
+
+
+def test_a_node_that_is_drained_costs_no_step(digits: Trainer, budget: int) -> None:
+    digits.wait_training(3)
+    node, on_it = node_of(digits, 1)
+    before = digits.uids()
+    seen, over = [], threading.Event()
+
+    def count() -> None:
+        while not over.wait(0.1):
+            seen.append(sum(pod["status"]["phase"] == "Running" for pod in digits.pods() if is_staying(pod)))
+
+    def drain() -> None:
+        watching = threading.Thread(target=count)
+        watching.start()
+        try:
+            kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=150s", timeout_s=180)
+        finally:
+            over.set()
+            watching.join()
+
+    try:
+        digits.disturbed(drain, 3, 180)
+    finally:
+        kubectl("uncordon", node)
+    assert min(seen) >= budget
+    assert {name for name, uid in digits.uids().items() if before.get(name) != uid} == on_it
+    assert node_of(digits, 1)[0] != node
+    lost = wait_until(lambda: recovered(digits, before), 60)
+    assert {item.worker for item in lost} == on_it
+    assert {item.cause for item in lost} <= {Cause.DELETED, Cause.PREEMPTED}
+    assert [item.steps_redone for item in lost] == [0] * len(on_it)
+
+
+def is_staying(pod: Manifest) -> bool:
+    return "deletionTimestamp" not in pod["metadata"]
+
+
+def recovered(digits: Trainer, uids: dict[str, str]) -> list[Interruption]:
+    """The losses of these pods, once training has got over all of them."""
+    lost = digits.ends_of(uids)
+    return lost if all(item.recovered_at is not None for item in lost) else []
 
 
 def test_a_job_ends_and_leaves_nothing(api: Connection, replicas: Replicas) -> None:

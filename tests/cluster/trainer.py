@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, resource
 from elasticctl.codec import Manifest
 from elasticctl.errors import NotFoundError
 from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, WORKER_CONTAINER, ElasticJob
+from elasticctl.status import Interruption
+from elasticctl_train import storage
+from elasticctl_train.journal import read_commits
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +24,7 @@ IMAGE = os.environ.get("ELASTICCTL_TEST_IMAGE", "lab/trainer:dev")
 HOST_FOLDER = Path(os.environ.get("ELASTICCTL_TEST_HOST_FOLDER", "/tmp/kubelab-host"))
 """A folder that all nodes share; for a bucket there is tests/train."""
 NAMESPACE = "default"
+DIGITS = ROOT / "examples/digits/train.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +36,27 @@ class Trainer:
 
     def submit(self, workers: int, *, epochs: int, step_delay_s: float, **spec: Any) -> None:
         """Create the job; its state is kept in a folder of its own on the host."""
-        folder = HOST_FOLDER / self.name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        folder.chmod(0o777)  # workers are nobody in particular
-        script = [sys.executable, str(ROOT / "examples/digits/train.py"), "--epochs", str(epochs)]
+        script = [str(DIGITS), "--epochs", str(epochs), "--step-delay-s", str(step_delay_s), "--save-every-s", "1"]
+        self.submit_script(script, workers, **spec)
+
+    def submit_script(self, script: list[str], workers: int, *, memory: str = "", **spec: Any) -> None:
+        """Create the job with any Python script; `memory` limits each worker."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.folder.chmod(0o777)  # workers are nobody in particular
         worker = {
             "name": WORKER_CONTAINER,
             "image": IMAGE,
             "command": [str(Path(sys.executable).parent / "elasticctl-launch"), "--nproc-per-node", "1", "--"],
-            "args": [*script, "--step-delay-s", str(step_delay_s), "--save-every-s", "1"],
+            "args": [sys.executable, *script],
             "env": [
                 {"name": "ELASTICCTL_STORAGE", "value": "file:///state"},
                 {"name": "OMP_NUM_THREADS", "value": "1"},
             ],
             "volumeMounts": [{"name": "state", "mountPath": "/state"}],
+            "resources": {"limits": {"memory": memory}} if memory else {},
         }
-        volume = {"name": "state", "hostPath": {"path": str(folder), "type": "Directory"}}
+        volume = {"name": "state", "hostPath": {"path": str(self.folder), "type": "Directory"}}
         template = {"spec": {"terminationGracePeriodSeconds": 10, "containers": [worker], "volumes": [volume]}}
         replicas = {"Worker": {"replicas": workers, "restartPolicy": "OnFailure", "template": template}}
         manifest = {
@@ -59,13 +67,21 @@ class Trainer:
         }
         self.api.request("POST", resource_path(API_VERSION, NAMESPACE, PLURAL), manifest)
 
+    @property
+    def folder(self) -> Path:
+        """Where the job's state is kept on the host; its workers see it as /state."""
+        return HOST_FOLDER / self.name
+
     def job(self) -> ElasticJob:
         """The job as it is now; NotFoundError when it is gone."""
         return ElasticJob.from_manifest(self.api.request("GET", self._path()))
 
     def scale(self, workers: int) -> None:
         """Ask for that many workers."""
-        patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}}}
+        self.patch({"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}}})
+
+    def patch(self, patch: Manifest) -> None:
+        """Change the job."""
         self.api.request("PATCH", self._path(), patch, content_type=MERGE_PATCH)
 
     def pods(self) -> list[Manifest]:
@@ -82,6 +98,21 @@ class Trainer:
             for pod in self.pods()
             if "deletionTimestamp" not in pod["metadata"]
         }
+
+    def ends_of(self, uids: Mapping[str, str]) -> list[Interruption]:
+        """What the status says of the losses of these pods (name -> uid)."""
+        return [item for item in self.job().status.interruptions if item.uid in uids.values()]
+
+    def reasons(self) -> list[str]:
+        """The reasons of the job's events."""
+        params = {"fieldSelector": f"involvedObject.name={self.name},involvedObject.kind={KIND}"}
+        events = self.api.request("GET", resource_path("v1", NAMESPACE, "events"), None, params)["items"]
+        return [event["reason"] for event in events if event["involvedObject"]["uid"] == self.job().uid]
+
+    def stored_step(self) -> int:
+        """The newest checkpoint's step as the storage itself has it, whatever the API says; 0: there is none."""
+        newest = next(read_commits(storage.open(f"file://{self.folder}")), None)
+        return 0 if newest is None else newest.step
 
     def kill(self, index: int) -> None:
         """Delete a worker's pod without any grace."""
