@@ -80,7 +80,8 @@ def test_a_relative_command_runs_in_the_copy(lab: Lab, source: Path, scratch: Pa
     assert ended(lab, "a-0") == 0, lab.output("a-0")
     said = lab.output("a-0")
     assert "[launcher] workspace" in said
-    assert ": 3 files, 0.0 MB, in " in said
+    assert f": 3 files, 0.2 kB from {storages.open(cloud.url).url} in " in said
+    assert "Found credentials" not in said  # boto3 talks
     assert "with helper ['--epochs', '3']" in said
     (line,) = (line for line in said.splitlines() if line.startswith("ran "))
     script, folder = Path(line.split()[1]), Path(line.split()[3])
@@ -147,3 +148,20 @@ def test_what_names_no_workspace_is_refused_and_no_password_shown(scratch: Path,
 
 def test_no_workspace_is_none() -> None:
     assert unpacked({}) is None
+
+
+def test_a_large_one_is_announced(
+    tmp_path: Path, scratch: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/data.bin").write_bytes(bytes(2_500_000))
+    reference = sent(tmp_path / "project", str(tmp_path / "kept"))
+    caplog.set_level("INFO")
+    monkeypatch.setattr("elasticctl_train.launcher.workspace.LARGE_BYTES", 2_000_000)
+    copy = unpacked({"ELASTICCTL_WORKSPACE": reference})
+    assert copy is not None
+    copy.close()
+    announced, done = caplog.messages
+    assert announced == "workspace: fetching 1 files, 2.5 MB ..."
+    assert ": 1 files, 2.5 MB from file://" in done
+    assert list(left(scratch)) == []

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     output = Output()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[output.handler()])
-    for noisy in ("torch", "torch.distributed.elastic"):
+    for noisy in ("torch", "torch.distributed.elastic", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:

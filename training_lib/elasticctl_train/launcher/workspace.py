@@ -23,11 +23,12 @@ from elasticctl_train.errors import StorageError, TrainError
 from elasticctl_train.launcher.folders import OwnFolder
 from elasticctl_train.launcher.spares import PythonCommand
 from elasticctl_train.storage.location import without_secrets
-from elasticctl_train.workspace.listing import is_digest
+from elasticctl_train.workspace.listing import Listing, is_digest
 from elasticctl_train.workspace.store import explained
 from elasticctl_train.workspace.unpacking import unpack
 
 VARIABLE, FROM_VARIABLE = "ELASTICCTL_WORKSPACE", "ELASTICCTL_WORKSPACE_FROM"
+LARGE_BYTES = 20_000_000
 
 log = logging.getLogger(__name__)
 
@@ -71,15 +72,25 @@ def unpacked(environ: Mapping[str, str]) -> Copy | None:
         folder = own.path / "workspace"
         folder.mkdir()
         place = storages.open(url)
-        log.info("workspace %s from %s ...", digest[:12], place.url)
-        listing = unpack(place, digest, folder)
+        listing = unpack(place, digest, folder, _announce)
     except (StorageError, OSError) as e:
         own.close()
         raise TrainError(_why(e, url, digest)) from e
-    took_s, size_mb = time.monotonic() - began_s, listing.size_bytes / 1e6
-    log.info("workspace %s: %d files, %.1f MB, in %.1f s", digest[:12], len(listing.files), size_mb, took_s)
+    took_s = time.monotonic() - began_s
+    log.info("workspace %s: %s from %s in %.1f s", digest[:12], _told(listing), place.url, took_s)
     source = environ.get(FROM_VARIABLE, "")
     return Copy(own, folder, Path(source) if source else None)
+
+
+def _announce(listing: Listing) -> None:
+    """Say what is on its way, if that may take a while."""
+    if listing.size_bytes > LARGE_BYTES:
+        log.info("workspace: fetching %s ...", _told(listing))
+
+
+def _told(listing: Listing) -> str:
+    size = listing.size_bytes
+    return f"{len(listing.files)} files, " + (f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB")
 
 
 def _why(error: StorageError | OSError, url: str, digest: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from elasticctl_train.errors import DamagedError
@@ -21,12 +21,15 @@ THREADS = 4
 _READ_BYTES = 1 << 20
 
 
-def unpack(storage: Storage, digest: str, folder: Path) -> Listing:
-    """Write the workspace of this digest into `folder`, which is there and empty.
+def unpack(
+    storage: Storage, digest: str, folder: Path, on_found: Callable[[Listing], None] = lambda listing: None
+) -> Listing:
+    """Write the workspace of this digest into `folder`, which is there and empty; `on_found` is told first what comes.
 
     Raises MissingError, DamagedError, StorageError, and OSError where the folder's disk does not take it.
     """
     kept = find(storage, digest)
+    on_found(kept.listing)
     _make_folders(folder, kept.listing)
     files: dict[str, list[File]] = {}
     for file in kept.listing.files:
