@@ -130,8 +130,8 @@ def next_of_list(jobs: list[Manifest]) -> str:
     return f"more about one: elasticctl status {jobs[-1]['metadata']['name']}"
 
 
-def next_line(manifest: Manifest) -> str:
-    """What to type next about a job."""
+def next_line(manifest: Manifest, *, live: bool = False) -> str:
+    """What to type next about a job; `live`: it is being watched already."""
     from elasticctl.spec import ElasticJob
     from elasticctl.status import Phase
 
@@ -140,4 +140,5 @@ def next_line(manifest: Manifest) -> str:
         return f"what to do about it: elasticctl explain {job.name}; its output: elasticctl logs {job.name}"
     if job.status.phase.terminal:
         return f"what it cost: elasticctl history {job.name}; its output: elasticctl logs {job.name}"
-    return f"its output: elasticctl logs -f {job.name}; live: elasticctl status -w {job.name}"
+    more = "" if live else f"; live: elasticctl status -w {job.name}"
+    return f"its output: elasticctl logs -f {job.name}{more}"

@@ -9,7 +9,6 @@ from datetime import datetime
 from elasticctl.cli.money import cost_text
 from elasticctl.cli.output import Table, bar, joined
 from elasticctl.cluster.base import Manifest
-from elasticctl.diagnosis import Case, diagnose
 from elasticctl.pace import left_s, share_done, steps_per_s
 from elasticctl.podtemplate import ON_DEMAND, SPOT, at, capacity, hardware
 from elasticctl.spec import ElasticJob, PodPhase
@@ -210,6 +209,8 @@ def reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
         return ""
     if status.phase.terminal:
         return ": ".join(part for part in (status.reason, status.message) if part)
+    from elasticctl.diagnosis import Case, diagnose  # not for a list of jobs that train
+
     case = Case(job, tuple(pods), now)
     first = diagnose(case)[0]
     return first.text if first.decisive or case.waiting else ""

@@ -64,7 +64,7 @@ def watch_job(target: Target, name: str) -> None:
     with drawing() as draw:
         for job, pods in answers.each():
             table = views.status_table(job, pods, time.time(), bar_encoding=verbs.bar_encoding())
-            draw(Frame(table, verbs.next_line(job), answers.trouble))
+            draw(Frame(table, verbs.next_line(job, live=True), answers.trouble))
             if _ended(job):
                 return
 

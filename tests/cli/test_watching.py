@@ -1,0 +1,92 @@
+"""A watch outlives a cluster that does not answer for a while, and asks a slow one less often."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticctl.cli import screen, watching
+from elasticctl.cli.output import console
+from elasticctl.cli.screen import Frame, drawn
+from elasticctl.cli.watching import Answers
+from elasticctl.errors import BusyError, NotFoundError, UnreachableError
+from tests.cli.samples import job
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "REDRAW_EVERY_S", 0.001)
+
+
+def replies(*given: Any) -> Callable[[], Any]:
+    """A question that is answered so, one after the other; an exception is raised."""
+    left: Iterator[Any] = iter(given)
+
+    def ask() -> Any:
+        reply = next(left)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    return ask
+
+
+def test_what_was_answered_last_stays_while_nobody_answers() -> None:
+    answers = Answers(replies("a", UnreachableError("gone"), BusyError("busy"), "b", NotFoundError("deleted")))
+    each = answers.each()
+    seen = [(next(each), answers.trouble.partition(": ")[2]) for _ in range(4)]
+    assert seen == [("a", ""), ("a", "gone"), ("a", "busy"), ("b", "")]
+    with pytest.raises(NotFoundError):
+        next(each)
+
+
+def test_the_first_question_has_to_be_answered() -> None:
+    with pytest.raises(UnreachableError):
+        next(Answers(replies(UnreachableError("gone"))).each())
+
+
+def test_a_slow_cluster_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    clock = itertools.count(0.0, 1.0)  # a second passes at each look: an answer takes one
+    fake = SimpleNamespace(sleep=slept.append, monotonic=lambda: next(clock), time=time.time)
+    monkeypatch.setattr(watching, "time", fake)
+    found = Answers(replies(*"abc")).each()
+    assert [next(found) for _ in range(3)] == ["a", "b", "c"]
+    assert all(pause_s >= 4.0 for pause_s in slept)
+    assert len(slept) == 2
+
+
+def test_trouble_is_said_once_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = job()
+    cluster = SimpleNamespace(
+        get_job=replies(manifest, UnreachableError("gone"), UnreachableError("gone"), job(phase="Succeeded"))
+    )
+    cluster.get_job = (lambda ask: lambda namespace, name: ask())(cluster.get_job)
+    target: Any = SimpleNamespace(cluster=cluster, namespace="default")
+    watching.watch_job(target, "digits")
+    said = capsys.readouterr()
+    assert [line.split("\t")[1] for line in said.out.splitlines()] == ["PHASE", "Running", "Succeeded"]
+    assert said.err.count("gone") == 1
+    assert said.err.startswith("this is from 0.0s ago, asking again: gone")
+
+
+def test_trouble_stands_below_the_table() -> None:
+    stream = io.StringIO()
+    width = 50
+    frame = Frame(None, "no jobs; start one", "this is from 12s ago, asking again: no answer from the cluster at x")
+    console(stream, width).print(drawn(frame, console(stream, width)))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert lines[0] == "no jobs; start one"
+    assert lines[1].startswith("this is from 12s ago")
+    assert len(lines) == 2
+    assert all(len(line) <= width for line in lines)
+
+
+def test_a_pipe_is_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not screen.can_redraw()
