@@ -113,7 +113,7 @@ def bar(row: Holding, scale: int, encoding: str | None) -> str:
 def told(held: Sequence[Held]) -> Iterator[str]:
     """A sentence for each job: what it has, and why not more."""
     for item in held:
-        last = f" Before, it {item.change}." if item.change else ""
+        last = f" Last change: {item.change}." if item.change else ""
         yield f"{item.project}/{item.job} {item.message}.{last}"
 
 

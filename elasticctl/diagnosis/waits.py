@@ -24,7 +24,7 @@ def waiting_for_its_share(case: Case) -> Finding | None:
         return None
     step = case.status.checkpoint.step
     kept = "" if step is None else f" Its place is kept: step {step}."
-    lost = f" It {share.change}." if share.change else ""
+    lost = f" Last change: {share.change}." if share.change else ""
     mends = [Mend("see who holds what", "elasticctl quota list")]
     if case.job.desired > max(1, case.job.min) and not case.job.sharing.automatic:
         mends.append(Mend("let it begin with fewer", f"elasticctl scale {case.name} --auto"))

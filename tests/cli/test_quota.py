@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 FULL = {"workers": 4, "borrowed": 2, "pool": "t4", "slotsPerWorker": 2, "reason": "Full",
         "message": "has all 4 workers that it asks for; borrows 4 GPUs from b"}  # fmt: skip
 WAITS = {"workers": 0, "pool": "t4", "reason": "WaitsForTurn",
-         "message": "waits for 2 GPUs held by jobs that come first", "change": "gave 2 workers to a/one"}  # fmt: skip
+         "message": "waits for 2 GPUs held by jobs that come first", "change": "gives 2 workers to a/one"}  # fmt: skip
 
 
 def shared(name: str, project: str, share: dict[str, Any], **status: Any) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def test_a_bar_tells_what_is_held_by_right_borrowed_and_idle(
 def test_a_sentence_for_each_job() -> None:
     assert list(told(held_by(JOBS))) == [
         "a/one has all 4 workers that it asks for; borrows 4 GPUs from b.",
-        "b/two waits for 2 GPUs held by jobs that come first. Before, it gave 2 workers to a/one.",
+        "b/two waits for 2 GPUs held by jobs that come first. Last change: gives 2 workers to a/one.",
     ]
     assert held_by(JOBS)[1] == Held(
-        "b", "two", "t4", 0, 4, 0, 0, "WaitsForTurn", WAITS["message"], "gave 2 workers to a/one"
+        "b", "two", "t4", 0, 4, 0, 0, "WaitsForTurn", WAITS["message"], "gives 2 workers to a/one"
     )
 
 
@@ -91,8 +91,8 @@ def test_why_it_waits_is_the_first_cause() -> None:
     found = diagnose(Case(ElasticJob.from_manifest(JOBS[1]), (), AT + 60))[0]
     assert (found.rule, found.decisive) == ("waiting-for-its-share", True)
     assert found.text == (
-        "It waits for 2 GPUs held by jobs that come first. It gave 2 workers to a/one. Its place is kept: step 100."
-        " It goes on by itself."
+        "It waits for 2 GPUs held by jobs that come first. Last change: gives 2 workers to a/one. Its place is kept:"
+        " step 100. It goes on by itself."
     )
     assert found.mends[0].command == "elasticctl quota list"
 
@@ -129,16 +129,16 @@ def test_what_else_sharing_has_to_say_comes_last() -> None:
 
 def test_the_history_tells_on_whose_wish_and_how_far_it_is() -> None:
     told_of = [
-        {"at": at(1), "fromWorkers": 4, "toWorkers": 2, "by": "sharing", "message": "gave 2 workers to b/two",
+        {"at": at(1), "fromWorkers": 4, "toWorkers": 2, "by": "sharing", "message": "gives 2 workers to b/two",
          "phase": "Superseded"},
         {"at": at(2), "fromWorkers": 2, "toWorkers": 3, "by": "user", "phase": "InProgress"},
     ]  # fmt: skip
     found = ElasticJob.from_manifest(job("one", scalings=told_of, interruptions=[]))
     assert [row[2:5] for row in history_table(found).rows] == [
-        ("4 -> 2", "sharing: gave 2 workers to b/two", "superseded"),
+        ("4 -> 2", "sharing: gives 2 workers to b/two", "superseded"),
         ("2 -> 3", "user", "in progress"),
     ]
-    assert scalings(found.status)[0].endswith("4 -> 2 workers  by sharing: gave 2 workers to b/two  superseded")
+    assert scalings(found.status)[0].endswith("4 -> 2 workers  by sharing: gives 2 workers to b/two  superseded")
 
 
 def test_quotas_are_set_listed_explained_and_removed(run: Run, home: Any, local_cluster: LocalCluster) -> None:
@@ -153,7 +153,7 @@ def test_quotas_are_set_listed_explained_and_removed(run: Run, home: Any, local_
     local_cluster.create_job(shell_job("one", FOREVER, 3, namespace="a", minReplicas=3))
     wait_until(lambda: local_cluster.get_job("a", "one").get("status", {}).get("phase") == "Running")
     local_cluster.create_job(shell_job("two", FOREVER, 1, namespace="b"))
-    wait_until(lambda: local_cluster.get_job("b", "two").get("status", {}).get("share"))
+    wait_until(lambda: local_cluster.get_job("b", "two").get("status", {}).get("share", {}).get("pool"))
     listed = run("quota", "list")
     assert [line.split("\t")[:7] for line in listed.out.splitlines()[1:]] == [
         ["a", "cpu", "3", "2", "-", "1", "0"],
