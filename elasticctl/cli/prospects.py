@@ -221,7 +221,8 @@ def _scaling(curve: Curve, noun: str) -> str:
 
 def _prices(price: Rate | None, conditions: Conditions) -> str:
     if price is None:
-        return f"prices: none is known, so node hours are shown; spot costs {conditions.spot_share:.0%} (assumed)"
+        share = f"{conditions.spot_share:.0%} of on demand (assumed)"
+        return f"prices: none is known, so node hours are shown; spot at {share}"
     lists = f"list prices of {price.prices.region}, {price.prices.date}"
     return f"prices: {price.instances[0]} at {lists}; spot at {conditions.spot_share:.0%} of them ({spot_basis(price)})"
 

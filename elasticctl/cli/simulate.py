@@ -100,7 +100,7 @@ def simulate(
     print_table(prospects.table(basis, outlooks))
     if on_terminal():
         bar = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
-        emit("\n" + "\n".join(prospects.plot(basis, outlooks, bar)) + "\n")
+        emit("\n" + "\n".join(prospects.plot(basis, outlooks, bar)) + "\n\n")
     for line in prospects.notes(basis, outlooks):
         say(line)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from elasticctl.cli.prospects import basis_of_job, basis_of_table, notes, outlooks, plot, table
@@ -13,6 +15,9 @@ from elasticctl.errors import UsageError
 from elasticctl.simulation import Evidence, Point
 from tests.cli.conftest import Run
 from tests.cli.test_rerun import TRAIN
+from tests.cli.test_terminal import Spawn, terminal
+
+__all__ = ["terminal"]  # a fixture
 
 RATES = "gpus,rate\n4,1000\n16,3500\n64,9000\n"
 
@@ -107,6 +112,17 @@ def test_bars_are_in_proportion() -> None:
     basis = basis_of_table([Point(1, 1.0), Point(2, 2.0)], None, {"between_s": 1e12}, None)
     lines = list(plot(basis, outlooks(basis, [1, 2]), "#"))
     assert [line.split()[1].count("#") for line in lines[1:]] == [22, 11]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_on_a_terminal_bars_come_below_the_table(private_home: Path, rates: str, terminal: Spawn, width: int) -> None:
+    child = terminal("simulate", "--table", rates, "--gpus", "4,64", width=width, NO_COLOR="1")
+    child.expect(pexpect.EOF)
+    table, bars, notes = re.sub(r"\r|\x1b\[[0-9;]*m", "", str(child.before)).split("\n\n")
+    assert all(len(line) <= width for part in (table, bars) for line in part.splitlines())
+    assert ("LOSS EVERY" in table) == (width == 200)
+    assert "     4  ██████████████████████ 1d0h " in bars
+    assert notes.startswith("cheapest: 4 GPUs")
 
 
 @pytest.mark.timeout(240)
