@@ -19,6 +19,7 @@ from elasticctl.spec import ElasticJob
 from elasticctl.status import Share
 from elasticctl_controller.actions import Allotment
 from elasticctl_controller.claims import (
+    TO_COME,
     Remembered,
     claim_of,
     is_shared,
@@ -199,7 +200,8 @@ class Arbiter:
                 share, worded_at = reworded, known.worded_at
         leave = frozenset(grant.leave)
         moved = len(leave) > max(0, len(claim.workers) - grant.workers)  # more go than are too many
-        return _Verdict(job.key, Allotment(share, leave, leave if moved else frozenset(), grant.nodes), worded_at)
+        nodes = tuple("" if node == TO_COME else node for node in grant.nodes)
+        return _Verdict(job.key, Allotment(share, leave, leave if moved else frozenset(), nodes), worded_at)
 
     def _run(self) -> None:
         wake_at: float | None = None

@@ -199,6 +199,14 @@ def test_a_worker_makes_room_for_one_that_needs_its_node_as_a_whole(bench: Bench
     assert (small.share.workers, small.moves, small.nodes) == (2, frozenset({"small-0"}), ("other",))
 
 
+def test_a_node_that_is_yet_to_come_is_no_place_to_send_a_worker_to(bench: Bench) -> None:
+    bench.terms = Terms(True, Rules(), {"gpu": 12})
+    bench.submit("large", "a", 3, 3, automatic=False, gpus=4)
+    bench.arbiter.decide_now()
+    found = bench.arbiter.allotment(bench.job("a/large"))
+    assert (found.share.workers, found.nodes) == (3, ("node", "", ""))
+
+
 def test_the_next_one_goes_on_from_what_the_statuses_tell(bench: Bench) -> None:
     bench.submit("first", "a", 3, 3, automatic=False)
     bench.arbiter.decide_now()
