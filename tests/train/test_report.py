@@ -74,6 +74,9 @@ def test_progress_tells_steps_to_go_speed_and_metrics(listener: socket.socket) -
     assert second["total_steps"] == 9
     assert second["samples_per_s"] > 0
     assert "metrics" not in second
+    progress.send(Cursor(step=5, epoch=1, position=16), {"accuracy": 0.5})
+    third = received(listener)
+    assert (third["total_steps"], third["metrics"]) == (9, {"accuracy": 0.5})
     reporter.close()
 
 

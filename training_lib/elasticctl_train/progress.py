@@ -27,6 +27,7 @@ class Progress:
         self.metrics: dict[str, float] = {}
         self.total_epochs: int | None = None
         self.total_steps: int | None = None
+        self._expected: int | None = None
         self.plan: EpochPlan | None = None
 
     def step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
@@ -44,19 +45,21 @@ class Progress:
             self._metrics_s = now_s
             self.note({"loss": loss})
             metrics = self.metrics
-        self.send(cursor, metrics, self._steps_to_go(cursor, samples))
+        to_go = self._steps_to_go(cursor, samples)
+        self._expected = None if to_go is None else cursor.step + to_go
+        self.send(cursor, metrics)
 
     def note(self, metrics: Mapping[str, torch.Tensor | float]) -> None:
         """Keep the newest value of each metric; nan and infinities, which JSON has no word for, are left out."""
         values = {n: float(v.detach() if isinstance(v, torch.Tensor) else v) for n, v in metrics.items()}
         self.metrics |= {name: value for name, value in values.items() if math.isfinite(value)}
 
-    def send(self, cursor: Cursor, metrics: Mapping[str, float] | None, steps_to_go: int | None = None) -> None:
-        """Report where training is."""
+    def send(self, cursor: Cursor, metrics: Mapping[str, float] | None) -> None:
+        """Report where training is, and in how many steps it will be done as far as the last one told."""
         self._reporter.send(
             "progress",
             step=cursor.step,
-            total_steps=self.total_steps if steps_to_go is None else cursor.step + steps_to_go,
+            total_steps=self.total_steps if self._expected is None else self._expected,
             epoch=cursor.epoch,
             total_epochs=self.total_epochs,
             samples_per_s=self._samples_per_s(),
