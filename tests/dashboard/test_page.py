@@ -133,8 +133,8 @@ def test_what_jobs_say_is_text(visitor: Visitor) -> None:
     hostile["status"]["interruptions"][0] |= {"worker": MARKUP, "message": MARKUP}
     container = hostile["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     container |= {"command": [MARKUP], "image": MARKUP}
-    with hosted(Jobs(hostile)) as link:
-        page = visitor.open(link)
+    with hosted(Jobs(hostile)) as host:
+        page = visitor.open(host.link)
         see(page.locator("section.runs")).to_contain_text(MARKUP)
         see(page.locator(".findings")).to_contain_text(MARKUP)
         see(page.locator("section.workers")).to_contain_text(MARKUP)
@@ -145,8 +145,8 @@ def test_what_jobs_say_is_text(visitor: Visitor) -> None:
 
 def test_a_thousand_jobs_are_turned_over_and_found(visitor: Visitor) -> None:
     cluster = Jobs(*many(1000))
-    with hosted(cluster) as link:
-        page = visitor.open(link)
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
         rows = page.locator("#list li")
         see(rows).to_have_count(50)
         see(page.locator("#range")).to_have_text("1 to 50 of 1,000")
@@ -167,8 +167,8 @@ def test_a_thousand_jobs_are_turned_over_and_found(visitor: Visitor) -> None:
 
 
 def test_the_keyboard_is_enough(visitor: Visitor) -> None:
-    with hosted(Jobs(job("one"), job("two"))) as link:
-        page = visitor.open(link)
+    with hosted(Jobs(job("one"), job("two"))) as host:
+        page = visitor.open(host.link)
         see(page.locator("#list li")).to_have_count(2)
         page.keyboard.press("Tab")
         see(page.get_by_text("Skip to the job")).to_be_focused()
@@ -188,8 +188,8 @@ def test_the_keyboard_is_enough(visitor: Visitor) -> None:
 
 def test_a_refusal_is_said_where_it_was_asked_for(visitor: Visitor) -> None:
     cluster = Jobs(job())
-    with hosted(cluster) as link:
-        page = visitor.open(link)
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
         page.get_by_role("button", name="Scale", exact=True).click()
         cluster.jobs["digits"]["spec"]["maxReplicas"] = 2  # which the page does not know yet
         page.get_by_role("dialog").get_by_role("button", name="Scale", exact=True).click()
@@ -199,8 +199,8 @@ def test_a_refusal_is_said_where_it_was_asked_for(visitor: Visitor) -> None:
 
 def test_updates_move_nothing(visitor: Visitor) -> None:
     cluster = Jobs(job(curve=CURVE))
-    with hosted(cluster) as link:
-        page = visitor.open(link)
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
         see(page.get_by_role("img", name=re.compile("^loss: "))).to_be_visible()
         page.evaluate("""() => {
           globalThis.moved = 0;
@@ -216,8 +216,8 @@ def test_updates_move_nothing(visitor: Visitor) -> None:
 
 
 def test_the_charts_can_be_chosen_and_read(visitor: Visitor) -> None:
-    with hosted(Jobs(job(curve=CURVE, phase="Succeeded", completionTime=at(62)))) as link:
-        page = visitor.open(link)
+    with hosted(Jobs(job(curve=CURVE, phase="Succeeded", completionTime=at(62)))) as host:
+        page = visitor.open(host.link)
         loss = page.get_by_role("img", name=re.compile("^loss: 2.3 at .*, 0.21 at "))
         see(loss).to_be_visible()
         page.get_by_role("button", name="accuracy").click()
@@ -233,8 +233,8 @@ def test_the_charts_can_be_chosen_and_read(visitor: Visitor) -> None:
 @pytest.mark.parametrize("width", [400, 1280])
 def test_it_is_readable(visitor: Visitor, width: int, dark: bool) -> None:
     """Nothing sticks out sideways, and every text stands out from its ground as WCAG's AA asks for."""
-    with hosted(Jobs(job(curve=CURVE), job("failed", **FAILED))) as link:
-        page = visitor.open(link, width=width, dark=dark)
+    with hosted(Jobs(job(curve=CURVE), job("failed", **FAILED))) as host:
+        page = visitor.open(host.link, width=width, dark=dark)
         for name in ("digits", "failed"):
             page.goto(page.url.partition("#")[0] + f"#/default/{name}")
             see(page.get_by_role("heading", name=name)).to_be_visible()
@@ -248,8 +248,8 @@ def test_it_is_readable(visitor: Visitor, width: int, dark: bool) -> None:
 
 def test_it_says_when_the_cluster_does_not_answer(visitor: Visitor) -> None:
     cluster = Jobs(job())
-    with hosted(cluster) as link:
-        page = visitor.open(link)
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
         see(page.locator("#connection")).to_have_text("Live")
         cluster.trouble = UnreachableError("prod does not answer: is the VPN up?")
         see(page.locator("#banner")).to_contain_text("is the VPN up?")
@@ -259,17 +259,33 @@ def test_it_says_when_the_cluster_does_not_answer(visitor: Visitor) -> None:
         see(page.locator("#banner")).to_be_hidden()
 
 
+def test_after_a_break_it_goes_on_where_it_was(visitor: Visitor) -> None:
+    cluster = Jobs(*many(3))
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
+        see(page.locator("#connection")).to_have_text("Live")
+        page.evaluate("document.querySelectorAll('#list li').forEach((row) => { row.seen = true; })")
+        with page.expect_request("**/events") as again:
+            host.cut()
+            cluster.change("job-0002", phase="Failed")
+            see(page.locator("#connection")).to_have_text("Reconnecting")
+        assert re.fullmatch(r"\w+\.\d+", again.value.all_headers()["last-event-id"])
+        see(page.locator("#connection")).to_have_text("Live", timeout=PATIENCE_MS)
+        see(page.get_by_role("link", name=re.compile("job-0002"))).to_contain_text("Failed")
+        assert page.evaluate("[...document.querySelectorAll('#list li')].every((row) => row.seen)")
+
+
 def test_it_says_when_the_dashboard_has_ended(visitor: Visitor) -> None:
-    with hosted(Jobs(job())) as link:
-        page = visitor.open(link)
+    with hosted(Jobs(job())) as host:
+        page = visitor.open(host.link)
         see(page.get_by_role("heading", name="digits")).to_be_visible()
     see(page.locator("#connection")).to_have_text("Reconnecting")
     see(page.locator("#banner")).to_contain_text("elasticctl dashboard")
 
 
 def test_without_jobs_it_says_how_to_start_one(visitor: Visitor) -> None:
-    with hosted(Jobs()) as link:
-        page = visitor.open(link)
+    with hosted(Jobs()) as host:
+        page = visitor.open(host.link)
         see(page.get_by_role("main")).to_contain_text("No jobs yet")
         see(page.get_by_role("main").get_by_role("button", name="Copy: elasticctl submit train.py")).to_be_visible()
 

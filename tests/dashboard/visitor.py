@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
@@ -54,9 +55,17 @@ class Visitor:
             self.complaints.append(message.text)
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A dashboard that runs: a link to it, and a way to cut all its connections."""
+
+    link: str
+    cut: Callable[[], object]
+
+
 @contextmanager
-def hosted(cluster: Any, namespace: str | None = "default") -> Iterator[str]:
-    """A dashboard of `cluster`, which is looked at every tenth of a second; yields a link to it."""
+def hosted(cluster: Any, namespace: str | None = "default") -> Iterator[Host]:
+    """A dashboard of `cluster`, which is looked at every tenth of a second."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -69,8 +78,13 @@ def hosted(cluster: Any, namespace: str | None = "default") -> Iterator[str]:
         return f"http://{HOST}:{runner.addresses[0][1]}{dashboard.gate.issue()}", runner
 
     link, runner = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+
+    def cut() -> None:
+        for connection in runner.server.connections if runner.server else ():
+            connection.force_close()
+
     try:
-        yield link
+        yield Host(link, lambda: loop.call_soon_threadsafe(cut))
     finally:
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
