@@ -43,6 +43,7 @@ def row(job: ElasticJob, now: float) -> Row:
         "desired": job.desired,
         "min": job.min,
         "max": job.max,
+        "borrowed": status.share.borrowed if status.share else 0,
         "gpusPerWorker": hardware(job).gpus_per_worker,
         "step": progress.step,
         "totalSteps": progress.total_steps,

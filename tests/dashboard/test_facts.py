@@ -49,6 +49,11 @@ def test_a_row_says_why_a_job_does_not_train() -> None:
     assert row(read(phase="Pending", message="x" * 9999), AT)["reason"] == "x" * MAX_TEXT
 
 
+def test_a_row_says_what_is_lent_by_other_projects() -> None:
+    assert row(read(share={"workers": 4, "borrowed": 2, "pool": "T4"}), AT)["borrowed"] == 2
+    assert row(read(), AT)["borrowed"] == 0
+
+
 def test_details_are_everything_about_a_job() -> None:
     told = details(read(curve=CURVE), (), AT + 60)
     assert told["curve"] == {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from pathlib import Path
 
 from tests.cli.conftest import Run, private_home, run
@@ -36,4 +38,23 @@ def test_jobs_of_a_cluster_are_shown_and_changed(
         assert any(request.method == "PATCH" and request.path.endswith("/digits") for request in api.requests)
     finally:
         code, said = dashboard.end()
+    assert (code, "Traceback" in said) == (0, False)
+
+
+def test_a_cluster_that_does_not_answer_holds_up_no_end(
+    run: Run, private_home: Path, kubeconfig: WriteKubeconfig
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # accepts as a stopped process does: nobody answers
+        kubeconfig(f"https://127.0.0.1:{stopped.getsockname()[1]}")
+        run("config", "import")
+        dashboard = Dashboard("--context", "lab")
+        try:
+            guest = Guest(dashboard.link())
+            assert next(guest.events())[0] == "hello"
+            asked, _ = stopped.accept()  # a question is under way
+        finally:
+            began = time.monotonic()
+            code, said = dashboard.end()
+        asked.close()
+    assert time.monotonic() - began < 5
     assert (code, "Traceback" in said) == (0, False)

@@ -164,7 +164,8 @@ export class JobView {
   #fill({ job, checkpoint, goodput, cost, restarts, stepsRedone }, now) {
     const each = job.gpusPerWorker ? `${plural(job.gpusPerWorker, "GPU")} each` : "on CPUs";
     const workers = ended(job) ? count(job.desired) : `${count(job.active)} of ${count(job.desired)}`;
-    this.#tile("Workers", workers, `${job.min} to ${job.max}`, each);
+    const lent = job.borrowed && !ended(job) ? ` · ${count(job.borrowed)} borrowed` : "";
+    this.#tile("Workers", workers, `${job.min} to ${job.max}${lent}`, each);
     const pace = job.stepsPerS ? `${Number(job.stepsPerS.toPrecision(3))} steps/s` : "";
     this.#tile("Rate", job.samplesPerS === null ? "" : `${short(job.samplesPerS)}/s`, job.samplesPerS === null ? "" : "samples", pace);
     if (checkpoint.step === null) this.#tile("Checkpoint", "none");
