@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from elasticctl.cli.plan import place_of
 from elasticctl.codec import Manifest
 from elasticctl.podtemplate import START_FROM_VARIABLE, STORAGE_VARIABLE, at, worker_container
 from elasticctl.spec import ANNOTATION_NOTIFY, ANNOTATION_RERUN_OF, GROUP, QUEUE_LABEL
@@ -71,8 +72,8 @@ def next_name(base: str, taken: Collection[str]) -> str:
 
 def beside(url: str, name: str) -> str:
     """A storage URL next to another one; its options (`?endpoint=…`) stay."""
-    place, mark, choices = url.partition("?") if not url.startswith("file:") else (url, "", "")
-    return f"{place.rstrip('/').rpartition('/')[0]}/{name}{mark}{choices}"
+    place, choices = place_of(url)
+    return f"{place.rstrip('/').rpartition('/')[0]}/{name}{choices}"
 
 
 def set_variable(container: Any, name: str, value: str) -> None:

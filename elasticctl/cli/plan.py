@@ -236,8 +236,14 @@ def check_public(url: str) -> None:
 
 def below(url: str, name: str) -> str:
     """The URL of `name` below another one, whose options (`?endpoint=…`) it keeps."""
-    place, mark, choices = url.partition("?") if not url.startswith("file:") else (url, "", "")
-    return f"{place.rstrip('/')}/{name}{mark}{choices}"
+    place, choices = place_of(url)
+    return f"{place.rstrip('/')}/{name}{choices}"
+
+
+def place_of(url: str) -> tuple[str, str]:
+    """A storage URL without its options, and those with their `?`; a folder has none."""
+    place, mark, choices = (url, "", "") if url.startswith("file:") else url.partition("?")
+    return place, mark + choices
 
 
 def summary(spec: JobSpec, context: Context) -> str:

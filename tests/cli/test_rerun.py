@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticctl.cli.again import Rerun, again, beside, next_name, origin
+from elasticctl.cli.plan import below
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
@@ -79,6 +80,10 @@ def test_names_count_up_from_the_first_job() -> None:
 
 def test_beside_another_url() -> None:
     assert beside("s3://bucket/runs/old/", "new") == "s3://bucket/runs/new"
+    minio = "?endpoint=http://minio:9000&region=r"
+    assert beside(f"s3://bucket/runs/old{minio}", "new") == f"s3://bucket/runs/new{minio}"
+    assert below(f"s3://bucket/runs/{minio}", "new") == f"s3://bucket/runs/new{minio}"
+    assert below("file:///a%3Fb/what?", "new") == "file:///a%3Fb/what?/new"
 
 
 def test_a_rerun_of_a_real_job(run: Run, local_cluster: LocalCluster) -> None:
