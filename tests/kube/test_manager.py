@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
@@ -19,8 +20,11 @@ import pytest
 
 from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
 from elasticctl.errors import ClusterError
+from elasticctl.notify import SECRET
+from elasticctl.spec import ANNOTATION_NOTIFY
 from elasticctl_controller.leadership import LABEL, LeaderLabel
 from elasticctl_controller.manager import read_key
+from tests.controller.notify.hooks import Hook, serving
 from tests.jobs import shell_job
 from tests.kube.control import ControlApi
 from tests.waiting import wait_until
@@ -96,6 +100,31 @@ def replicas(control: ControlApi, tmp_path: Path) -> Iterator[list[Replica]]:
     for replica in (first, second):
         if replica.process.poll() is None:
             replica.end(signal.SIGKILL)
+
+
+def test_news_goes_to_the_webhook_of_the_jobs_own_namespace(control: ControlApi, replicas: list[Replica]) -> None:
+    """Told once, though two replicas watch; and what cannot be told is an event, without the URL."""
+    with serving(Hook()) as hook:
+        secret = {"metadata": {"name": SECRET}, "data": {"slack": base64.b64encode(hook.url.encode()).decode()}}
+        control.put(f"/api/v1/namespaces/default/secrets/{SECRET}", secret)
+        for name, key in (("told", "slack"), ("untold", "teams")):
+            job = shell_job(name, "true", cancel=True)
+            job["metadata"]["annotations"] = {ANNOTATION_NOTIFY: key}
+            control.put(f"{JOBS}/{name}", job)
+
+        def untold() -> list[str]:
+            with control.changed:
+                events = [item for path, item in control.objects.items() if "/events/" in path]
+            return [event["message"] for event in events if event["reason"] == "NotifyFailed"]
+
+        wait_until(untold)
+        wait_until(lambda: hook.texts)
+        assert hook.texts == ["*told* (default) cancelled"]
+        assert "no secret elasticctl-notify with the key teams" in untold()[0]
+        assert all(replica.end() == 0 for replica in reversed(replicas))
+        said = "".join(replica.log.read_text() for replica in replicas)
+        assert "planted-secret" not in said + str(untold())
+        assert len(hook.got) == 1
 
 
 def test_one_replica_acts_and_the_next_takes_over(control: ControlApi, replicas: list[Replica]) -> None:
