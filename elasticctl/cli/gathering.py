@@ -149,9 +149,11 @@ def _check_size(folder: Path, found: _Found, limit_bytes: int | None) -> None:
         return
     largest = sorted(found.files.items(), key=lambda item: (-item[1][0], item[0]))[:_NAMED]
     named = joined(f"{path} ({stored.size(size)})" for path, (size, _) in largest)
+    top, below, _ = largest[0][0].partition("/")
     raise UsageError(
         f"the workspace {folder} has {stored.size(total)}, more than {stored.size(limit_bytes)}; the largest: {named}."
-        f" {_mend_leave_out().capitalize()}, raise --workspace-limit, or choose --workspace or --no-workspace"
+        f" Leave out what the job does not need with lines in {OWN_RULES}, such as /{top}{below}, raise"
+        " --workspace-limit, or choose --workspace or --no-workspace"
     )
 
 

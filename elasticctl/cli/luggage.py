@@ -29,6 +29,8 @@ from elasticctl_train.workspace import store
 
 FOLDER = "workspaces"
 """What workspaces are kept under, beside the states of the jobs that share them."""
+_QUICK = storages.Patience(tries=3, total_s=15.0, connect_s=5.0)
+"""For a look that the job can do without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def deliver_named(manifest: Manifest) -> None:
     if not url:
         return
     try:
-        store.find(storages.open(url), digest)
+        store.find(storages.open(url, _QUICK), digest)
         return
     except MissingError:
         pass

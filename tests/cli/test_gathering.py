@@ -146,14 +146,15 @@ def test_the_same_folder_elsewhere_and_later_has_the_same_digest(tmp_path: Path)
 
 
 def test_too_much_names_the_largest_and_the_ways_out(tmp_path: Path) -> None:
-    for name, size in (("a.bin", 500_000), ("b.bin", 300_000), ("c.bin", 250_000), ("d.bin", 10)):
+    (tmp_path / "data").mkdir()
+    for name, size in (("data/a.bin", 500_000), ("b.bin", 300_000), ("data/c.bin", 250_000), ("d.bin", 10)):
         (tmp_path / name).write_bytes(bytes(size))
     with pytest.raises(UsageError) as caught:
         gather(tmp_path, LIMIT)
     assert str(caught.value) == (
-        f"the workspace {tmp_path} has 1.1 MB, more than 1.0 MB; the largest: a.bin (500.0 kB), b.bin (300.0 kB) and"
-        " c.bin (250.0 kB). Leave it out with a line in .elasticctlignore, raise --workspace-limit, or choose"
-        " --workspace or --no-workspace"
+        f"the workspace {tmp_path} has 1.1 MB, more than 1.0 MB; the largest: data/a.bin (500.0 kB), b.bin (300.0 kB)"
+        " and data/c.bin (250.0 kB). Leave out what the job does not need with lines in .elasticctlignore, such as"
+        " /data/, raise --workspace-limit, or choose --workspace or --no-workspace"
     )
     assert gather(tmp_path, None).listing.size_bytes == 1_050_010
 

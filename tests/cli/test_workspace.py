@@ -221,6 +221,18 @@ def test_a_dry_run_needs_no_bucket(run: Run, prod: Callable[[str], None], projec
     assert env["ELASTICCTL_STORAGE"].endswith("?endpoint=http://127.0.0.1:1")
 
 
+def test_a_manifest_is_submitted_though_its_bucket_cannot_be_seen(
+    run: Run, prod: Callable[[str], None], project: Path, created: list[dict[str, Any]]
+) -> None:
+    """Whoever submits it need not have a right to the storage; the workers will say what is amiss."""
+    prod("s3://nowhere/jobs?endpoint=http://127.0.0.1:1&region=us-east-1")
+    (project / "job.yaml").write_text(run("submit", "train.py", "--context", "prod", "--dry-run").out)
+    done = run("submit", "-f", "job.yaml", "--context", "prod", "-d")
+    assert (done.code, len(created)) == (0, 1), done.err
+    assert "cannot see whether the workspace is there: s3://nowhere/jobs/workspaces" in done.err
+    assert "no AWS credentials found" in done.err
+
+
 def test_a_template_that_forgets_it_is_refused(
     run: Run, prod: Callable[[str], None], project: Path, created: list[dict[str, Any]]
 ) -> None:
