@@ -17,6 +17,7 @@ from elasticctl.spec import (
     PodPhase,
     Policy,
     RestartPolicy,
+    Sharing,
     WorkerRef,
     worker_labels,
     worker_name,
@@ -29,7 +30,7 @@ JSON = st.recursive(
 )
 SPEC_KEYS = [
     "minReplicas", "maxReplicas", "suspend", "cancel", "cleanPodPolicy", "ttlSecondsAfterFinished", "backoffLimit",
-    "activeDeadlineSeconds", "removeWorkers", "policy", "replicaSpecs", "rdzvEndpoint",
+    "activeDeadlineSeconds", "removeWorkers", "policy", "replicaSpecs", "rdzvEndpoint", "sharing",
 ]  # fmt: skip
 
 
@@ -155,3 +156,13 @@ def test_the_exit_code_is_the_workers_own_whatever_the_order_of_statuses(
     ]
     spec = {"containers": [{"name": name} for name in containers]}
     assert Pod.from_manifest({"spec": spec, "status": {"containerStatuses": statuses}}).exit_code == exit_code
+
+
+def test_a_job_of_automatic_size_would_have_all_that_it_may() -> None:
+    spec = {"minReplicas": 2, "maxReplicas": 8, "replicaSpecs": workers(3)}
+    assert ElasticJob.from_manifest(manifest(**spec)).desired == 3
+    job = ElasticJob.from_manifest(manifest(**spec, sharing={"automatic": True, "priority": -5000, "podGroup": "?"}))
+    assert (job.min, job.desired, job.max) == (2, 8, 8)
+    assert job.sharing == Sharing(automatic=True, priority=-1000, pod_group=None)
+    queued = ElasticJob.from_manifest({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}})
+    assert queued.queue == "team"

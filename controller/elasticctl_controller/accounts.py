@@ -83,9 +83,13 @@ def describe_failure(failure: Failure) -> str:
 
 
 def note_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
-    """Write down a change of the wanted number of workers since the last pass."""
+    """Write down a change of the wanted number of workers since the last pass.
+
+    Of a job that its owner has suspended, or that waits for its first share since, none has changed.
+    """
     first_pass = not status.conditions
-    if first_pass or status.desired == job.desired:
+    still_none = not job.desired and not status.active
+    if first_pass or status.desired == job.desired or job.suspend or still_none:
         return status
     scaling = Scaling(
         at=Timestamp(now),

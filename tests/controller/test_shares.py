@@ -174,3 +174,16 @@ def test_a_job_at_rest_is_not_written() -> None:
 
 def test_a_status_without_a_share_has_none() -> None:
     assert JobStatus().share is None
+
+
+def test_a_suspension_on_request_is_no_scaling() -> None:
+    job = running(an_automatic_job(), 2, Share(2))
+    before = job.status.scalings
+    asleep, _ = a_step(replace(job, suspend=True), [a_pod(0), a_pod(1)])  # sharing has no say while it is suspended
+    assert asleep.status.phase is Phase.SUSPENDED
+    gone, _ = a_step(asleep, [])
+    waiting, _ = a_step(replace(gone, suspend=False), [], share=NOTHING)
+    assert waiting.status.scalings == before
+    back, _ = a_step(waiting, [], share=Share(3, change="starts with 3 workers"))
+    last = back.status.scalings[-1]
+    assert (last.from_workers, last.to_workers, last.message) == (0, 3, "starts with 3 workers")

@@ -116,6 +116,19 @@ def test_a_job_of_kueues_is_left_alone(control: ControlApi, controller: Replica)
     assert status(control, "a", "queued").share is None
 
 
+def test_a_pod_group_is_there_before_the_pods_that_name_it(control: ControlApi, controller: Replica) -> None:
+    grouped = shell_job("grouped", "true", 4, namespace="a", container=GPU, minReplicas=2, maxReplicas=4)
+    grouped["spec"]["sharing"] = {"podGroup": "Volcano"}
+    control.put(f"{jobs('a')}/grouped", grouped)
+    wait_until(lambda: len(control.names(pods("a"))) == 4)
+    group = control.objects["/apis/scheduling.volcano.sh/v1beta1/namespaces/a/podgroups/grouped"]
+    assert group["spec"] == {"minMember": 2}
+    pod = control.objects[f"{pods('a')}/grouped-worker-0"]
+    assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "grouped"}
+    assert pod["spec"]["schedulerName"] == "volcano"
+    assert status(control, "a", "grouped").share is None
+
+
 def test_nodes_to_come_are_waited_for_by_pods(control: ControlApi, tmp_path: Path) -> None:
     replica = Replica(control, tmp_path, "only", free_port(), "--sharing", "--capacity", "gpu=2")
     control.put(f"{jobs('a')}/early", shell_job("early", "true", 2, namespace="a", container=GPU, minReplicas=2))

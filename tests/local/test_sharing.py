@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.sharing import LocalSharing
+from elasticctl.cluster.local.sharing import LocalSharing, check_sharing
+from elasticctl.errors import SpecError
 from elasticctl.podtemplate import GPU_RESOURCE
 from elasticctl.quota import CPU, Quota
 from elasticctl.status import Phase
@@ -139,3 +140,24 @@ def test_a_job_of_another_scheduler_is_left_alone(local_cluster: LocalCluster) -
     local_cluster.create_job(queued)
     wait_until(lambda: status(local_cluster, "a", "queued").desired == 2)
     assert status(local_cluster, "a", "queued").share is None
+
+
+@pytest.mark.parametrize(
+    ("sharing", "gpus", "slots"),
+    [
+        (LocalSharing(), 0, 0),
+        (LocalSharing(on=True), 0, 16),
+        (LocalSharing(on=True), 2, 0),
+        (LocalSharing(on=True, cpu_slots=4), 2, 4),
+        (LocalSharing(on=False, cpu_slots=4), 0, 0),
+    ],
+)
+def test_processors_stand_in_for_gpus_where_there_are_none(sharing: LocalSharing, gpus: int, slots: int) -> None:
+    assert sharing.slots(gpus, 16) == slots
+    assert LocalSharing.from_manifest(sharing.to_manifest()) == sharing
+
+
+@pytest.mark.parametrize("body", [{}, {"on": "yes"}, {"on": True, "cpuSlots": 0}, {"on": True, "cpuSlots": True}])
+def test_a_wish_to_share_that_makes_no_sense_is_refused(body: dict[str, object]) -> None:
+    with pytest.raises(SpecError):
+        check_sharing(body)
