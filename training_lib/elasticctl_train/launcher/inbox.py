@@ -119,7 +119,7 @@ class Inbox:
                 return
             furthest = self._furthest
             if furthest is None or (generation, step) >= (furthest["generation"], furthest["step"]):
-                self._furthest = message
+                self._furthest = _with_metrics(message, furthest)
             if generation > self._stepped_generation:
                 self._stepped_generation = generation
                 self._due.set()
@@ -129,3 +129,10 @@ class Inbox:
             self._due.wait(FLUSH_S)
             self._due.clear()
             self.flush()
+
+
+def _with_metrics(message: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """Metrics come with few of the steps: where the newest step has none, those of the one before are the newest."""
+    parts = [(report or {}).get("metrics") for report in (before, message)]
+    metrics = {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+    return {**message, "metrics": metrics} if metrics else message
