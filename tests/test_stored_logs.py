@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.handover import Handover
 from elasticctl.cluster.storedlogs import Past, StoredLogs, chosen, someone_is_gone
+from elasticctl.codec import Timestamp
 from elasticctl.spec import ElasticJob
-from elasticctl.status import JobStatus, Scaling, WorkerStatus
+from elasticctl.status import JobStatus, Phase, Scaling, WorkerStatus
 from elasticctl_train.logs.book import Incarnation
 from tests.jobs import shell_job
 from tests.stored import launched, store
@@ -57,11 +58,16 @@ def test_nothing_is_taken_twice_or_left_out(alive: set[str], new: bool) -> None:
 @pytest.mark.parametrize(
     ("status", "live", "workers", "gone"),
     [
-        (JobStatus(), ["j-worker-0", "j-worker-1"], (), False),
-        (JobStatus(), ["j-worker-0"], (), True),
-        (JobStatus(), ["j-worker-0"], ("j-worker-0",), False),
+        (JobStatus(), [], (), False),
+        (JobStatus(), ["j-worker-0"], (), False),
+        (JobStatus(workers=(WorkerStatus("j-worker-0"),)), [], (), False),
+        (JobStatus(workers=(WorkerStatus("j-worker-0", started_at=Timestamp(1)),)), [], (), True),
+        (JobStatus(restarts={"NodeLost": 1}), ["j-worker-0"], (), True),
+        (JobStatus(restarts={"NodeLost": 1}), ["j-worker-0", "j-worker-1"], (), False),
+        (JobStatus(restarts={"NodeLost": 1}), ["j-worker-0"], ("j-worker-0",), False),
+        (JobStatus(restarts={"NodeLost": 1}), ["j-worker-0"], ("j-worker-1",), True),
+        (JobStatus(phase=Phase.SUCCEEDED), [], (), True),
         (JobStatus(scalings=(Scaling(from_workers=3, to_workers=2),)), ["j-worker-0", "j-worker-1"], (), True),
-        (JobStatus(workers=(WorkerStatus("j-worker-2"),)), ["j-worker-0", "j-worker-1"], (), True),
     ],
 )
 def test_the_storage_is_asked_only_when_somebody_is_gone(

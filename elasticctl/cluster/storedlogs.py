@@ -169,8 +169,13 @@ def chosen(found: Iterable[Past], live: Mapping[str, str], query: LogQuery) -> l
 
 
 def someone_is_gone(job: ElasticJob, live: Collection[str], query: LogQuery) -> bool:
-    """May a worker that the query is about have printed something and be gone? Only then the storage is asked; pure."""
-    sizes = [size for scaling in job.status.scalings for size in (scaling.from_workers, scaling.to_workers)]
-    names = {worker_name(job.name, index) for index in range(max([job.desired, *sizes]))}
-    names |= {worker.name for worker in job.status.workers}
-    return any(name not in live for name in (query.workers or names))
+    """May a worker that the query is about have printed something and be gone? Only then the storage is asked; pure.
+
+    Of a job that has only begun nobody is gone, though some of its workers may not be there yet.
+    """
+    status = job.status
+    names = {worker.name for worker in status.workers if worker.started_at is not None}
+    if status.phase.terminal or status.restarts or status.scalings:
+        sizes = [size for scaling in status.scalings for size in (scaling.from_workers, scaling.to_workers)]
+        names |= {worker_name(job.name, index) for index in range(max([job.desired, *sizes]))}
+    return any(name not in live and (not query.workers or name in query.workers) for name in names)

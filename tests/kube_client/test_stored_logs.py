@@ -17,7 +17,7 @@ from elasticctl_train.logs.book import Incarnation
 from tests.jobs import shell_job
 from tests.kube_client.fakeapi import FakeApi
 from tests.kube_client.test_client import NAMESPACE, add_pod
-from tests.kube_client.test_logs import Follower, end
+from tests.kube_client.test_logs import JOBS, Follower, end
 from tests.stored import launched, store
 from tests.waiting import wait_until
 
@@ -33,10 +33,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def job(cluster: KubeCluster, tmp_path: Path) -> dict[str, Any]:
-    """A job of two workers that keeps its logs in a folder."""
+def job(api: FakeApi, cluster: KubeCluster, tmp_path: Path) -> dict[str, Any]:
+    """A job of two workers that keeps its logs in a folder, and has lost one before."""
     (tmp_path / "storage").mkdir()
-    return cluster.create_job(shell_job("a", "true", 2, container=launched(url(tmp_path))))
+    made = cluster.create_job(shell_job("a", "true", 2, container=launched(url(tmp_path))))
+    return api.put(f"{JOBS}/a", {**made, "status": {"phase": "Running", "restarts": {"NodeLost": 1}}})
 
 
 def url(folder: Path) -> str:
@@ -151,6 +152,19 @@ def test_while_everybody_is_there_the_storage_is_not_asked(
         api.say(f"a-worker-{index}", "hello", at="2026-01-02T03:04:05Z")
     cluster._say = pytest.fail  # type: ignore[method-assign,assignment]
     assert texts(cluster) == ["0:hello", "1:hello"]
+
+
+def test_of_a_job_that_begins_the_storage_is_not_asked(api: FakeApi, cluster: KubeCluster, tmp_path: Path) -> None:
+    job = cluster.create_job(shell_job("a", "true", 2, container=launched(url(tmp_path))))
+    cluster._say = pytest.fail  # type: ignore[method-assign,assignment]
+    follower = Follower(cluster.logs("default", "a", LogQuery(follow=True)))
+    add_pod(api, job, 0)
+    api.say("a-worker-0", "hello", end=True)
+    wait_until(lambda: follower.texts() == {"a-worker-0": ["hello"]})
+    add_pod(api, job, 0, "Succeeded")
+    end(api, cluster, "a")
+    wait_until(follower.ended)
+    assert follower.error is None
 
 
 def test_who_cannot_reach_the_storage_sees_what_is_there(
