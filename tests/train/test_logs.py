@@ -340,6 +340,14 @@ def test_who_sends(choice: str, environ: dict[str, str], sends: bool) -> None:
         made.close()
 
 
+def test_a_worker_sends_to_its_jobs_bucket(cloud: Cloud) -> None:
+    made = logship.of_worker("auto", {**WORKER, "ELASTICCTL_STORAGE": cloud.url})
+    assert made is not None
+    made.add(time.time(), 3, "hello")
+    made.close(30.0)
+    assert [(line.rank, line.text) for line in stored(cloud.open())] == [(3, "hello")]
+
+
 # Reading
 
 
