@@ -73,7 +73,8 @@ def _decide_pool(
     """Divide a pool, and look at what comes of it until that changes nothing any more.
 
     As a rule the first look is the last. But who has started is no newcomer any more and may stand before others in the
-    order, where a project's share or a node that a worker fits makes a difference.
+    order, where a project's share or a node that a worker fits makes a difference. What leads back to where it began is
+    left as it is, lest jobs change places for ever.
     """
     asked = {claim.key: claim for claim in claims}
     outcome = _divide(pool, projects, claims, now, rules)
@@ -82,6 +83,10 @@ def _decide_pool(
             break
         after = [_followed(one, outcome.packed, now) for one in outcome.seeking]
         outcome = _divide(pool, projects, after, now, rules)
+        if all(one.given == asked[one.claim.key].granted for one in outcome.seeking):
+            kept = {claim.key: claim.workers for claim in claims}
+            outcome = replace(outcome, packed=Packing(kept, {}, {}))
+            break
     for one in outcome.seeking:
         one.claim = asked[one.claim.key]
     return outcome

@@ -1,18 +1,24 @@
 """Whether what a pool's division gives fits on its nodes, a worker being on one node as a whole.
 
 Where every worker takes one slot, it does. Otherwise workers stay where they are as long as their claims keep them, and
-new ones go to the node they leave least free of. For a claim's least, a node may be cleared of workers of whoever comes
-later: first of those above their least. They are put elsewhere if they fit there, which undoes fragmentation.
+new ones, the largest first, go to the node they leave least free of. For a claim's least, a node may be cleared of
+workers of whoever comes later: first of those above their least. They are put elsewhere if they fit there, which undoes
+fragmentation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from elasticctl_controller.sharing.division import Seeker
 from elasticctl_controller.sharing.model import Claim, Pool, Worker
+
+PLANS = 32
+"""How many ways of clearing a node are compared: on a large cluster the first ones are as good as any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +47,30 @@ def room_for(pool: Pool, slots_per_worker: int) -> int:
 
 
 def pack(pool: Pool, admitted: Sequence[Seeker]) -> Packing:
-    """Place what was given, in the order it was given."""
+    """Place what was given: the largest workers first, or if not all fit so, in the order in which it was given."""
     if all(one.claim.slots_per_worker == 1 for one in admitted):
         return Packing({one.claim.key: staying(one.claim, one.given) for one in admitted}, {}, {})
+    in_turn = range(len(admitted))
+    packing = _pack(pool, admitted, sorted(in_turn, key=lambda turn: -admitted[turn].claim.slots_per_worker))
+    return _pack(pool, admitted, in_turn) if packing.fitting else packing
+
+
+def _pack(pool: Pool, admitted: Sequence[Seeker], order: Sequence[int]) -> Packing:
+    """Place what was given, in this order of `admitted`: first everybody's least."""
     free = [node.slots for node in pool.nodes]
     numbers = {node.name: number for number, node in enumerate(pool.nodes)}
     placed = [_settle(free, numbers, one) for one in admitted]
     floor = _Floor(free, placed)
-    for turn, one in enumerate(admitted):
-        _place(floor, one, placed[turn], one.claim.least, turn)
-    for turn, one in enumerate(admitted):
-        _place(floor, one, placed[turn], one.given, None)
-    kept = {one.claim.key: _kept(one, there, numbers) for one, there in zip(admitted, placed, strict=True)}
-    fitting = {
-        one.claim.key: there.count for one, there in zip(admitted, placed, strict=True) if there.count < one.given
-    }
-    nodes = {
-        one.claim.key: tuple(pool.nodes[number].name for number in there.new)
-        for one, there in zip(admitted, placed, strict=True)
-    }
-    return Packing(kept, nodes, fitting)
+    for turn in order:
+        _place(floor, placed[turn], admitted[turn].claim.least, turn)
+    for turn in order:
+        _place(floor, placed[turn], admitted[turn].given, None)
+    both = list(zip(admitted, placed, strict=True))
+    return Packing(
+        kept={one.claim.key: _kept(one, there, numbers) for one, there in both},
+        nodes={one.claim.key: tuple(pool.nodes[number].name for number in there.new) for one, there in both},
+        fitting={one.claim.key: there.count for one, there in both if there.count < one.given},
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +80,7 @@ class _Placed:
     slots_per_worker: int
     least: int
     count: int = 0
-    workers: dict[Worker, int] = field(default_factory=dict)
+    workers: list[tuple[Worker, int]] = field(default_factory=list)
     new: list[int] = field(default_factory=list)
 
 
@@ -93,6 +103,7 @@ class _Floor:
         for number, slots in enumerate(free):
             self.by_free.setdefault(slots, []).append(number)
         self.residents: dict[int, list[_Resident]] | None = None
+        self.hopeless = sys.maxsize
 
     def change(self, number: int, slots: int) -> None:
         self.free[number] += slots
@@ -111,22 +122,36 @@ class _Floor:
 
     def clear(self, slots: int, turn: int) -> int | None:
         """Free so many slots of one node of workers that come later than `turn`; None where that is impossible."""
+        if slots >= self.hopeless:
+            return None
         if self.residents is None:
             self.residents = _residents(self.placed)
-        plans = [
-            (plan, number)
-            for number, there in sorted(self.residents.items())
-            if (plan := self._plan(there, slots - self.free[number], turn)) is not None
-        ]
-        if not plans:
+        plans = itertools.islice(self._plans(self.residents, slots, turn), PLANS)
+        best = min(plans, key=lambda plan: plan[:3], default=None)
+        if best is None:
+            self.hopeless = slots  # who comes later may send fewer away, and clearing for smaller ones adds no room
             return None
-        (_, _, goers), number = min(plans, key=lambda found: (*found[0][:2], found[1]))
+        _, _, number, goers = best
         for resident in goers:
             self.residents[number].remove(resident)
-            del resident.claim.workers[resident.worker]
+            resident.claim.workers.remove((resident.worker, number))
             resident.claim.count -= 1
             self.change(number, resident.claim.slots_per_worker)
         return number
+
+    def _plans(
+        self, residents: Mapping[int, list[_Resident]], slots: int, turn: int
+    ) -> Iterator[tuple[int, int, int, list[_Resident]]]:
+        """Ways to clear a node, as `_plan` has them and with its number before who leaves; most free nodes first."""
+        seen = set[int]()
+        for free in sorted(self.by_free, reverse=True):
+            for number in sorted(self.by_free[free]):
+                if self.free[number] == free and number in residents and number not in seen:
+                    seen.add(number)
+                    plan = self._plan(residents[number], slots - free, turn)
+                    if plan is not None:
+                        leasts, moved, goers = plan
+                        yield leasts, moved, number, goers
 
     def _plan(self, there: list[_Resident], needed: int, turn: int) -> tuple[int, int, list[_Resident]] | None:
         """Who has to leave a node: how many of them are of a claim's least, how many slots they have, and who."""
@@ -152,7 +177,7 @@ def _residents(placed: Sequence[_Placed]) -> dict[int, list[_Resident]]:
     """Who stays where."""
     found: dict[int, list[_Resident]] = {}
     for turn, claim in enumerate(placed):
-        for worker, number in claim.workers.items():
+        for worker, number in claim.workers:
             found.setdefault(number, []).append(_Resident(turn, worker, claim))
     return found
 
@@ -165,12 +190,12 @@ def _settle(free: list[int], numbers: Mapping[str, int], one: Seeker) -> _Placed
         number = numbers.get(worker.node)
         if number is not None and free[number] >= each:
             free[number] -= each
-            placed.workers[worker] = number
+            placed.workers.append((worker, number))
     placed.count = len(placed.workers)
     return placed
 
 
-def _place(floor: _Floor, one: Seeker, placed: _Placed, wanted: int, turn: int | None) -> None:
+def _place(floor: _Floor, placed: _Placed, wanted: int, turn: int | None) -> None:
     """Find nodes until so many have one, clearing some if it is a claim's `turn`."""
     while placed.count < wanted:
         number = floor.best(placed.slots_per_worker)
@@ -185,5 +210,8 @@ def _place(floor: _Floor, one: Seeker, placed: _Placed, wanted: int, turn: int |
 
 def _kept(one: Seeker, placed: _Placed, numbers: Mapping[str, int]) -> tuple[Worker, ...]:
     """The workers that stay where they are, and as many of those that wait for a node as there are places."""
-    waiting = [worker for worker in staying(one.claim, one.given) if worker.node not in numbers]
-    return (*placed.workers, *waiting[: placed.count - len(placed.workers)])
+    there = [worker for worker, _ in placed.workers]
+    if placed.new:
+        waiting = (worker for worker in staying(one.claim, one.given) if worker.node not in numbers)
+        there.extend(itertools.islice(waiting, len(placed.new)))
+    return tuple(there)

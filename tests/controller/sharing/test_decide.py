@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -297,6 +298,30 @@ def test_what_does_not_fit_the_nodes_goes_without(packings, third, monkeypatch: 
     assert sizes(found) == {"a/x": 2, "a/y": 0, "a/z": third}
     assert found.grants["a/y"].reason is Reason.NO_ROOM
     assert found.usage[0].used == 4 + third
+
+
+def test_small_workers_that_come_first_do_not_stand_in_the_way_of_large_ones() -> None:
+    """Six and four slots: the guaranteed ones would just fit beside each other on the node that a large one needs."""
+    claims = [a_claim("c/small", 2), a_claim("a/large", 2, slots_per_worker=4)]
+    found = decided(a_pool(4, 6), claims, guaranteed("c", 2))
+    assert sizes(found) == {"c/small": 2, "a/large": 2}
+    assert found.grants["c/small"].nodes == ("n1", "n1")
+
+
+def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has something gets nothing, and the other way round: a division that never comes to rest."""
+    divide = decision._divide
+
+    def restless(*args: Any) -> Any:
+        outcome = divide(*args)
+        for one in outcome.seeking:
+            one.given = 0 if one.claim.granted else one.claim.least
+        return outcome
+
+    monkeypatch.setattr(decision, "_divide", restless)
+    found = decided(a_pool(4), [a_claim("a/x", 2, granted=2), a_claim("a/y", 3)])
+    assert sizes(found) == {"a/x": 2, "a/y": 0}
+    assert [grant.leave for grant in found.grants.values()] == [(), ()]
 
 
 # The order of things makes no difference, and odd numbers make no trouble.
