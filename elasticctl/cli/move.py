@@ -105,7 +105,7 @@ def _planned(source: Target, target: Target, manifest: Manifest, storage: str) -
         raise UsageError(
             f"--storage is needed in context {target.context.name} (or set it: elasticctl config set-context)"
         )
-    return Move(source, target, old, Stay(target.context, target.namespace, url))
+    return Move(source, target, old, Stay(target.context, target.namespace, url), job.uid)
 
 
 def _ended(name: str, phase: str) -> ConflictError:
@@ -114,12 +114,13 @@ def _ended(name: str, phase: str) -> ConflictError:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A job's way from one place to another. Each step can be done again."""
+    """A job's way from one place to another; `uid` is the old one's. Each step can be done again."""
 
     source: Target
     target: Target
     old: Stay
     new: Stay
+    uid: str
 
     def run(self, manifest: Manifest) -> None:
         """Move the job. A failure says where things stand; the same command goes on from there."""
@@ -184,6 +185,10 @@ class Move:
             found = self.target.cluster.get_job(self.new.namespace, name)
         except NotFoundError:
             return None
+        if at(found, "metadata", "uid") == self.uid:
+            names = f"{self.old.context.name} and {self.new.context.name}"
+            here = f"--to {self.old.context.name} --storage URL"
+            raise UsageError(f"the contexts {names} lead to the same place: {here} moves the state alone")
         if at(found, "metadata", "annotations", ANNOTATION_MOVED_FROM) != self.old.mark:
             raise ConflictError(
                 f"there is another job {name} in context {self.new.context.name}: delete that one first"

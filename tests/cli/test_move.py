@@ -329,9 +329,13 @@ def test_what_cannot_be_moved_stays_as_it_is(run: Run, world: World, tmp_path: P
 @pytest.mark.timeout(240)
 def test_another_job_of_that_name_and_a_place_that_is_taken_are_refused(run: Run, world: World, tmp_path: Path) -> None:
     world.begun(str(tmp_path / "here"))
-    world.west.create_job(shell_job("train", "sleep 60"))
+    west = world.west
+    west.create_job(shell_job("train", "sleep 60"))
     order = ("move", "train", "--context", "east", "--to", "west")
     assert "there is another job train in context west" in run(*order).err
+    world.places.clusters["west"] = world.east
+    assert "the contexts east and west lead to the same place" in run(*order).err
+    world.places.clusters["west"] = west
     world.alone(tmp_path / "taken")
     taken = run(*order, "--storage", str(tmp_path / "taken"))
     assert "a job has been running there: choose a place that is empty" in taken.err
