@@ -55,9 +55,9 @@ _SETUP = {
     "install": ("install", "Make a Kubernetes cluster ready for jobs"),
     "quota": ("quota", "Say what projects are guaranteed, and who holds what"),
     "doctor": ("doctor", "Check that a place is ready for jobs"),
+    "secret": ("secret", "Keep passwords and tokens that jobs get by their names"),
     "local": ("local", "The cluster that is built into this machine"),
     "template": ("templates", "The shapes that jobs are made in"),
-    "secret": ("secret", "Keep passwords and tokens that jobs of this machine get"),
     "completion": ("about", "Print the completion script of a shell"),
     "version": ("about", "Print the version"),
 }

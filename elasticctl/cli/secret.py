@@ -1,4 +1,4 @@
-"""`secret`: what jobs of this machine get by `submit --secret`: set from a file, a pipe or a prompt; never shown."""
+"""`secret`: what jobs get by `submit --secret`: set from a file, a pipe or a prompt; never shown."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from elasticctl.cli.command import family, verb
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import Table, emit, hint, print_data, print_table, say
 from elasticctl.cli.target import locate
-from elasticctl.cluster.local.paths import local_paths
-from elasticctl.cluster.local.secrets import Known, Secrets
-from elasticctl.config import LOCAL
+from elasticctl.cluster.secrets import Known, secrets_of
 from elasticctl.errors import UsageError
 from elasticctl.wording import counted, shown, span
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-app, secret = family("secret", "Passwords and tokens for jobs of this machine: jobs name them, values are never shown.")
+app, secret = family("secret", "Passwords and tokens for jobs: jobs name them, and their values are never shown.")
 
 
 @verb(secret, "set")
@@ -43,13 +41,13 @@ def set_secret(
       elasticctl secret set hub HF_TOKEN < token.txt
       elasticctl secret set s3 --from-env-file keys.env
     """
-    kept, namespace = _secrets(where, f"create secret generic {name} --from-env-file=FILE")
+    context, namespace = locate(where)
     for key in keys:
         _check_key(key)
     if bool(keys) == bool(env_file):
         raise UsageError("say which keys, and their values are asked for; or give --from-env-file FILE")
     values = _asked(keys) if keys else _from_file(env_file)
-    kept.write(namespace, name, {**(kept.read(namespace, name) or {}), **values})
+    secrets_of(context).merge(namespace, name, values)
     say(f"secret {name}: {counted(len(values), 'key')} set ({', '.join(values)})")
     hint(f"give it to a job: elasticctl submit --secret {name} SCRIPT")
 
@@ -62,9 +60,9 @@ def list_secrets(
     ] = "table",
     where: Where,
 ) -> None:
-    """List secrets and their keys, without values."""
-    kept, namespace = _secrets(where, "get secrets")
-    found = kept.list(namespace)
+    """List secrets and their keys, without values; of a cluster, those that were set from here."""
+    context, namespace = locate(where)
+    found = secrets_of(context).list(namespace)
     if output in ("json", "yaml"):
         print_data("SecretList", {"secrets": [_as_data(one) for one in found]}, output)
     elif output == "name":
@@ -72,7 +70,8 @@ def list_secrets(
             emit(one.name)
     elif found:
         now = time.time()
-        rows = [(one.name, ", ".join(one.keys), span(now - one.changed_at)) for one in found]
+        ages = ["" if one.made_at is None else span(now - one.made_at) for one in found]
+        rows = [(one.name, ", ".join(one.keys), age) for one, age in zip(found, ages, strict=True)]
         print_table(Table(("NAME", "KEYS", "AGE"), rows))
     else:
         say(f"no secrets in namespace {namespace}; make one: elasticctl secret set NAME KEY")
@@ -81,22 +80,11 @@ def list_secrets(
 @verb(secret, "delete")
 def delete(*, names: Annotated[tuple[str, ...], typer.Argument(metavar="NAME...")], where: Where) -> None:
     """Delete secrets; jobs that name them start no more workers. Those that run keep what they have."""
-    kept, namespace = _secrets(where, f"delete secret {' '.join(names)}")
+    context, namespace = locate(where)
+    kept = secrets_of(context)
     for name in names:
         kept.delete(namespace, name)
         say(f"secret {name}: deleted")
-
-
-def _secrets(where: Where, instead: str) -> tuple[Secrets, str]:
-    """The local cluster's; UsageError in a context of another, whose own tool has them."""
-    context, namespace = locate(where)
-    if context.provider != LOCAL:
-        kube = f" --context {context.kube_context}" if context.kube_context else ""
-        raise UsageError(
-            f"the secrets of context {context.name} are the cluster's own: kubectl {instead}"
-            f" --namespace {namespace}{kube}"
-        )
-    return Secrets(local_paths()), namespace
 
 
 def _asked(keys: Sequence[str]) -> Mapping[str, str]:
@@ -154,4 +142,5 @@ def _checked(key: str, value: str) -> str:
 def _as_data(one: Known) -> dict[str, object]:
     from elasticctl.codec import to_rfc3339
 
-    return {"name": one.name, "keys": list(one.keys), "changedAt": to_rfc3339(one.changed_at)}
+    at = {} if one.made_at is None else {"at": to_rfc3339(one.made_at)}
+    return {"name": one.name, "keys": list(one.keys), **at}

@@ -117,17 +117,6 @@ def test_mistakes_are_one_line_without_values(
     assert kept("hub") is None
 
 
-def test_a_clusters_secrets_are_kubectls(run: Run, private_home: Path) -> None:
-    words = ("--provider", "aws", "--kube-context", "eks", "--namespace", "ml")
-    assert run("config", "set-context", "prod", *words).code == 0
-    done = run("secret", "set", "hub", "A", "--context", "prod")
-    assert (done.code, done.err) == (
-        2,
-        "error: the secrets of context prod are the cluster's own: kubectl create secret generic hub"
-        " --from-env-file=FILE --namespace ml --context eks\n",
-    )
-
-
 # Jobs that name them.
 
 

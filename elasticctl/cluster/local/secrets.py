@@ -10,42 +10,30 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl.cluster.local.objects import check_name
+from elasticctl.cluster.local import objects
 from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
-from elasticctl.errors import ClusterError, NotFoundError, UsageError
-from elasticctl.wording import shown
+from elasticctl.cluster.secrets import Known, check_name, is_name
+from elasticctl.errors import ClusterError, NotFoundError
 
 SUFFIX = ".json"
 MAX_BYTES = 1 << 20
 """Kubernetes' limit of a Secret."""
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,200}[a-z0-9])?")
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A secret without its values; `changed_at` in seconds since the epoch."""
-
-    name: str
-    keys: tuple[str, ...]
-    changed_at: float
 
 
 class Secrets:
-    """The secrets of one local cluster. Every method may raise ClusterError."""
+    """`elasticctl.cluster.secrets.SecretStore` in files. Every method may raise ClusterError."""
 
     def __init__(self, paths: LocalPaths) -> None:
         self._paths = paths
 
     def read(self, namespace: str, name: str) -> Mapping[str, str] | None:
         """Its values by key; None when it is not there."""
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             return None
         path = self._paths.secrets / namespace / f"{name}{SUFFIX}"
         try:
@@ -59,6 +47,10 @@ class Secrets:
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
             raise ClusterError(f"the secret {path} is damaged: set it anew")
         return found
+
+    def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
+        """Set these keys; the others stay."""
+        self.write(namespace, name, {**(self.read(namespace, name) or {}), **values})
 
     def write(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
         """Store it whole, in the place of what was there; durable when this returns."""
@@ -103,7 +95,6 @@ class Secrets:
         return found
 
     def _file(self, namespace: str, name: str) -> Path:
-        check_name(namespace, "namespace", 63)
-        if not _NAME.fullmatch(name):
-            raise UsageError(f"{shown(name)} is no name of a secret: use lower-case letters, digits, '-' and '.'")
+        objects.check_name(namespace, "namespace", 63)
+        check_name(name)
         return self._paths.secrets / namespace / f"{name}{SUFFIX}"

@@ -1,0 +1,62 @@
+"""Secrets of a Kubernetes cluster, for jobs: set without being read, listed by a label.
+
+Values go to the API server in a request's body, and come back to nobody but a list of those that were set from here.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from contextlib import suppress
+
+from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, resource_path
+from elasticctl.cluster.secrets import Known, check_name
+from elasticctl.codec import from_rfc3339
+from elasticctl.errors import NotFoundError
+from elasticctl.spec import GROUP
+
+LABEL_SECRET = f"{GROUP}/secret"
+"""On those that were set by `elasticctl secret`: others, such as tokens, are nobody's to list."""
+_OF_JOBS = "of-jobs"
+
+
+class KubeSecrets:
+    """`elasticctl.cluster.secrets.SecretStore` over an API server."""
+
+    def __init__(self, api: Connection) -> None:
+        self._api = api
+
+    def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
+        """See SecretStore.merge; takes the right to patch and to create, not to read."""
+        check_name(name)
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+        patch = {"metadata": {"labels": {LABEL_SECRET: _OF_JOBS}}, "data": data}
+        with suppress(NotFoundError):
+            self._api.request("PATCH", _path(namespace, name), patch, content_type=MERGE_PATCH)
+            return
+        metadata = {"name": name, "namespace": namespace, "labels": {LABEL_SECRET: _OF_JOBS}}
+        made = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
+        self._api.request("POST", _path(namespace), made)
+
+    def delete(self, namespace: str, name: str) -> None:
+        """See SecretStore.delete."""
+        check_name(name)
+        self._api.request("DELETE", _path(namespace, name))
+
+    def list(self, namespace: str) -> list[Known]:
+        """See SecretStore.list."""
+        params = {"labelSelector": f"{LABEL_SECRET}={_OF_JOBS}"}
+        items = self._api.request("GET", _path(namespace), None, params)["items"]
+        found = [
+            Known(
+                item["metadata"]["name"],
+                tuple(sorted(item.get("data") or {})),
+                from_rfc3339(item["metadata"].get("creationTimestamp")),
+            )
+            for item in items
+        ]
+        return sorted(found, key=lambda known: known.name)
+
+
+def _path(namespace: str, name: str = "") -> str:
+    return resource_path("v1", namespace, "secrets", name)
