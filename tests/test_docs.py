@@ -70,6 +70,14 @@ def run(argv: list[str], cwd: Path, **environ: str) -> subprocess.CompletedProce
 # The quickstart, typed by a test.
 
 
+def is_in(shown: str, printed: str) -> bool:
+    """Does what is printed begin as the page shows? A pipe gets the columns too that a terminal leaves out."""
+    if not shown.isupper():
+        return shown in on_one_line(printed)
+    words = iter(printed.partition("\n")[0].split())
+    return all(word in words for word in shown.split())
+
+
 def steps(text: str) -> Iterator[tuple[list[str], str]]:
     """Each block of commands of the quickstart, with the output that the page shows behind it ("": none)."""
     blocks = re.findall(r"^```(bash|text)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -99,7 +107,7 @@ def test_the_quickstart_works_as_written(home: Path, local_cluster: LocalCluster
             assert done.returncode == 0, f"{command}\n{done.stdout}{run(['bash', '-c', STORY], checkout).stdout}"
             printed[command] = done.stdout
         shown = on_one_line(VARIES.split(sample.partition("\n")[0])[0])
-        assert shown in on_one_line(printed[commands[-1]])
+        assert is_in(shown, printed[commands[-1]])
         if commands[-1] != "elasticctl local down":
             wait_until(lambda: settled(local_cluster), 60)
     history = printed["elasticctl history digits"]
