@@ -78,7 +78,9 @@ def _interruption(item: Interruption) -> Iterator[Entry]:
 
 def _scaling(job: ElasticJob, item: Scaling) -> Iterator[Entry]:
     change = f"{item.from_workers} -> {item.to_workers} workers"
-    yield from _of(item.at, "scaling", job.name, f"{change}, by {item.by}" if item.by else change)
+    wish = f", by {item.by}" if item.by else ""
+    why = f": {item.message}" if item.message else ""
+    yield from _of(item.at, "scaling", job.name, f"{change}{wish}{why}")
     took = "" if item.recovery_s is None else f"{counted(item.to_workers, 'worker')} after {span(item.recovery_s)}"
     yield from _of(item.done_at, "scaled", job.name, took)
 

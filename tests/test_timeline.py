@@ -76,3 +76,9 @@ JSON = st.recursive(
 def test_any_object_has_a_timeline(status: dict[str, Any], events: list[Any]) -> None:
     entries = timeline(ElasticJob.from_manifest({"status": status}), events)
     assert entries == sorted(entries, key=lambda entry: entry.at)
+
+
+def test_a_scaling_tells_on_whose_wish_and_what_for() -> None:
+    told = {"at": at(30), "fromWorkers": 4, "toWorkers": 2, "by": "sharing", "message": "gives 2 workers to b/guest"}
+    entries = timeline(ElasticJob.from_manifest(job("digits", scalings=[told])))
+    assert "4 -> 2 workers, by sharing: gives 2 workers to b/guest" in [entry.details for entry in entries]
