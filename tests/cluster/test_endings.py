@@ -37,7 +37,7 @@ def test_memory_that_runs_out_is_counted_and_said(trainer: Trainer) -> None:
     worker = f"{trainer.name}-worker-1"
     (trainer.folder / "hungry").write_text(worker)
     generation = trainer.job().status.generation
-    after = trainer.wait_training(2, generation, 150).status
+    after = trainer.wait_training(2, generation).status
     assert (after.restarts, after.failures) == ({"OOMKilled": 1}, 1)
     last = after.interruptions[-1]
     assert (last.worker, last.uid, last.cause) == (worker, before[worker], Cause.OOM_KILLED)

@@ -86,7 +86,7 @@ def test_a_node_that_dies_without_a_word(digits: Trainer, api: Connection) -> No
     node, on_it = node_of(digits, 1)
     before = digits.uids()
     try:
-        digits.disturbed(lambda: lab("kill-node", node), 3, 180)
+        digits.disturbed(lambda: lab("kill-node", node), 3, 240)
         ready = api.request("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
         assert next(item["status"] for item in ready if item["type"] == "Ready") == "Unknown"
         assert {name for name, uid in digits.uids().items() if before.get(name) != uid} == on_it
@@ -108,7 +108,7 @@ def test_a_node_whose_object_is_deleted(digits: Trainer, api: Connection) -> Non
         print(f"{len(on_it)} workers replaced {time.monotonic() - began:.1f} s after their node's deletion")
 
     try:
-        digits.disturbed(reclaim, 3, 180)
+        digits.disturbed(reclaim, 3, 240)
     finally:
         lab("start-node", node)
 
@@ -145,7 +145,7 @@ def test_a_node_that_is_drained_costs_no_step(digits: Trainer, budget: int) -> N
             watching.join()
 
     try:
-        digits.disturbed(drain, 3, 180)
+        digits.disturbed(drain, 3, 240)
     finally:
         kubectl("uncordon", node)
     assert min(seen) >= budget

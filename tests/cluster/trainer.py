@@ -29,7 +29,7 @@ DIGITS = ROOT / "examples/digits/train.py"
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """One job on the digits data; waits give up after a minute or two, which a slow machine may need."""
+    """One job on the digits data; waits give up after some minutes, which a slow machine may need."""
 
     api: Connection
     name: str
@@ -146,7 +146,7 @@ class Trainer:
             for plural in ("services", "secrets")
         }
 
-    def wait_training(self, workers: int, after: int = 0, timeout_s: float = 120) -> ElasticJob:
+    def wait_training(self, workers: int, after: int = 0, timeout_s: float = 240) -> ElasticJob:
         """Wait until a generation later than `after`, of that many workers, has made a step."""
 
         def training() -> ElasticJob | None:
@@ -174,7 +174,7 @@ class Trainer:
         before = self.job().status.checkpoint.step or 0
         return wait_until(lambda: self._committed_after(before), 60, every_s=0.1)
 
-    def disturbed(self, how: Callable[[], None], workers: int, timeout_s: float = 120) -> ElasticJob:
+    def disturbed(self, how: Callable[[], None], workers: int, timeout_s: float = 240) -> ElasticJob:
         """Disturb the job once it has a checkpoint; wait until `workers` train, and check that nothing was lost."""
         committed = self.wait_committed()
         before = self.job().status
