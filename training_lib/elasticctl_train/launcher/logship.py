@@ -1,7 +1,8 @@
 """Send what a worker prints to the job's storage as it comes, so that it can be read when the worker's node is gone.
 
 A thread of its own, which sleeps while nothing is said, and bounded memory: where the storage is away for long, the
-oldest lines that it has not taken are dropped, and their numbers tell that they are missing. Printing never waits.
+oldest lines that it has not taken are dropped, and their numbers tell that they are missing. Printing never waits. The
+thread is not of lower priority than others: who is put off while it holds the interpreter's lock holds up all of them.
 
 A worker that is killed outright loses what it said in its last `FLUSH_S` seconds, and in its first `WARM_UP_S`.
 """

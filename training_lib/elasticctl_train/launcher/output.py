@@ -14,6 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
+PATIENCE_S = 1.0
+"""How long the launcher waits for its turn: where nobody reads what ranks print, it has to go on all the same."""
+
 Keep = Callable[[float, int | None, str], None]
 """`keep(at, rank, text)`: `at` in seconds since the epoch, `rank` None for the launcher itself."""
 
@@ -27,24 +30,28 @@ class Output:
 
     def rank_says(self, rank: int, text: str) -> None:
         """Print a line of a rank's."""
-        self._print(sys.stdout, rank, text)
+        self._print(sys.stdout, rank, text, -1)
 
     def say(self, text: str) -> None:
         """Print what the launcher has to say itself."""
         for line in text.splitlines():
-            self._print(sys.stderr, None, f"[launcher] {line}")
+            self._print(sys.stderr, None, f"[launcher] {line}", PATIENCE_S)
 
     def handler(self) -> logging.Handler:
         """A handler by which log records are said."""
         return _Handler(self)
 
-    def _print(self, stream: TextIO, rank: int | None, text: str) -> None:
-        with self._lock:
+    def _print(self, stream: TextIO, rank: int | None, text: str, patience_s: float) -> None:
+        in_turn = self._lock.acquire(timeout=patience_s)
+        try:
             if self.keep is not None:
                 self.keep(time.time(), rank, text)
             with suppress(OSError):  # nobody reads it any more
                 stream.write(f"{text}\n")
                 stream.flush()
+        finally:
+            if in_turn:
+                self._lock.release()
 
 
 class _Handler(logging.Handler):

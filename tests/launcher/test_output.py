@@ -1,0 +1,75 @@
+"""What a worker prints: whole lines, in the order of their copies, and the launcher never held up by its ranks."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from elasticctl_train.launcher import output
+from elasticctl_train.launcher.output import Output
+from tests.waiting import wait_until
+
+
+def test_copies_are_in_the_order_of_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", printed)
+    monkeypatch.setattr(sys, "stderr", printed)
+    copies: list[str] = []
+    made = Output()
+    made.keep = lambda at, rank, text: copies.append(text)
+    ranks = [
+        threading.Thread(target=lambda rank=rank: [made.rank_says(rank, f"{rank}: {n}") for n in range(500)])
+        for rank in range(4)
+    ]
+    for rank in ranks:
+        rank.start()
+    for n in range(100):
+        made.say(f"own {n}\nand more")
+    for rank in ranks:
+        rank.join()
+    assert printed.getvalue().split("\n")[:-1] == copies
+    assert len(copies) == 4 * 500 + 2 * 100
+
+
+def test_records_are_said_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", printed)
+    logger = logging.getLogger("of-a-test")
+    logger.propagate = False
+    handler = Output().handler()
+    logger.addHandler(handler)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logger.exception("it failed")
+    finally:
+        logger.removeHandler(handler)
+    lines = printed.getvalue().split("\n")[:-1]
+    assert lines[0] == "[launcher] it failed"
+    assert lines[-1] == "[launcher] ValueError: no"
+    assert all(line.startswith("[launcher] ") for line in lines)
+
+
+def test_ranks_that_nobody_reads_do_not_hold_up_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "PATIENCE_S", 0.05)
+    receive, send = os.pipe()
+    own = io.StringIO()
+    with open(send, "w") as full, open(receive) as reader:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", own)
+        made = Output()
+        blocked = threading.Thread(target=lambda: made.rank_says(0, "x" * 200_000))
+        blocked.start()
+        wait_until(made._lock.locked)
+        began = time.monotonic()
+        made.say("goes on")
+        assert time.monotonic() - began < 5
+        assert own.getvalue() == "[launcher] goes on\n"
+        assert len(reader.read(200_001)) == 200_001
+        blocked.join(10)
