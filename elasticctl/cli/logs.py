@@ -48,18 +48,14 @@ class Lines:
     worker: Annotated[
         tuple[str, ...], typer.Option("--worker", metavar="NAME", help="Only this worker: its name or number.")
     ] = ()
-    rank: Annotated[
-        int | None, options.count("Only what rank N prints, on the worker that runs it.", low=0)
-    ] = None
+    rank: Annotated[int | None, options.count("Only what rank N prints, on the worker that runs it.", low=0)] = None
     tail: Annotated[int | None, options.count("Only the last N lines of each worker.", low=0)] = None
     since: Annotated[int | None, options.time("Only lines younger than 90s, 10m, 2h.")] = None
     grep: Annotated[
         re.Pattern[str] | None,
         typer.Option("--grep", parser=pattern, metavar="REGEX", help="Of these, only lines in which this is found."),
     ] = None
-    previous: Annotated[bool, typer.Option("--previous", help="What earlier incarnations printed.")] = (
-        False
-    )
+    previous: Annotated[bool, typer.Option("--previous", help="What earlier incarnations printed.")] = False
     everything: Annotated[bool, typer.Option("--all", help="What all incarnations printed, from the first on.")] = False
 
     def query(self, job: ElasticJob, now: float) -> LogQuery:
