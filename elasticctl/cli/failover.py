@@ -210,11 +210,11 @@ def several(contexts: str) -> tuple[str, ...]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """A closed terminal and a termination end the search as Ctrl-C does, taking back what was created."""
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    """A closed terminal and a termination end the search as Ctrl-C does, but where they are ignored (nohup)."""
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [signal.signal(number, signal.default_int_handler) for number in handled]
     try:
         yield
     finally:
-        for number, handler in zip(signals, before, strict=True):
+        for number, handler in zip(handled, before, strict=True):
             signal.signal(number, handler)

@@ -287,6 +287,17 @@ def test_an_interrupted_search_leaves_nothing(place: Make, number: signal.Signal
     assert "cheap: interrupted; taking it back" in said
 
 
+def test_under_nohup_a_closed_terminal_ends_nothing(place: Make) -> None:
+    cheap, dear = place("cheap", "aws", brings=1), place("dear", "gcp", brings=2)
+    order = [*WHAT, "--context", "cheap,dear", "--capacity-timeout", "3s", "-d"]
+    argv = ["nohup", sys.executable, "-m", "elasticctl.cli", "submit", *order]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_until(cheap.live)
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=60)
+    assert (process.returncode, cheap.names(), dear.names()) == (0, [], ["train"])
+
+
 def test_interrupted_while_it_is_being_created(place: Make) -> None:
     """The request is on its way: the server carries it out although nobody waits for the answer."""
     cheap, dear = place("cheap", "aws", brings=1), place("dear", "gcp", brings=2)
