@@ -159,9 +159,16 @@ def metrics_of(pod: str) -> str:
     return kubectl("get", "--raw", f"{PODS}/{pod}:8080/proxy/metrics")
 
 
-def test_a_job_trains_under_it_and_outlives_its_leader(installer: Installer, api: Connection) -> None:
-    trainer = Trainer(api, "installed")
-    trainer.delete()
+@pytest.fixture
+def trainer(installer: Installer, api: Connection) -> Iterator[Trainer]:
+    """A job that is gone afterwards."""
+    found = Trainer(api, "installed")
+    found.delete()
+    yield found
+    found.delete()
+
+
+def test_a_job_trains_under_it_and_outlives_its_leader(trainer: Trainer, api: Connection) -> None:
     trainer.submit(2, epochs=100_000, step_delay_s=0.05)
     trainer.wait_training(2)
     (leader,) = wait_until(lambda: leaders(api), 60)
@@ -170,20 +177,16 @@ def test_a_job_trains_under_it_and_outlives_its_leader(installer: Installer, api
     trainer.disturbed(lambda: trainer.kill(1), 2)
     assert trainer.job().status.phase is Phase.RUNNING
     wait_until(lambda: "Deleted" in trainer.reasons(), 30)
-    trainer.delete()
     (leader,) = leaders(api)
     page = metrics_of(leader)
     assert 'elasticctl_api_requests_total{verb="POST",outcome="ok"}' in page
     assert 'outcome="403"' not in page
 
 
-def test_uninstalling_tells_of_the_jobs_that_live(installer: Installer, api: Connection) -> None:
-    trainer = Trainer(api, "lives")
-    trainer.delete()
+def test_uninstalling_tells_of_the_jobs_that_live(installer: Installer, trainer: Trainer) -> None:
     trainer.submit(1, epochs=100_000, step_delay_s=0.05)
     trainer.wait_training(1)
     found = installer.look(manifests())
-    assert found.living == ("default/lives",)
+    assert found.living == ("default/installed",)
     kinds = [item["kind"] for item in found.objects]
     assert (kinds[0], kinds[-1]) == ("CustomResourceDefinition", "Namespace")
-    trainer.delete()

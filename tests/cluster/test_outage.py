@@ -25,11 +25,13 @@ def steady(api: Connection, replicas: Replicas) -> Iterator[Trainer]:
     need_lab()
     trainer = Trainer(api, "steady")
     trainer.delete()
-    trainer.submit(3, epochs=100_000, step_delay_s=0.05)
-    trainer.wait_training(3)
-    trainer.wait_steady()
-    yield trainer
-    trainer.delete()
+    try:
+        trainer.submit(3, epochs=100_000, step_delay_s=0.05)
+        trainer.wait_training(3)
+        trainer.wait_steady()
+        yield trainer
+    finally:
+        trainer.delete()
 
 
 @pytest.mark.usefixtures("cli_home")

@@ -26,10 +26,12 @@ def digits(api: Connection, replicas: Replicas) -> Iterator[Trainer]:
     """A job of three workers that trains for as long as it is let."""
     trainer = Trainer(api, "digits")
     trainer.delete()
-    trainer.submit(3, epochs=100_000, step_delay_s=0.05)
-    trainer.wait_training(3)
-    yield trainer
-    trainer.delete()
+    try:
+        trainer.submit(3, epochs=100_000, step_delay_s=0.05)
+        trainer.wait_training(3)
+        yield trainer
+    finally:
+        trainer.delete()
 
 
 def node_of(digits: Trainer, index: int) -> tuple[str, set[str]]:
