@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from elasticctl_train import storage
 from elasticctl_train.errors import TrainError
 from elasticctl_train.launcher import logship, metadata, workspace
 from elasticctl_train.launcher.failure import APPLICATION, Failure
@@ -123,7 +124,13 @@ def _preload(wanted: str, command: list[str]) -> list[str]:
         return wanted.split(",")
     python = PythonCommand.parse(command)
     # torch imports torch._dynamo at the first use of an optimizer, which takes as long as torch itself.
-    return ["torch", "torch._dynamo", "elasticctl_train.run", *(installed_imports(python.argv[0]) if python else [])]
+    ours = [
+        "torch",
+        "torch._dynamo",
+        "elasticctl_train.run",
+        *storage.modules(os.environ.get("ELASTICCTL_STORAGE", "")),
+    ]
+    return [*ours, *(installed_imports(python.argv[0]) if python else [])]
 
 
 def _parser() -> argparse.ArgumentParser:
