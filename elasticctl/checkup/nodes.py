@@ -41,7 +41,7 @@ def node_checks(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
 def gpu_name(node: Manifest) -> str:
     """The GPU type that a node's labels promise, as the catalog calls it or as they do; empty for none."""
     labels = _labels(node)
-    accelerator, instance = labels.get(GKE_GPU_LABEL, ""), labels.get(INSTANCE_LABEL, "")
+    accelerator, instance = str(labels.get(GKE_GPU_LABEL, "")), labels.get(INSTANCE_LABEL, "")
     for gpu in GPU_TYPES.values():
         if accelerator and gpu.gke_accelerator == accelerator:
             return gpu.name
