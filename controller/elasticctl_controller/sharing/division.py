@@ -55,7 +55,8 @@ class Account:
         """How much it has of what is due to it: of its guarantee, or beyond that by weight."""
         if within:
             return self.used / max(1, self.guaranteed)
-        return self.over / max(self.project.weight, LEAST_WEIGHT)
+        over = self.used - self.guaranteed
+        return over / max(self.project.weight, LEAST_WEIGHT) if over > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -112,13 +113,14 @@ class Division:
     def take(self, seeker: Seeker, workers: int) -> None:
         """Give so many more workers to a claim."""
         account, each = seeker.account, seeker.claim.slots_per_worker
-        before, over = account.aside, account.over
-        account.used += workers * each
+        slots, used = workers * each, account.used
+        account.used += slots
         seeker.given += workers
-        self.free -= workers * each
-        self.aside -= before - account.aside
-        if self.guarantees:
-            seeker.borrowed += -(-(account.over - over) // each)
+        self.free -= slots
+        if used < account.reserved:
+            self.aside -= min(slots, account.reserved - used)
+        if self.guarantees and account.used > account.guaranteed:
+            seeker.borrowed += -(-min(slots, account.used - account.guaranteed) // each)
 
     def take_back(self, seeker: Seeker, workers: int) -> None:
         """Undo `take`, after all have been served."""

@@ -60,7 +60,7 @@ def _pack(pool: Pool, admitted: Sequence[Seeker], order: Sequence[int]) -> Packi
     free = [node.slots for node in pool.nodes]
     numbers = {node.name: number for number, node in enumerate(pool.nodes)}
     placed = [_settle(free, numbers, one) for one in admitted]
-    floor = _Floor(free, placed)
+    floor = _Floor(free, placed, numbers)
     for turn in order:
         _place(floor, placed[turn], admitted[turn].claim.least, turn)
     for turn in order:
@@ -75,12 +75,12 @@ def _pack(pool: Pool, admitted: Sequence[Seeker], order: Sequence[int]) -> Packi
 
 @dataclass(slots=True, eq=False)
 class _Placed:
-    """Of one claim: how many have a place, the workers that keep theirs with their nodes, and the nodes of new ones."""
+    """Of one claim: how many have a place, the workers that keep theirs, and the nodes of new ones."""
 
     slots_per_worker: int
     least: int
     count: int = 0
-    workers: list[tuple[Worker, int]] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     new: list[int] = field(default_factory=list)
 
 
@@ -96,9 +96,10 @@ class _Resident:
 class _Floor:
     """What is free of each node, with nodes by how much that is, and who stays where."""
 
-    def __init__(self, free: list[int], placed: Sequence[_Placed]) -> None:
+    def __init__(self, free: list[int], placed: Sequence[_Placed], numbers: Mapping[str, int]) -> None:
         self.free = free
         self.placed = placed
+        self.numbers = numbers
         self.by_free: dict[int, list[int]] = {}
         for number, slots in enumerate(free):
             self.by_free.setdefault(slots, []).append(number)
@@ -125,7 +126,7 @@ class _Floor:
         if slots >= self.hopeless:
             return None
         if self.residents is None:
-            self.residents = _residents(self.placed)
+            self.residents = _residents(self.placed, self.numbers)
         plans = itertools.islice(self._plans(self.residents, slots, turn), PLANS)
         best = min(plans, key=lambda plan: plan[:3], default=None)
         if best is None:
@@ -134,7 +135,7 @@ class _Floor:
         _, _, number, goers = best
         for resident in goers:
             self.residents[number].remove(resident)
-            resident.claim.workers.remove((resident.worker, number))
+            resident.claim.workers.remove(resident.worker)
             resident.claim.count -= 1
             self.change(number, resident.claim.slots_per_worker)
         return number
@@ -173,12 +174,12 @@ class _Floor:
         return (leasts, sum(one.claim.slots_per_worker for one in goers), goers) if needed <= 0 else None
 
 
-def _residents(placed: Sequence[_Placed]) -> dict[int, list[_Resident]]:
+def _residents(placed: Sequence[_Placed], numbers: Mapping[str, int]) -> dict[int, list[_Resident]]:
     """Who stays where."""
     found: dict[int, list[_Resident]] = {}
     for turn, claim in enumerate(placed):
-        for worker, number in claim.workers:
-            found.setdefault(number, []).append(_Resident(turn, worker, claim))
+        for worker in claim.workers:
+            found.setdefault(numbers[worker.node], []).append(_Resident(turn, worker, claim))
     return found
 
 
@@ -190,7 +191,7 @@ def _settle(free: list[int], numbers: Mapping[str, int], one: Seeker) -> _Placed
         number = numbers.get(worker.node)
         if number is not None and free[number] >= each:
             free[number] -= each
-            placed.workers.append((worker, number))
+            placed.workers.append(worker)
     placed.count = len(placed.workers)
     return placed
 
@@ -210,8 +211,7 @@ def _place(floor: _Floor, placed: _Placed, wanted: int, turn: int | None) -> Non
 
 def _kept(one: Seeker, placed: _Placed, numbers: Mapping[str, int]) -> tuple[Worker, ...]:
     """The workers that stay where they are, and as many of those that wait for a node as there are places."""
-    there = [worker for worker, _ in placed.workers]
-    if placed.new:
-        waiting = (worker for worker in staying(one.claim, one.given) if worker.node not in numbers)
-        there.extend(itertools.islice(waiting, len(placed.new)))
-    return tuple(there)
+    if not placed.new:
+        return tuple(placed.workers)
+    waiting = (worker for worker in staying(one.claim, one.given) if worker.node not in numbers)
+    return (*placed.workers, *itertools.islice(waiting, len(placed.new)))
