@@ -194,7 +194,8 @@ class Walk:
         assert "worker-0 | " in self.run("logs", "walk", "--worker", "0", "--tail", "5").out
         stamped = self.run("logs", "walk", "--since", "1h", "--timestamps", "--tail", "1").out.splitlines()
         assert all(re.match(r"worker-\d \| \d{4}-\d\d-\d\dT", line) for line in stamped)
-        self.run("logs", "walk", "--previous")
+        # Nobody has come before these workers: one kind of cluster has no lines of them, the other says so.
+        assert self.run("logs", "walk", "--previous", code=None).code in (0, 3)
         if self.has("logs", "--rank"):
             assert "worker-" in self.run("logs", "walk", "--rank", "0").out
         if self.has("logs", "--grep"):
