@@ -15,7 +15,7 @@ from elasticctl.status import JobStatus, Phase
 from tests.jobs import shell_job
 from tests.waiting import wait_until
 
-TRAIN = Path(__file__).parents[1] / "examples" / "digits" / "train.py"
+TRAIN = Path(__file__).with_name("sharing_train.py")
 LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
 ENDLESS = 100_000
 PATIENCE_S = 120.0
@@ -23,10 +23,10 @@ AUTOMATIC = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
 
 
 def training(name: str, namespace: str, storage: str, *, epochs: int = ENDLESS, **spec: Any) -> Manifest:
-    """A job that trains on the digits, a twentieth of a second a step."""
+    """A job of which two workers take an eighth of a second a step, and four half of that."""
     container = {
         "command": [LAUNCH, "--nproc-per-node", "1", "--"],
-        "args": [sys.executable, str(TRAIN), "--epochs", str(epochs), "--step-delay-s", "0.05", "--save-every-s", "1"],
+        "args": [sys.executable, str(TRAIN), "--epochs", str(epochs), "--sample-s", "0.004"],
         "env": [
             {"name": "ELASTICCTL_STORAGE", "value": f"{storage}/{name}"},
             {"name": "OMP_NUM_THREADS", "value": "1"},

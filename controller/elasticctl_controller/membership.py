@@ -30,6 +30,8 @@ REJOIN_S = 10.0
 """How long a member that is alive but silent holds up the others."""
 DRAIN_S = 10.0
 """How long members have to commit the step they agreed to stop at, before the group opens without it."""
+RATE_WEIGHT = 0.1
+"""How much of a rate is the newest report's: one slow step says little about a size."""
 GENERATIONS_KEPT = 20
 UNEXPLAINED_LIMIT = 3
 """Re-formings in a row without a step, a loss or an error of somebody's own, before the first to fail is blamed."""
@@ -225,7 +227,8 @@ class Group:
             metrics = {**(self.progress.metrics if self.progress else {}), **progress.metrics}
             self.progress = replace(progress, at=Timestamp(now), metrics=metrics)
         if progress.samples_per_s is not None and progress.samples_per_s > 0:
-            self.rates[len(record.workers)] = progress.samples_per_s
+            known = self.rates.setdefault(len(record.workers), progress.samples_per_s)
+            self.rates[len(record.workers)] += (progress.samples_per_s - known) * RATE_WEIGHT
         self.unexplained = 0
         return first
 
