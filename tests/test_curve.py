@@ -69,14 +69,18 @@ def test_its_size_in_a_status_is_bounded() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.floats(0, 1e6), st.integers(0, 10**9), st.dictionaries(st.sampled_from("abc"), st.floats(-9, 9))),
+        st.tuples(
+            st.integers(0, 10**12).map(lambda us: us / 1e6),
+            st.integers(0, 10**9),
+            st.dictionaries(st.sampled_from("abc"), st.floats(-9, 9)),
+        ),
         max_size=400,
     )
 )
 def test_whatever_comes_columns_fit_and_survive_being_stored(points: list[tuple[float, int, dict[str, float]]]) -> None:
     curve = Curve()
     for at_s, step, metrics in points:
-        curve = extended(curve, Timestamp(AT + at_s), step, None, metrics)
+        curve = extended(curve, Timestamp(round(AT + at_s, 6)), step, None, metrics)
         assert len(curve.step) == len(curve.at_s) <= MAX_POINTS
         assert all(len(column) <= len(curve.at_s) for column in curve.metrics.values())
     assert list(curve.at_s) == sorted(set(curve.at_s))
