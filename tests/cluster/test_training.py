@@ -151,8 +151,10 @@ def test_a_node_that_is_drained_costs_no_step(digits: Trainer, budget: int) -> N
     finally:
         kubectl("uncordon", node)
     assert min(seen) >= budget
-    assert {name for name, uid in digits.uids().items() if before.get(name) != uid} == on_it
-    assert node_of(digits, 1)[0] != node
+    after = digits.uids()  # a worker that takes its time to go keeps its name: another index may have come for it
+    assert {(name, uid) for name, uid in before.items() if name not in on_it} <= after.items()
+    assert len(after) == 3
+    assert node not in {pod["spec"]["nodeName"] for pod in digits.pods() if is_staying(pod)}
     lost = wait_until(lambda: recovered(digits, before), 60)
     assert {item.worker for item in lost} == on_it
     assert {item.cause for item in lost} <= {Cause.DELETED, Cause.PREEMPTED}
