@@ -162,6 +162,6 @@ def test_a_large_one_is_announced(
     assert copy is not None
     copy.close()
     announced, done = caplog.messages
-    assert announced == "workspace: fetching 1 files, 2.5 MB ..."
-    assert ": 1 files, 2.5 MB from file://" in done
+    assert announced == "workspace: fetching 1 file, 2.5 MB ..."
+    assert ": 1 file, 2.5 MB from file://" in done
     assert list(left(scratch)) == []

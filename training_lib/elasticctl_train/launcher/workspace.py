@@ -89,8 +89,8 @@ def _announce(listing: Listing) -> None:
 
 
 def _told(listing: Listing) -> str:
-    size = listing.size_bytes
-    return f"{len(listing.files)} files, " + (f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB")
+    size, count = listing.size_bytes, len(listing.files)
+    return f"{count} file{'' if count == 1 else 's'}, " + (f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB")
 
 
 def _why(error: StorageError | OSError, url: str, digest: str) -> str:
