@@ -90,7 +90,9 @@ def _announce(listing: Listing) -> None:
 
 def _told(listing: Listing) -> str:
     size, count = listing.size_bytes, len(listing.files)
-    return f"{count} file{'' if count == 1 else 's'}, " + (f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB")
+    return f"{count} file{'' if count == 1 else 's'}, " + (
+        f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+    )
 
 
 def _why(error: StorageError | OSError, url: str, digest: str) -> str:
