@@ -265,7 +265,8 @@ def test_an_answer_that_got_lost_leaves_no_orphan(run: Run, place: Make) -> None
 
 @contextmanager
 def submitting(*args: str) -> Iterator[subprocess.Popen[str]]:
-    argv = [sys.executable, "-m", "elasticctl.cli", "submit", *args]
+    # Whoever runs the tests may ignore some of the signals that they send.
+    argv = ["env", "--default-signal=INT,TERM,HUP", sys.executable, "-m", "elasticctl.cli", "submit", *args]
     with subprocess.Popen(
         argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     ) as it:
