@@ -79,10 +79,9 @@ class WorkQueue:
                     self._waiting.discard(key)
                     self._working.add(key)
                     return key
-                pause_s = self._pause_s(deadline)
-                if pause_s is not None and pause_s <= 0:
+                if deadline is not None and self._clock() >= deadline:
                     return None
-                self._changed.wait(pause_s)
+                self._changed.wait(self._pause_s(deadline))
             return None
 
     def done(self, key: str) -> None:
@@ -117,6 +116,9 @@ class WorkQueue:
                 self._add(key)
 
     def _pause_s(self, deadline: float | None) -> float | None:
-        """How long to sleep: until the next timer or the deadline, whichever is first; None: until notified."""
+        """How long to sleep: until the next timer or the deadline, whichever is first; None: until notified.
+
+        A timer may have fallen due since the last look: then not at all.
+        """
         times = [time_ for time_ in (deadline, self._timers[0][0] if self._timers else None) if time_ is not None]
-        return min(times) - self._clock() if times else None
+        return max(0.0, min(times) - self._clock()) if times else None

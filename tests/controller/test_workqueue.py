@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,18 @@ class Clock:
         self.now = 1000.0
 
     def __call__(self) -> float:
+        return self.now
+
+
+class Passing(Clock):
+    """A clock on which time passes from one look to the next."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__()
+        self.step_s = step_s
+
+    def __call__(self) -> float:
+        self.now += self.step_s
         return self.now
 
 
@@ -90,6 +103,13 @@ def next_due(queue: WorkQueue, clock: Clock) -> float:
     assert pause_s is not None
     clock.now += pause_s
     return round(pause_s, 6)
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.3, 0.4, 0.6, 0.9, 1.5])
+def test_a_delay_that_passes_between_two_looks_at_the_clock_ends_no_taker(step_s: float) -> None:
+    queue = queue_at(Passing(step_s))
+    queue.add_after("a", 1.0)
+    assert queue.get() == "a"
 
 
 def test_shutting_down_releases_those_who_wait() -> None:
