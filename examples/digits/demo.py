@@ -26,10 +26,10 @@ from rich.table import Table
 HERE = Path(__file__).parent
 ELASTICCTL = str(Path(sys.executable).with_name("elasticctl"))
 NAME = f"digits-{os.getpid()}"
-EPOCHS, STEP_DELAY_S = 20, 0.06
-WARM_EPOCHS = 7  # some 12 s
+EPOCHS, STEP_DELAY_S = 30, 0.06
+WARM_EPOCHS = 5  # some 8 s
 ACCURACY_AIM = 0.95
-TIMEOUT_S = 110.0
+TIMEOUT_S = 150.0
 
 
 class DidNotHappen(Exception):
