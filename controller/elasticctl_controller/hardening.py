@@ -65,14 +65,14 @@ def _contained(container: Mapping[str, Any]) -> Manifest:
 def _at_home(container: Manifest) -> Manifest:
     """A user that the image does not know needs a name and a place to write caches to."""
     env = _sequence(container.get("env"))
-    named = {_mapping(item).get("name") for item in env}
+    named = [_mapping(item).get("name") for item in env]  # anything may stand there: it need not be hashable
     missing = [{"name": n, "value": v} for n, v in (("HOME", SCRATCH), ("USER", "elasticjob")) if n not in named]
     return {**container, "env": [*env, *missing]}
 
 
 def _tolerant(tolerations: list[Any]) -> list[Any]:
     """With a short stay on lost nodes, unless the template has a say on those taints or on all."""
-    keys = {_mapping(item).get("key") for item in tolerations}
+    keys = [_mapping(item).get("key") for item in tolerations]
     short = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_TOLERATION_S}
         for key in _LOST_NODE_TAINTS

@@ -12,6 +12,7 @@ import pytest
 from elasticctl.cluster.local.client import LocalCluster
 from tests.cli.test_checkpoints import fill, steps
 from tests.cli.vt import Terminal
+from tests.cluster_contract import phase
 from tests.jobs import shell_job
 from tests.waiting import wait_until
 
@@ -59,10 +60,6 @@ def manifest(tmp_path: Path, gate: Path) -> str:
     script = f"echo begun; until [ -e {gate} ]; do sleep 0.05; done"
     path.write_text(json.dumps(shell_job("kept", script)))
     return str(path)
-
-
-def phase(cluster: LocalCluster, name: str) -> str:
-    return str(cluster.get_job("default", name)["status"]["phase"])
 
 
 def test_a_watch_stays_in_its_place_and_leaves_the_last_state_behind(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl_controller.hardening import harden
@@ -134,7 +134,8 @@ JSON = st.recursive(
         }
     )
 )
-@settings(max_examples=100, deadline=None)
+@example({"spec": {"tolerations": [{"key": []}], "containers": [{"env": [{"name": {}}]}]}})
+@settings(max_examples=200, deadline=None)
 def test_a_template_of_any_content_is_taken_and_left_unchanged(pod: dict[str, Any]) -> None:
     before = copy.deepcopy(pod)
     once = harden(pod)

@@ -92,8 +92,7 @@ def test_down_keeps_the_jobs_and_they_go_on_afterwards(local_cluster: LocalClust
     assert shut_down(local_cluster.paths, keep_jobs=True, say=print)
     assert processes_of(home) == []
     assert supervisor_info(local_cluster.paths) is None
-    wait_until(lambda: running(local_cluster, "paused"))
-    assert phase(local_cluster, "paused") == "Running"
+    wait_until(lambda: running(local_cluster, "paused") and phase(local_cluster, "paused") == "Running")
     assert local_cluster.get_job("default", "paused")["status"]["restarts"] == {"Preempted": 1}
     previous = local_cluster.logs("default", "paused", LogQuery(previous=True))
     assert [line.text for line in previous] == ["begun", "saved"]
