@@ -41,6 +41,8 @@ ANNOTATION_MOVED_FROM = f"{GROUP}/moved-from"
 """`CONTEXT URL` at which the job went on, and from which it came."""
 ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
 """Which search for capacity made the job: no other may take it back."""
+ANNOTATION_PREEMPTED = f"{GROUP}/preempted"
+"""On a pod that `preempt` is about to delete: it ends as one does whose machine is taken back."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """On a job that Kueue admits: the built-in sharing leaves it alone."""
 
@@ -304,7 +306,8 @@ class Pod:
             exit_code=exit_code if isinstance(exit_code, int) else None,
             reason=_text(status.get("reason")) or _text(ended.get("reason")),
             message=_text(ended.get("message")) or _text(status.get("message")),
-            disruption_target=any(
+            disruption_target=ANNOTATION_PREEMPTED in _mapping(meta.get("annotations"))
+            or any(
                 _mapping(item).get("type") == "DisruptionTarget" and _mapping(item).get("status") == "True"
                 for item in _sequence(status.get("conditions"))
             ),

@@ -129,7 +129,7 @@ class ClusterContract:
         wait_until(lambda: len({pod["metadata"]["uid"] for pod in running(cluster, "evicted")} | before) == 3, 60)
         status = cluster.get_job("default", "evicted")["status"]
         assert (sum(status["restarts"].values()), status["failures"]) == (1, 0)
-        assert set(status["restarts"]) <= {"Preempted", "Deleted"}
+        assert set(status["restarts"]) == {"Preempted"}
         if self.KEEPS_LOGS:
             assert "told" in [line.text for line in cluster.logs("default", "evicted", LogQuery(previous=True))]
         else:

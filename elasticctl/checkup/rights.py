@@ -48,6 +48,7 @@ RIGHTS = (
     Right("list", "pods", "status, explain"),
     Right("watch", "pods", "logs -f"),
     Right("delete", "pods", "preempt"),
+    Right("patch", "pods", "preempt, to be recorded as one"),
     Right("get", "pods", "logs", part="log"),
     Right("list", "events", "events, describe"),
 )

@@ -36,6 +36,7 @@ def a_pod() -> dict[str, Any]:
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "deletionTimestamp": "2026-01-01T00:02:00Z",
             "labels": {"job-name": "job", "replica-index": "1", "team": "vision"},
+            "annotations": {"elastic.pytorch.org/preempted": "true", "bulk": "x" * 500},
             "ownerReferences": [{"kind": "ElasticJob", "name": "job", "uid": "j1", "controller": True}],
             "managedFields": [{"fieldsV1": {f"f:{number}": {} for number in range(200)}}],
         },

@@ -11,10 +11,10 @@ from elasticctl.cluster.kube import paging
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ConflictError, NotFoundError
-from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_INDEX, LABEL_JOB
+from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, Pod
 from tests.cluster_contract import scale
 from tests.jobs import shell_job
-from tests.kube_client.fakeapi import FakeApi
+from tests.kube_client.fakeapi import FakeApi, Request
 
 NAMESPACE = "/api/v1/namespaces/default"
 
@@ -90,6 +90,27 @@ def test_eviction_is_a_deletion_of_this_very_pod_with_its_grace(api: FakeApi, cl
     add_pod(api, job, 0, "Failed")
     with pytest.raises(ConflictError, match="a-worker-0 has ended"):
         cluster.evict_pod("default", "a-worker-0", grace_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "may_patch", "cause"), [(30.0, True, True), (0.0, True, False), (30.0, False, False)]
+)
+def test_an_eviction_with_notice_shows_on_the_pod_where_that_may_be_written(
+    api: FakeApi, cluster: KubeCluster, grace_s: float, may_patch: bool, cause: bool
+) -> None:
+    pod = add_pod(api, cluster.create_job(shell_job("a", "true")), 0)
+    seen: list[bool] = []
+
+    def refuse(request: Request) -> tuple[int, Any, dict[str, str]] | None:
+        if request.method == "DELETE":
+            seen.append(Pod.from_manifest(api.objects[request.path]).disruption_target)
+        if request.method != "PATCH" or may_patch:
+            return None
+        return 403, {"kind": "Status", "message": "pods is forbidden", "reason": "Forbidden"}, {}
+
+    api.refuse = refuse
+    cluster.evict_pod("default", pod["metadata"]["name"], grace_s=grace_s)
+    assert seen == [cause]
 
 
 def test_events_are_those_of_the_job_and_its_workers_oldest_first(api: FakeApi, cluster: KubeCluster) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order, say_on_stderr
@@ -18,11 +18,21 @@ from elasticctl.cluster.kube.refusals import NoSuchApiError
 from elasticctl.cluster.storedlogs import StoredLogs, someone_is_gone
 from elasticctl.codec import from_rfc3339
 from elasticctl.config import Context
-from elasticctl.errors import ConflictError, NotFoundError
+from elasticctl.errors import ConflictError, ForbiddenError, NotFoundError
 from elasticctl.quota import KIND as QUOTA_KIND
 from elasticctl.quota import PLURAL as QUOTA_PLURAL
 from elasticctl.quota import check_quota
-from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob, worker_name
+from elasticctl.spec import (
+    ANNOTATION_PREEMPTED,
+    API_VERSION,
+    GROUP,
+    KIND,
+    LABEL_GROUP,
+    LABEL_JOB,
+    PLURAL,
+    ElasticJob,
+    worker_name,
+)
 
 
 class KubeCluster:
@@ -100,8 +110,16 @@ class KubeCluster:
         pod = self._call("GET", path)
         if has_ended(pod):
             raise ConflictError(f"{name} has ended: there is nothing to take away")
-        only_this = {"preconditions": {"uid": pod["metadata"]["uid"]}}
-        self._call("DELETE", path, {"gracePeriodSeconds": math.ceil(grace_s), **only_this})
+        uid = pod["metadata"]["uid"]
+        if grace_s > 0:
+            self._mark_preempted(path, uid)
+        self._call("DELETE", path, {"gracePeriodSeconds": math.ceil(grace_s), "preconditions": {"uid": uid}})
+
+    def _mark_preempted(self, path: str, uid: str) -> None:
+        """Have the controller take the deletion to come for a preemption, where the user may write to pods."""
+        mark = {"uid": uid, "annotations": {ANNOTATION_PREEMPTED: "true"}}
+        with contextlib.suppress(ForbiddenError):  # the record will say Deleted, which is true as well
+            self._call("PATCH", path, {"metadata": mark}, content_type=MERGE_PATCH)
 
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
         """Return the events of a job and its pods, oldest first."""
@@ -155,7 +173,7 @@ class KubeCluster:
         with self._known():
             return self._connection.request(method, path, body, params, content_type=content_type)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _known(self) -> Iterator[None]:
         """Say what to do about a cluster that has not been made ready."""
         try:

@@ -13,7 +13,7 @@ from elasticctl.catalog import GKE_GPU_LABEL, INSTANCE_LABEL
 from elasticctl.codec import Manifest
 from elasticctl.podtemplate import GPU_RESOURCE
 from elasticctl.quota import CPU_SLOTS
-from elasticctl.spec import LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
+from elasticctl.spec import ANNOTATION_PREEMPTED, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
 
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")
@@ -29,6 +29,7 @@ def prune_pod(pod: Manifest) -> Manifest:
     metadata, spec, status = (_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
     kept = _some(metadata, _METADATA + _DELETION)
     kept["labels"] = _some(_mapping(metadata.get("labels")), _LABELS)
+    kept["annotations"] = _some(_mapping(metadata.get("annotations")), (ANNOTATION_PREEMPTED,))
     kept["ownerReferences"] = [_some(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
     containers = [_some(_mapping(item), ("name",)) for item in _sequence(spec.get("containers"))]
     statuses = [_container_status(_mapping(item)) for item in _sequence(status.get("containerStatuses"))]
