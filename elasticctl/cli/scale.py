@@ -48,6 +48,9 @@ def scale(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="With --timeout: go back to the size before when the time is up.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would change, or why it is refused.")
+    ] = False,
     where: Where,
 ) -> int:
     """Change the number of workers of a running job; it goes on from where it is.
@@ -58,16 +61,14 @@ def scale(
       elasticctl scale digits --add 4 --timeout 10m --rollback
       elasticctl scale digits --auto
     """
-    if not wish.clear:
-        raise UsageError("say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto")
-    if rollback and timeout is None:
-        raise UsageError("--rollback needs a time after which to go back: --timeout 10m")
-    if wish.auto and (wait or rollback):
-        raise UsageError("--auto takes what there is, now and later: there is no number to wait for")
+    _check(wish, wait, timeout, rollback)
     from elasticctl.cli import scaling
 
     target = reach(where)
     name = target.find(job)["metadata"]["name"]
+    if dry_run:
+        say(f"{name}: {scaling.foreseen(target, name, wish).words} (dry run: nothing is changed)")
+        return 0
     change = scaling.apply(target, name, wish)
     say(f"{name}: {change.words}")
     if wait or rollback:
@@ -75,3 +76,15 @@ def scale(
         return scaling.roll_back(target, name, change) if rollback and code == scaling.TIMED_OUT else code
     hint(f"live: elasticctl status -w {name}")
     return 0
+
+
+def _check(wish: Wish, wait: bool, timeout: int | None, rollback: bool) -> None:
+    """Refuse what contradicts itself; UsageError."""
+    if not wish.clear:
+        raise UsageError("say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto")
+    if rollback and timeout is None:
+        raise UsageError("--rollback needs a time after which to go back: --timeout 10m")
+    if timeout is not None and not (wait or rollback):
+        raise UsageError("--timeout says how long to wait: add --wait, or --rollback to go back when the time is up")
+    if wish.auto and (wait or rollback):
+        raise UsageError("--auto takes what there is, now and later: there is no number to wait for")

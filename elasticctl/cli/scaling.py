@@ -43,18 +43,21 @@ class Change:
 def apply(target: Target, name: str, wish: Wish) -> Change:
     """Patch the job, again where somebody else has changed it meanwhile, so that scalings come one after another."""
     for attempt in range(_ATTEMPTS):
-        manifest = target.cluster.get_job(target.namespace, name)
-        pods = target.cluster.list_pods(target.namespace, name) if wish.remove_worker else []
-        patch = scale_patch(manifest, pods, wish)
+        manifest, patch = _asked_for(target, name, wish)
         try:
-            after = ElasticJob.from_manifest(target.cluster.patch_job(target.namespace, name, patch))
+            return _change(manifest, target.cluster.patch_job(target.namespace, name, patch))
         except ConflictError:
             if attempt == _ATTEMPTS - 1:
                 raise
-            continue
-        before = ElasticJob.from_manifest(manifest)
-        return Change(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic)
     raise AssertionError("unreachable")
+
+
+def foreseen(target: Target, name: str, wish: Wish) -> Change:
+    """What `apply` would do now, without doing it; refused for the same reasons."""
+    from elasticctl.cluster.local.objects import merge_patch
+
+    manifest, patch = _asked_for(target, name, wish)
+    return _change(manifest, {**manifest, "spec": merge_patch(manifest["spec"], patch["spec"])})
 
 
 def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[str, Any]:
@@ -81,6 +84,19 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[st
         named = {ref.uid: ref.name for ref in job.remove_workers if ref.uid in present} | leaving
         spec["removeWorkers"] = [{"name": name, "uid": uid} for uid, name in named.items()]
     return {"metadata": metadata, "spec": spec}
+
+
+def _asked_for(target: Target, name: str, wish: Wish) -> tuple[Manifest, dict[str, Any]]:
+    """The job as it is, and the patch that carries out the wish."""
+    manifest = target.cluster.get_job(target.namespace, name)
+    pods = target.cluster.list_pods(target.namespace, name) if wish.remove_worker else []
+    return manifest, scale_patch(manifest, pods, wish)
+
+
+def _change(manifest: Manifest, patched: Manifest) -> Change:
+    """What came, or would come, of a job from a patch."""
+    before, after = ElasticJob.from_manifest(manifest), ElasticJob.from_manifest(patched)
+    return Change(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic)
 
 
 def roll_back(target: Target, name: str, change: Change) -> int:
@@ -149,7 +165,7 @@ def await_workers(target: Target, name: str, workers: int, timeout_s: int | None
         status = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name)).status
         running = sum(_is_running(worker) for worker in status.workers)
         if running == status.active == status.desired == workers:
-            say(f"{name}: {workers} workers are training")
+            say(f"{name}: {counted_are(workers, 'worker')} training")
             return 0
         if status.phase.terminal:
             say(f"{name} ended ({status.phase.value}) before that")

@@ -149,6 +149,18 @@ def test_a_scaling_that_does_not_get_its_workers_is_taken_back(target: Target, r
     assert digits(target).status.phase == "Running"
 
 
+def test_a_dry_run_says_what_would_change_and_changes_nothing(target: Target, run: Run) -> None:
+    before = target.cluster.get_job("default", "digits")["spec"]
+    for words, said in [
+        (("--to", "3"), "digits: 1 -> 3 workers (dry run: nothing is changed)\n"),
+        (("--auto",), "digits: as many workers as there is room for, 3 at most (dry run: nothing is changed)\n"),
+        (("--to", "4"), "error: 4 workers are more than the maximum of digits, 3\n"),
+    ]:
+        done = run("scale", "digits", *words, "--dry-run")
+        assert (done.code, done.out, done.err) == (2 if said.startswith("error") else 0, "", said)
+    assert target.cluster.get_job("default", "digits")["spec"] == before
+
+
 def test_what_somebody_else_asked_for_since_is_not_taken_back(target: Target, run: Run) -> None:
     change = apply(target, "digits", Wish(to=2))
     apply(target, "digits", Wish(to=3))
@@ -173,6 +185,7 @@ def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
         (("--rollback", "--to", "2"), "error: --rollback needs a time after which to go back: --timeout 10m\n"),
         (("--auto", "--wait"), "error: --auto takes what there is, now and later: there is no number to wait for\n"),
         (("--auto", "--to", "2"), "error: say how: one of"),
+        (("--to", "2", "--timeout", "5m"), "error: --timeout says how long to wait: add --wait, or --rollback to go"),
     ],
 )
 def test_wishes_that_make_no_sense(run: Run, private_home: Any, words: tuple[str, ...], message: str) -> None:

@@ -12,8 +12,8 @@ from elasticctl.codec import to_rfc3339
 from elasticctl.errors import SpecError
 from elasticctl.spec import API_VERSION, KIND
 
-MAX_JOB_NAME = 52
-"""`<job>-worker-<index>` has to fit the 63 characters of a DNS label."""
+MAX_JOB_NAME = 51
+"""`<job>-worker-<index>`, of an index of four digits, has to fit the 63 characters of a DNS label."""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _PATCHABLE_METADATA = ("labels", "annotations")
