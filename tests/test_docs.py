@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from elasticctl import specfile
-from elasticctl.cli.main import app
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.codec import camel
 from elasticctl.spec import ElasticJob
@@ -27,6 +24,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 BIN = Path(sys.executable).parent
 PACKAGES = {
     "elasticctl": ROOT / "elasticctl",
@@ -128,15 +126,37 @@ def test_the_training_example_trains_and_resumes(tmp_path: Path) -> None:
     first = run(argv, tmp_path, ELASTICCTL_STORAGE="./state")
     assert first.returncode == 0, first.stdout
     assert first.stdout.count("epoch ") == 5
-    assert "epoch 4: step 320, loss 0.0" in first.stdout
+    assert "epoch 4: step 320, error 0.0" in first.stdout
     second = run(argv, tmp_path, ELASTICCTL_STORAGE="./state")
     assert second.returncode == 0, second.stdout
     assert "resumed from step 320, epoch 5" in second.stdout
     assert "step 384" not in second.stdout
 
 
+def test_the_training_example_resumes_behind_the_last_step_of_an_epoch(tmp_path: Path) -> None:
+    """Then the loader has nothing left, and what is behind it must not need what only a batch sets."""
+    (script,) = (block for block in fences(page("training.md"), "python") if "__main__" in block)
+    stop = (
+        f"                if epoch == 1 and run.steps_done == {2 * 4096 // 64}:\n                    raise SystemExit\n"
+    )
+    last, report = "                run.step(loss=loss)\n", "            if run.is_main:\n"
+    assert last + report in script
+    (tmp_path / "train.py").write_text(script)
+    stopped = script.replace(last, last + stop).replace("optimizer=optimizer)", "optimizer=optimizer, save=EVERY_STEP)")
+    head = "from elasticctl_train import SavePolicy\nEVERY_STEP = SavePolicy(every_steps=64)\n"
+    (tmp_path / "stopped.py").write_text(head + stopped)
+    first = run([sys.executable, "-W", "error", "stopped.py"], tmp_path, ELASTICCTL_STORAGE="./state")
+    assert "epoch 0: " in first.stdout
+    assert "epoch 1: " not in first.stdout
+    second = run([sys.executable, "-W", "error", "train.py"], tmp_path, ELASTICCTL_STORAGE="./state")
+    assert second.returncode == 0, second.stdout
+    assert "resumed from step 128, epoch 1" in second.stdout
+    assert "epoch 1: step 128, " in second.stdout
+    assert "epoch 4: step 320, " in second.stdout
+
+
 def test_the_sampler_example_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
-    (script,) = (block for block in fences(page("training.md"), "python") if "ElasticSampler(" in block)
+    (script,) = (block for block in fences(page("data.md"), "python") if "ElasticSampler(" in block)
     (tmp_path / "train.py").write_text(script)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "train.py"]
     first = run(torchrun, tmp_path, OMP_NUM_THREADS="1")
@@ -149,37 +169,25 @@ def test_the_sampler_example_goes_on_with_fewer_ranks(tmp_path: Path) -> None:
     assert "epoch 4, loss 0.0" in second.stdout
 
 
-@pytest.mark.parametrize("source", [DOCS / "training.md", ROOT / "README.md"], ids=lambda path: path.name)
-def test_python_examples_are_python(source: Path) -> None:
-    blocks = fences(source.read_text("utf-8"), "python")
-    assert blocks
-    for block in blocks:
-        compile(block, str(source), "exec")
+def test_python_examples_are_python() -> None:
+    blocks = [(path, block) for path in PAGES for block in fences(path.read_text("utf-8"), "python")]
+    assert len(blocks) > 5
+    for path, block in blocks:
+        compile(block, str(path), "exec")
 
 
-# Command lines for places that no test has.
+def main_of(script: str) -> list[str]:
+    """The lines of `main` in a script of the example, without their indentation."""
+    text = (ROOT / "examples" / "ddp" / script).read_text("utf-8")
+    body = text[text.index("def main()") : text.index("if __name__")].splitlines()[1:]
+    return [line.strip() for line in body if line.strip()]
 
 
-def command_lines(text: str) -> Iterator[list[str]]:
-    """Each `elasticctl …` line of a page's blocks of commands, variables put in and comments left out."""
-    for block in fences(re.sub(r"^ {4}", "", text, flags=re.MULTILINE), "bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if line.startswith("elasticctl "):
-                yield shlex.split(re.sub(r"\$\{?\w+\}?", "x", line), comments=True)[1:]
-
-
-@pytest.mark.parametrize("name", ["clouds.md", "kubernetes.md"])
-def test_command_lines_for_clusters_are_understood(name: str) -> None:
-    lines = list(command_lines(page(name)))
-    assert len(lines) > 5
-    for words in lines:
-        command: Any = get_command(app)
-        context: Any = command.make_context("elasticctl", [], resilient_parsing=True)
-        while hasattr(command, "resolve_command"):
-            verb, command, words = command.resolve_command(context, words)
-            context = command.make_context(
-                verb, list(words), parent=context, resilient_parsing=hasattr(command, "resolve_command")
-            )
+def test_the_difference_shown_leads_from_the_plain_script_to_the_elastic_one() -> None:
+    (shown,) = fences(page("training.md"), "diff")
+    lines = [line for line in shown.splitlines() if line.strip()]
+    assert [line[1:].strip() for line in lines if line[0] in " -"] == main_of("plain.py")
+    assert [line[1:].strip() for line in lines if line[0] in " +"] == main_of("elastic.py")
 
 
 # ElasticJob, field by field.
@@ -321,7 +329,30 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site: Path) ->
         assert [url for url in loaded if re.match(r"(https?:)?//", url)] == []
 
 
+def links(path: Path) -> set[str]:
+    """The files that a page links to, as it names them."""
+    return {link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text("utf-8")) if "://" not in link}
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text("utf-8"))
-    assert links
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+    assert [link for link in links(ROOT / "README.md") if not (ROOT / link).exists()] == []
+
+
+def test_every_page_is_found_from_the_readme_and_from_the_first_page() -> None:
+    pages = {path.name for path in DOCS.glob("*.md")} - {"index.md"}
+    assert pages - {link.removeprefix("docs/") for link in links(ROOT / "README.md")} == set()
+    assert pages - links(DOCS / "index.md") == set()
+
+
+def test_every_path_of_the_checkout_that_a_page_names_is_there() -> None:
+    """Files and folders of the repository, between backticks or in a command."""
+    named = re.compile(
+        r"(?<![\w/.~-])((?:examples|benchmarks|controller|docs|tests|training_lib|elasticctl)/[\w./-]+\w)"
+    )
+    missing = {
+        (path.name, found)
+        for path in (*PAGES, ROOT / "CONTRIBUTING.md")
+        for found in named.findall(path.read_text("utf-8"))
+        if not (ROOT / found).exists()
+    }
+    assert missing == set()

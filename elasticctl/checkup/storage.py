@@ -24,7 +24,7 @@ def storage_check(url: str) -> Check:
         place = storage.open(url, Patience(total_s=PATIENCE_S))
         return _tried(place)
     except StorageError as e:
-        return Check("storage", Outcome.FAILED, str(e), "docs/training.md, Where checkpoints are kept")
+        return Check("storage", Outcome.FAILED, str(e), "docs/storage.md")
 
 
 def _tried(place: Storage) -> Check:
