@@ -26,7 +26,7 @@ def of_machine(paths: LocalPaths, environ: Mapping[str, str] = os.environ) -> Ca
             if reference.name not in environ:
                 raise WebhookError(
                     f"{reference.name} is not in the environment that the local cluster was started in;"
-                    " `elasticctl local down --keep-jobs`, set it, and the next command starts it again"
+                    " `elasticctl local down`, set it, and the next command starts it again"
                 )
             return environ[reference.name]
         return value_of(Secrets(paths).read(destination.namespace, notify.SECRET) or {}, destination, reference)

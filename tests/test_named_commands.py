@@ -1,0 +1,127 @@
+"""Every command that a page, a message or a help text names is one that can be typed: its verb and options exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command, get_group
+
+from elasticctl.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("elasticctl", "controller", "training_lib", "examples", "job_templates")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".js"))
+BEGIN = re.compile(r"(?<![\w/.-])elasticctl(?= +[a-z-])")
+END = re.compile(r"`|\n|  |;|#|\)|\$\(|(?<!\S)[|<>&]|\belasticctl(?= )|\Z")
+"""Where a command ends in a text: at a quote, a gap, what a shell gives a meaning to, or at the next command."""
+PLACEHOLDER = re.compile(r"\[?-?-?[A-Z_|…]+[\].,…]*|.*[\[…].*")
+"""JOB, [OPTIONS], STEP…: a line with one is a form, and not to be typed as it is."""
+VERBS = get_group(app).list_commands(typer.Context(get_group(app)))
+
+
+def commands(text: str) -> Iterator[str]:
+    """What stands behind `elasticctl` wherever a text names a command."""
+    for found in BEGIN.finditer(text):
+        end = END.search(text, found.end())
+        assert end is not None
+        yield text[found.end() : end.start()].strip(" .,:")
+
+
+def blocks(page: str) -> Iterator[str]:
+    """The lines of a page that are indented or fenced, as written but for their indentation; `\\` joins two."""
+    fenced = False
+    for line in page.replace("\\\n", "").splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            yield line.strip()
+
+
+def spans(page: str) -> Iterator[str]:
+    """What stands between backticks in a page's sentences, each on one line."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    for found in re.findall(r"`([^`]+)`", prose):
+        yield " ".join(found.split())
+
+
+def leaf(words: list[str]) -> tuple[typer.Context, list[str]]:
+    """The command that `words` name, in a context of its own, and the words that are left for it."""
+    command: Any = get_command(app)
+    context = command.make_context("elasticctl", [], resilient_parsing=True)
+    while words and hasattr(command, "resolve_command"):
+        context.resilient_parsing = False  # or a verb that is not there would be let pass
+        name, command, words = command.resolve_command(context, list(words))
+        context = typer.Context(command, parent=context, info_name=name)
+    return context, words
+
+
+def unknown_options(words: list[str]) -> list[str]:
+    """The options among `words` that their verb does not have."""
+    context, rest = leaf(words)
+    ours = rest[: rest.index("--")] if "--" in rest else rest
+    params = context.command.get_params(context)
+    known = {"--debug", *(option for param in params for option in (*param.opts, *param.secondary_opts))}
+    return [word for word in ours if word.startswith("-") and word.partition("=")[0] not in known]
+
+
+def wrong(command: str) -> str | None:
+    """What is wrong with a command as it is named; None: nothing."""
+    try:
+        unknown = unknown_options(re.sub(r"\$\{?\w+\}?", "x", command).split())
+    except typer.TyperException as e:
+        return f"elasticctl {command}: {e.format_message()}"
+    return f"elasticctl {command}: no such option: {', '.join(unknown)}" if unknown else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_pages_name_verbs_and_options_that_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    named = [command for part in (*blocks(text), *spans(text)) for command in commands(part)]
+    assert [problem for command in named if command != "VERB" and (problem := wrong(command))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_command_lines_of_pages_are_understood(page: Path) -> None:
+    """Those that a reader copies: with all that they need, and values that their options take."""
+    for line in blocks(page.read_text("utf-8")):
+        for command in commands(line):
+            words = shlex.split(re.sub(r"\$\{?\w+\}?", "x", command), comments=True)
+            if any(PLACEHOLDER.fullmatch(word) for word in words) or "--help" in words:
+                continue
+            context, rest = leaf(words)
+            context.command.make_context(context.info_name, rest, parent=context.parent)
+
+
+def texts(source: str) -> Iterator[str]:
+    """The texts of a Python module; what is put into one is an x."""
+    inside = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            inside |= {id(part) for part in node.values}
+            yield "".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.value
+
+
+def named_in(path: Path) -> Iterator[str]:
+    """The commands that a source file's texts name; in a sentence without quotes, those that begin with a verb."""
+    source = path.read_text("utf-8")
+    for text in texts(source) if path.suffix == ".py" else [source]:
+        quoted = {command for span in re.findall(r"`([^`]+)`", text) for command in commands(" ".join(span.split()))}
+        yield from quoted
+        yield from (each for each in commands(text) if each not in quoted and each.split()[0] in VERBS)
+
+
+def test_messages_and_help_name_verbs_and_options_that_exist() -> None:
+    named = {command: path.name for path in SOURCES for command in named_in(path)}
+    assert len(named) > 50
+    problems = {f"{path}: {problem}" for command, path in named.items() if (problem := wrong(command))}
+    assert problems == set()
