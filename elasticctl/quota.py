@@ -23,6 +23,8 @@ GPU, CPU = "gpu", "cpu"
 POOLS = (*GPU_TYPES, GPU, CPU)
 CPU_SLOTS = "elasticctl.dev/cpu-slots"
 """What a node offers that has processors to share."""
+HELD = "held"
+"""In the status of a node, beside what is allocatable there: what pods that are no workers hold of it, by resource."""
 MAX_SLOTS = 1_000_000
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1_000.0
 

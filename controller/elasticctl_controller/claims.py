@@ -15,7 +15,7 @@ from typing import Any
 from elasticctl.catalog import GKE_GPU_LABEL, GPU_TYPES, INSTANCE_LABEL
 from elasticctl.codec import Manifest
 from elasticctl.podtemplate import GPU_RESOURCE, at, hardware, node_labels
-from elasticctl.quota import CPU, CPU_SLOTS, GPU, Quota
+from elasticctl.quota import CPU, CPU_SLOTS, GPU, HELD, Quota
 from elasticctl.spec import ElasticJob
 from elasticctl_controller.phases import FINISHING
 from elasticctl_controller.roster import is_active
@@ -98,14 +98,15 @@ def never_decided(job: ElasticJob) -> Remembered:
 def pools_of(
     nodes: Iterable[Manifest], shared: Iterable[ElasticJob], others: Iterable[ElasticJob], capacity: Mapping[str, int]
 ) -> tuple[Pool, ...]:
-    """The pools that healthy `nodes` make for `shared` jobs, without what `others` hold there.
+    """The pools that healthy `nodes` make for `shared` jobs, without what `others` and other pods hold there.
 
     A cordoned node has room for those that are on it, and no more. `capacity`: slots by pool that an autoscaler may
-    bring a pool to; what is missing counts as there, for nodes come for workers that wait.
+    bring a pool to, whoever holds them; what is missing counts as there, for nodes come for workers that wait.
     """
     nodes, theirs = list(nodes), _held(others)
     ours = _held(shared) if any(map(_is_cordoned, nodes)) else Counter()
     found: defaultdict[str, list[Node]] = defaultdict(list)
+    there = Counter[str]()
     for node in nodes:
         name = str(at(node, "metadata", "name"))
         for kind, pool, resource in ((GPU, gpu_pool(node), GPU_RESOURCE), (CPU, CPU, CPU_SLOTS)):
@@ -113,9 +114,11 @@ def pools_of(
             if _is_cordoned(node):
                 slots = min(slots, ours[name, kind])
             if slots:
-                found[pool].append(Node(name, max(0, slots - theirs[name, kind])))
+                held = theirs[name, kind] + _number(at(node, "status", HELD, resource))
+                found[pool].append(Node(name, max(0, slots - held)))
+                there[pool] += slots
     for pool, slots in capacity.items():
-        missing = slots - sum(node.slots for node in found.get(pool, ()))
+        missing = slots - there[pool]
         if missing > 0:
             found[pool].append(Node(TO_COME, missing))
     return tuple(Pool(name, tuple(found[name]), "CPU slot" if name == CPU else "GPU") for name in sorted(found))

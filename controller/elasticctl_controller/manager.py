@@ -157,7 +157,7 @@ class Manager:
         self._connection.close()
 
     def _reflectors(self) -> list[Reflector]:
-        more = [self._floor.reflector] if self._floor is not None else []
+        more = self._floor.reflectors if self._floor is not None else ()
         return [*self._workload.reflectors, *more]
 
     def _synced(self) -> bool:

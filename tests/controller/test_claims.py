@@ -10,7 +10,7 @@ import pytest
 from elasticctl.catalog import GKE_GPU_LABEL, INSTANCE_LABEL
 from elasticctl.codec import Manifest, Timestamp
 from elasticctl.podtemplate import GPU_RESOURCE
-from elasticctl.quota import CPU, CPU_SLOTS, GPU, Quota
+from elasticctl.quota import CPU, CPU_SLOTS, GPU, HELD, Quota
 from elasticctl.spec import ElasticJob, Sharing
 from elasticctl.status import Cause, JobStatus, Phase, WorkerStatus
 from elasticctl_controller.claims import (
@@ -146,6 +146,17 @@ def test_a_cordoned_node_has_room_for_those_that_are_on_it() -> None:
 def test_nodes_that_would_come_count_as_there() -> None:
     assert pools_of([node("a", 4)], (), (), {GPU: 16, "t4": 0}) == (Pool(GPU, (Node("a", 4), Node(TO_COME, 12))),)
     assert pools_of([node("a", 4)], (), (), {GPU: 2}) == (Pool(GPU, (Node("a", 4),)),)
+
+
+def test_what_other_pods_hold_is_not_there_to_be_shared_nor_still_to_come() -> None:
+    taken = node("node-0", 4, slots=2)
+    taken["status"][HELD] = {GPU_RESOURCE: 3}
+    other = with_workers(a_job(queue="team", template=template(gpus=1)), 1)
+    pools = pools_of([taken, node("node-1", 4)], (), [other], {GPU: 9})
+    assert pools == (
+        Pool(CPU, (Node("node-0", 2),), "CPU slot"),
+        Pool(GPU, (Node("node-0", 0), Node("node-1", 4), Node(TO_COME, 1))),
+    )
 
 
 def affinity(label: str, *values: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from elasticctl.cluster.kube.connection import Connection, way
 from elasticctl.cluster.kube.credentials import Access
 from elasticctl.codec import to_rfc3339
-from tests.kube_client.fakeapi import FakeApi, Object, Request
+from tests.kube_client.fakeapi import FakeApi, Object, Request, selects
 
 DISCOVERY = "/apis/policy/v1"
 FIRST_VERSION = 100
@@ -89,8 +89,11 @@ class ControlApi(FakeApi):
                 yield {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
                 return
             for _, kind, item in news:
-                if _concerns(item, path, request.params.get("labelSelector", "")):
-                    yield {"type": kind, "object": {k: v for k, v in item.items() if k != "__path"}}
+                selected = selects(request.params, item)
+                if _concerns(item, path) and (selected or kind == "MODIFIED"):
+                    told = {k: v for k, v in item.items() if k != "__path"}
+                    # For who watches a selection, what leaves it is gone.
+                    yield {"type": kind if selected else "DELETED", "object": told}
             since = position
             if self._closed or time.monotonic() > until:
                 yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(since)}}}
@@ -130,8 +133,5 @@ def _has_to_stop(path: str, pod: Object, options: Object) -> bool:
     return "/pods/" in path and ours and runs and options.get("gracePeriodSeconds") != 0
 
 
-def _concerns(item: Object, collection: str, selector: str) -> bool:
-    plural = collection.rpartition("/")[2]
-    labels = item["metadata"].get("labels", {})
-    fits = all(labels.get(term.split("=")[0]) == term.split("=")[1] for term in selector.split(",") if term)
-    return fits and item["__path"].split("/")[-2] == plural
+def _concerns(item: Object, collection: str) -> bool:
+    return bool(item["__path"].split("/")[-2] == collection.rpartition("/")[2])

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.cluster.kube.nodes import NodeHealth
-from elasticctl.cluster.kube.pruning import prune_job, prune_node, prune_pod
+from elasticctl.cluster.kube.pruning import prune_holder, prune_job, prune_node, prune_pod
+from elasticctl.podtemplate import GPU_RESOURCE
 from elasticctl.spec import ElasticJob, Pod
 from tests.jobs import shell_job
 
@@ -82,6 +83,29 @@ def test_a_job_keeps_its_template() -> None:
     assert "managedFields" in job["metadata"]
 
 
+def needing(gpus: object, **fields: Any) -> dict[str, Any]:
+    return {"name": "c", "resources": {"limits": {GPU_RESOURCE: gpus}}, **fields}
+
+
+def test_of_a_pod_that_is_no_worker_its_gpus_are_kept() -> None:
+    pod = a_pod()
+    pod["spec"]["containers"] = [needing("2"), {"name": "sidecar"}, needing(1)]
+    pruned = prune_holder(pod)
+    assert (pruned["gpus"], pruned["spec"]) == (3, {"nodeName": "n1"})
+    assert len(json.dumps(pruned)) < 200
+    assert prune_holder(a_pod())["gpus"] == 0
+    requested = {"name": "c", "resources": {"requests": {GPU_RESOURCE: "4"}}}
+    assert prune_holder({"spec": {"containers": [requested]}})["gpus"] == 4
+
+
+def test_init_containers_hold_gpus_one_after_the_other_and_sidecars_for_good() -> None:
+    first, sidecar, last = needing(1), needing(2, restartPolicy="Always"), needing(4)
+    spec = {"initContainers": [first, sidecar, last], "containers": [needing(1)]}
+    assert prune_holder({"spec": spec})["gpus"] == 6  # the last of them beside the sidecar
+    spec = {"initContainers": [first, sidecar], "containers": [needing(3)]}
+    assert prune_holder({"spec": spec})["gpus"] == 5
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -95,3 +119,4 @@ def test_objects_of_any_content_are_taken(item: dict[str, Any]) -> None:
     assert Pod.from_manifest(prune_pod(item)).uid == Pod.from_manifest(item).uid
     prune_node(item)
     prune_job(item)
+    assert prune_holder(item)["gpus"] == 0

@@ -16,7 +16,7 @@ from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
 from elasticctl.cluster.kube.workload import KubeWorkload, Settings
 from elasticctl.codec import to_rfc3339
 from elasticctl.podtemplate import GPU_RESOURCE
-from elasticctl.quota import Quota
+from elasticctl.quota import HELD, Quota
 from elasticctl.spec import ElasticJob
 from elasticctl.status import JobStatus, Phase
 from tests.jobs import shell_job
@@ -176,3 +176,54 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
     finally:
         floor.stop()
         workload.stop()
+
+
+def put_stranger(control: ControlApi, name: str, gpus: int, node: str, phase: str = "Running") -> None:
+    """A pod that is no worker."""
+    container = {"name": "c", "resources": {"limits": {GPU_RESOURCE: str(gpus)}}} if gpus else {"name": "c"}
+    spec = {"containers": [container], **({"nodeName": node} if node else {})}
+    pod = {"metadata": {"name": name, "namespace": "x"}, "spec": spec, "status": {"phase": phase}}
+    control.put(f"{pods('x')}/{name}", pod)
+
+
+def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> None:
+    told: list[int] = []
+    add_node(control, "n1", 4)
+    add_node(control, "n2", 4)
+    put_stranger(control, "notebook", 2, "n1")
+    put_stranger(control, "finished", 4, "n2", "Succeeded")
+    workload, floor = floor_of(control)
+    workload.start()
+    floor.start(lambda: told.append(1))
+
+    def held() -> list[object]:
+        return [node["status"].get(HELD) for node in floor.healthy_nodes()]
+
+    try:
+        wait_until(lambda: held() == [{GPU_RESOURCE: 2}, None])
+        told.clear()
+        put_stranger(control, "server", 1, "n1")
+        wait_until(lambda: told and held() == [{GPU_RESOURCE: 3}, None])
+        put_stranger(control, "waits", 8, "")
+        put_stranger(control, "web", 0, "n2")
+        put_stranger(control, "notebook", 2, "n1", "Failed")
+        wait_until(lambda: held() == [{GPU_RESOURCE: 1}, None])
+        put_stranger(control, "waits", 3, "n2", "Pending")
+        wait_until(lambda: held() == [{GPU_RESOURCE: 1}, {GPU_RESOURCE: 3}])
+        control.remove(f"{pods('x')}/server")
+        wait_until(lambda: held() == [None, {GPU_RESOURCE: 3}])
+        selectors = {request.params.get("fieldSelector") for request in control.requests if "/pods" in request.path}
+        assert "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed" in selectors
+    finally:
+        floor.stop()
+        workload.stop()
+
+
+def test_a_job_waits_for_gpus_that_others_hold(control: ControlApi, controller: Replica) -> None:
+    put_stranger(control, "notebook", 1, "n1")
+    big = shell_job("big", "true", 4, namespace="a", container=GPU, minReplicas=4)
+    control.put(f"{jobs('a')}/big", big)
+    wait_until(lambda: status(control, "a", "big").reason == "Queued")
+    assert control.names(pods("a")) == []
+    control.remove(f"{pods('x')}/notebook")
+    wait_until(lambda: len(control.names(pods("a"))) == 4)

@@ -31,6 +31,16 @@ class Heard:
         return news
 
 
+def test_what_is_of_no_interest_is_not_held() -> None:
+    store = ObjectStore(keep=lambda found: bool(found.get("wanted")))
+    store.replace(store.pruned([item("a", 1), item("b", 2, wanted=1)]), "10")
+    assert [found["metadata"]["name"] for found in store.items()] == ["b"]
+    store.apply("ADDED", item("c", 11))
+    store.apply("ADDED", item("d", 12, wanted=1))
+    store.apply("MODIFIED", item("b", 13))
+    assert [found["metadata"]["name"] for found in store.items()] == ["d"]
+
+
 def test_a_relist_tells_only_what_changed() -> None:
     heard = Heard()
     heard.store.replace([item("a", 1), item("b", 2), item("c", 3)], "10")

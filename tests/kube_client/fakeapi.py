@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +23,7 @@ from elasticctl.cluster.kube.connection import APPLY_PATCH
 from elasticctl.codec import from_rfc3339, to_rfc3339
 
 Object = dict[str, Any]
+_TERMS = re.compile(r",(?![^(]*\))")
 
 
 @dataclass
@@ -130,9 +132,7 @@ class FakeApi:
         if self._is_object(path):
             return _not_found(path)
         items = [item for key, item in self.objects.items() if _in(key, path)]
-        for pair in filter(None, params.get("labelSelector", "").split(",")):
-            name, _, value = pair.partition("=")
-            items = [item for item in items if item["metadata"].get("labels", {}).get(name) == value]
+        items = [item for item in items if selects(params, item)]
         start, limit = int(params.get("continue") or 0), int(params.get("limit") or len(items) or 1)
         more = {"continue": str(start + limit)} if start + limit < len(items) else {}
         version = self._changes[-1][0] if self._changes else 1
@@ -289,6 +289,32 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         return
+
+
+def selects(params: Mapping[str, str], item: Object) -> bool:
+    """True for an object that the label and field selectors of a request are met by: `a=b`, `a!=b` and `a in (b,c)`."""
+    labels = item["metadata"].get("labels", {})
+    terms = [
+        *((term, labels.get) for term in _TERMS.split(params.get("labelSelector", "")) if term),
+        *((term, lambda path: _field(item, path)) for term in params.get("fieldSelector", "").split(",") if term),
+    ]
+    return all(_meets(term, read) for term, read in terms)
+
+
+def _meets(term: str, read: Callable[[str], str | None]) -> bool:
+    if term.endswith(")"):
+        name, _, values = term[:-1].partition(" in (")
+        return read(name) in values.split(",")
+    name, _, value = term.partition("=")
+    return read(name[:-1]) != value if name.endswith("!") else read(name) == value
+
+
+def _field(item: Object, path: str) -> str:
+    """A field by its path; "" where there is none."""
+    found: Any = item
+    for name in path.split("."):
+        found = found.get(name, "") if isinstance(found, dict) else ""
+    return str(found)
 
 
 def _in(path: str, collection: str) -> bool:

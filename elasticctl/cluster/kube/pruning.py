@@ -61,10 +61,41 @@ def prune_node(node: Manifest) -> Manifest:
     }
 
 
+def prune_holder(pod: Manifest) -> Manifest:
+    """Of a pod that is no worker: its node, and how many `gpus` it holds there."""
+    metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
+    return {
+        "metadata": _some(metadata, ("name", "namespace", "uid", "resourceVersion")),
+        "spec": _some(spec, ("nodeName",)),
+        "gpus": _gpus(spec),
+    }
+
+
 def prune_job(job: Manifest) -> Manifest:
     """An ElasticJob without its managedFields, which may be as large as the rest."""
     metadata = {name: value for name, value in _mapping(job.get("metadata")).items() if name != "managedFields"}
     return {**job, "metadata": metadata}
+
+
+def _gpus(spec: Mapping[str, Any]) -> int:
+    """What a pod needs at once, as the scheduler counts it: its containers beside the sidecars, or one init container.
+
+    Init containers run one after the other before the containers; those with `restartPolicy: Always` are sidecars, and
+    stay.
+    """
+    sidecars = peak = 0
+    for container in map(_mapping, _sequence(spec.get("initContainers"))):
+        own = _gpus_of(container)
+        peak = max(peak, sidecars + own)
+        sidecars += own if container.get("restartPolicy") == "Always" else 0
+    return max(peak, sidecars + sum(_gpus_of(_mapping(item)) for item in _sequence(spec.get("containers"))))
+
+
+def _gpus_of(container: Mapping[str, Any]) -> int:
+    """GPUs are asked for as limits, and requests are the same; quantities of them are whole numbers."""
+    resources = _mapping(container.get("resources"))
+    amounts = [_mapping(resources.get(part)).get(GPU_RESOURCE) for part in ("limits", "requests")]
+    return max((int(text) for text in map(str, amounts) if text.isascii() and text.isdigit()), default=0)
 
 
 def _container_status(status: Mapping[str, Any]) -> Manifest:

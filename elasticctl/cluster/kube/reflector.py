@@ -51,14 +51,16 @@ class Api(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What is watched: the path of a collection, and the labels of those of its objects that are wanted."""
+    """What is watched: the path of a collection, and the labels and fields of those of its objects that are wanted."""
 
     path: str
     labels: str = ""
+    fields: str = ""
 
     def params(self, **more: str) -> dict[str, str]:
         """Query parameters of a list or a watch."""
-        return {**({"labelSelector": self.labels} if self.labels else {}), **more}
+        selectors = {"labelSelector": self.labels, "fieldSelector": self.fields}
+        return {**{name: value for name, value in selectors.items() if value}, **more}
 
 
 @dataclass(slots=True)

@@ -22,15 +22,17 @@ Change = Callable[[Manifest | None, Manifest | None], None]
 class ObjectStore:
     """Thread-safe; the objects given out are shared and must not be changed.
 
-    `prune` cuts an object down to what is read of it, `index_of` names the group it is found by.
+    `prune` cuts an object down to what is read of it, `index_of` names the group it is found by; of what is left of
+    it, `keep` says whether it is of interest at all.
     """
 
     def __init__(
         self,
         prune: Callable[[Manifest], Manifest] = lambda item: item,
         index_of: Callable[[Manifest], str] = lambda item: "",
+        keep: Callable[[Manifest], bool] = lambda item: True,
     ) -> None:
-        self._prune, self._index_of = prune, index_of
+        self._prune, self._index_of, self._keep = prune, index_of, keep
         self._lock = threading.RLock()
         self._objects: dict[str, Manifest] = {}
         self._groups: defaultdict[str, set[str]] = defaultdict(set)
@@ -63,7 +65,7 @@ class ObjectStore:
 
     def pruned(self, objects: Iterable[Manifest]) -> list[Manifest]:
         """Cut a page of a list down at once, so that the whole list is never held at full size."""
-        return [self._prune(item) for item in objects]
+        return [item for item in map(self._prune, objects) if self._keep(item)]
 
     def replace(self, objects: Iterable[Manifest], version: str) -> None:
         """Take over a list, as `pruned` returned it, as of `version`; what was written after it stays."""
@@ -81,12 +83,13 @@ class ObjectStore:
         with self._told():
             self._position = max(self._position, _version(item))
             key = key_of(item)
-            if kind == "DELETED":
+            pruned = self._prune(item) if kind in ("ADDED", "MODIFIED") else None
+            if pruned is not None and self._keep(pruned):
+                self._put(key, pruned)
+            elif kind != "BOOKMARK":
                 stored = self._objects.get(key)
                 if stored is not None and _version(stored) <= _version(item):
                     self._remove(key)
-            elif kind in ("ADDED", "MODIFIED"):
-                self._put(key, self._prune(item))
 
     def learn(self, item: Manifest) -> None:
         """Believe the answer to a write of ours until the watch has come to it; one that it has passed is ignored."""
