@@ -227,14 +227,16 @@ class Backoff:
 class Share:
     """What sharing lets the job have: how many workers, and how many of them are lent by other projects.
 
-    Each worker takes `slots_per_worker` of the pool. `reason` is one word and `message` a sentence without a subject,
-    `change` is what the last change was for; `since` is when the number was decided.
+    Each worker takes `slots_per_worker` of the pool, which has `pool_slots` in all (told to jobs that have workers
+    only; 0: not told). `reason` is one word and `message` a sentence without a subject, `change` is what the last
+    change was for; `since` is when the number was decided.
     """
 
     workers: int = 0
     borrowed: int = 0
     pool: str = ""
     slots_per_worker: int = 1
+    pool_slots: int = 0
     reason: str = ""
     message: str = ""
     change: str = ""

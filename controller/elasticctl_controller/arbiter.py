@@ -37,7 +37,10 @@ GATHER_S = 0.05
 REST_FACTOR = 4.0
 """A decision that takes long is not made again before so many times as long: the loops need the processor too."""
 REWORD_S = 30.0
-"""The words of a share that stays as it is change no more often: they name others, of whom there may be thousands."""
+"""The words of a share that stays as it is change no more often: they name others, of whom there may be thousands.
+
+So does the size of its pool, which changes with every node.
+"""
 RETRY_S = 2.0
 LONGEST_SLEEP_S = 60.0
 UNDECIDED = "Undecided"
@@ -159,15 +162,17 @@ class Arbiter:
         shared = {job.key: job for job in jobs if is_shared(job)}
         others = [job for job in jobs if job.key not in shared]
         pools = pools_of(self._floor.healthy_nodes(), shared.values(), others, terms.capacity)
-        names = {pool.name for pool in pools}
+        sizes = {pool.name: pool.slots for pool in pools}
         claims = {
-            key: claim_of(job, pool, self._last(job)) for key, job in shared.items() if (pool := pool_of(job, names))
+            key: claim_of(job, pool, self._last(job)) for key, job in shared.items() if (pool := pool_of(job, sizes))
         }
         decision = decide(pools, projects_of(self._floor.quotas()), tuple(claims.values()), now, terms.rules)
         now = from_rfc3339(to_rfc3339(now)) or now  # as it will be read back, lest a share be written again for ever
         verdicts = {job.uid: _Verdict(key) for key, job in shared.items()}
         for key, grant in decision.grants.items():
-            verdicts[shared[key].uid] = self._verdict(shared[key], claims[key], grant, now)
+            # Those who wait are not told: they may be many, and each time it would be a status to write.
+            size = sizes.get(claims[key].pool, 0) if grant.workers else 0
+            verdicts[shared[key].uid] = self._verdict(shared[key], claims[key], grant, size, now)
         return verdicts, decision.wake_at
 
     def _share(self, job: ElasticJob) -> Share | None:
@@ -179,13 +184,14 @@ class Arbiter:
         share = self._share(job)
         return never_decided(job) if share is None else Remembered(share.workers, share.since or 0.0)
 
-    def _verdict(self, job: ElasticJob, claim: Claim, grant: Grant, now: float) -> _Verdict:
+    def _verdict(self, job: ElasticJob, claim: Claim, grant: Grant, pool_slots: int, now: float) -> _Verdict:
         known, last = self._verdicts.get(job.uid), self._share(job)
         share = Share(
             workers=grant.workers,
             borrowed=grant.borrowed,
             pool=claim.pool,
             slots_per_worker=claim.slots_per_worker,
+            pool_slots=pool_slots,
             reason=grant.reason.value,
             message=grant.words,
             change=grant.change,
@@ -195,7 +201,7 @@ class Arbiter:
             share = replace(share, since=last.since, change=last.change)
         worded_at = now
         if known is not None and last is not None and now < known.worded_at + REWORD_S:
-            reworded = replace(share, message=last.message)
+            reworded = replace(share, message=last.message, pool_slots=last.pool_slots)
             if reworded == last:
                 share, worded_at = reworded, known.worded_at
         leave = frozenset(grant.leave)

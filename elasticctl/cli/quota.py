@@ -19,8 +19,8 @@ from elasticctl.wording import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elasticctl.codec import Manifest
     from elasticctl.quota import Quota
+    from elasticctl.spec import ElasticJob
 
 app, quota = family("quota", "What projects are guaranteed of a shared cluster; a project is a namespace.")
 
@@ -46,20 +46,23 @@ class Terms:
 @verb(quota, "list")
 def list_quotas(*, output: Form = "table", where: Where) -> None:
     """Show what each project holds, of how much that it is guaranteed, and which jobs wait for what."""
-    from elasticctl.cli.holdings import held_by, holdings, table, told
+    from elasticctl.cli.holdings import left, table, told
     from elasticctl.codec import to_json
+    from elasticctl.holdings import held_by, holdings, stocks
 
     target = reach(where)
-    held = held_by(_jobs(target))
+    jobs, all_seen = _jobs(target)
+    held = held_by(jobs)
     rows = holdings(target.cluster.list_quotas(), held)
+    pools = stocks(rows, held, all_seen=all_seen)
     if output != "table":
-        print_data("QuotaList", {"holdings": to_json(rows), "jobs": to_json(held)}, output)
+        print_data("QuotaList", {"pools": to_json(pools), "holdings": to_json(rows), "jobs": to_json(held)}, output)
         return
     if rows:
         print_table(table(rows, sys.stdout.encoding))
     else:
         say("no project has a quota, and no job shares; docs/sharing.md says how to switch sharing on")
-    for line in told([item for item in held if not item.workers]):
+    for line in (*left(pools), *told(item for item in held if not item.workers)):
         say(line)
     hint("give a project its part: elasticctl quota set PROJECT --guaranteed KIND=N")
 
@@ -99,22 +102,26 @@ def remove_quota(*, project: Project, where: Where) -> None:
 @verb(quota, "explain")
 def explain_quota(*, project: Annotated[str | None, typer.Argument(metavar="PROJECT")] = None, where: Where) -> None:
     """Say of each job, or of each of one project, what it has and why it has no more."""
-    from elasticctl.cli.holdings import held_by, told
+    from elasticctl.cli.holdings import told
+    from elasticctl.holdings import held_by
 
-    held = [item for item in held_by(_jobs(reach(where))) if project in (None, item.project)]
+    held = [item for item in held_by(_jobs(reach(where))[0]) if project in (None, item.project)]
     if not held:
         say("no job shares" + (f" in {project}" if project else ""))
     for line in told(held):
         emit(line)
 
 
-def _jobs(target: Target) -> list[Manifest]:
-    """All jobs; those of this namespace where the others' must not be seen."""
+def _jobs(target: Target) -> tuple[list[ElasticJob], bool]:
+    """All jobs, and True; those of this namespace where the others' must not be seen."""
+    from elasticctl.spec import ElasticJob
+
     try:
-        return target.cluster.list_jobs(None)
+        found, all_seen = target.cluster.list_jobs(None), True
     except ForbiddenError:
         say(f"the jobs of other namespaces must not be seen: only those of {target.namespace} are shown")
-        return target.cluster.list_jobs(target.namespace)
+        found, all_seen = target.cluster.list_jobs(target.namespace), False
+    return [ElasticJob.from_manifest(job) for job in found], all_seen
 
 
 def _find(target: Target, project: str) -> Quota | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from elasticctl.cli.again import Rerun, again
-from elasticctl.cli.holdings import Held, Holding, bar, held_by, holdings, table, told
+from elasticctl.cli.holdings import bar, left, table, told
 from elasticctl.cli.listing import job_table
 from elasticctl.cli.views import history_table, scalings, status_table
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
+from elasticctl.holdings import Holding, Stock, held_by, holdings
 from elasticctl.quota import Quota
 from elasticctl.spec import ElasticJob
 from tests.cli.conftest import Run
@@ -33,22 +35,15 @@ def shared(name: str, project: str, share: dict[str, Any], **status: Any) -> dic
 
 
 JOBS = [shared("one", "a", FULL), shared("two", "b", WAITS, phase="Pending"), job("alone")]
-QUOTAS = [Quota("a", 1.0, {"t4": 4}, {"t4": 16}).to_manifest(), Quota("b", 2.0, {"t4": 4, "a100": 8}).to_manifest()]
+HELD = held_by(map(ElasticJob.from_manifest, JOBS))
 
 
-def test_a_row_for_each_project_and_kind() -> None:
-    rows = holdings(QUOTAS, held_by(JOBS))
-    assert rows == [
-        Holding("a", "t4", 1.0, held=8, guaranteed=4, limit=16, borrowed=4, waiting=0),
-        Holding("b", "a100", 2.0, held=0, guaranteed=8, limit=None, borrowed=0, waiting=0),
-        Holding("b", "t4", 2.0, held=0, guaranteed=4, limit=None, borrowed=0, waiting=1),
+def test_a_line_for_each_project_and_kind() -> None:
+    rows = holdings([Quota("a", 1.0, {"t4": 4}, {"t4": 16}).to_manifest()], HELD)
+    assert [line[:7] for line in table(rows, "utf-8").rows] == [
+        ("a", "t4", "8", "4", "16", "4", "0"),
+        ("b", "t4", "0", "0", "", "0", "1"),
     ]
-    assert table(rows, "utf-8").rows[0][:7] == ("a", "t4", "8", "4", "16", "4", "0")
-
-
-def test_jobs_that_do_not_share_or_are_over_hold_nothing() -> None:
-    assert [item.job for item in held_by(JOBS)] == ["one", "two"]
-    assert held_by([shared("over", "a", FULL, phase="Succeeded")]) == []
 
 
 @pytest.mark.parametrize(
@@ -63,20 +58,22 @@ def test_jobs_that_do_not_share_or_are_over_hold_nothing() -> None:
 def test_a_bar_tells_what_is_held_by_right_borrowed_and_idle(
     held: int, guaranteed: int, borrowed: int, drawn: str
 ) -> None:
-    row = Holding("a", "t4", 1.0, held, guaranteed, None, borrowed, 0)
+    row = Holding("a", "t4", 1.0, held, guaranteed, None, borrowed, max(0, guaranteed - held + borrowed), 0)
     assert bar(row, 8, "ascii") == drawn
     assert len(bar(row, 8, "utf-8")) == len(drawn)
     assert bar(row, 0, "ascii") == ""
 
 
 def test_a_sentence_for_each_job() -> None:
-    assert list(told(held_by(JOBS))) == [
+    assert list(told(HELD)) == [
         "a/one has all 4 workers that it asks for; borrows 4 GPUs from b.",
         "b/two waits for 2 GPUs held by jobs that come first. Last change: gives 2 workers to a/one.",
     ]
-    assert held_by(JOBS)[1] == Held(
-        "b", "two", "t4", 0, 4, 0, 0, "WaitsForTurn", WAITS["message"], "gives 2 workers to a/one"
-    )
+
+
+def test_a_sentence_for_each_pool_of_which_it_is_known_what_is_free() -> None:
+    pools = [Stock("a100", "GPU", 0, None, None), Stock("cpu", "CPU slot", 0, 1, 1), Stock("t4", "GPU", 8, 16, None)]
+    assert list(left(pools)) == ["cpu: 1 of 1 CPU slot free"]
 
 
 def test_status_and_list_say_what_is_borrowed() -> None:
@@ -159,13 +156,14 @@ def test_quotas_are_set_listed_explained_and_removed(run: Run, home: Any, local_
         ["a", "cpu", "3", "2", "-", "1", "0"],
         ["b", "cpu", "0", "0", "-", "0", "1"],
     ]
-    assert listed.err.startswith("b/two waits for 1 CPU slot")
+    assert re.match(r"cpu: 0 of 3 CPU slots free\nb/two waits for 1 CPU slot", listed.err)
     data = json.loads(run("quota", "list", "-o", "json").out)
     assert (data["kind"], len(data["holdings"]), [each["job"] for each in data["jobs"]]) == (
         "QuotaList",
         2,
         ["one", "two"],
     )
+    assert data["pools"] == [{"pool": "cpu", "unit": "CPU slot", "held": 3, "slots": 3, "free": 0}]
     assert run("quota", "explain", "a").out.startswith("a/one has all 3 workers")
     assert run("explain", "two", "-n", "b").out.splitlines()[1].startswith("It waits for 1 CPU slot")
     assert run("quota", "rm", "a").code == 0

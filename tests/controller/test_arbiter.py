@@ -163,6 +163,21 @@ def test_the_words_of_a_share_that_stays_do_not_change_with_every_job_that_comes
     assert (bench.share("b/big").workers, bench.share("b/big").since) == (before.workers, before.since)
 
 
+def test_those_who_have_workers_are_told_how_large_the_pool_is_now_and_then(bench: Bench) -> None:
+    bench.submit("train", "a", 4, 4, automatic=False)
+    bench.submit("later", "b", 4, 4, automatic=False)
+    bench.arbiter.decide_now()
+    bench.carried_out()
+    assert (bench.share("a/train").pool_slots, bench.share("b/later").pool_slots) == (4, 0)
+    bench.told.clear()
+    for later, nodes, told in ((1.0, {"other": 1}, 4), (2.0, {"other": 2}, 4), (60.0, {"other": 2}, 6)):
+        bench.now, bench.floor.more_nodes = NOW + later, nodes
+        bench.arbiter.decide_now()
+        assert bench.share("a/train").pool_slots == told
+    assert bench.told.count("a/train") == 1
+    assert bench.share("b/later").pool_slots == 0
+
+
 def test_a_guarantee_is_met_by_those_who_borrow_the_youngest_first(bench: Bench) -> None:
     bench.floor.guarantees = {"a": 2, "b": 2}
     bench.submit("train", "a", 2, 4)
