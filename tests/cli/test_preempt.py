@@ -14,6 +14,7 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.spec import ElasticJob
 from tests.cli.conftest import Run
+from tests.cluster_contract import running
 from tests.jobs import FOREVER, shell_job
 from tests.waiting import wait_until
 
@@ -100,7 +101,7 @@ def test_a_worker_is_lost_and_replaced(
 ) -> None:
     script = f"trap 'echo told; exit 143' TERM; echo here; {FOREVER.replace('sleep 1', 'sleep 0.1')}"
     local_cluster.create_job(shell_job("job", script, workers=2, minReplicas=1, backoffLimit=0))
-    wait_until(lambda: status_of(local_cluster, "job").get("active") == 2)
+    wait_until(lambda: len(running(local_cluster, "job")) == 2)
     wait_until(lambda: len(list(local_cluster.logs("default", "job", LogQuery()))) == 2)
     before = {pod["metadata"]["uid"] for pod in local_cluster.list_pods("default", "job")}
     done = run("preempt", "job", "--worker", "1", *options)

@@ -17,17 +17,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from elasticctl_train.errors import DamagedError
+from elasticctl_train.errors import DamagedError, FormatError
 
 FORMAT = 2
 JOURNAL = "journal/"
 DATA = "data/"
 _TOP = 999_999_999_999
+_SAVE = re.compile(rf"{DATA}g\d{{6,}}-n(\d{{6,}})-step\d{{9,}}-[^/]+/", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,15 @@ def save_folder(generation: int, number: int, step: int, run_id: str) -> str:
     return f"{DATA}g{generation:06d}-n{number:06d}-step{step:09d}-{run_id}/"
 
 
+def number_of(folder: str) -> int | None:
+    """Which save of its run a folder is of; None for one that no save has made.
+
+    What is not named as a save is somebody else's, a dataset in `data/` perhaps, and never deleted.
+    """
+    found = _SAVE.fullmatch(folder)
+    return int(found[1]) if found else None
+
+
 def run_of(folder: str) -> str:
     """The id of the run that a save folder is of."""
     return folder.rstrip("/").rpartition("-")[2]
@@ -171,7 +182,7 @@ def decode(data: bytes, position: int) -> Entry:
         if digest != _digest(body):
             raise DamagedError(f"journal entry {position}: its digest does not match")
         if body.pop("format") != FORMAT:
-            raise DamagedError(f"journal entry {position}: written by another version in a format unknown to this one")
+            raise FormatError(f"journal entry {position}: written by another version in a format unknown to this one")
         kind = _KINDS[body.pop("kind")]
         if kind is Commit:
             body["shares"] = tuple(ObjectRef(**ref) for ref in body["shares"])

@@ -8,13 +8,13 @@ second one is a help that nobody waits for but to finish the chunk it has begun.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from elasticctl_train import processors
 from elasticctl_train.background import Background
 
 _CHUNK_BYTES = 2 << 20
@@ -44,7 +44,7 @@ class Copier:
     """Copies tensors in memory with two threads, where there are two processors."""
 
     def __init__(self) -> None:
-        self._helper = Background("elasticctl-copy") if len(os.sched_getaffinity(0)) > 1 else None
+        self._helper = Background("elasticctl-copy") if processors.available() > 1 else None
 
     def copy(self, targets: Sequence[Target], sources: Sequence[torch.Tensor]) -> None:
         """Copy each source to its target, of the same dtype and shape."""

@@ -6,9 +6,12 @@ and a collective on the training's group could meet one of DistributedDataParall
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LET_GO_S = 0.02
 
 
 @dataclass(slots=True)
@@ -93,19 +97,36 @@ def join(environ: Mapping[str, str] = os.environ) -> World:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if not dist.is_initialized():
         return World(device=device)
-    group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
-    return World(dist.get_rank(), dist.get_world_size(), device, Channel(group), owned)
+    channel = Channel(dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None)
+    atexit.register(_end_threads, channel)
+    return World(dist.get_rank(), dist.get_world_size(), device, channel, owned)
 
 
 def leave(world: World) -> None:
     """Take down the process group, if this library made it, and let go of this library's own. Last of all calls.
 
-    The group's threads end here. Where they still run as the interpreter ends, what they have to clean up can make them
-    wait for an interpreter that is gone, and the process aborts ("terminate called without an active exception").
+    The group's threads end here; see `_end_threads`.
     """
     world.channel.group = None
     if world.owned and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _end_threads(channel: Channel) -> None:
+    """The interpreter is about to end, maybe of an error: end this library's threads, give others' a moment.
+
+    gloo's threads let go of a message's tensors some time after the message has arrived, and need the interpreter for
+    it. Where that is ending they cannot have it, and the process aborts ("terminate called without an active
+    exception", https://github.com/pytorch/pytorch/pull/179291) instead of ending with its own exit code.
+    """
+    group, channel.group = channel.group, None
+    if not dist.is_initialized():
+        return
+    if group is not None:
+        with suppress(RuntimeError, ValueError):  # taken down by the script
+            dist.destroy_process_group(group)
+        del group
+    time.sleep(_LET_GO_S)
 
 
 def _to_bytes(message: Any) -> torch.Tensor:

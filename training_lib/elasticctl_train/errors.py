@@ -8,6 +8,7 @@
         ├── ExistsError             an object of that name is already there
         ├── MissingError            no object of that name
         ├── DamagedError            an object is not what was written: torn, truncated or altered
+        │   └── FormatError             it is whole, and written by another version of this library
         ├── SaveError               a checkpoint could not be written
         └── FencedError             a younger run has taken over this URL
             └── MovedError              the job has been moved to another URL for good
@@ -48,6 +49,10 @@ class MissingError(StorageError):
 
 class DamagedError(StorageError):
     """The object does not match its checksum or its format."""
+
+
+class FormatError(DamagedError):
+    """The object is whole, but another version of this library wrote it."""
 
 
 class SaveError(StorageError):

@@ -80,7 +80,10 @@ def read(
     filling = Filling(world, manifest, alike, world.rank if own_of is None else own_of)
     for index, supplier in enumerate(suppliers):
         node = offers[supplier].node if index in in_tier else ""
-        near = {rank for rank, offer in enumerate(offers) if rank == supplier or (node and offer.node == node)}
+        near = {
+            supplier,
+            *(rank for rank, offer in enumerate(offers) if node == offer.node != "" and index in offer.files),
+        }
         data = held.pop(index) if supplier == world.rank else None
         if data is None and world.rank in near:
             data = _mapped(offers[world.rank].files[index])

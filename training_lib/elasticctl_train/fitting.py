@@ -10,6 +10,8 @@ import torch
 from elasticctl_train import shards
 
 _SHOWN = 4
+_EXTRA = "_extra_state"
+"""How the keys end under which `state_dict` has what `get_extra_state` returns: of any kind, another one each time."""
 
 
 def of_module(module: torch.nn.Module, state: Any) -> str:
@@ -25,7 +27,7 @@ def of_module(module: torch.nn.Module, state: Any) -> str:
     differing = [
         f"{name} ({_shape(state[name])} in the checkpoint, {_shape(here)} here)"
         for name, here in live.items()
-        if name in state and _shape(state[name]) != _shape(here)
+        if name in state and not name.endswith(_EXTRA) and _shape(state[name]) != _shape(here)
     ]
     found = [
         _counted("missing in it", [name for name in live if name not in state]),

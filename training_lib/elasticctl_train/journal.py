@@ -6,13 +6,21 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 
 from elasticctl_train import commits
 from elasticctl_train.commits import Commit, Generation, Moved, Retention
-from elasticctl_train.errors import DamagedError, ExistsError, FencedError, MissingError, MovedError, StorageError
+from elasticctl_train.errors import (
+    DamagedError,
+    ExistsError,
+    FencedError,
+    FormatError,
+    MissingError,
+    MovedError,
+    StorageError,
+)
 from elasticctl_train.storage import Storage, all_keys
 from elasticctl_train.storage.parallel import each
 
@@ -63,6 +71,7 @@ class Writer:
         self._tail = mine.position
         self._number = commits_so_far
         self._commits: list[Commit] | None = None
+        self._saves = 0
         self._swept = False
 
     @classmethod
@@ -122,25 +131,37 @@ class Writer:
         The first call also deletes what killed runs left: data no commit refers to. Raises FencedError, and deletes
         nothing, when another run has taken over.
         """
-        if next(positions(self._storage), None) != self._tail:
-            raise self._fenced()
         if self._commits is None:
             self._commits = list(read_commits(self._storage))
+        strays = [] if self._swept else self._strays({commit.folder for commit in self._commits})
+        # Only now, so that nothing is among them that a younger run stores while this one is held up.
+        if next(positions(self._storage), None) != self._tail:
+            raise self._fenced()
         for old in commits.expired(self._commits, keep):
             remove(self._storage, old)
             self._commits.remove(old)
-        if not self._swept:
-            kept = {commit.folder for commit in self._commits}
-            stray = [key for key in all_keys(self._storage, commits.DATA) if commits.folder_of(key) not in kept]
-            self._storage.delete(stray)
-            self._swept = True
+        self._storage.delete(strays)
+        self._swept = True
 
     def sweep_again(self) -> None:
         """Let the next `retire` look for leftovers once more: a save of this run has failed half-way."""
         self._swept = False
 
+    def _strays(self, kept: Collection[str]) -> list[str]:
+        """What saves have left outside the folders `kept`, but for later saves of this run: ranks may be at one."""
+        found = []
+        for key in all_keys(self._storage, commits.DATA):
+            folder = commits.folder_of(key)
+            number = commits.number_of(folder)
+            if number is None or folder in kept:
+                continue
+            if number <= self._saves or commits.run_of(folder) != self._mine.run_id:
+                found.append(key)
+        return found
+
     def _add(self, commit: Commit) -> None:
         self._tail, self._number = commit.position, commit.number
+        self._saves = commits.number_of(commit.folder) or 0
         if self._commits is not None:
             self._commits.append(commit)
 
@@ -209,11 +230,16 @@ def _scan(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError 
 
 
 def _newest(storage: Storage) -> tuple[int, int, int]:
-    """The newest position, generation and number of a commit; 0 for what there is none of. MovedError where closed."""
+    """The newest position, generation and number of a commit; 0 for what there is none of.
+
+    Raises MovedError where it is closed, and StorageError where another version has written what this one cannot read.
+    """
     top, generation = 0, 0
     for position, entry in _scan(storage):
         if isinstance(entry, Moved) and not top:
             raise MovedError(f"{storage.url}: this job has been moved to {entry.to}, and goes on there only")
+        if isinstance(entry, FormatError):  # to pass over it would be to start afresh, and to delete its data
+            raise StorageError(f"{storage.url}: {entry}; go on with that version, or give another storage URL")
         top = top or position  # even if it is retired before it can be read: then the one behind it is taken
         if entry is None or isinstance(entry, DamagedError):
             continue
@@ -251,7 +277,7 @@ def _check_precondition(storage: Storage, mine: Generation) -> None:
 def _discard_unfinished(storage: Storage) -> None:
     """Clean up behind killed runs, which are all fenced now; a storage that refuses costs space only."""
     try:
-        storage.discard_unfinished()
+        storage.discard_unfinished(lambda key: commits.number_of(commits.folder_of(key)) is not None)
     except StorageError as e:
         log.info("uploads that killed runs may have left were not deleted: %s", e)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,9 @@ from elasticctl_train.errors import DataError, RestoreError
 from elasticctl_train.parts import Stateful
 
 log = logging.getLogger("elasticctl_train")
+
+Begin = Callable[[], Cursor]
+"""Is told that a pass over a loader begins, and tells where training is."""
 
 
 class ElasticSampler(Sampler[list[int]]):
@@ -151,19 +154,37 @@ class ElasticDataLoader(DataLoader[Any]):
 
 
 class ElasticLoader:
-    """The rest of one epoch: iterates over this rank's batches once, and tells `feed` of each as it is handed over."""
+    """What is left of an epoch, from where training is when a pass begins; `len` is that of the newest pass.
 
-    def __init__(self, loader: DataLoader[Any], batches: Sequence[range], feed: Feed, on_start: Callable[[], None]):
-        self._loader, self._batches, self._feed, self._on_start = loader, batches, feed, on_start
+    Tells `feed` of each batch as it is handed over.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[EpochPlan, int], DataLoader[Any]],
+        plan: EpochPlan,
+        position: int,
+        feed: Feed,
+        begin: Begin,
+    ) -> None:
+        """`make` makes torch's loader of a plan from a position on; `begin` is called as a pass begins."""
+        self._make, self._feed, self._begin = make, feed, begin
+        self._go_to(plan, position)
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        self._on_start()
+        cursor = self._begin()
+        if (cursor.epoch, cursor.position) != (self._plan.epoch, self._position):
+            self._go_to(replace(self._plan, epoch=cursor.epoch), cursor.position)
         for batch, samples in zip(self._batches, self._loader, strict=True):
             self._feed.hand_over(batch)
             yield samples
+
+    def _go_to(self, plan: EpochPlan, position: int) -> None:
+        self._plan, self._position = plan, position
+        self._loader, self._batches = self._make(plan, position), plan.batches(position)
 
 
 def make_loader(
@@ -171,14 +192,17 @@ def make_loader(
     plan: EpochPlan,
     feed: Feed,
     position: int,
-    on_start: Callable[[], None],
+    begin: Begin,
     options: Mapping[str, Any],
 ) -> ElasticLoader:
     """A loader over what is left of the epoch from `position` on. `options` go to torch's DataLoader."""
-    sampler = ElasticSampler(plan, rank=feed.rank, world_size=feed.world_size, position=position)
-    chosen = worker_options(options, plan.seed, plan.epoch, position, feed.rank)
-    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=sampler, **chosen)
-    return ElasticLoader(loader, plan.batches(position), feed, on_start)
+
+    def make(plan: EpochPlan, position: int) -> DataLoader[Any]:
+        sampler = ElasticSampler(plan, rank=feed.rank, world_size=feed.world_size, position=position)
+        chosen = worker_options(options, plan.seed, plan.epoch, position, feed.rank)
+        return DataLoader(dataset, batch_sampler=sampler, **chosen)
+
+    return ElasticLoader(make, plan, position, feed, begin)
 
 
 def worker_options(options: Mapping[str, Any], *seeds: int) -> dict[str, Any]:

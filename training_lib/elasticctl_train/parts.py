@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -28,12 +30,29 @@ class Stateful(Protocol):
         """Take over such a state."""
 
 
+def layers(part: Any) -> Iterator[Any]:
+    """A part, and what DistributedDataParallel, DataParallel and torch.compile have wrapped in it, outermost first."""
+    while True:
+        yield part
+        if isinstance(part, DistributedDataParallel | torch.nn.DataParallel):
+            part = part.module
+        elif is_compiled(part):
+            part = part._orig_mod
+        else:
+            return
+
+
+def is_compiled(part: object) -> bool:
+    """Has `torch.compile` made this of a module? It lies in a part of torch that takes long to import."""
+    home = sys.modules.get("torch._dynamo.eval_frame")
+    return home is not None and isinstance(part, home.OptimizedModule)
+
+
 def named(**given: Stateful | None) -> dict[str, Stateful]:
-    """The parts that were given; DistributedDataParallel unwrapped, so that a checkpoint fits one rank and many."""
+    """The parts that were given, unwrapped: so a checkpoint fits one rank and many, compiled or not."""
     if OWN in given:
         raise TrainError(f"Run(…, {OWN}=…): this name is taken; choose another one")
-    parts = {name: part for name, part in given.items() if part is not None}
-    return {n: part.module if isinstance(part, DistributedDataParallel) else part for n, part in parts.items()}
+    return {name: deque(layers(part), maxlen=1)[0] for name, part in given.items() if part is not None}
 
 
 def check(parts: Mapping[str, Stateful]) -> None:

@@ -62,11 +62,13 @@ class Run:
         parts.check(self._parts)
         world = dist.join()
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
-        if isinstance(model, DistributedDataParallel):
+        self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
+        if self._parallel:
             self.device = next(model.parameters()).device
         elif not shards.has_sharded(model):
             model.to(self.device)
         self._feed = Feed(self.rank, self.world_size)
+        self._mark: Any = None  # the state of a stream behind the last step; `feed` has that behind the last batch
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
         self._session = Session(url, world, save, self._snapshot, partial(parts.fit, self._parts))
@@ -92,7 +94,7 @@ class Run:
     def model(self) -> torch.nn.Module:
         """The model to call: in DistributedDataParallel when there are several ranks, unless it came sharded."""
         given = self._given
-        if self.world_size == 1 or isinstance(given, DistributedDataParallel) or shards.has_sharded(given):
+        if self.world_size == 1 or self._parallel or shards.has_sharded(given):
             return given
         return DistributedDataParallel(given)
 
@@ -102,7 +104,7 @@ class Run:
         while self._session.cursor.epoch < total:
             yield self._session.cursor.epoch
             self._feed.take()
-            self._feed.mark = None
+            self._feed.mark = self._mark = None
             self._session.cursor = self._session.cursor.next_epoch()
 
     def loader(
@@ -117,17 +119,16 @@ class Run:
     ) -> ElasticLoader | StreamLoader:
         """This rank's batches of what is left of the epoch. `global_batch` samples make one batch over all ranks.
 
-        `options` (num_workers, collate_fn, pin_memory, …) go to torch's DataLoader. Raises DataError, and StateError
-        for a stream whose own state a checkpoint cannot hold.
+        One that is made before the loop over the epochs will do: each pass begins where training is by then. `options`
+        (num_workers, collate_fn, pin_memory, …) go to torch's DataLoader. Raises DataError, and StateError for a stream
+        whose own state a checkpoint cannot hold.
         """
         cursor = self._session.cursor
         if streams.is_stream(dataset):
             return self._stream(dataset, StreamPlan(global_batch, cursor.epoch, drop_last=drop_last), shuffle, options)
         plan = EpochPlan(length_of(dataset), global_batch, shuffle, seed, cursor.epoch, drop_last)
-        data.check(plan, cursor)
-        self._session.cursor = replace(cursor, length=plan.length, shuffle=shuffle, seed=seed)
-        self._session.progress.plan = plan
-        return make_loader(dataset, plan, self._feed, cursor.position, self._begin, options)
+        self._go_on_with(plan)
+        return make_loader(dataset, plan, self._feed, cursor.position, partial(self._begin, plan), options)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Weight a loss that is the mean over this rank's samples, so that gradients are the global batch's mean.
@@ -144,6 +145,7 @@ class Run:
         and wait to be stopped. Raises FencedError when a younger run has taken over the storage URL.
         """
         samples, cursor = self._feed.take(), self._session.cursor
+        self._mark = self._feed.mark
         cursor = replace(cursor, step=cursor.step + 1, position=cursor.position + samples)
         self._session.step(cursor, samples, loss)
 
@@ -172,7 +174,7 @@ class Run:
         parts.load(self._parts, restored.state, where)
         own = restored.state[parts.OWN]
         self._seed = own["seed"]
-        self._feed.mark = own.get("stream")
+        self._feed.mark = self._mark = own.get("stream")
         if restored.local is not None:
             loaders.restore(self._loaders, restored.local, len(restored.commit.shares), self.world_size)
             self._rng = restored.local["rng"]
@@ -186,24 +188,38 @@ class Run:
         if shuffle:
             name = type(dataset).__name__
             raise DataError(f"{name} comes in an order of its own: give it a set_epoch to shuffle by, not shuffle=True")
-        cursor = self._session.cursor
-        data.check_same(cursor, None, False, 0)
-        self._session.cursor = replace(cursor, length=None, shuffle=False, seed=0)
-        self._session.progress.plan = None
+        self._go_on_with(None)
         if streams.has_state(dataset):
             parts.check({"dataset": dataset})
-            plan = replace(plan, mark=self._feed.mark)
-        return streams.make_loader(dataset, replace(plan, position=cursor.position), self._feed, self._begin, options)
+        return streams.make_loader(dataset, plan, self._feed, partial(self._begin, None), options)
 
-    def _begin(self) -> None:
-        """The first batch is about to be fetched: forget random numbers drawn since the resume, by set-up code."""
+    def _go_on_with(self, plan: EpochPlan | None) -> None:
+        """The epoch goes on in this order (None: a stream's). Raises DataError where it was begun in another."""
+        cursor = self._session.cursor
+        if plan is None:
+            data.check_same(cursor, None, False, 0)
+            self._session.cursor = replace(cursor, length=None, shuffle=False, seed=0)
+        else:
+            data.check(plan, cursor)
+            self._session.cursor = replace(cursor, length=plan.length, shuffle=plan.shuffle, seed=plan.seed)
+        self._session.progress.plan = plan
+
+    def _begin(self, plan: EpochPlan | None) -> Cursor:
+        """The first batch of a pass is about to be fetched; returns where training is.
+
+        What was handed over and not trained on comes again. Random numbers that set-up code has drawn since the resume
+        are forgotten.
+        """
         self._feed.take()
+        self._feed.mark = self._mark
+        self._go_on_with(plan)
         if self._rng is not None:
             rng.restore(self._rng)
             self._rng = None
+        return self._session.cursor
 
     def _snapshot(self) -> Snapshot:
         state = {name: part.state_dict() for name, part in self._parts.items()}
-        state[parts.OWN] = {"cursor": asdict(self._session.cursor), "seed": self._seed, "stream": self._feed.mark}
+        state[parts.OWN] = {"cursor": asdict(self._session.cursor), "seed": self._seed, "stream": self._mark}
         local = {"rng": rng.capture(), "loaders": {name: part.state_dict() for name, part in self._loaders.items()}}
         return Snapshot(state, local, parts.rank_0_only(self._parts))

@@ -50,6 +50,11 @@ def layout_of(tensor: Any) -> tuple[Any, ...]:
     return tensor.device_mesh, tensor.placements
 
 
+def describe(tensor: Any) -> str:
+    """How a tensor is spread, in words that ranks have in common exactly when they mean the same; "": not at all."""
+    return f"{tensor.device_mesh.mesh.tolist()} {tensor.placements}" if is_sharded(tensor) else ""
+
+
 def holders(tensor: Any) -> list[tuple[Box, tuple[int, ...]]]:
     """The boxes of a DTensor and which ranks hold each alike; the same on every rank, empty boxes left out."""
     found: dict[Box, list[int]] = {}

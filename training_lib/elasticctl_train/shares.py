@@ -236,7 +236,10 @@ def gather(
         pause_s = min(pause_s * 1.5, _POLL_MAX_S)
     shares = [found[rank] for rank in range(world_size)]
     if len({document["fingerprint"] for _, document in shares}) > 1:
-        raise SaveError(f"{storage.url}: not saved: the ranks' states differ in names or shapes of tensors")
+        raise SaveError(
+            f"{storage.url}: not saved: the ranks' states differ in names, shapes or shards of tensors; a sharded one "
+            "needs the same mesh of ranks on all of them"
+        )
     return tuple(ref for ref, _ in shares), sum(ref.size_bytes + doc["tensors"]["size_bytes"] for ref, doc in shares)
 
 
@@ -247,6 +250,9 @@ def _waitable() -> torch.cuda.Event:
 
 
 def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
-    """Equal on two ranks exactly when their tensors have equal names, dtypes and shapes."""
-    rows = sorted(f"{name} {tensors.NAMES[tensor.dtype]} {list(tensor.shape)}" for name, tensor in shared.items())
+    """Equal on two ranks exactly when their tensors have equal names, dtypes, shapes and spreads."""
+    rows = sorted(
+        f"{name} {tensors.NAMES[tensor.dtype]} {list(tensor.shape)} {shards.describe(tensor)}"
+        for name, tensor in shared.items()
+    )
     return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from elasticctl_train.data import Feed
 from elasticctl_train.errors import DataError
-from elasticctl_train.loaders import worker_options
+from elasticctl_train.loaders import Begin, worker_options
 
 _FIXED_OPTIONS = ("batch_size", "batch_sampler", "sampler")
 
@@ -35,14 +35,19 @@ class StreamPlan:
 
 
 class StreamLoader:
-    """The rest of one epoch of a stream: iterates over this rank's batches once, and tells `feed` of each."""
+    """What is left of an epoch of a stream, from where training is when a pass begins; tells `feed` of each batch."""
 
-    def __init__(self, loader: DataLoader[Any], feed: Feed, on_start: Callable[[], None]) -> None:
-        self._loader, self._feed, self._on_start = loader, feed, on_start
+    def __init__(
+        self, make: Callable[[StreamPlan], DataLoader[Any]], plan: StreamPlan, feed: Feed, begin: Begin
+    ) -> None:
+        """`make` makes torch's loader of a plan; `begin` is called as a pass begins, and leaves its mark in `feed`."""
+        self._make, self._plan, self._feed, self._begin = make, plan, feed, begin
+        make(plan)  # whether it can be made is seen at once
 
     def __iter__(self) -> Iterator[Any]:
-        self._on_start()
-        for total, samples, mark in self._loader:
+        cursor = self._begin()
+        plan = replace(self._plan, epoch=cursor.epoch, position=cursor.position, mark=self._feed.mark)
+        for total, samples, mark in self._make(plan):
             self._feed.hand_over(range(total))
             self._feed.mark = mark
             yield samples
@@ -60,9 +65,7 @@ def has_state(dataset: object) -> bool:
     return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
 
 
-def make_loader(
-    dataset: Any, plan: StreamPlan, feed: Feed, on_start: Callable[[], None], options: Mapping[str, Any]
-) -> StreamLoader:
+def make_loader(dataset: Any, plan: StreamPlan, feed: Feed, begin: Begin, options: Mapping[str, Any]) -> StreamLoader:
     """A loader over what is left of the epoch. `options` go to torch's DataLoader. Raises DataError.
 
     A dataset with `set_epoch` is told the epoch, which it may shuffle by.
@@ -72,12 +75,16 @@ def make_loader(
     for name in _FIXED_OPTIONS:
         if name in options:
             raise DataError(f"{name}={options[name]!r}: run.loader makes the batches itself; give global_batch alone")
-    if hasattr(dataset, "set_epoch"):
-        dataset.set_epoch(plan.epoch)
     collate = options.get("collate_fn") or default_collate
-    chosen = worker_options({**options, "collate_fn": _as_it_is}, plan.epoch, plan.position, feed.rank)
-    share: _Share = _Share(dataset, plan, feed.rank, feed.world_size, collate)
-    return StreamLoader(DataLoader(share, batch_size=None, **chosen), feed, on_start)
+
+    def make(plan: StreamPlan) -> DataLoader[Any]:
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(plan.epoch)
+        chosen = worker_options({**options, "collate_fn": _as_it_is}, plan.epoch, plan.position, feed.rank)
+        share = _Share(dataset, plan, feed.rank, feed.world_size, collate)
+        return DataLoader(share, batch_size=None, **chosen)
+
+    return StreamLoader(make, plan, feed, begin)
 
 
 class _Share(IterableDataset[Any]):

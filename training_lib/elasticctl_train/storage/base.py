@@ -6,7 +6,7 @@ implementation (tests/train/storage_contract.py). Every method may raise `Storag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 PAGE_KEYS = 1000
@@ -38,8 +38,11 @@ class Storage(Protocol):
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects: the first before all others, these in any order; one that is not there is no error."""
 
-    def discard_unfinished(self) -> None:
-        """Delete what killed writers left half-written, as far as listings do not show it. None may be writing."""
+    def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
+        """Delete what killed writers left half-written, as far as listings do not show it, of keys that are ours.
+
+        Nobody may be writing any of these.
+        """
 
 
 def all_keys(storage: Storage, prefix: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,7 +100,7 @@ class Service(Protocol):
     def remove(self, key: str) -> None:
         """Delete an object, if it is there."""
 
-    def discard_unfinished(self) -> None:
+    def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
         """See Storage.discard_unfinished."""
 
 
@@ -163,8 +163,8 @@ class CloudStorage:
             self._service.remove(key)
         each(self._service.remove, keys[1:], THREADS)
 
-    def discard_unfinished(self) -> None:
-        self._service.discard_unfinished()
+    def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
+        self._service.discard_unfinished(is_ours)
 
     def _check(self, key: str) -> None:
         if not is_key(key):

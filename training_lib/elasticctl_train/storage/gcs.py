@@ -12,7 +12,7 @@ import base64
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -141,7 +141,7 @@ class Gcs:
         if not gcs_words.is_missing(reply.answer):
             self._raise_unless(reply, gcs_words.DELETE, key, 200, 204)
 
-    def discard_unfinished(self) -> None:
+    def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
         """A single insert leaves nothing behind."""
 
     def _media(self, key: str) -> str:

@@ -12,7 +12,7 @@ import heapq
 import os
 import secrets
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,7 +102,7 @@ class LocalStorage:
                 with suppress(OSError):  # not empty yet, or somebody else was faster
                     path.parent.rmdir()
 
-    def discard_unfinished(self) -> None:
+    def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
         """Partial files show up in listings."""
 
     def _path(self, key: str) -> Path:

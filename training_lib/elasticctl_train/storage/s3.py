@@ -11,7 +11,7 @@ import base64
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
@@ -22,6 +22,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
+from elasticctl_train import processors
 from elasticctl_train.crc import combined
 from elasticctl_train.errors import StorageError
 from elasticctl_train.storage import location, s3_words
@@ -36,8 +37,8 @@ log = logging.getLogger("elasticctl_train")
 
 OPTIONS = ("endpoint", "region")
 PART_BYTES = 16 << 20
-SENDERS = 4
-"""Parts at a time: fewer than are read at a time, because training wants the processors meanwhile."""
+FEWEST_SENDERS, MOST_SENDERS = 2, 8
+"""Parts at a time: as many as there are processors, within these bounds, because training wants them meanwhile."""
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _MOST_COPIED_BYTES = 5 << 30
 _RESTARTS = 3
@@ -123,14 +124,16 @@ class S3:
         if s3_words.code(reply.answer) != "NoSuchKey":
             self._raise_unless(reply, s3_words.DELETE, key, 200, 204)
 
-    def discard_unfinished(self) -> None:
-        """Abort the uploads in parts below our prefix: they are in no listing of objects, and cost money."""
+    def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
+        """Abort uploads in parts below our prefix: they are in no listing of objects, and cost money."""
         query = {"uploads": "", "prefix": self._place.prefix}
         while True:
             found = self._ask(query, s3_words.UPLOADS)
             uploads = [(item.findtext("Key", ""), item.findtext("UploadId", "")) for item in found.iter("Upload")]
             for name, upload in uploads:
-                self._abort(name.removeprefix(self._place.prefix), upload)
+                key = name.removeprefix(self._place.prefix)
+                if is_ours(key):
+                    self._abort(key, upload)
             if found.findtext("IsTruncated") != "true" or not uploads:
                 return
             query |= {"key-marker": uploads[-1][0], "upload-id-marker": uploads[-1][1]}
@@ -176,7 +179,7 @@ class S3:
             self._raise_unless(reply, s3_words.WRITE, key, 200)
             done[index] = reply.answer.headers.get("etag", ""), headers.get("x-amz-checksum-crc32", "")
 
-        each(send, range(count), SENDERS)
+        each(send, range(count), max(FEWEST_SENDERS, min(processors.available(), MOST_SENDERS)))
         if all(part.crc is not None for part in pieces):
             body.crc = combined((part.crc32(), part.size_bytes) for part in pieces)
         return done
