@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from elasticctl.cluster.base import Cluster, LogQuery, Manifest
 from elasticctl.errors import ConflictError, NotFoundError, SpecError
 from elasticctl.quota import Quota
+from elasticctl.spec import ElasticJob
 from tests.jobs import FOREVER, shell_job
 from tests.waiting import wait_until
 
@@ -113,6 +115,14 @@ class ClusterContract:
         cluster.create_job(shell_job("elastic", FOREVER, workers=1, minReplicas=1, maxReplicas=3))
         wait_until(lambda: len(running(cluster, "elastic")) == 1, 60)
         first = running(cluster, "elastic")[0]["metadata"]["uid"]
+        job = ElasticJob.from_manifest(cluster.get_job("default", "elastic"))
+        gone = dataclasses.replace(job, name="gone", uid="another")
+        found = cluster.pods_of([gone, job, dataclasses.replace(job, uid="of-the-one-before")])
+        assert {uid: [pod["metadata"]["uid"] for pod in pods] for uid, pods in found.items()} == {
+            "another": [],
+            job.uid: [first],
+            "of-the-one-before": [],
+        }
         cluster.patch_job("default", "elastic", scale(3))
         wait_until(lambda: len(running(cluster, "elastic")) == 3, 60)
         cluster.patch_job("default", "elastic", scale(1))

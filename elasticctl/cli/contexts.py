@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -88,6 +89,8 @@ def use_context(name: Name) -> None:
 @verb(config, "set-context")
 def set_context(name: Name, given: Fields) -> None:
     """Add a context or change some of its fields."""
+    if not re.fullmatch(r"[^\s,]+", name):
+        raise UsageError(f"{shown(name)} cannot be the name of a context: it has no blanks and no commas")
     known = contexts()
     fields: dict[str, Any] = {field: value for field, value in dataclasses.asdict(given).items() if value is not None}
     if fields.get("gpu_type"):
@@ -121,7 +124,7 @@ def import_contexts(
         near = did_you_mean(missing[0], found)
         raise NotFoundError(f"no context {shown(missing[0])}{near} in {os.pathsep.join(map(str, kubeconfig_paths()))}")
     there = {context.kube_context for context in known.contexts}
-    wanted = [found[name] for name in names or found if name not in there]
+    wanted = [found[name] for name in dict.fromkeys(names or found) if name not in there]
     for each in wanted:
         context = each.as_context({context.name for context in known.contexts})
         known = known.having(context)

@@ -32,12 +32,14 @@ def describe(
       elasticctl describe digits
     """
     from elasticctl.diagnosis import diagnose
+    from elasticctl.spec import ElasticJob
 
     target = reach(where)
     manifest = target.find(job)
     name = manifest["metadata"]["name"]
     if output != "text":
-        pods, happened = target.cluster.list_pods(target.namespace, name), target.cluster.list_events
+        found = ElasticJob.from_manifest(manifest)
+        pods, happened = target.cluster.pods_of([found])[found.uid], target.cluster.list_events
         data = {"job": name, "object": manifest, "pods": pods, "events": happened(target.namespace, name)}
         print_data("Description", data, output)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
-from elasticctl.cli.output import aligned, console, emit, hint, on_terminal, print_data, print_table, tabbed
+from elasticctl.cli.output import aligned, console, emit, hint, on_terminal, print_data, print_table, say, tabbed
 from elasticctl.cli.target import Target, reach
 from elasticctl.errors import UsageError
 
@@ -68,12 +67,12 @@ def _read(target: Target, name: str) -> tuple[list[Entry], bool]:
 
 def _watch(target: Target, name: str) -> None:
     """Print each entry once, as it comes, until the job has ended."""
+    from elasticctl.cli.asking import Answers
     from elasticctl.cli.views import events_table
 
     printed: set[Entry] = set()
     widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
-    while True:
-        found, ended = _read(target, name)
+    for found, ended in Answers(lambda: _read(target, name), POLL_EVERY_S, say=say).each():
         news = [entry for entry in found if entry not in printed]
         table = events_table(news)
         if on_terminal():
@@ -86,4 +85,3 @@ def _watch(target: Target, name: str) -> None:
         printed.update(news)
         if ended:
             return
-        time.sleep(POLL_EVERY_S)

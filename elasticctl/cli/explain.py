@@ -66,7 +66,7 @@ def look_at(target: Target, manifest: Manifest) -> Case:
     from elasticctl.spec import ElasticJob
 
     job = ElasticJob.from_manifest(manifest)
-    pods = tuple(target.cluster.list_pods(target.namespace, job.name))
+    pods = tuple(target.cluster.pods_of([job])[job.uid])
     case = Case(job, pods, time.time())
     if case.hardware.gpus_per_worker and any(case.pod_waits()):
         return Case(job, pods, case.now, _holders(target, job))

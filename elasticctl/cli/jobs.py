@@ -11,17 +11,16 @@ import typer
 from elasticctl.cli import options
 from elasticctl.cli.command import new_app, verb
 from elasticctl.cli.options import Where
-from elasticctl.cli.output import Table, hint, on_terminal, print_objects, print_table, say
+from elasticctl.cli.output import hint, on_terminal, print_objects, print_table, say
 from elasticctl.cli.target import Target, reach
-from elasticctl.errors import NotFoundError, UsageError
+from elasticctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from elasticctl.cli.listing import Shape
     from elasticctl.cluster.base import Manifest
 
 _WAITING = (None, "Pending", "Restarting")
 _LOOKED_AT = 5
-"""Of how many waiting jobs the pods are asked for: one request each."""
+"""Of how many waiting jobs the pods are asked for."""
 
 app = new_app()
 
@@ -61,8 +60,10 @@ def status(
         print_objects([manifest], output, one=True)
         return
     from elasticctl.cli import views
+    from elasticctl.spec import ElasticJob
 
-    pods = target.cluster.list_pods(target.namespace, name)
+    found = ElasticJob.from_manifest(manifest)
+    pods = target.cluster.pods_of([found])[found.uid]
     print_table(views.status_table(manifest, pods, time.time(), bar_encoding=bar_encoding()))
     hint(next_line(manifest))
 
@@ -78,7 +79,7 @@ def _check_watchable(output: str, watch: bool) -> None:
 
 
 def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
-    from elasticctl.cli.listing import Shape
+    from elasticctl.cli.listing import Shape, job_table
 
     _check_watchable(output, watch)
     namespace = None if everywhere else target.namespace
@@ -95,25 +96,22 @@ def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
     if not jobs:
         say(none_line(target, namespace))
         return
-    print_table(table(target, jobs, time.time(), shape))
+    now = time.time()
+    print_table(job_table(jobs, now, shape, reasons(target, jobs, now)))
     hint(next_of_list(jobs))
 
 
-def table(target: Target, jobs: list[Manifest], now: float, shape: Shape) -> Table:
-    """The jobs as rows, with the reason of the first few that wait: for that their pods are looked at."""
-    from elasticctl.cli.listing import job_table
+def reasons(target: Target, jobs: list[Manifest], now: float) -> dict[str, str]:
+    """UID -> why a job waits, of the first few that do: for that their pods are looked at."""
+    waiting = [job for job in jobs if job.get("status", {}).get("phase") in _WAITING][:_LOOKED_AT]
+    if not waiting:
+        return {}
     from elasticctl.cli.views import reason
     from elasticctl.spec import ElasticJob
 
-    reasons = {}
-    for manifest in [job for job in jobs if job.get("status", {}).get("phase") in _WAITING][:_LOOKED_AT]:
-        job = ElasticJob.from_manifest(manifest)
-        try:
-            pods = target.cluster.list_pods(job.namespace, job.name)
-        except NotFoundError:  # deleted meanwhile
-            continue
-        reasons[job.uid] = reason(job, pods, now)
-    return job_table(jobs, now, shape, reasons)
+    found = [ElasticJob.from_manifest(manifest) for manifest in waiting]
+    pods = target.cluster.pods_of(found)
+    return {job.uid: reason(job, pods[job.uid], now) for job in found}
 
 
 def none_line(target: Target, namespace: str | None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 
+from elasticctl.cli.asking import PATIENCE_S, Answers
 from elasticctl.cli.output import hint, say
 from elasticctl.cli.target import Target
 from elasticctl.spec import ElasticJob
@@ -17,20 +19,21 @@ POLL_EVERY_S = 0.25
 def await_end(target: Target, name: str, *, timeout_s: float | None = None, running: bool = False) -> int:
     """Wait until a job has ended (`running`: or trains), say how, and return the exit code.
 
-    Raises NotFoundError when the job is deleted meanwhile.
+    Raises NotFoundError when the job is deleted meanwhile, UnreachableError when nobody has answered for long.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        job = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name))
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    answers = Answers(lambda: target.cluster.get_job(target.namespace, name), POLL_EVERY_S, deadline, PATIENCE_S, say)
+    for manifest in answers.each():
+        job = ElasticJob.from_manifest(manifest)
         if job.status.phase.terminal:
             return _report(job)
         if running and job.status.phase is Phase.RUNNING:
             say(f"{name} is running with {job.status.active} of {job.desired} workers")
             return SUCCEEDED
-        if deadline is not None and time.monotonic() >= deadline:
+        if time.monotonic() >= deadline:
             say(f"{name} is still {job.status.phase.value} after {timeout_s:g} s; it goes on")
             return TIMED_OUT
-        time.sleep(POLL_EVERY_S)
+    raise AssertionError("unreachable")
 
 
 def _report(job: ElasticJob) -> int:

@@ -59,7 +59,7 @@ def preempt(
         raise UsageError("say --worker NAME or --rank N, not both")
     target = reach(where)
     found = ElasticJob.from_manifest(target.find(job))
-    pods = target.cluster.list_pods(target.namespace, found.name)
+    pods = target.cluster.pods_of([found])[found.uid]
     name = choose_worker(found, pods, worker, rank)
     target.cluster.evict_pod(target.namespace, name, grace_s=float(notice_s))
     say(f"{name}: " + (f"told to go, and killed after {span(notice_s)}" if notice_s else "killed without notice"))

@@ -8,11 +8,14 @@ methods that take a job's name raise `NotFoundError` when it is not there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticctl.codec import Manifest as Manifest
+
+if TYPE_CHECKING:
+    from elasticctl.spec import ElasticJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,9 @@ class Cluster(Protocol):
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """Return the pods of a job, in order of index."""
 
+    def pods_of(self, jobs: Sequence[ElasticJob]) -> dict[str, list[Manifest]]:
+        """Return uid -> pods, in order of index, of jobs that have just been read; none where one is gone since."""
+
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
         """Take a worker away as a reclaimed machine does; its job makes another.
 
@@ -97,6 +103,11 @@ def pod_order(pod: Manifest) -> tuple[int, str]:
 
     text = pod["metadata"].get("labels", {}).get(LABEL_INDEX, "")
     return (int(text) if text.isascii() and text.isdigit() else 0, pod["metadata"]["name"])
+
+
+def is_owned(pod: Manifest, job_uid: str) -> bool:
+    """True when this very job made the pod, not one of the same name before it."""
+    return any(owner.get("uid") == job_uid for owner in pod["metadata"].get("ownerReferences", []))
 
 
 def say_on_stderr(line: str) -> None:

@@ -67,6 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         ("scale a --to 2 --add 1", 2, "say how: one of"),
         ("wait", 2, "Missing argument 'JOB'."),
         ("config use-context prod", 3, 'no context "prod"'),
+        ("config set-context a,b --provider aws", 2, '"a,b" cannot be the name of a context'),
         ("config set-context prod", 2, "context prod is new: say --provider aws, gcp or kubernetes"),
         ("config set-context prod --provider local", 2, "the context local and the provider local belong together"),
         ("config set-context prod --provider aws --gpu-type t5", 2, 'unknown GPU type "t5"'),
@@ -93,6 +94,7 @@ def test_one_line(run: Run, folder: Path, line: str, code: int, message: str) ->
 
 
 def test_a_cloud_context_is_told_what_it_lacks(run: Run, folder: Path) -> None:
+    assert run("config", "set-context", "", "--provider", "aws").err.startswith('error: "" cannot be the name of a')
     assert run("config", "set-context", "prod", "--provider", "aws", "--gpu-type", "T4").code == 0
     submit = ("submit", "train.py", "--context", "prod", "--dry-run", "--gpus", "4")
     assert run(*submit).err == (

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli import screen, watching
+from elasticctl.cli import asking, outcome, screen, watching
+from elasticctl.cli.asking import Answers
 from elasticctl.cli.output import console
 from elasticctl.cli.screen import Frame, drawn
-from elasticctl.cli.watching import Answers
 from elasticctl.errors import BusyError, NotFoundError, UnreachableError
 from tests.cli.samples import job
 
@@ -38,42 +38,63 @@ def replies(*given: Any) -> Callable[[], Any]:
 
 
 def test_what_was_answered_last_stays_while_nobody_answers() -> None:
-    answers = Answers(replies("a", UnreachableError("gone"), BusyError("busy"), "b", NotFoundError("deleted")))
+    said: list[str] = []
+    given = ("a", UnreachableError("gone"), BusyError("busy"), "b", NotFoundError("deleted"))
+    answers = Answers(replies(*given), 0.001, say=said.append)
     each = answers.each()
     seen = [(next(each), answers.trouble.partition(": ")[2]) for _ in range(4)]
     assert seen == [("a", ""), ("a", "gone"), ("a", "busy"), ("b", "")]
+    assert said == ["asking again: gone"]
     with pytest.raises(NotFoundError):
         next(each)
 
 
 def test_the_first_question_has_to_be_answered() -> None:
     with pytest.raises(UnreachableError):
-        next(Answers(replies(UnreachableError("gone"))).each())
+        next(Answers(replies(UnreachableError("gone")), 0.001).each())
 
 
 def test_a_slow_cluster_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     clock = itertools.count(0.0, 1.0)  # a second passes at each look: an answer takes one
     fake = SimpleNamespace(sleep=slept.append, monotonic=lambda: next(clock), time=time.time)
-    monkeypatch.setattr(watching, "time", fake)
-    found = Answers(replies(*"abc")).each()
+    monkeypatch.setattr(asking, "time", fake)
+    found = Answers(replies(*"abc"), 0.001).each()
     assert [next(found) for _ in range(3)] == ["a", "b", "c"]
     assert all(pause_s >= 4.0 for pause_s in slept)
     assert len(slept) == 2
 
 
+def test_no_pause_goes_beyond_the_time_that_is_left() -> None:
+    began = time.monotonic()
+    found = Answers(replies(*"ab"), 60.0, until=began + 0.01).each()
+    assert [next(found) for _ in range(2)] == ["a", "b"]
+    assert time.monotonic() - began < 30
+
+
+def place(*answers: Any) -> Any:
+    """A target whose job is told so, one answer after the other."""
+    ask = replies(*answers)
+    return SimpleNamespace(cluster=SimpleNamespace(get_job=lambda namespace, name: ask()), namespace="default")
+
+
+def test_who_waits_waits_through_an_outage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(outcome, "POLL_EVERY_S", 0.001)
+    gone = [UnreachableError("no answer"), BusyError("busy")]
+    assert outcome.await_end(place(job(), *gone, job(), job(phase="Succeeded")), "digits") == 0
+    assert capsys.readouterr().err.splitlines()[0] == "asking again: no answer"
+    monkeypatch.setattr(outcome, "PATIENCE_S", 0.0)
+    with pytest.raises(UnreachableError):
+        outcome.await_end(place(job(), *gone), "digits")
+
+
 def test_trouble_is_said_once_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = job()
-    cluster = SimpleNamespace(
-        get_job=replies(manifest, UnreachableError("gone"), UnreachableError("gone"), job(phase="Succeeded"))
-    )
-    cluster.get_job = (lambda ask: lambda namespace, name: ask())(cluster.get_job)
-    target: Any = SimpleNamespace(cluster=cluster, namespace="default")
-    watching.watch_job(target, "digits")
+    gone = UnreachableError("gone")
+    watching.watch_job(place(job(), gone, gone, job(phase="Succeeded")), "digits")
     said = capsys.readouterr()
     assert [line.split("\t")[1] for line in said.out.splitlines()] == ["PHASE", "Running", "Succeeded"]
     assert said.err.count("gone") == 1
-    assert said.err.startswith("this is from 0.0s ago, asking again: gone")
+    assert said.err == "asking again: gone\n"
 
 
 def test_trouble_stands_below_the_table() -> None:

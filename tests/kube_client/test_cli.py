@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from elasticctl.spec import API_VERSION, PLURAL
 from tests.cli.conftest import Run, private_home, run
 from tests.jobs import shell_job
 from tests.kube_client.conftest import WriteKubeconfig
 from tests.kube_client.fakeapi import FakeApi
+from tests.kube_client.test_client import add_pod
 
 __all__ = ["private_home", "run"]  # fixtures
 
@@ -23,6 +25,8 @@ def test_contexts_are_imported_once(run: Run, private_home: Path, kubeconfig: Wr
     assert (done.code, done.out) == (0, "")
     assert done.err == "context lab added: aws, namespace default\n"
     assert run("config", "import").err.startswith("nothing to add")
+    run("config", "delete-context", "lab")
+    assert run("config", "import", "lab", "lab").err == "context lab added: aws, namespace default\n"
     assert run("config", "get-contexts", "-o", "name").out == "lab\nlocal\n"
     failed = run("config", "import", "lba")
     assert (failed.code, failed.err[:45]) == (3, 'error: no context "lba" (did you mean "lab"?)')
@@ -42,6 +46,22 @@ def test_verbs_reach_the_cluster_of_a_context(
     assert api.requests[-1].path == "/apis/elastic.pytorch.org/v1alpha1/namespaces/ml/elasticjobs/digits"
     assert api.requests[-1].body == {"spec": {"cancel": True}}
     assert run("status", "digits", "--context", "lab").code == 3
+
+
+def test_what_is_shown_takes_two_requests(
+    run: Run, private_home: Path, kubeconfig: WriteKubeconfig, api: FakeApi
+) -> None:
+    """One for the jobs and one for the pods of those that wait, however many these are."""
+    kubeconfig(api.url)
+    run("config", "import")
+    for name in ("a", "b", "c"):
+        job = shell_job(name, "true") | {"status": {"phase": "Pending"}}
+        add_pod(api, api.put(f"/apis/{API_VERSION}/namespaces/default/{PLURAL}/{name}", job), 0, "Pending")
+    for words, reasons in ((("list",), 3), (("status", "b"), 1)):
+        api.requests.clear()
+        shown = run(*words, "--context", "lab")
+        assert (shown.code, shown.out.count("Its workers are starting")) == (0, reasons), shown
+        assert [request.path.rpartition("/")[2] for request in api.requests][1:] == ["pods"]
 
 
 def test_a_dead_server_is_one_line_within_ten_seconds(

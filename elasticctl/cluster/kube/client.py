@@ -5,23 +5,16 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order, say_on_stderr
-from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, connect, resource_path
-from elasticctl.cluster.kube.logfollow import Following, is_owned
-from elasticctl.cluster.kube.logs import MAX_STREAMS, has_ended, read_logs
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
+from elasticctl.cluster.kube.connection import MAX_STREAMS, MERGE_PATCH, Connection, connect, resource_path
 from elasticctl.cluster.kube.paging import all_items
-from elasticctl.cluster.kube.reflector import Resource
 from elasticctl.cluster.kube.refusals import NoSuchApiError
-from elasticctl.cluster.storedlogs import StoredLogs, someone_is_gone
 from elasticctl.codec import from_rfc3339
 from elasticctl.config import Context
 from elasticctl.errors import ConflictError, ForbiddenError, NotFoundError
-from elasticctl.quota import KIND as QUOTA_KIND
-from elasticctl.quota import PLURAL as QUOTA_PLURAL
-from elasticctl.quota import check_quota
 from elasticctl.spec import (
     ANNOTATION_PREEMPTED,
     API_VERSION,
@@ -74,6 +67,8 @@ class KubeCluster:
 
     def list_quotas(self) -> list[Manifest]:
         """Return the ElasticQuotas of all projects, by name; none where the cluster knows no such thing."""
+        from elasticctl.quota import KIND as QUOTA_KIND  # few verbs ask, and all are to start fast
+
         try:
             quotas = self._items(_quotas())
         except NotFoundError:
@@ -84,6 +79,8 @@ class KubeCluster:
 
     def put_quota(self, manifest: Manifest) -> Manifest:
         """Store a project's ElasticQuota in place of the one it has; SpecError when it cannot be one."""
+        from elasticctl.quota import check_quota
+
         wanted = check_quota(manifest).to_manifest()
         try:
             return self._call("POST", _quotas(), wanted)
@@ -104,8 +101,21 @@ class KubeCluster:
         """Return the pods of a job, in order of index."""
         return self._pods_of(ElasticJob.from_manifest(self.get_job(namespace, job)))
 
+    def pods_of(self, jobs: Sequence[ElasticJob]) -> dict[str, list[Manifest]]:
+        """Return uid -> pods, in order of index, of jobs that have just been read: a request for each namespace."""
+        found: dict[str, list[Manifest]] = {job.uid: [] for job in jobs}
+        for namespace in dict.fromkeys(job.namespace for job in jobs):
+            of_here = [job for job in jobs if job.namespace == namespace]
+            for pod in self._items(resource_path("v1", namespace, "pods"), {"labelSelector": _labels(of_here)}):
+                for job in of_here:
+                    if is_owned(pod, job.uid):
+                        found[job.uid].append(pod)
+        return {uid: sorted(pods, key=pod_order) for uid, pods in found.items()}
+
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
         """Take a worker away, with `grace_s` seconds of notice, rounded up to whole ones; see `Cluster.evict_pod`."""
+        from elasticctl.cluster.kube.logs import has_ended
+
         path = resource_path("v1", namespace, "pods", name)
         pod = self._call("GET", path)
         if has_ended(pod):
@@ -131,6 +141,12 @@ class KubeCluster:
 
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`. NotFoundError for those of earlier incarnations."""
+        # All that reading logs takes: not for those who only list jobs.
+        from elasticctl.cluster.kube.logfollow import Following
+        from elasticctl.cluster.kube.logs import read_logs
+        from elasticctl.cluster.kube.reflector import Resource
+        from elasticctl.cluster.storedlogs import StoredLogs, someone_is_gone
+
         found = ElasticJob.from_manifest(self.get_job(namespace, job))
         stored = StoredLogs(found, self._say)
         pods = self._pods_of(found)
@@ -140,7 +156,8 @@ class KubeCluster:
         asks = query.everything or someone_is_gone(found, live, query)
         past = stored.past(live, query) if asks else iter(())
         if query.follow:
-            following = Following(self._connection, found, _jobs(namespace, job), _pods(found), query, stored)
+            workers = Resource(resource_path("v1", found.namespace, "pods"), _labels([found]))
+            following = Following(self._connection, found, _jobs(namespace, job), workers, query, stored)
             return _one_after_the_other(past, following.lines(pods))
         return heapq.merge(past, read_logs(self._connection, pods, query, stored), key=lambda line: line.at)
 
@@ -155,8 +172,7 @@ class KubeCluster:
         return _one_after_the_other(iter((first,)), past)
 
     def _pods_of(self, job: ElasticJob) -> list[Manifest]:
-        pods = self._items(_pods(job).path, _pods(job).params())
-        return sorted((pod for pod in pods if is_owned(pod, job.uid)), key=pod_order)
+        return self.pods_of([job])[job.uid]
 
     def _items(self, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
         with self._known():
@@ -195,11 +211,14 @@ def _jobs(namespace: str | None, name: str = "") -> str:
 
 
 def _quotas(project: str = "") -> str:
+    from elasticctl.quota import PLURAL as QUOTA_PLURAL
+
     return resource_path(API_VERSION, None, QUOTA_PLURAL, project)
 
 
-def _pods(job: ElasticJob) -> Resource:
-    return Resource(resource_path("v1", job.namespace, "pods"), f"{LABEL_GROUP}={GROUP},{LABEL_JOB}={job.name}")
+def _labels(jobs: Sequence[ElasticJob]) -> str:
+    """What selects the pods of these jobs."""
+    return f"{LABEL_GROUP}={GROUP},{LABEL_JOB} in ({','.join(job.name for job in jobs)})"
 
 
 def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:

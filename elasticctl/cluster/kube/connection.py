@@ -37,6 +37,8 @@ CONNECT_TIMEOUT_S = 4.0
 """For a connection with its TLS handshake. A name with two addresses is tried at both; nobody shall wait for 10 s."""
 ANSWER_TIMEOUT_S = 9.0
 """The longest silence before an answer, unless the caller allows more."""
+MAX_STREAMS = 48
+"""Logs that are read at a time: each takes a connection, and a thread while it is followed."""
 MAX_LINE_BYTES = 64 << 20
 """A line of a stream that is longer comes in pieces: a watch's events are far smaller, etcd takes 1.5 MiB."""
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest
-from elasticctl.cluster.kube.connection import Connection, Stream
-from elasticctl.cluster.kube.logs import MAX_STREAMS, MIN_PAUSE_S, PodLog, has_ended, has_started, is_wanted
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned
+from elasticctl.cluster.kube.connection import MAX_STREAMS, Connection, Stream
+from elasticctl.cluster.kube.logs import MIN_PAUSE_S, PodLog, has_ended, has_started, is_wanted
 from elasticctl.cluster.kube.reflector import Reflector, Resource
 from elasticctl.cluster.kube.store import ObjectStore
 from elasticctl.cluster.storedlogs import StoredLogs
@@ -296,8 +296,3 @@ class Following:
         self._reflector.stop()
         with self._lock:
             self._close_streams()
-
-
-def is_owned(pod: Manifest, job_uid: str) -> bool:
-    """True when this very job made the pod, not one of the same name before it."""
-    return any(owner.get("uid") == job_uid for owner in pod["metadata"].get("ownerReferences", []))

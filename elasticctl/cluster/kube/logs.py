@@ -12,15 +12,13 @@ from contextlib import ExitStack, closing
 
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
 from elasticctl.cluster.handover import Handover
-from elasticctl.cluster.kube.connection import Connection, Stream, resource_path
+from elasticctl.cluster.kube.connection import MAX_STREAMS, Connection, Stream, resource_path
 from elasticctl.cluster.kube.logcursor import Cursor, split_stamp
 from elasticctl.cluster.storedlogs import StoredLogs
 from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ClusterError, CredentialsError, ElasticctlError, ForbiddenError
 from elasticctl.spec import WORKER_CONTAINER
 
-MAX_STREAMS = 48
-"""Logs that are read at a time: each takes a connection, and a thread while it is followed."""
 MAX_LINE_BYTES = 1 << 18
 """Of a longer line the beginning is shown."""
 READ_TIMEOUT_S = 30.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest, pod_order, say_on_stderr
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
 from elasticctl.cluster.local.connection import (
     SHARING_PATH,
     NotSentError,
@@ -18,10 +19,11 @@ from elasticctl.cluster.local.daemon import ensure_supervisor
 from elasticctl.cluster.local.logs import LogFiles, read_logs
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.codec import to_json
-from elasticctl.errors import UnreachableError
+from elasticctl.errors import NotFoundError, UnreachableError
 
 if TYPE_CHECKING:
     from elasticctl.cluster.local.sharing import LocalSharing
+    from elasticctl.spec import ElasticJob
 
 _REPEATABLE = ("GET", "PATCH", "PUT")
 """Harmless when done twice: a merge patch gives the same result, or is refused because the version has moved on."""
@@ -90,6 +92,14 @@ class LocalCluster:
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         """Return the pods of a job, in order of index."""
         return sorted(self._items(jobs_path(namespace, job, "pods")), key=pod_order)
+
+    def pods_of(self, jobs: Sequence[ElasticJob]) -> dict[str, list[Manifest]]:
+        """Return uid -> pods, in order of index, of jobs that have just been read; none where one is gone since."""
+        found: dict[str, list[Manifest]] = {job.uid: [] for job in jobs}
+        for job in jobs:
+            with suppress(NotFoundError):
+                found[job.uid] = [pod for pod in self.list_pods(job.namespace, job.name) if is_owned(pod, job.uid)]
+        return found
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
         """Take a worker away, with `grace_s` seconds of notice; see `Cluster.evict_pod`."""
