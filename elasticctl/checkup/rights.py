@@ -47,6 +47,7 @@ RIGHTS = (
     Right("delete", PLURAL, "delete, prune", GROUP),
     Right("list", "pods", "status, explain"),
     Right("watch", "pods", "logs -f"),
+    Right("get", "pods", "preempt"),
     Right("delete", "pods", "preempt"),
     Right("patch", "pods", "preempt, to be recorded as one"),
     Right("get", "pods", "logs", part="log"),
