@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elasticctl.cli.money import saved_line
+from elasticctl.cli.views import restarts
 from elasticctl.cost import cost
 from elasticctl.goodput import Goodput, goodput
 from elasticctl.spec import ElasticJob
-from elasticctl.status import Cause
 from elasticctl.wording import counted, span
 
 
@@ -34,10 +34,9 @@ class Totals:
 def totals(job: ElasticJob, now: float) -> Totals:
     """Add it up; `now` is seconds since the epoch."""
     status = job.status
-    planned = (Cause.SCALED_IN, Cause.COMPLETED)
     part, spent = goodput(status, now), cost(job, now)
     return Totals(
-        interruptions=sum(count for cause, count in status.restarts.items() if cause not in planned),
+        interruptions=restarts(status),
         scalings=len(status.scalings),
         recovery_s=sum(item.recovery_s or 0.0 for item in status.interruptions),
         steps_redone=status.steps_redone,
