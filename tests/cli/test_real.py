@@ -13,6 +13,7 @@ import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
 from tests.cli.conftest import Run
+from tests.cluster_contract import running
 from tests.waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -70,7 +71,7 @@ def worker_names(cluster: LocalCluster, name: str) -> list[str]:
 
 def active(cluster: LocalCluster, name: str, count: int) -> None:
     """Wait until `count` workers run."""
-    wait_until(lambda: job(cluster, name).get("status", {}).get("active") == count)
+    wait_until(lambda: len(running(cluster, name)) == job(cluster, name).get("status", {}).get("active") == count)
 
 
 def test_a_job_from_submit_to_delete(

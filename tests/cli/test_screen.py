@@ -12,7 +12,7 @@ import pytest
 from elasticctl.cluster.local.client import LocalCluster
 from tests.cli.test_checkpoints import fill, steps
 from tests.cli.vt import Terminal
-from tests.cluster_contract import phase
+from tests.cluster_contract import phase, running
 from tests.jobs import shell_job
 from tests.waiting import wait_until
 
@@ -47,7 +47,7 @@ def begun(local_cluster: LocalCluster, gate: Path) -> Callable[..., str]:
     def call(name: str, workers: int = 1) -> str:
         script = f"echo begun; until [ -e {gate} ]; do sleep 0.05; done"
         local_cluster.create_job(shell_job(name, script, workers))
-        wait_until(lambda: local_cluster.get_job("default", name).get("status", {}).get("active") == workers)
+        wait_until(lambda: len(running(local_cluster, name)) == workers and phase(local_cluster, name) == "Running")
         return name
 
     return call
