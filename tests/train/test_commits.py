@@ -90,6 +90,9 @@ def test_names_of_a_save_belong_together() -> None:
     assert share == "data/g000003-n000002-step000000120-ab12cd34/share-00001-of-00003.json"
     assert commits.tensors_key(share).endswith("share-00001-of-00003.safetensors")
     assert commits.folder_of(share) == commits.folder_of(commits.tensors_key(share)) == folder
+    assert commits.number_of(folder) == 2
+    assert commits.number_of(commits.save_folder(3, 12_345_678, 1, "ab12cd34")) == 12_345_678
+    assert commits.number_of("data/mnist/") is None
 
 
 histories = st.lists(

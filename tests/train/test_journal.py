@@ -24,11 +24,16 @@ def storage(tmp_path: Path) -> Storage:
 
 def commit(storage: Storage, writer: Writer, step: int) -> Commit:
     """A commit with one data object."""
-    mine = writer.generation
-    key = commits.share_key(commits.save_folder(mine.generation, step, step, mine.run_id), 0, 1)
+    key = share(writer, step)
     storage.put(key, [b"data"])
     ref = ObjectRef(key, 4, commits.checksum([b"data"]))
-    return writer.append(Commit(0, mine.generation, 0, step, 0, (ref,), 4))
+    return writer.append(Commit(0, writer.generation.generation, 0, step, 0, (ref,), 4))
+
+
+def share(writer: Writer, step: int) -> str:
+    """The key of what a run writes for a step; its saves are numbered as its steps."""
+    mine = writer.generation
+    return commits.share_key(commits.save_folder(mine.generation, step, step, mine.run_id), 0, 1)
 
 
 def steps(storage: Storage) -> list[int]:
@@ -130,13 +135,75 @@ def test_a_failed_save_of_this_run_is_swept_when_asked(storage: Storage) -> None
     writer = Writer.take_over(storage)
     commit(storage, writer, 1)
     writer.retire(Retention(3))
-    storage.put("data/failed/share", [b"half"])
-    commit(storage, writer, 2)
+    failed = share(writer, 2)
+    storage.put(failed, [b"half"])
+    commit(storage, writer, 3)
     writer.retire(Retention(3))
-    assert "data/failed/share" in list(all_keys(storage, commits.DATA))
+    assert failed in list(all_keys(storage, commits.DATA))
     writer.sweep_again()
     writer.retire(Retention(3))
-    assert "data/failed/share" not in list(all_keys(storage, commits.DATA))
+    assert failed not in list(all_keys(storage, commits.DATA))
+
+
+def test_what_no_save_has_made_is_never_deleted(storage: Storage) -> None:
+    theirs = ["data/mnist/train.bin", "data/labels.csv", "data/g1-n1-step1-x/y", "data/gallery/step1/image.png"]
+    for key in theirs:
+        storage.put(key, [b"somebody's data set"])
+    writer = Writer.take_over(storage)
+    for step in (1, 2, 3):
+        commit(storage, writer, step)
+        writer.sweep_again()
+        writer.retire(Retention(1))
+    assert [key for key in all_keys(storage, commits.DATA) if not key.startswith("data/g000001-")] == sorted(theirs)
+
+
+def test_a_save_that_other_ranks_are_at_already_is_not_swept(storage: Storage) -> None:
+    writer = Writer.take_over(storage)
+    commit(storage, writer, 1)
+    ahead = share(writer, 2)
+    storage.put(ahead, [b"rank 1 was faster"])
+    writer.retire(Retention(3))
+    assert ahead in list(all_keys(storage, commits.DATA))
+    commit(storage, writer, 3)
+    writer.sweep_again()
+    writer.retire(Retention(3))
+    assert ahead not in list(all_keys(storage, commits.DATA))
+
+
+def test_a_run_that_is_held_up_while_it_sweeps_deletes_nothing_of_a_younger_one(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+
+    class HeldUp(LocalStorage):
+        """Who first lists the data is overtaken before the answer comes."""
+
+        overtaken = False
+
+        def list(self, prefix: str, *, after: str = "") -> list[str]:
+            if prefix == commits.DATA and not HeldUp.overtaken:
+                HeldUp.overtaken = True
+                commit(storage, Writer.take_over(storage), 7)
+            return super().list(prefix, after=after)
+
+    old = Writer.take_over(HeldUp(tmp_path))
+    commit(storage, old, 1)
+    with pytest.raises(FencedError):
+        old.retire(Retention(1))
+    kept = {entry.folder for entry in read_commits(storage)}
+    assert steps(storage)[-1] == 1
+    assert {commits.folder_of(key) for key in all_keys(storage, commits.DATA)} == kept
+
+
+def test_what_another_version_has_written_is_neither_passed_over_nor_deleted(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(commits, "FORMAT", commits.FORMAT + 1)
+        theirs = commit(storage, Writer.take_over(storage), 1)
+    before = list(all_keys(storage, ""))
+    with pytest.raises(StorageError, match=r"entry 2: written by another version .*; go on with that version, or give"):
+        Writer.take_over(storage)
+    assert list(all_keys(storage, "")) == before
+    assert theirs.folder in {commits.folder_of(key) for key in before}
 
 
 def test_a_damaged_entry_is_passed_over_and_reported(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:

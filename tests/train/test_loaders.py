@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from elasticctl_train import Run, SavePolicy, loaders
-from elasticctl_train.data import EpochPlan, Feed
+from elasticctl_train.data import Cursor, EpochPlan, Feed
 from elasticctl_train.errors import DataError, RestoreError
 from elasticctl_train.loaders import ElasticDataLoader, ElasticLoader, ElasticSampler
 from tests.train.programs import Numbers
@@ -24,7 +24,9 @@ TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWar
 
 def loader(length: int = 40, position: int = 0, feed: Feed | None = None, **options: Any) -> ElasticLoader:
     plan = EpochPlan(length, 8)
-    return loaders.make_loader(Numbers(length), plan, feed or Feed(), position, lambda: None, options)
+    return loaders.make_loader(
+        Numbers(length), plan, feed or Feed(), position, lambda: Cursor(position=position), options
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -56,7 +58,7 @@ class Pids(Numbers):
 def test_workers_ignore_sigterm_and_run_the_scripts_own_start_too(capfd: pytest.CaptureFixture[str]) -> None:
     plan = EpochPlan(400, 8)
     options = {"num_workers": 2, "worker_init_fn": lambda worker: os.write(1, f"worker {worker}\n".encode())}
-    batches = iter(loaders.make_loader(Pids(400), plan, Feed(), 0, lambda: None, options))
+    batches = iter(loaders.make_loader(Pids(400), plan, Feed(), 0, Cursor, options))
     pids = set(next(batches).tolist()) | set(next(batches).tolist())
     assert os.getpid() not in pids
     for pid in pids:

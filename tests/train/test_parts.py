@@ -85,6 +85,39 @@ def test_a_module_that_loads_in_its_own_way_is_left_to_it() -> None:
     assert same(model.given, {"rows": torch.ones(3)})
 
 
+class Noting(nn.Linear):
+    """Keeps notes among its state, of a kind that changes: nothing, a number, a tensor of any length."""
+
+    notes: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.notes
+
+    def set_extra_state(self, state: Any) -> None:
+        self.notes = state
+
+
+@pytest.mark.parametrize("notes", [0, 0.5, {"seen": 3}, torch.ones(3), None])
+def test_extra_state_is_the_modules_own_affair(notes: Any) -> None:
+    saved, live = nn.Sequential(Noting(1, 1)), nn.Sequential(Noting(1, 1))
+    saved[0].notes = notes  # type: ignore[union-attr]
+    parts.load({"model": live}, {"model": saved.state_dict()}, "here")
+    assert same(live[0].notes, notes)
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, lambda model: compiled(nn.DataParallel(compiled(model)))])
+def test_what_a_model_is_wrapped_in_is_not_part_of_its_state(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    bare, other = network(2, 3), network(2, 3)
+    named = parts.named(model=wrap(bare))
+    assert named == {"model": bare}
+    parts.load({"model": other}, {"model": named["model"].state_dict()}, "here")
+    assert same(dict(other.state_dict()), dict(bare.state_dict()))
+
+
 @pytest.mark.parametrize("make", [lambda: network(2, 3, 1), lambda: nn.BatchNorm1d(3), lambda: nn.LSTM(2, 2)])
 def test_what_fits_fits_without_data_too(make: Callable[[], nn.Module]) -> None:
     state = {name: tensor.to("meta") for name, tensor in make().state_dict().items()}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 from elasticctl_train import Run, SavePolicy, streams
-from elasticctl_train.data import Feed, slice_of
+from elasticctl_train.data import Cursor, Feed, slice_of
 from elasticctl_train.errors import DataError, StateError
 from elasticctl_train.streams import StreamLoader, StreamPlan
 
@@ -53,7 +53,8 @@ class Stateful(Stream):
 
 
 def loader(dataset: Any, feed: Feed, plan: StreamPlan, **options: Any) -> StreamLoader:
-    return streams.make_loader(dataset, plan, feed, lambda: None, options)
+    feed.mark = plan.mark
+    return streams.make_loader(dataset, plan, feed, lambda: Cursor(epoch=plan.epoch, position=plan.position), options)
 
 
 @given(
@@ -146,6 +147,43 @@ def read(url: str, dataset: Stream, stop_at: int = -1) -> list[int]:
 def test_a_run_goes_on_in_the_middle_of_a_stream(tmp_path: Path, kind: type[Stream], stop_at: int) -> None:
     expected = [number + 1000 * epoch for epoch in range(2) for number in range(30)]
     assert read(str(tmp_path), kind(30), stop_at) + read(str(tmp_path), kind(30)) == expected
+
+
+@pytest.mark.parametrize("kind", [Stream, Stateful])
+def test_a_batch_that_was_not_trained_on_comes_again(tmp_path: Path, kind: type[Stream]) -> None:
+    def read(run: Run, stop_at: int) -> list[int]:
+        seen: list[int] = []
+        for batch in run.loader(dataset, global_batch=8):
+            if run.steps_done == stop_at:
+                break
+            seen += batch.tolist()
+            run.step()
+        return seen
+
+    never = SavePolicy(every_steps=1000)
+    dataset = kind(40)
+    run = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=never)
+    first = read(run, 1) + read(run, 3)
+    run.finish()
+    dataset = kind(40)
+    assert first + read(Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=never), -1) == list(range(40))
+
+
+@pytest.mark.parametrize("kind", [Stream, Stateful])
+def test_a_stream_loader_made_before_the_loop_follows_training(tmp_path: Path, kind: type[Stream]) -> None:
+    def read(stop_at: int) -> list[int]:
+        seen: list[int] = []
+        with Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=SavePolicy(every_steps=1000)) as run:
+            loader = run.loader(kind(30), global_batch=8)
+            for _ in run.epochs(3):
+                for batch in loader:
+                    seen += batch.tolist()
+                    run.step()
+                    if run.steps_done == stop_at:
+                        return seen
+        return seen
+
+    assert read(6) + read(-1) == [number + 1000 * epoch for epoch in range(3) for number in range(30)]
 
 
 def test_what_a_run_cannot_do_with_a_stream_is_said(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,22 @@ def test_ranks_of_one_node_have_one_word_for_it(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir(mode=0o700)
     first, second, elsewhere = (opened(tmp_path / folder, rank) for rank, folder in enumerate("aab"))
     assert first.node() == second.node() != elsewhere.node()
+
+
+def test_a_node_without_room_for_a_word_restores_all_the_same(tmp_path: Path, base: Path) -> None:
+    saved(tmp_path / "state", 1)
+    for word in base.glob("*/node"):
+        word.unlink()
+    checkpoints = Checkpointer(LocalStorage(tmp_path / "state"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # as a full /dev/shm takes no more
+    try:
+        found = checkpoints.restore()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert found is not None
+    assert same(found.state, state_of(1))
+    assert list(base.glob("*/node*")) == []
 
 
 def test_only_older_generations_are_deleted(base: Path) -> None:
