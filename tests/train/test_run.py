@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import socket
@@ -157,6 +158,66 @@ def test_gradients_accumulated_over_batches_move_the_position_by_all_of_them(tmp
                 if stop_at:
                     break
     assert seen == Counter(range(30))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop_at", [3, 4, 6])
+def test_a_loader_made_before_the_loop_follows_training(tmp_path: Path, stop_at: int, workers: int) -> None:
+    def read(url: str | None, stop_at: int, inside: bool) -> list[tuple[int, list[int]]]:
+        seen: list[tuple[int, list[int]]] = []
+        run = Run(url, model=torch.nn.Linear(1, 1), save=SavePolicy(every_steps=1000))
+        with run:
+            loader = run.loader(Numbers(30), global_batch=8, shuffle=True, num_workers=workers)
+            for epoch in run.epochs(3):
+                for batch in run.loader(Numbers(30), global_batch=8, shuffle=True) if inside else loader:
+                    seen.append((epoch, batch.tolist()))
+                    run.step()
+                    if run.steps_done == stop_at:
+                        return seen
+            assert len(loader) == 4
+        return seen
+
+    found = read(str(tmp_path), stop_at, inside=False) + read(str(tmp_path), -1, inside=False)
+    assert found == read(None, -1, inside=True)
+    assert len({tuple(batch) for _, batch in found}) == 12, "each epoch is shuffled anew"
+
+
+def train_with_all(url: str, steps: int) -> tuple[int, list[Any], list[Any]]:
+    """Train with everything a loop may have; returns the step it resumed from, and the states then and at the end.
+
+    One step more is counted, in which the optimizer does nothing: in its first run it has no state even then.
+    """
+    torch.manual_seed(steps)
+    lr = torch.optim.lr_scheduler
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    ema = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    warm_up, cosine = lr.LinearLR(optimizer, total_iters=3), lr.CosineAnnealingLR(optimizer, 10)
+    scheduler = lr.SequentialLR(optimizer, [warm_up, cosine], [3])
+    scaler = torch.amp.GradScaler("cpu", growth_interval=2)  # type: ignore[attr-defined]
+    found: list[Any] = [model, ema, optimizer, scheduler, scaler]
+    run = Run(url, model=model, optimizer=optimizer, scheduler=scheduler, ema=ema, scaler=scaler)
+    with run:
+        done, before = run.steps_done, [dict(copy.deepcopy(part.state_dict())) for part in found]
+        for _ in range(steps):
+            optimizer.zero_grad()
+            scaler.scale(run.model(torch.randn(4, 2)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            ema.update_parameters(model)
+            run.step()
+        run.step()
+    return done, before, [dict(part.state_dict()) for part in found]
+
+
+def test_all_that_a_loop_may_have_comes_back(tmp_path: Path) -> None:
+    _, _, left = train_with_all(str(tmp_path), 0)
+    for steps, resumed in ((2, 1), (5, 4), (1, 10)):
+        done, found, ended = train_with_all(str(tmp_path), steps)
+        assert done == resumed
+        assert same(found, left)
+        left = ended
 
 
 def test_the_older_of_two_runs_on_one_url_stops(tmp_path: Path) -> None:
