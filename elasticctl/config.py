@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticctl.codec import camel
-from elasticctl.errors import ConfigError, NotFoundError, SpecError
+from elasticctl.errors import ConfigError, NotFoundError, SpecError, UsageError
 from elasticctl.wording import did_you_mean, listed, shown
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ LOCAL = "local"
 KUBERNETES = "kubernetes"
 """A cluster of which no more is known than that: no spot labels, no instance types."""
 PROVIDERS = (LOCAL, "aws", "gcp", KUBERNETES)
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _CURRENT, _CONTEXTS = "currentContext", "contexts"
 
 
@@ -80,6 +82,13 @@ class Config:
             raise ConfigError(f"the context {LOCAL} is built in and cannot be deleted")
         kept = tuple(context for context in self.contexts if context.name != gone)
         return Config(LOCAL if self.current == gone else self.current, kept)
+
+
+def check_namespace(name: str) -> str:
+    """`name` if a namespace can be called so; UsageError otherwise."""
+    if not _NAMESPACE.fullmatch(name):
+        raise UsageError(f"{shown(name)} is no namespace: use lower-case letters, digits and '-', 63 at most")
+    return name
 
 
 def folder() -> Path:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from elasticctl import config as configuration
-from elasticctl.catalog import gpu_type
+from elasticctl.catalog import gpu_type, place
 from elasticctl.cli import options
 from elasticctl.cli.command import family, verb
 from elasticctl.cli.output import Table, emit, hint, print_data, print_plain, print_table, say
-from elasticctl.cli.plan import check_public
+from elasticctl.cli.plan import storage_url
 from elasticctl.cli.target import contexts, contexts_file
 from elasticctl.config import Context
 from elasticctl.errors import NotFoundError, UsageError
@@ -40,14 +40,17 @@ class Fields:
     kube_context: Annotated[str | None, options.text("The context of kubeconfig that reaches the cluster.")] = None
     namespace: Annotated[str | None, options.text("The namespace for jobs.")] = None
     storage: Annotated[
-        str | None, options.text("Where jobs keep their state: s3://bucket/prefix, gs://bucket/prefix", "URL")
+        str | None,
+        options.text("Jobs keep their state below this: s3://bucket/prefix, gs://bucket/prefix, a folder.", "URL"),
     ] = None
     image: Annotated[str | None, options.text("The container image of jobs.", "IMAGE")] = None
     service_account: Annotated[
         str | None, options.text("The Kubernetes service account of workers: whose rights they have in the cloud.")
     ] = None
-    gpu_type: Annotated[str | None, options.text("The GPUs jobs use: t4, v100, a10g, l4, a100, h100", "TYPE")] = None
-    gpus_per_node: Annotated[int | None, options.count("How many GPUs a node has.", low=0)] = None
+    gpu_type: Annotated[str | None, options.text("The GPUs jobs use: t4, v100, a10g, l4, a100 or h100.", "TYPE")] = None
+    gpus_per_node: Annotated[int | None, options.count("How many GPUs a node has; 0: as few as there are.", low=0)] = (
+        None
+    )
     notify_url_from: Annotated[
         str | None, options.text("Where the webhook's URL for news of jobs is: secret:KEY, file:PATH, env:NAME", "REF")
     ] = None
@@ -88,18 +91,30 @@ def use_context(name: Name) -> None:
 
 @verb(config, "set-context")
 def set_context(name: Name, given: Fields) -> None:
-    """Add a context or change some of its fields."""
-    if not re.fullmatch(r"[^\s,]+", name):
-        raise UsageError(f"{shown(name)} cannot be the name of a context: it has no blanks and no commas")
+    """Add a context or change some of its fields.
+
+    \b
+      elasticctl config set-context prod --provider aws --storage s3://bucket/jobs
+      elasticctl config set-context prod --gpu-type t4 --gpus-per-node 4
+    """
     known = contexts()
     fields: dict[str, Any] = {field: value for field, value in dataclasses.asdict(given).items() if value is not None}
     if fields.get("gpu_type"):
         fields["gpu_type"] = gpu_type(fields["gpu_type"]).name
-    check_public(fields.get("storage", ""))
+    if fields.get("storage"):
+        fields["storage"] = storage_url(fields["storage"], os.getcwd())
+    if "namespace" in fields:
+        configuration.check_namespace(fields["namespace"])
     old = next((context for context in known.contexts if context.name == name), None)
+    if old is None and not re.fullmatch(r"[^\s,]+", name):
+        raise UsageError(f"{shown(name)} cannot be the name of a context: it has no blanks and no commas")
     if old is None and "provider" not in fields:
         raise UsageError(f"context {name} is new: say --provider aws, gcp or kubernetes")
     context = dataclasses.replace(old, **fields) if old else Context(name, **fields)
+    if context.gpu_type:
+        kind = gpu_type(context.gpu_type)
+        each = context.gpus_per_node or min(kind.nodes(context.provider), default=1)
+        place(context.provider, kind, each, spot=True)
     if fields.get("notify_url_from"):
         from elasticctl.cli.news import reference  # not for those who only read contexts
 
@@ -112,9 +127,14 @@ def set_context(name: Name, given: Fields) -> None:
 
 @verb(config, "import")
 def import_contexts(
-    names: Annotated[tuple[str, ...], typer.Argument(metavar="[KUBE_CONTEXT]...")] = (),
+    names: Annotated[tuple[str, ...], typer.Argument(metavar="KUBE_CONTEXT...")] = (),
 ) -> None:
-    """Add contexts of kubeconfig: those that are named, or all that are not there yet."""
+    """Add contexts of kubeconfig: those that are named, or all that are not there yet.
+
+    \b
+      elasticctl config import
+      elasticctl config import my-eks-cluster
+    """
     from elasticctl.kubeconfig import kubeconfig_paths, read_contexts
 
     known = contexts()

@@ -15,7 +15,7 @@ from elasticctl.cli.command import family, verb
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import Table, emit, hint, print_data, print_table, say
 from elasticctl.cli.target import locate
-from elasticctl.cluster.secrets import Known, secrets_of
+from elasticctl.cluster.secrets import Known, check_name, secrets_of
 from elasticctl.errors import UsageError
 from elasticctl.wording import counted, shown, span
 
@@ -42,6 +42,7 @@ def set_secret(
       elasticctl secret set s3 --from-env-file keys.env
     """
     context, namespace = locate(where)
+    check_name(name)  # before anybody types a value
     for key in keys:
         _check_key(key)
     if bool(keys) == bool(env_file):

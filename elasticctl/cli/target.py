@@ -59,7 +59,7 @@ def contexts() -> Config:
 def locate(where: Where) -> tuple[Context, str]:
     """The context and the namespace that `where` means."""
     context = contexts().context(where.context)
-    return context, where.namespace or context.namespace
+    return context, config.check_namespace(where.namespace or context.namespace)
 
 
 def reach(where: Where) -> Target:
