@@ -261,7 +261,9 @@ def verbs_in(text: str) -> list[str]:
 
 
 def long_options(text: str) -> set[str]:
-    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text[text.index("ptions") :])) - {"--help"}
+    """The options that a help lists: `  -o, --output …`, `  --spot / --on-demand`."""
+    listed = re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]+)(?: / (--[a-z][a-z-]+))?", text, re.MULTILINE)
+    return {option for names in listed for option in names if option} - {"--help"}
 
 
 def test_every_verb_and_option_is_described() -> None:

@@ -84,7 +84,12 @@ def verify(
     output: Output = "table",
     where: Where,
 ) -> int:
-    """Read every byte of the checkpoints and compare it with their checksums; exit code 1 when one is damaged."""
+    """Read every byte of the checkpoints and compare it with their checksums; exit code 1 when one is damaged.
+
+    \b
+      elasticctl checkpoints verify digits
+      elasticctl checkpoints verify s3://bucket/run --step 1200
+    """
     place = stored.place_of(target, where)
     found = stored.found_at(place)
     if step is not None:
@@ -114,7 +119,8 @@ def pull(
 
     \b
       elasticctl checkpoints pull digits model.safetensors
-      elasticctl checkpoints pull s3://bucket/run adam.safetensors --step 1200 --part optimizer
+      elasticctl checkpoints pull digits adam.safetensors --part optimizer
+      elasticctl checkpoints pull s3://bucket/run best.safetensors --step 1200
     """
     path = stored.target_file(file, force)
     place = stored.place_of(target, where)

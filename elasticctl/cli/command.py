@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -36,7 +36,12 @@ Help = Annotated[
 
 
 class Verb(TyperCommand):
-    """A command that converts no more than it must, and whose help says what to type in one line."""
+    """A command that converts no more than it must, and whose help says what to type in one line.
+
+    `sections`: of a verb with many options, heading -> the parameters below it, in their order.
+    """
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse as Typer does, but take defaults, texts and choices as they are.
@@ -72,10 +77,12 @@ class Verb(TyperCommand):
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """The options alone: what the arguments are is said above them, in a sentence."""
-        params = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
-        records = [param.get_help_record(ctx) for param in params]
-        with formatter.section("Options"):
-            formatter.write_dl([record for record in records if record is not None])
+        left = {param.name: param for param in self.get_params(ctx) if param.param_type_name == "option"}
+        parts = {title: [left.pop(name) for name in names] for title, names in self.sections.items()}
+        for title, params in (*parts.items(), ("Options", [*left.values()])):
+            records = [param.get_help_record(ctx) for param in params]
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record is not None])
 
 
 class Group(TyperGroup):

@@ -51,8 +51,24 @@ class How:
     force: Annotated[bool, typer.Option("--force", help="Uninstall although jobs are running: they end.")] = False
 
 
+@dataclass(frozen=True, slots=True)
+class System(Where):
+    """Which cluster, and where in it."""
+
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "-n",
+            "--namespace",
+            metavar="NAME",
+            show_default=False,
+            help="Where the controllers are put; elasticctl-system by default.",
+        ),
+    ] = ""
+
+
 @verb(app, "install")
-def install(*, how: How, yes: options.Yes = False, where: Where) -> None:
+def install(*, how: How, yes: options.Yes = False, where: System) -> None:
     """Put the controller into a context's cluster, or bring it up to date.
 
     \b

@@ -73,6 +73,10 @@ def local_sharing(
     """Share this machine between projects, by quotas and priorities, or stop to; without on or off, say which.
 
     Slots are its GPUs. Where it has none, or --cpu-slots says how many, they are processors: a rank takes one.
+
+    \b
+      elasticctl local sharing on --cpu-slots 4
+      elasticctl local sharing off
     """
     from elasticctl.cluster.local.client import LocalCluster
     from elasticctl.cluster.local.sharing import LocalSharing

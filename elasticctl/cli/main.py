@@ -176,7 +176,7 @@ def _usage(error: typer.TyperException) -> str:
         return message
     if hasattr(error, "possibilities"):
         message = _unknown_option(getattr(error, "option_name", ""), context)
-    return f"{message} See `{context.command_path} --help`."
+    return f"{message.removesuffix('.')}. See `{context.command_path} --help`."
 
 
 def _unknown_option(name: str, context: Context) -> str:

@@ -110,8 +110,8 @@ def count(about: str, *, low: int = 1, letter: str = "N", default: bool = False)
 
 
 def time(about: str) -> Any:
-    """An option that takes a duration."""
-    return typer.Option(parser=duration, metavar="TIME", help=about)
+    """An option that takes a duration; what it is by default is for `about` to say, and not in seconds."""
+    return typer.Option(parser=duration, metavar="TIME", help=about, show_default=False)
 
 
 def assignments(flag: str, form: str, about: str) -> Any:
@@ -158,13 +158,17 @@ class Where:
             show_envvar=False,
             show_default=False,
             autocompletion=complete_context,
-            help="Where to run: a name of `elasticctl config get-contexts`.",
+            help="Which context; the current one by default.",
         ),
     ] = ""
     namespace: Annotated[
         str,
         typer.Option(
-            "-n", "--namespace", metavar="NAME", show_default=False, help="The namespace; the context's own by default."
+            "-n",
+            "--namespace",
+            metavar="NAME",
+            show_default=False,
+            help="Which namespace; the context's own by default.",
         ),
     ] = ""
 

@@ -46,16 +46,21 @@ class Request:
     max_workers: Annotated[int | None, options.count("Never use more than N workers.")] = None
     priority: Annotated[
         int,
-        typer.Option("--priority", parser=_priority, metavar="N", help="Whom it outranks, where jobs share."),
+        typer.Option(
+            "--priority",
+            parser=_priority,
+            metavar="N",
+            help="From -1000 to 1000: whom it outranks, where GPUs are shared.",
+        ),
     ] = 0
-    queue: Annotated[str, options.text("The queue of Kueue's that is to admit the job.")] = ""
+    queue: Annotated[str, options.text("The queue of Kueue that has to admit the job.")] = ""
     name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
     image: Annotated[str, options.text("The container image; on this machine there is none.", "IMAGE")] = ""
     service_account: Annotated[
         str, options.text("Whose rights in the cloud the workers have, such as to the bucket.")
     ] = ""
     env: Annotated[
-        tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "A variable of the script's.")
+        tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "A variable for the script.")
     ] = ()
     secrets: Annotated[
         tuple[SecretRef, ...],
@@ -84,13 +89,15 @@ class Request:
             help="How large it may be; 100MB by default.",
         ),
     ] = WORKSPACE_LIMIT_BYTES
-    storage: Annotated[str, options.text("Where state is kept: a folder, s3://…, gs://…", "URL")] = ""
+    storage: Annotated[
+        str, options.text("Where state is kept: a folder, s3://…, gs://…; a new place by default.", "URL")
+    ] = ""
     spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Spot capacity or not.")] = True
     backoff_limit: Annotated[
         int, options.count("How many failures of the script to put up with.", low=0, default=True)
     ] = DEFAULT_BACKOFF_LIMIT
-    deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this.")] = None
-    ttl: Annotated[int | None, options.time("Delete the job this long after its end.")] = None
+    deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this: 90m, 12h.")] = None
+    ttl: Annotated[int | None, options.time("Delete the job this long after its end: 1h, 7d.")] = None
     hang_timeout: Annotated[
         int | None, options.time("Start again after this long without a sign of life; 30m by default, 0s is never.")
     ] = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -59,7 +60,8 @@ class How:
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return at once and print the job's name.")] = False
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end without showing the logs.")] = False
     dry_run: Annotated[
-        Literal["client", "server"] | None, typer.Option("--dry-run", help="Print the manifest only.")
+        Literal["client", "server"] | None,
+        typer.Option("--dry-run", help="Print the manifest only; --dry-run=server has the cluster check it too."),
     ] = None
     output: Annotated[
         Literal["json", "yaml", "name"] | None,
@@ -94,7 +96,24 @@ class DryRunVerb(Verb):
         return super().parse_args(ctx, ours + args[end:])
 
 
-@verb(app, "submit", cls=DryRunVerb)
+class SubmitVerb(DryRunVerb):
+    """Has its many options in sections, those of docs/cli.md."""
+
+    sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "How large": (
+            "gpus", "gpu_type", "gpus_per_node", "workers", "min_gpus", "max_gpus", "min_workers", "max_workers",
+            "spot", "priority", "queue",
+        ),
+        "What, and where its state goes": (
+            "name", "workspace", "no_workspace", "workspace_limit", "env", "secrets", "mounts", "storage", "image",
+            "service_account", "template", "file", "settings",
+        ),
+        "How long, and how often": ("backoff_limit", "restart_policy", "deadline", "hang_timeout", "ttl"),
+        "What happens next": ("detach", "wait", "notify", "dry_run", "output"),
+    }  # fmt: skip
+
+
+@verb(app, "submit", cls=SubmitVerb)
 def submit(
     ctx: typer.Context,
     *,
@@ -107,9 +126,9 @@ def submit(
 ) -> int:
     """Run SCRIPT as an elastic job: workers may be lost and added while it trains.
 
-    ARGS, after --, are the script's own. The exit code is that of `elasticctl wait`; Ctrl-C lets go of the job and
-    leaves it running. Of several contexts (--context aws,gcp) the cheapest is tried first, and the next when
-    capacity does not come.
+    ARGS, after --, are the script's own. The exit code is that of `elasticctl wait`; Ctrl-C asks whether to let go of
+    the job, which leaves it running, or to cancel it. Of several contexts (--context aws,gcp) the cheapest is tried
+    first, and the next when capacity does not come.
 
     \b
       elasticctl submit train.py -- --epochs 90

@@ -48,7 +48,12 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     base: Annotated[str, typer.Option("--from", metavar="NAME", help="The template to begin with.")] = DEFAULT,
 ) -> None:
-    """Copy a template to your own folder, to be changed there."""
+    """Copy a template to your own folder, to be changed there.
+
+    \b
+      elasticctl template new mine
+      elasticctl submit train.py --template mine
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}", name):
         raise UsageError(f"{shown(name)}: a template's name is letters, digits, '-' and '_'")
     text = find(base, templates_folder()).text

@@ -18,7 +18,9 @@ VERBS = ROOT.list_commands(typer.Context(ROOT))
 FAMILIES = {
     "checkpoints": ["list", "verify", "pull", "rm", "prune"],
     "config": ["get-contexts", "use-context", "set-context", "import", "delete-context", "view"],
-    "local": ["status", "down"],
+    "local": ["status", "down", "sharing"],
+    "quota": ["list", "set", "rm", "explain"],
+    "secret": ["set", "list", "delete"],
     "template": ["list", "show", "new"],
 }
 
@@ -53,15 +55,27 @@ def test_every_verb_explains_itself(run: Run, name: str) -> None:
     assert "  -h, --help" in done.out
     for inner in FAMILIES.get(name, []):
         assert f"\n  {inner} " in done.out
-        assert run(name, inner, "-h").out.startswith(f"Usage: elasticctl {name} {inner} [OPTIONS]")
+        assert lines(run(name, inner, "-h").out)[0].startswith(f"Usage: elasticctl {name} {inner} [OPTIONS]")
 
 
 def test_submit_teaches_by_example(run: Run) -> None:
     text = run("submit", "--help").out
     assert text.startswith("Usage: elasticctl submit [OPTIONS] [SCRIPT] [-- ARGS...]\n")
     assert "\n    elasticctl submit train.py -- --epochs 90\n" in text
+    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [
+        "How large:",
+        "What, and where its state goes:",
+        "How long, and how often:",
+        "What happens next:",
+        "Options:",
+    ]
     assert "--spot / --on-demand" in text
     assert "[default: spot]" in text
+
+
+def test_install_says_what_its_namespace_is(run: Run) -> None:
+    assert "  -n, --namespace NAME      Where the controllers are put" in run("install", "--help").out
 
 
 @pytest.mark.parametrize(
@@ -72,6 +86,8 @@ def test_submit_teaches_by_example(run: Run) -> None:
         ("list --wath", 'list has no option --wath (did you mean "--watch"?). See `elasticctl list --help`.'),
         ("list -x", "list has no option -x. See `elasticctl list --help`."),
         ("--wath", "elasticctl has no option --wath. See `elasticctl --help`."),
+        ("completion", "Missing argument 'SHELL'. Choose from: bash, zsh, fish. See `elasticctl completion --help`."),
+        ("list -n My_Team", "\"My_Team\" is no namespace: use lower-case letters, digits and '-', 63 at most"),
         ("list all", 'unexpected argument "all". See `elasticctl list --help`.'),
         ("scale x --to -1", "Invalid value for '--to': \"-1\" is not a whole number of at least 1."),
         (
