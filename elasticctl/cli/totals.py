@@ -54,7 +54,7 @@ def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
         yield f"{job.name}: no interruptions, no scalings"
     else:
         lost = f"{span(found.recovery_s)} until training went on, {counted(found.steps_redone, 'step')} done again"
-        what = counted(found.interruptions, "interruption")
+        what = counted(found.interruptions, "interruption") + _open_end(job)
         yield f"{what}, {counted(found.scalings, 'scaling')}: {lost}"
     part = goodput(job.status, now)
     if part is not None:
@@ -62,6 +62,13 @@ def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
     spent = cost(job, now)
     if spent is not None:
         yield saved_line(spent)
+
+
+def _open_end(job: ElasticJob) -> str:
+    """` (1 not yet recovered from)`, so that their seconds are not missed in the sum."""
+    still_open = sum(item.recovery_s is None for item in job.status.interruptions)
+    when = "never" if job.status.phase.terminal else "not yet"
+    return f" ({still_open} {when} recovered from)" if still_open else ""
 
 
 def goodput_line(part: Goodput) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from elasticctl.cli.totals import totals, totals_lines
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.spec import ElasticJob
@@ -29,6 +31,15 @@ def test_totals_are_two_calm_lines() -> None:
         "1 interruption, 1 scaling: 2.5s until training went on, 10 steps done again",
         "training moved forward 76.0 % of 50s (goodput)",
     ]
+
+
+@pytest.mark.parametrize(("phase", "when"), [("Running", "not yet"), ("Failed", "never")])
+def test_a_loss_that_training_has_not_got_over_is_told_beside_the_sum(phase: str, when: str) -> None:
+    lost = [{"at": at(10), "worker": "digits-worker-1", "cause": "Killed"}]
+    first, *_ = totals_lines(found(phase=phase, interruptions=lost, scalings=[], restarts={"Killed": 1}), AT + 20)
+    assert first == (
+        f"1 interruption (1 {when} recovered from), 0 scalings: 0.0s until training went on, 0 steps done again"
+    )
 
 
 def test_without_steps_there_is_no_goodput() -> None:
