@@ -36,12 +36,12 @@ def right(said: str) -> int:
 
 
 def test_the_plain_script_and_what_becomes_of_it_learn_the_same(tmp_path: Path) -> None:
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    plain = run(*torchrun, str(EXAMPLES / "ddp" / "plain.py"), cwd=tmp_path)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    plain = run(sys.executable, *torchrun, str(EXAMPLES / "ddp" / "plain.py"), cwd=tmp_path)
     assert right(plain) > 0.95 * SAMPLES / 2
-    elastic = run(sys.executable, str(EXAMPLES / "ddp" / "elastic.py"), cwd=tmp_path, ELASTICCTL_STORAGE="./state")
-    assert right(elastic) > 0.95 * SAMPLES
-    again = run(*torchrun, str(EXAMPLES / "ddp" / "elastic.py"), cwd=tmp_path, ELASTICCTL_STORAGE="./state")
+    elastic = (sys.executable, str(EXAMPLES / "ddp" / "elastic.py"))
+    assert right(run(*elastic, cwd=tmp_path, ELASTICCTL_STORAGE="./state")) > 0.95 * SAMPLES
+    again = run(*elastic, cwd=tmp_path, ELASTICCTL_STORAGE="./state")
     assert "epoch 10" in again
     assert "right" not in again
 
@@ -51,7 +51,7 @@ def test_the_plain_script_and_what_becomes_of_it_learn_the_same(tmp_path: Path) 
     ("script", "accuracy"),
     [
         ("lightning/train.py", r"epoch 9: test accuracy (0\.\d+)"),
-        ("transformers/train.py", r"'eval_accuracy': '?(0\.\d+).*?'epoch': '?8"),
+        ("transformers/train.py", r"'eval_accuracy': '?(0\.\d+)"),
     ],
 )
 def test_frameworks_train_on_two_workers(
@@ -61,7 +61,7 @@ def test_frameworks_train_on_two_workers(
     name = script.partition("/")[0]
     options = ("--workers", "2", "--name", name, "--env", "OMP_NUM_THREADS=1", "--env", "PYTHONWARNINGS=ignore")
     said = run(elasticctl, "submit", str(EXAMPLES / script), *options, cwd=tmp_path)
-    found = re.findall(accuracy, said, re.DOTALL)
+    found = re.findall(accuracy, said)
     assert found, said
     assert float(found[-1]) > 0.9
     status = json.loads(run(elasticctl, "status", name, "-o", "json", cwd=tmp_path))["status"]

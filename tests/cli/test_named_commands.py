@@ -14,13 +14,15 @@ import typer
 from typer.main import get_command, get_group
 
 from elasticctl.cli.main import app
+from tests.cli.conftest import Run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("elasticctl", "controller", "training_lib", "examples", "job_templates")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".js"))
-BEGIN = re.compile(r"(?<![\w/.-])elasticctl(?= +[a-z-])")
-END = re.compile(r"`|\n|  |;|#|\)|\$\(|(?<!\S)[|<>&]|\belasticctl(?= )|\Z")
+BEGIN = re.compile(r"(?<![\w/.-])elasticctl(?= +[a-z])")
+INNER = re.compile(r"\$\((.*?)\)")
+END = re.compile(r"`|\n|  |;|#|\)|(?<!\S)[|<>&]|\belasticctl(?= )|\Z")
 """Where a command ends in a text: at a quote, a gap, what a shell gives a meaning to, or at the next command."""
 PLACEHOLDER = re.compile(r"\[?-?-?[A-Z_|…]+[\].,…]*|.*[\[…].*")
 """JOB, [OPTIONS], STEP…: a line with one is a form, and not to be typed as it is."""
@@ -29,10 +31,11 @@ VERBS = get_group(app).list_commands(typer.Context(get_group(app)))
 
 def commands(text: str) -> Iterator[str]:
     """What stands behind `elasticctl` wherever a text names a command."""
-    for found in BEGIN.finditer(text):
-        end = END.search(text, found.end())
-        assert end is not None
-        yield text[found.end() : end.start()].strip(" .,:")
+    for part in (INNER.sub("1", text), *INNER.findall(text)):
+        for found in BEGIN.finditer(part):
+            end = END.search(part, found.end())
+            assert end is not None
+            yield part[found.end() : end.start()].strip(" .,:")
 
 
 def blocks(page: str) -> Iterator[str]:
@@ -46,10 +49,11 @@ def blocks(page: str) -> Iterator[str]:
 
 
 def spans(page: str) -> Iterator[str]:
-    """What stands between backticks in a page's sentences, each on one line."""
+    """What stands between backticks in a page's sentences, each on one line; not what is yet to be completed."""
     prose = re.sub(r"^ *```.*?^ *```$", "", page, flags=re.MULTILINE | re.DOTALL)
-    for found in re.findall(r"`([^`]+)`", prose):
-        yield " ".join(found.split())
+    for unfinished, found in re.findall(r"(completing )?`([^`]+)`", prose):
+        if not unfinished:
+            yield " ".join(found.split())
 
 
 def leaf(words: list[str]) -> tuple[typer.Context, list[str]]:
@@ -98,6 +102,38 @@ def test_command_lines_of_pages_are_understood(page: Path) -> None:
                 continue
             context, rest = leaf(words)
             context.command.make_context(context.info_name, rest, parent=context.parent)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path, run: Run) -> Path:
+    """Where a reader sits: scripts, a template, and contexts of the names that pages use."""
+    monkeypatch.chdir(tmp_path)
+    for script in ("train.py", "experiments/train.py", "examples/digits/train.py"):
+        (tmp_path / script).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / script).write_text("print('hello')\n")
+    (tmp_path / "state").mkdir()
+    kept = ("--storage", (tmp_path / "state").as_uri(), "--image", "team/trainer:1")
+    for name in ("aws", "gcp", "eks", "gke", "prod", "x"):  # $CLUSTER is x
+        provider = "gcp" if name in ("gcp", "gke") else "aws"
+        run("config", "set-context", name, "--provider", provider, "--gpu-type", "t4", *kept)
+    run("template", "new", "mine")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_submit_of_a_page_makes_a_job(page: Path, desk: Path, run: Run) -> None:
+    """As a dry run, which stops short of creating it; in a cloud's context on the pages about clusters."""
+    for line in blocks(page.read_text("utf-8")):
+        for command in commands(line):
+            words = shlex.split(re.sub(r"\$\{?\w+\}?", "x", command), comments=True)
+            if words[0] != "submit" or any(PLACEHOLDER.fullmatch(word) for word in words):
+                continue
+            run("config", "use-context", "prod" if page.stem in ("sharing", "workspace") else "local")
+            dry = [word for word in words if word != "--dry-run"]
+            done = run("submit", "--dry-run", *dry[1:])
+            assert done.code == 0, (line, done.err)
+            assert "kind: ElasticJob" in done.out
+            (desk / "job.yaml").write_text(done.out)
 
 
 def texts(source: str) -> Iterator[str]:
