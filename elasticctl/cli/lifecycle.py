@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,7 +14,8 @@ from elasticctl.cli.logs import forget
 from elasticctl.cli.options import Where
 from elasticctl.cli.output import hint, say
 from elasticctl.cli.target import Target, reach
-from elasticctl.errors import ConflictError, UsageError
+from elasticctl.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.wording import counted
 
 if TYPE_CHECKING:
     from elasticctl.spec import ElasticJob
@@ -25,30 +27,39 @@ app = new_app()
 def suspend(*, jobs: options.Jobs, where: Where) -> None:
     """Stop a job's workers; `resume` goes on from the last checkpoint."""
     target = reach(where)
-    for name in jobs:
+
+    def stop(name: str) -> None:
         job = _patched(target, name, {"suspend": True}, "suspended")
         say(f"{job.name}: its workers are being stopped")
         hint(f"go on: elasticctl resume {job.name}")
+
+    _each(jobs, stop)
 
 
 @verb(app, "resume")
 def resume(*, jobs: options.Jobs, where: Where) -> None:
     """Start the workers of a suspended job again."""
     target = reach(where)
-    for name in jobs:
+
+    def go_on(name: str) -> None:
         _check_here(target, name)
         job = _patched(target, name, {"suspend": False}, "resumed")
-        say(f"{job.name}: going on with {job.desired} workers")
+        say(f"{job.name}: going on with {counted(job.desired, 'worker')}")
+
+    _each(jobs, go_on)
 
 
 @verb(app, "cancel")
 def cancel(*, jobs: options.Jobs, where: Where) -> None:
     """Stop a job for good; its status, logs and checkpoints stay."""
     target = reach(where)
-    for name in jobs:
+
+    def end(name: str) -> None:
         job = _patched(target, name, {"cancel": True}, "cancelled")
         say(f"{job.name}: cancelled")
         hint(f"remove it: elasticctl delete {job.name}")
+
+    _each(jobs, end)
 
 
 @verb(app, "delete")
@@ -58,15 +69,35 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
     from elasticctl.spec import ElasticJob
 
     target = reach(where)
-    for name in jobs:
+
+    def remove(name: str) -> None:
         job = ElasticJob.from_manifest(target.find(name))
         if not (yes or job.status.phase.terminal or _confirmed(job)):
             say(f"{job.name}: kept")
-            continue
+            return
         target.cluster.delete_job(target.namespace, job.name)
         forget(job)
         storage = hardware(job).storage
         say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
+
+    _each(jobs, remove)
+
+
+def _each(names: Sequence[str], act: Callable[[str], None]) -> None:
+    """Do it to each job: what stands in the way of one is said, and does not keep it from the others.
+
+    Raises the last of these errors at the end.
+    """
+    failed: NotFoundError | ConflictError | UsageError | None = None
+    for name in dict.fromkeys(names):
+        try:
+            act(name)
+        except (NotFoundError, ConflictError, UsageError) as e:
+            if failed is not None:
+                say(f"error: {failed}")
+            failed = e
+    if failed is not None:
+        raise failed
 
 
 def _check_here(target: Target, name: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
 from tests.cli.conftest import Run
+from tests.cluster_contract import phase, running
 from tests.jobs import FOREVER, shell_job
 from tests.waiting import wait_until
 
@@ -114,11 +115,8 @@ def jobs(local_cluster: LocalCluster, tmp_path: Path) -> None:
     local_cluster.create_job(shell_job("digits-a", FOREVER, 2, minReplicas=2, maxReplicas=4))
     local_cluster.create_job(shell_job("digits-b", "true"))
 
-    def status(name: str) -> dict[str, object]:
-        found: dict[str, object] = local_cluster.get_job("default", name).get("status", {})
-        return found
-
-    wait_until(lambda: status("digits-a").get("active") == 2 and status("digits-b").get("phase") == "Succeeded")
+    wait_until(lambda: len(running(local_cluster, "digits-a")) == 2)
+    wait_until(lambda: [phase(local_cluster, f"digits-{x}") for x in "ab"] == ["Running", "Succeeded"])
 
 
 @pytest.mark.usefixtures("jobs")
@@ -130,3 +128,18 @@ def test_each_mistake_has_its_line(run: Run) -> None:
         if (done.code, done.out, done.err) != (code, "", f"error: {message}\n"):
             wrong.append((line, done))
     assert wrong == []
+
+
+@pytest.mark.usefixtures("jobs")
+def test_one_job_does_not_keep_a_verb_from_the_others(run: Run) -> None:
+    for verb, past in (("suspend", "suspended"), ("resume", "resumed"), ("cancel", "cancelled")):
+        done = run(verb, "none", "digits-b", "digits-a", "digits-a")
+        first, *news, last = done.err.splitlines()
+        assert (done.code, first) == (3, f"error: {NO_JOB.format('none', '')}")
+        assert [line.partition(":")[0] for line in news] == ["digits-a"]
+        assert last == f"error: digits-b has ended (Succeeded) and cannot be {past}"
+    done = run("delete", "none", "digits-a", "digits-b", "-y")
+    assert (done.code, [line.partition(":")[0] for line in done.err.splitlines()]) == (
+        3,
+        ["digits-a", "digits-b", "error"],
+    )
