@@ -18,7 +18,7 @@ from elasticctl.cli.options import Where
 from elasticctl.cli.output import Table, print_data, print_table, say
 from elasticctl.cli.target import Target, reach
 from elasticctl.config import LOCAL
-from elasticctl.errors import ClusterError, UsageError
+from elasticctl.errors import ClusterError, NotFoundError, UsageError
 from elasticctl.wording import counted, span
 
 if TYPE_CHECKING:
@@ -95,13 +95,10 @@ def prune(
     if not (yes or _confirmed(len(doomed))):
         say("nothing is deleted")
         return
-    for item in doomed:
-        target.cluster.delete_job(target.namespace, item.job.name)
-        forget(item.job)
-        _delete_state(item)
-    _say_what_stays(doomed)
+    gone = [item for item in doomed if _delete(target, item)]
+    _say_what_stays(gone)
     if state and target.context.provider == LOCAL:
-        _sweep_workspaces(target, {item.job.key for item in doomed}, now)
+        _sweep_workspaces(target, {item.job.key for item in gone}, now)
 
 
 def choose(manifests: Sequence[Manifest], which: Which, now: float) -> list[Doomed]:
@@ -153,6 +150,24 @@ def _uses(manifest: Manifest, url: str, folder: Path) -> bool:
     found = hardware(ElasticJob.from_manifest(manifest))
     start = found.env.get(START_FROM_VARIABLE, "").rpartition("#")[0]
     return any(other and (other == url or own_folder(other) == folder) for other in (found.storage, start))
+
+
+def _delete(target: Target, item: Doomed) -> bool:
+    """Delete a job with what goes along; False where it was left alone.
+
+    Much may have happened since it was listed: it may be gone by itself, and another one may have its name.
+    """
+    try:
+        now = target.cluster.get_job(target.namespace, item.job.name)
+        if now["metadata"].get("uid") != item.job.uid:
+            say(f"{item.job.name}: left alone: it is another job by now")
+            return False
+        target.cluster.delete_job(target.namespace, item.job.name)
+    except NotFoundError:
+        pass  # its time to live was over, or somebody was quicker
+    forget(item.job)
+    _delete_state(item)
+    return True
 
 
 def _delete_state(item: Doomed) -> None:

@@ -14,7 +14,7 @@ from elasticctl.cluster.local.paths import local_paths
 from tests.cli.conftest import Run
 from tests.cli.samples import AT, at, job
 from tests.cli.test_terminal import Spawn, terminal  # noqa: F401 - a fixture
-from tests.jobs import shell_job
+from tests.jobs import FOREVER, shell_job
 from tests.waiting import wait_until
 
 JOBS = [
@@ -102,6 +102,27 @@ def test_it_asks_with_the_list(terminal: Spawn, local_cluster: LocalCluster, thr
     child.expect("nothing is deleted")
     child.expect(pexpect.EOF)
     assert len(local_cluster.list_jobs("default")) == 3
+
+
+def test_what_has_happened_since_the_list_was_shown(
+    terminal: Spawn,  # noqa: F811
+    local_cluster: LocalCluster,
+    three: dict[str, Path],
+) -> None:
+    """One is gone by itself, and another one has been run again under its own name."""
+    child = terminal("prune", "--older-than", "0s", "--state", width=80)
+    child.expect_exact("Delete 3 jobs and their logs? [y/N]:")
+    for name in ("own", "source"):
+        local_cluster.delete_job("default", name)
+    local_cluster.create_job(shell_job("source", FOREVER))
+    child.sendline("y")
+    child.expect_exact("source: left alone: it is another job by now")
+    child.expect_exact("2 jobs deleted")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert [job["metadata"]["name"] for job in local_cluster.list_jobs("default")] == ["source"]
+    assert [path.exists() for path in three.values()] == [False, True, True]
 
 
 def test_nothing_to_do_and_wrong_use(run: Run, home: Path) -> None:
