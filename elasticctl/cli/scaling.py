@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elasticctl.cli.asking import PATIENCE_S, Answers
 from elasticctl.cli.output import say
 from elasticctl.cli.target import Target, full_worker_name
 from elasticctl.errors import ConflictError, NotFoundError, UsageError
@@ -41,22 +44,17 @@ class Change:
 
 
 def apply(target: Target, name: str, wish: Wish) -> Change:
-    """Patch the job, again where somebody else has changed it meanwhile, so that scalings come one after another."""
-    for attempt in range(_ATTEMPTS):
-        manifest, patch = _asked_for(target, name, wish)
-        try:
-            return _change(manifest, target.cluster.patch_job(target.namespace, name, patch))
-        except ConflictError:
-            if attempt == _ATTEMPTS - 1:
-                raise
-    raise AssertionError("unreachable")
+    """Patch the job, so that scalings come one after another."""
+    before, after = _patched(target, name, lambda manifest: _asked_for(target, manifest, wish))
+    return _change(before, after)
 
 
 def foreseen(target: Target, name: str, wish: Wish) -> Change:
     """What `apply` would do now, without doing it; refused for the same reasons."""
     from elasticctl.cluster.local.objects import merge_patch
 
-    manifest, patch = _asked_for(target, name, wish)
+    manifest = target.cluster.get_job(target.namespace, name)
+    patch = _asked_for(target, manifest, wish)
     return _change(manifest, {**manifest, "spec": merge_patch(manifest["spec"], patch["spec"])})
 
 
@@ -86,11 +84,30 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[st
     return {"metadata": metadata, "spec": spec}
 
 
-def _asked_for(target: Target, name: str, wish: Wish) -> tuple[Manifest, dict[str, Any]]:
-    """The job as it is, and the patch that carries out the wish."""
-    manifest = target.cluster.get_job(target.namespace, name)
-    pods = target.cluster.list_pods(target.namespace, name) if wish.remove_worker else []
-    return manifest, scale_patch(manifest, pods, wish)
+def _asked_for(target: Target, manifest: Manifest, wish: Wish) -> dict[str, Any]:
+    """The patch that carries out a wish."""
+    job = ElasticJob.from_manifest(manifest)
+    return scale_patch(manifest, target.cluster.pods_of([job])[job.uid] if wish.remove_worker else [], wish)
+
+
+def _patched(
+    target: Target, name: str, patch_of: Callable[[Manifest], dict[str, Any] | None]
+) -> tuple[Manifest, Manifest]:
+    """The job before and after its patch; again where anybody has written to it between the two, its status too.
+
+    Without a patch (None) both are the same.
+    """
+    for attempt in range(_ATTEMPTS):
+        manifest = target.cluster.get_job(target.namespace, name)
+        patch = patch_of(manifest)
+        if patch is None:
+            return manifest, manifest
+        try:
+            return manifest, target.cluster.patch_job(target.namespace, name, patch)
+        except ConflictError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _change(manifest: Manifest, patched: Manifest) -> Change:
@@ -101,18 +118,24 @@ def _change(manifest: Manifest, patched: Manifest) -> Change:
 
 def roll_back(target: Target, name: str, change: Change) -> int:
     """Go back to the size before, unless somebody has asked for another one since; returns the exit code."""
-    manifest = target.cluster.get_job(target.namespace, name)
+    before, after = _patched(target, name, lambda manifest: _back(manifest, change))
+    if after is before:
+        say(f"{name}: it has been scaled again since, or has ended: it stays as it is")
+    else:
+        say(f"{name}: rolled back to {counted(change.before, 'worker')}")
+    return TIMED_OUT
+
+
+def _back(manifest: Manifest, change: Change) -> dict[str, Any] | None:
+    """The patch that takes a change back; None where that is no longer the newest, or the job has ended."""
     job = ElasticJob.from_manifest(manifest)
     if job.status.phase.terminal or job.desired != change.after or job.sharing.automatic:
-        say(f"{name}: it has been scaled again since, or has ended: it stays as it is")
-        return TIMED_OUT
+        return None
     metadata = {"annotations": {ANNOTATION_SCALED_BY: BY_ROLLBACK}, "resourceVersion": job.resource_version}
     spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": change.before}}}
     if change.was_automatic:
         spec["sharing"] = {"automatic": True}
-    target.cluster.patch_job(target.namespace, name, {"metadata": metadata, "spec": spec})
-    say(f"{name}: rolled back to {counted(change.before, 'worker')}")
-    return TIMED_OUT
+    return {"metadata": metadata, "spec": spec}
 
 
 def _size(job: ElasticJob) -> int:
@@ -156,25 +179,29 @@ def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
 
 
 def await_workers(target: Target, name: str, workers: int, timeout_s: int | None, *, goes_on: bool = True) -> int:
-    """Wait until that many workers run, and return the exit code: 1 when the job ends before, 124 too late.
+    """Wait until that many workers run, and return the exit code: 1 where they will not, 124 too late.
 
     `goes_on` False: not to be said when it is too late, for somebody will see to that.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        status = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name)).status
-        running = sum(_is_running(worker) for worker in status.workers)
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    answers = Answers(lambda: target.cluster.get_job(target.namespace, name), _POLL_EVERY_S, deadline, PATIENCE_S, say)
+    for manifest in answers.each():
+        job = ElasticJob.from_manifest(manifest)
+        status, running = job.status, sum(_is_running(worker) for worker in job.status.workers)
         if running == status.active == status.desired == workers:
             say(f"{name}: {counted_are(workers, 'worker')} training")
             return 0
         if status.phase.terminal:
             say(f"{name} ended ({status.phase.value}) before that")
             return 1
-        if deadline is not None and time.monotonic() >= deadline:
+        if job.suspend:
+            say(f"{name} is suspended: it gets its workers when it is resumed")
+            return 1
+        if time.monotonic() >= deadline:
             end = "; it goes on" if goes_on else ""
-            say(f"{name}: {running} of {workers} workers are training after {timeout_s} s{end}")
+            say(f"{name}: {running} of {counted(workers, 'worker')} training after {timeout_s} s{end}")
             return TIMED_OUT
-        time.sleep(_POLL_EVERY_S)
+    raise AssertionError("unreachable")
 
 
 def _is_running(worker: WorkerStatus) -> bool:

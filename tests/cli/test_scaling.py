@@ -141,7 +141,7 @@ def test_a_scaling_that_does_not_get_its_workers_is_taken_back(target: Target, r
     assert done.code == 124
     assert done.err.splitlines() == [
         "digits: 1 -> 2 workers",
-        "digits: 1 of 2 workers are training after 1 s",
+        "digits: 1 of 2 workers training after 1 s",
         "digits: rolled back to 1 worker",
     ]
     assert digits(target).desired == 1
@@ -166,6 +166,46 @@ def test_what_somebody_else_asked_for_since_is_not_taken_back(target: Target, ru
     apply(target, "digits", Wish(to=3))
     assert roll_back(target, "digits", change) == 124
     assert digits(target).desired == 3
+
+
+class Written:
+    """A cluster on which a controller has written the job's status between each look and the first few patches."""
+
+    def __init__(self, writes: int) -> None:
+        self.job, self.writes = copy.deepcopy(JOB), writes
+
+    def get_job(self, namespace: str, name: str) -> dict[str, Any]:
+        return copy.deepcopy(self.job)
+
+    def patch_job(self, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
+        if self.writes:
+            self.writes -= 1
+            self.job["metadata"]["resourceVersion"] = str(int(self.job["metadata"]["resourceVersion"]) + 1)
+        if patch["metadata"]["resourceVersion"] != self.job["metadata"]["resourceVersion"]:
+            raise ConflictError("the job has been modified")
+        self.job["spec"]["replicaSpecs"]["Worker"]["replicas"] = workers(patch)
+        return self.get_job(namespace, name)
+
+
+def test_a_status_that_is_written_meanwhile_stands_in_the_way_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster: Any = Written(writes=2)
+    target = Target(Context("lab", "kubernetes"), "default", cluster)
+    change = apply(target, "digits", Wish(to=6))
+    assert (change.before, change.after) == (4, 6)
+    cluster.writes = 2
+    assert roll_back(target, "digits", change) == 124
+    assert capsys.readouterr().err == "digits: rolled back to 4 workers\n"
+    assert workers(cluster.job) == 4
+    cluster.writes = 9
+    with pytest.raises(ConflictError):
+        apply(target, "digits", Wish(to=6))
+
+
+def test_nobody_waits_for_the_workers_of_a_suspended_job(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster: Any = Written(writes=0)
+    cluster.job["spec"]["suspend"] = True
+    assert await_workers(Target(Context("lab", "kubernetes"), "default", cluster), "digits", 4, None) == 1
+    assert capsys.readouterr().err == "digits is suspended: it gets its workers when it is resumed\n"
 
 
 def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
