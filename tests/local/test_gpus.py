@@ -46,7 +46,17 @@ def test_a_program_that_fails_is_said_and_means_none(
     assert "nvidia-smi failed: no driver" in caplog.text
 
 
-@pytest.mark.parametrize(("visible", "found"), [("", ()), ("2, 3", ("2", "3")), ("GPU-a", ("GPU-a",))])
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        ("", ()),
+        ("2, 3", ("2", "3")),
+        ("GPU-a,MIG-b", ("GPU-a", "MIG-b")),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("1,1,-1,2", ("1",)),
+    ],
+)
 def test_the_users_own_choice_is_kept_to(visible: str, found: tuple[str, ...]) -> None:
     assert discover({"CUDA_VISIBLE_DEVICES": visible}) == found
 

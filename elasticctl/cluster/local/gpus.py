@@ -6,10 +6,12 @@ import logging
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 
 NVIDIA_SMI_TIMEOUT_S = 20.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
+_CHOSEN = re.compile(r"[0-9]+|(GPU|MIG)-\S+")
 _DEVICE = re.compile(r"^GPU \d+: .*\(UUID: (GPU-[0-9a-fA-F-]+)\)")
 
 log = logging.getLogger(__name__)
@@ -18,11 +20,13 @@ log = logging.getLogger(__name__)
 def discover(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the ids of the GPUs that may be handed out, in the form CUDA_VISIBLE_DEVICES takes.
 
-    A CUDA_VISIBLE_DEVICES in `environ` is the user's own choice and is kept to; otherwise all that `nvidia-smi -L`
-    lists, none where there is no such program or it does not answer.
+    A CUDA_VISIBLE_DEVICES in `environ` is the user's own choice, and read as CUDA reads it: up to the first word that
+    is no device, so that -1 means none. Otherwise all that `nvidia-smi -L` lists, none where there is no such program
+    or it does not answer.
     """
     if VISIBLE in environ:
-        return tuple(item.strip() for item in environ[VISIBLE].split(",") if item.strip())
+        words = (word.strip() for word in environ[VISIBLE].split(","))
+        return tuple(dict.fromkeys(takewhile(_CHOSEN.fullmatch, words)))
     try:
         found = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
