@@ -14,6 +14,7 @@ from elasticctl.errors import SpecError
 from elasticctl.spec import API_VERSION, KIND, MAX_WORKERS, PLURAL, CleanPodPolicy, ElasticJob, Policy, RestartPolicy
 from elasticctl.status import JobStatus
 from elasticctl.yamltext import Document, dump
+from tests.torchelastic import torchelastic_job
 
 GOOD = """\
 apiVersion: elastic.pytorch.org/v1alpha1
@@ -37,30 +38,14 @@ spec:
               imagePullPolicy: Always
 """
 
-# TorchElastic's field list as its sample jobs use it: names changed, shape kept.
-TORCHELASTIC = """\
-apiVersion: elastic.pytorch.org/v1alpha1
-kind: ElasticJob
-metadata: {name: imagenet, namespace: elastic-job}
-spec:
-  rdzvEndpoint: "etcd-service:2379"
-  minReplicas: 1
-  maxReplicas: 2
-  replicaSpecs:
-    Worker:
-      replicas: 2
-      restartPolicy: ExitCode
-      template:
-        apiVersion: v1
-        kind: Pod
-        spec:
-          containers:
-            - name: elasticjob-worker
-              image: example/examples:0.2.0
-              imagePullPolicy: Always
-              args: ["--nproc_per_node=1", "/workspace/main.py", "--epochs=10"]
-              resources: {limits: {nvidia.com/gpu: 1}}
-"""
+TORCHELASTIC = torchelastic_job("""
+    containers:
+      - name: elasticjob-worker
+        image: example/examples:0.2.0
+        imagePullPolicy: Always
+        args: ["--nproc_per_node=1", "/workspace/main.py", "--epochs=10"]
+        resources: {limits: {nvidia.com/gpu: 1}}
+""")
 
 
 def schema() -> dict[str, Any]:
@@ -110,6 +95,11 @@ def test_good_manifests_load_and_round_trip(text: str) -> None:
             "minReplicas: 1",
             "policy: {hangTimeoutSeconds: -1}",
             "f:5: spec.policy.hangTimeoutSeconds: must be at least 0",
+        ),
+        (
+            "minReplicas: 1",
+            "removeWorkers: [{name: digits-worker-0}]",
+            "f:5: spec.removeWorkers[0].uid: required, but missing",
         ),
         (GOOD, "", "f: the file is empty"),
         (GOOD, "- 1", "f:1: must be a mapping, not [1]"),

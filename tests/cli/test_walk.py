@@ -59,16 +59,7 @@ def test_everything_once_through(
         ),
         tmp_path,
     )
-    walk.sets_up()
-    walk.plans()
-    assert walk.trains() == "walk"
-    walk.logs()
-    walk.scales()
-    walk.loses()
-    walk.pauses()
-    walk.keeps()
-    walk.ends()
-    assert walk.checks_up()["storage"] == "ok"
+    assert walk.everything()["storage"] == "ok"
     assert json.loads(walk.run("local", "status", "-o", "json").out)["running"] is True
     assert walk.run("local", "down").err.endswith("the local cluster is down\n")
     assert walk.left_out() == []

@@ -20,58 +20,41 @@ from benchmarks.replicas import ADDRESS, Replicas
 from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection
 from tests.cluster.commands import kubectl, lab
 from tests.cluster.trainer import HOST_FOLDER, IMAGE
+from tests.torchelastic import NAME, NAMESPACE, torchelastic_job
 from tests.waiting import wait_until
 
-NAMESPACE, NAME = "elastic-job", "imagenet"
 SCRIPT = Path(__file__).with_name("torchelastic_train.py")
 FOLDER = HOST_FOLDER / NAME
 IN = ("-n", NAMESPACE)
 GPU = "nvidia.com/gpu"
 # As in its two samples: torch's launcher is the image's entry point, so the container has arguments alone. The lab's
 # images have no entry point, so it stands there as the command.
-MANIFEST = f"""
-apiVersion: elastic.pytorch.org/v1alpha1
-kind: ElasticJob
-metadata:
-  name: {NAME}
-  namespace: {NAMESPACE}
-spec:
-  rdzvEndpoint: "ETCD"
-  minReplicas: 1
-  maxReplicas: 3
-  replicaSpecs:
-    Worker:
-      replicas: 2
-      restartPolicy: ExitCode
-      template:
-        apiVersion: v1
-        kind: Pod
-        spec:
-          containers:
-            - name: elasticjob-worker
-              image: {IMAGE}
-              imagePullPolicy: IfNotPresent
-              command: ["{sys.executable}", "-m", "torch.distributed.run"]
-              args:
-                - "--nproc_per_node=1"
-                - "--max_restarts=100"
-                - "--rdzv_conf=last_call_timeout=5"
-                - "{SCRIPT}"
-                - "/state"
-              env:
-                - name: OMP_NUM_THREADS
-                  value: "1"
-              resources:
-                limits:
-                  nvidia.com/gpu: 1
-              volumeMounts:
-                - name: state
-                  mountPath: /state
-          volumes:
-            - name: state
-              hostPath:
-                path: {FOLDER}
-                type: Directory
+POD = f"""
+containers:
+  - name: elasticjob-worker
+    image: {IMAGE}
+    imagePullPolicy: IfNotPresent
+    command: ["{sys.executable}", "-m", "torch.distributed.run"]
+    args:
+      - "--nproc_per_node=1"
+      - "--max_restarts=100"
+      - "--rdzv_conf=last_call_timeout=5"
+      - "{SCRIPT}"
+      - "/state"
+    env:
+      - name: OMP_NUM_THREADS
+        value: "1"
+    resources:
+      limits:
+        nvidia.com/gpu: 1
+    volumeMounts:
+      - name: state
+        mountPath: /state
+volumes:
+  - name: state
+    hostPath:
+      path: {FOLDER}
+      type: Directory
 """
 
 
@@ -146,7 +129,7 @@ def described(etcd: str, gpus: None, replicas: Replicas) -> Iterator[Callable[[]
     FOLDER.mkdir(parents=True)
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     kubectl("apply", "-f", "-", given=json.dumps(namespace))
-    kubectl("apply", "-f", "-", given=MANIFEST.replace("ETCD", etcd))
+    kubectl("apply", "-f", "-", given=torchelastic_job(POD, endpoint=etcd, most=3))
     yield lambda: re.sub(r"\s+", " ", kubectl("describe", "elasticjob", NAME, *IN))
     kubectl("delete", "elasticjob", NAME, *IN, "--timeout=60s")
     kubectl("delete", "namespace", NAMESPACE, "--timeout=90s")

@@ -63,16 +63,7 @@ def test_everything_once_through(
     (name,) = (context.name for context in contexts().contexts if context.name != "local")
     walk = Walk(_place(folder, name), tmp_path, walk.typed)
     walk.run("config", "use-context", name)
-    walk.sets_up()
-    walk.plans()
-    assert walk.trains() == "walk"
-    walk.logs()
-    walk.scales()
-    walk.loses()
-    walk.pauses()
-    walk.keeps()
-    walk.ends()
-    found = walk.checks_up()
+    found = walk.everything()
     assert found["cluster"] in ("ok", "warning")
     assert found["storage"] == "ok"
     assert "not running" in walk.run("local", "status").out
