@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import ssl
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -47,9 +49,12 @@ class Log:
 
 
 class FakeApi:
-    """Serves until `close`; `refuse` may answer a request instead: (status, Status object, headers), or None."""
+    """Serves until `close`; `refuse` may answer a request instead: (status, Status object, headers), or None.
 
-    def __init__(self) -> None:
+    `tls`: over TLS, with what that shows and asks for.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.objects: dict[str, Object] = {}
         self.logs: defaultdict[str, Log] = defaultdict(Log)
         self.requests: list[Request] = []
@@ -58,13 +63,14 @@ class FakeApi:
         self._changes: list[tuple[int, str, Object]] = []
         self._versions = itertools.count(1)
         self.changed = threading.Condition()
-        self._server = _Server(self)
+        self._server = _Server(self, tls)
+        self._scheme = "http" if tls is None else "https"
         self._closed = False
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
         with self.changed:
@@ -152,6 +158,8 @@ class FakeApi:
         wanted = request.body.get("metadata", {}).get("resourceVersion", item["metadata"]["resourceVersion"])
         if wanted != item["metadata"]["resourceVersion"]:
             return _status(409, "Conflict", f'"{item["metadata"]["name"]}": the object has been modified')
+        if request.body.get("metadata", {}).get("uid", item["metadata"]["uid"]) != item["metadata"]["uid"]:
+            return _status(409, "Conflict", "the UID in the precondition does not match")
         return 200, self.put(path, _merged(item, request.body))
 
     def _apply(self, path: str, request: Request) -> tuple[int, Any]:
@@ -225,9 +233,15 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, api: FakeApi) -> None:
+    def __init__(self, api: FakeApi, tls: ssl.SSLContext | None) -> None:
         self.api = api
         super().__init__(("127.0.0.1", 0), _Handler)
+        if tls is not None:  # hands are shaken in the thread of each connection
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ssl.SSLError):  # a handshake that fails is the client's to tell
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

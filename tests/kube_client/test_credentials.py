@@ -3,64 +3,24 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import json
-import ssl
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from elasticctl.cluster.kube import credentials
 from elasticctl.cluster.kube.connection import Connection, connect, way
 from elasticctl.cluster.kube.credentials import from_kubeconfig, from_service_account
 from elasticctl.errors import CredentialsError, NotFoundError, UnreachableError
+from tests.certificates import issue, pem, server_context
 from tests.kube_client.conftest import WriteKubeconfig
 from tests.kube_client.fakeapi import FakeApi
 
 PODS = "/api/v1/namespaces/default/pods"
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A certificate and its key, as PEM."""
-
-    certificate: bytes
-    key: bytes
-
-
-def issue(name: str, issuer: tuple[x509.Certificate, Any] | None = None) -> tuple[x509.Certificate, Any]:
-    """A certificate for a name, its own issuer unless one is given."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer[0].subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .sign(issuer[1] if issuer else key, hashes.SHA256())
-    )
-    return built, key
-
-
-def pem(pair: tuple[x509.Certificate, Any]) -> Pair:
-    key = pair[1].private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return Pair(pair[0].public_bytes(serialization.Encoding.PEM), key)
 
 
 AUTHORITY = issue("the lab's authority")
@@ -72,26 +32,15 @@ def data(value: bytes) -> str:
 
 
 @pytest.fixture
-def secure(api: FakeApi, tmp_path: Path) -> FakeApi:
+def secure() -> Iterator[FakeApi]:
     """The API server over TLS: it is `lab.internal`, and wants to see a certificate of its own authority."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    (tmp_path / "server.pem").write_bytes(SERVER.certificate + SERVER.key)
-    (tmp_path / "ca.pem").write_bytes(pem(AUTHORITY).certificate)
-    context.load_cert_chain(tmp_path / "server.pem")
-    context.load_verify_locations(tmp_path / "ca.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    server = api._server
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a handshake that fails is the client's to tell
-    return api
+    server = FakeApi(server_context(SERVER, clients_from=pem(AUTHORITY)))
+    yield server
+    server.close()
 
 
 CA = {"certificate-authority-data": data(pem(AUTHORITY).certificate), "tls-server-name": "lab.internal"}
 ME = {"client-certificate-data": data(CLIENT.certificate), "client-key-data": data(CLIENT.key)}
-
-
-def https(api: FakeApi) -> str:
-    return api.url.replace("http:", "https:")
 
 
 def ask(connection: Connection) -> Any:
@@ -99,7 +48,7 @@ def ask(connection: Connection) -> Any:
 
 
 def test_certificates_in_the_file(secure: FakeApi, kubeconfig: WriteKubeconfig) -> None:
-    kubeconfig(https(secure), user=ME, cluster=CA)
+    kubeconfig(secure.url, user=ME, cluster=CA)
     before = set(Path(tempfile.gettempdir()).iterdir())
     assert ask(connect()) == []
     left = {path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith("tmp")} - before
@@ -110,7 +59,8 @@ def test_certificates_in_files_beside_it(secure: FakeApi, kubeconfig: WriteKubec
     (tmp_path / "me.crt").write_bytes(CLIENT.certificate)
     (tmp_path / "me.key").write_bytes(CLIENT.key)
     cluster = {"certificate-authority": "ca.pem", "tls-server-name": "lab.internal"}
-    kubeconfig(https(secure), user={"client-certificate": "me.crt", "client-key": "me.key"}, cluster=cluster)
+    (tmp_path / "ca.pem").write_bytes(pem(AUTHORITY).certificate)
+    kubeconfig(secure.url, user={"client-certificate": "me.crt", "client-key": "me.key"}, cluster=cluster)
     assert ask(connect()) == []
 
 
@@ -127,14 +77,14 @@ def test_certificates_in_files_beside_it(secure: FakeApi, kubeconfig: WriteKubec
 def test_certificates_that_do_not_fit_are_no_answer(
     secure: FakeApi, kubeconfig: WriteKubeconfig, cluster: dict[str, Any], user: dict[str, Any]
 ) -> None:
-    kubeconfig(https(secure), user=user, cluster=cluster)
+    kubeconfig(secure.url, user=user, cluster=cluster)
     with pytest.raises(UnreachableError):
         ask(connect())
     assert secure.requests == []
 
 
 def test_looking_at_no_certificate_has_to_be_said(secure: FakeApi, kubeconfig: WriteKubeconfig) -> None:
-    kubeconfig(https(secure), user=ME, cluster={"insecure-skip-tls-verify": True})
+    kubeconfig(secure.url, user=ME, cluster={"insecure-skip-tls-verify": True})
     assert ask(connect()) == []
 
 
@@ -151,7 +101,7 @@ def test_a_plugin_may_make_certificates(secure: FakeApi, kubeconfig: WriteKubeco
         "env": [{"name": "SCHEME", "value": "https"}],
         "provideClusterInfo": True,
     }
-    kubeconfig(https(secure), user={"exec": plugin}, cluster=CA)
+    kubeconfig(secure.url, user={"exec": plugin}, cluster=CA)
     assert ask(connect()) == []
 
 
@@ -219,9 +169,26 @@ def test_a_proxy_of_the_environment(api: FakeApi, kubeconfig: WriteKubeconfig, m
     monkeypatch.setenv("http_proxy", api.url)
     kubeconfig("http://far-away.invalid")
     assert ask(connect()) == []
+    monkeypatch.setenv("http_proxy", api.url.removeprefix("http://"))
+    assert ask(connect()) == []
     monkeypatch.setenv("no_proxy", "far-away.invalid")
     with pytest.raises(UnreachableError):
         ask(connect())
+
+
+def test_a_proxy_that_asks_who_one_is(api: FakeApi, kubeconfig: WriteKubeconfig) -> None:
+    kubeconfig("http://far-away.invalid", cluster={"proxy-url": api.url.replace("//", "//me:p%40ss@")})
+    ask(connect())
+    headers = {name.lower(): value for name, value in api.requests[0].headers.items()}
+    assert headers["proxy-authorization"] == f"Basic {data(b'me:p@ss')}"
+
+
+@pytest.mark.parametrize("proxy", ["socks5://me:hush@127.0.0.1:1", "http://me:hush@[::1", "http://me:hush@:x"])
+def test_a_proxy_that_cannot_be_used_is_said_without_its_password(kubeconfig: WriteKubeconfig, proxy: str) -> None:
+    kubeconfig("http://far-away.invalid", cluster={"proxy-url": proxy})
+    with pytest.raises(CredentialsError, match="proxy-url in the kubeconfig") as refused:
+        connect()
+    assert "hush" not in str(refused.value)
 
 
 def test_of_several_files_the_first_counts(api: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path) -> None:

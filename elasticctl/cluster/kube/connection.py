@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import urllib3
 
@@ -241,7 +241,7 @@ def connect(kube_context: str = "", connections: int = 16) -> Connection:
 
 
 def way(access: Access, connections: int = 16) -> Way:
-    """Connections for this access; none is opened yet."""
+    """Connections for this access; none is opened yet. Raises CredentialsError for a proxy that cannot be used."""
     options: dict[str, Any] = {"maxsize": connections, "socket_options": _socket_options()}
     if access.tls is not None:
         options["ssl_context"] = access.tls
@@ -250,8 +250,22 @@ def way(access: Access, connections: int = 16) -> Way:
         if not access.verified:
             options["cert_reqs"] = "CERT_NONE"
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so
-    pool = urllib3.ProxyManager(access.proxy, **options) if access.proxy else urllib3.PoolManager(**options)
+    pool = _through(access.proxy, options) if access.proxy else urllib3.PoolManager(**options)
     return Way(access.server, pool, access.authorization)
+
+
+def _through(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
+    """Connections by way of a proxy; no error repeats its URL, which may have a password in it."""
+    where = "see proxy-url in the kubeconfig, or *_PROXY"
+    try:
+        url = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+    except urllib3.exceptions.LocationParseError:  # whose message has it
+        raise CredentialsError(f"the proxy of the cluster is no URL: {where}") from None
+    if url.scheme not in ("http", "https"):
+        kind = shown(url.scheme or "")
+        raise CredentialsError(f"the proxy of the cluster is of the kind {kind}, not http:// or https://: {where}")
+    headers = urllib3.make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
+    return urllib3.ProxyManager(url._replace(auth=None).url, proxy_headers=headers, **options)
 
 
 def in_cluster() -> bool:
