@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elasticctl.catalog import GKE_GPU_LABEL, GPU_TYPES, INSTANCE_LABEL
 from elasticctl.podtemplate import ON_DEMAND, SPOT, Hardware, capacity, hardware, node_labels
-from elasticctl.prices import PriceList, SpotPrices, price_list
 from elasticctl.spec import ElasticJob
+
+if TYPE_CHECKING:
+    from elasticctl.prices import PriceList, SpotPrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class Cost:
 
 def rate(provider: str, instances: Sequence[str], gpu: str, gpus: int) -> Rate | None:
     """What one of these instance types costs; None where no price is known for any of them."""
+    from elasticctl.prices import price_list  # not for jobs without a price
+
     prices = price_list(provider)
     if prices is None:
         return None

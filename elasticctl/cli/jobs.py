@@ -79,10 +79,13 @@ def _check_watchable(output: str, watch: bool) -> None:
 
 
 def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
-    from elasticctl.cli.listing import Shape, job_table
-
     _check_watchable(output, watch)
     namespace = None if everywhere else target.namespace
+    if output in ("json", "yaml", "name"):
+        print_objects(target.cluster.list_jobs(namespace), output, one=False)
+        return
+    from elasticctl.cli.listing import Shape, job_table
+
     shape = Shape(wide=output == "wide", namespaces=everywhere)
     if watch:
         from elasticctl.cli import watching
@@ -90,9 +93,6 @@ def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
         watching.watch_list(target, namespace, shape)
         return
     jobs = target.cluster.list_jobs(namespace)
-    if output in ("json", "yaml", "name"):
-        print_objects(jobs, output, one=False)
-        return
     if not jobs:
         say(none_line(target, namespace))
         return

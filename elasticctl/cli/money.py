@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 from elasticctl.catalog import GPU_TYPES
 from elasticctl.cost import Cost, Rate, cost, rate
-from elasticctl.prices import price_list
 from elasticctl.spec import ElasticJob, JobSpec
 
 
@@ -23,6 +22,8 @@ def rate_of_spec(spec: JobSpec) -> Rate | None:
 
 def with_live_spot(one: Rate | None) -> Rate | None:
     """The same with what spot costs now, where AWS can be asked; within three seconds."""
+    from elasticctl.prices import price_list  # not for who only says what a job has cost
+
     if one is None or one.prices is not price_list("aws"):
         return one
     from elasticctl.spotprices import spot_prices

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +163,10 @@ def _pem(entry: Entry, field: str) -> bytes:
 
 
 def _proxy_of_environment(server: str) -> str:
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return ""
+    import urllib.request  # few need it, and it takes as long to import as the kubeconfig to be read
+
     url = urlsplit(server)
     proxies: Mapping[str, str] = urllib.request.getproxies_environment()
     if urllib.request.proxy_bypass_environment(url.netloc):  # type: ignore[attr-defined]  # not in typeshed
