@@ -44,11 +44,11 @@ class Gate:
 
     def admits(self, cookie: str) -> bool:
         """Is this the session's cookie?"""
-        return hmac.compare_digest(cookie.encode(), self.session.encode())
+        return hmac.compare_digest(_bytes(cookie), self.session.encode())
 
     def may_change(self, headers: Mapping[str, str]) -> bool:
         """Does this request to change something come from the page itself?"""
-        given = headers.get(TOKEN_HEADER, "").encode()
+        given = _bytes(headers.get(TOKEN_HEADER, ""))
         own = headers.get("Origin", "") == f"http://{headers.get('Host', '')}"
         return own and hmac.compare_digest(given, self.token.encode())
 
@@ -69,4 +69,9 @@ def is_foreign(headers: Mapping[str, str]) -> bool:
 
 
 def _digest(ticket: str) -> bytes:
-    return hashlib.sha256(ticket.encode()).digest()
+    return hashlib.sha256(_bytes(ticket)).digest()
+
+
+def _bytes(given: str) -> bytes:
+    """What somebody has sent, whatever it is: headers need not be UTF-8."""
+    return given.encode("utf-8", "surrogatepass")

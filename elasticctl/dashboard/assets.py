@@ -23,6 +23,7 @@ _FILES = (
     "feed.js",
     "job.js",
     "list.js",
+    "projects.js",
     "words.js",
     "vendor/uPlot.esm.js",
     "vendor/uPlot.min.css",

@@ -2,11 +2,12 @@
 
     GET  /BASE/?ticket=…                     lets a browser in, once
     GET  /BASE/                              the page, and its files beside it
-    GET  /BASE/events                        server-sent events: hello, jobs, trouble, well
+    GET  /BASE/events                        server-sent events: hello, jobs, projects, trouble, well, alive
     GET  /BASE/jobs/{namespace}/{name}       everything about one job
     POST /BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
 
 `jobs` events carry an id; a browser that comes back says the last one it has seen and is sent what has changed since.
+`alive` is said where nothing else is: a browser that hears nothing for long knows that it is cut off.
 An error is `{"error": one line}`.
 """
 
@@ -19,7 +20,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ from elasticctl.dashboard.assets import Asset, assets
 from elasticctl.dashboard.changes import Scaled, Wish, carry_out
 from elasticctl.dashboard.facts import details
 from elasticctl.dashboard.feed import Feed, Key
+from elasticctl.dashboard.projects import Projects
+from elasticctl.dashboard.survey import Survey
 from elasticctl.dashboard.threads import beside
 from elasticctl.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, UsageError
 
@@ -70,6 +73,15 @@ class Place:
 
 
 @dataclass(slots=True)
+class Seen:
+    """What one browser has been told; `version` of the board, None: nothing yet."""
+
+    version: int | None
+    trouble: str = ""
+    projects: Projects | None = None
+
+
+@dataclass(slots=True)
 class Dashboard:
     """The handlers of one run. `on_entry` is told of each browser that is let in."""
 
@@ -84,11 +96,11 @@ class Dashboard:
     _life: str = field(default_factory=lambda: secrets.token_hex(4))
     _ending: asyncio.Event = field(default_factory=asyncio.Event)
     _calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CALLS))
-    _pods: dict[Key, tuple[float, Sequence[Manifest]]] = field(default_factory=dict)
+    _pods: dict[Key, tuple[float, asyncio.Task[Sequence[Manifest]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         cluster, namespace = self.place.cluster, self.place.namespace
-        self.feed = Feed(lambda: cluster.list_jobs(namespace), self.poll_s)
+        self.feed = Feed(lambda: cluster.list_jobs(namespace), Survey(cluster, namespace).look, self.poll_s)
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it on the loopback only."""
@@ -110,7 +122,8 @@ class Dashboard:
     async def _watch(self, _: web.Application) -> AsyncIterator[None]:
         self.watching = asyncio.create_task(self.feed.run())
         yield
-        self.watching.cancel()
+        for task in (self.watching, *(asking for _, asking in self._pods.values())):
+            task.cancel()
 
     async def _end(self, _: web.Application) -> None:
         self._ending.set()
@@ -152,24 +165,30 @@ class Dashboard:
         if self.feed.viewers >= MAX_VIEWERS:
             return _error(503, f"{MAX_VIEWERS} pages watch already: close one")
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await stream.prepare(request)
-        known, trouble = self._version(request.headers.get("Last-Event-ID", "")), ""
-        hello = {"context": self.place.context, "namespace": self.place.namespace, "token": self.gate.token}
         with self.feed.watched():
+            await stream.prepare(request)
+            hello = {"context": self.place.context, "namespace": self.place.namespace, "token": self.gate.token}
             await stream.write(f"retry: {RETRY_MS}\n".encode() + _event("hello", hello))
+            seen = Seen(self._version(request.headers.get("Last-Event-ID", "")))
             while not self._ending.is_set():
-                words = []
-                if self.feed.trouble != trouble:
-                    trouble = self.feed.trouble
-                    words.append(_event("trouble", {"message": trouble}) if trouble else _event("well", {}))
-                if self.feed.looked and known != self.feed.board.version:
-                    update = self.feed.board.since(known)
-                    known = update.version
-                    news = {"whole": update.whole, "rows": update.rows, "gone": update.gone, "now": time.time()}
-                    words.append(_event("jobs", news, f"{self._life}.{known}"))
-                await stream.write(b"".join(words) or b":\n\n")
+                await stream.write(b"".join(self._words(seen)) or _event("alive", {}))
                 await self._news()
         return stream
+
+    def _words(self, seen: Seen) -> Iterator[bytes]:
+        """What a browser that has seen so much has to hear; it has seen that too then."""
+        feed = self.feed
+        if feed.trouble != seen.trouble:
+            seen.trouble = feed.trouble
+            yield _event("trouble", {"message": feed.trouble}) if feed.trouble else _event("well", {})
+        if feed.looked and seen.version != feed.board.version:
+            update = feed.board.since(seen.version)
+            seen.version = update.version
+            news = {"whole": update.whole, "rows": update.rows, "gone": update.gone, "now": time.time()}
+            yield _event("jobs", news, f"{self._life}.{seen.version}")
+        if feed.projects is not None and feed.projects is not seen.projects:
+            seen.projects = feed.projects
+            yield _event("projects", feed.projects)
 
     async def _news(self) -> None:
         """Wait for anything to tell, for the end, or for the next sign of life."""
@@ -196,20 +215,26 @@ class Dashboard:
         return web.json_response(details(job, pods, time.time()))
 
     async def _pods_of(self, key: Key) -> Sequence[Manifest]:
-        """A job's pods, asked for once for all who look at it; none where the cluster does not tell."""
+        """A job's pods, asked for once for all who look at it; none where the cluster does not tell.
+
+        Who no longer waits for the answer, another job being looked at by now, leaves the question to its end: only
+        so many are under way, whatever is clicked on.
+        """
+        now = time.monotonic()
+        asked_at, asking = self._pods.get(key, (0.0, None))
+        if asking is None or (asking.done() and now - asked_at >= PODS_FRESH_S):
+            self._pods = {k: v for k, v in self._pods.items() if not v[1].done() or now - v[0] < PODS_FRESH_S}
+            asking = asyncio.create_task(self._ask_for_pods(key))
+            self._pods[key] = now, asking
+        return await asyncio.shield(asking)
+
+    async def _ask_for_pods(self, key: Key) -> Sequence[Manifest]:
         async with self._calls:
-            asked_at, pods = self._pods.get(key, (0.0, ()))
-            if time.monotonic() - asked_at < PODS_FRESH_S:
-                return pods
             try:
-                pods = await beside(lambda: self.place.cluster.list_pods(*key))
+                return await beside(lambda: self.place.cluster.list_pods(*key))
             except ClusterError as e:
                 log.debug("pods of %s: %s", key, e)
-                pods = ()
-            now = time.monotonic()
-            self._pods = {other: kept for other, kept in self._pods.items() if now - kept[0] < PODS_FRESH_S}
-            self._pods[key] = now, pods
-            return pods
+                return ()
 
     async def _change(self, request: web.Request) -> web.Response:
         try:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from elasticctl.cluster.base import Manifest
-from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError
+from elasticctl.errors import ConflictError, ElasticctlError, ForbiddenError, NotFoundError
+from elasticctl.quota import Quota
 from tests.cli.samples import job
 
 
 class Jobs:
-    """The part of `Cluster` that the dashboard uses. `trouble` is raised by every call; `asked` counts the lists."""
+    """The part of `Cluster` that the dashboard uses. `trouble` is raised by every call; `asked` counts the lists.
 
-    def __init__(self, *manifests: Manifest) -> None:
+    What is in `forbidden` ("quotas", "all jobs") must not be listed.
+    """
+
+    def __init__(self, *manifests: Manifest, quotas: Sequence[Quota] = (), forbidden: Collection[str] = ()) -> None:
         self.jobs = {manifest["metadata"]["name"]: manifest for manifest in manifests}
+        self.quotas, self.forbidden = list(quotas), set(forbidden)
         self.trouble: ElasticctlError | None = None
         self.asked = 0
         self.in_between: Manifest | None = None
@@ -31,8 +36,17 @@ class Jobs:
         self.asked += 1
         if self.trouble:
             raise self.trouble
+        if namespace is None and "all jobs" in self.forbidden:
+            raise ForbiddenError("jo may not list elasticjobs")
         jobs = [found for found in list(self.jobs.values()) if namespace in (None, found["metadata"]["namespace"])]
         return jobs
+
+    def list_quotas(self) -> list[Manifest]:
+        if self.trouble:
+            raise self.trouble
+        if "quotas" in self.forbidden:
+            raise ForbiddenError("jo may not list elasticquotas")
+        return [quota.to_manifest() for quota in self.quotas]
 
     def get_job(self, namespace: str, name: str) -> Manifest:
         if name not in self.jobs or self.jobs[name]["metadata"]["namespace"] != namespace:
@@ -54,6 +68,14 @@ class Jobs:
 
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         return []
+
+
+def sharing(name: str, project: str, workers: int, message: str, **share: Any) -> Manifest:
+    """A job of a namespace that has so many of eight T4 with what `message` says of it; with none it waits."""
+    told = {"workers": workers, "pool": "t4", "poolSlots": 8 if workers else 0, "message": message, **share}
+    found = job(name, phase="Running" if workers else "Pending", active=workers, share=told)
+    found["metadata"]["namespace"] = project
+    return found
 
 
 def many(number: int) -> list[Manifest]:

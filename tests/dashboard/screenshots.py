@@ -16,6 +16,7 @@ from elasticctl.spec import ElasticJob
 from tests.dashboard.conftest import CHROMIUM, FLAGS
 from tests.dashboard.process import Dashboard
 from tests.dashboard.visitor import Visitor
+from tests.jobs import FOREVER, shell_job
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,29 @@ def tell(cluster: LocalCluster) -> None:
     until(cluster, "digits", 800)
 
 
+def share(cluster: LocalCluster) -> None:
+    """Three projects: one has borrowed, one has its own, one waits."""
+    elasticctl("cancel", "digits")
+    elasticctl("local", "sharing", "on", "--cpu-slots", "8")
+    elasticctl("quota", "set", "vision", "--guaranteed", "cpu=4", "--limit", "cpu=8")
+    elasticctl("quota", "set", "speech", "--guaranteed", "cpu=3", "--weight", "2")
+
+    def begin(namespace: str, name: str, least: int, most: int) -> None:
+        size = {"minReplicas": least, "maxReplicas": most, "sharing": {"automatic": least < most}}
+        cluster.create_job(shell_job(name, FOREVER, most, namespace=namespace, **size))
+
+    def workers(namespace: str, name: str) -> int | None:
+        found = ElasticJob.from_manifest(cluster.get_job(namespace, name)).status.share
+        return found.workers if found and found.pool else None
+
+    begin("vision", "resnet", 2, 8)
+    wait_until(lambda: workers("vision", "resnet") == 8)
+    begin("speech", "wav2vec", 2, 2)
+    wait_until(lambda: workers("speech", "wav2vec") == 2 and workers("vision", "resnet") == 6)
+    begin("nlp", "bert", 4, 4)
+    wait_until(lambda: workers("nlp", "bert") == 0)
+
+
 def main() -> None:
     """Run it, and take the pictures."""
     from playwright.sync_api import sync_playwright
@@ -74,6 +98,11 @@ def main() -> None:
                     page.goto(page.url + "#/default/digits")
                     page.locator("canvas").nth(2).wait_for()
                     page.screenshot(path=IMAGES / f"dashboard-{name}.png")
+                share(LocalCluster())
+                page = visitor.open(dashboard.link(), width=1280, height=760)
+                page.get_by_role("link", name="Projects").click()
+                page.get_by_text("nlp/bert").wait_for()
+                page.screenshot(path=IMAGES / "dashboard-projects.png")
         finally:
             dashboard.end()
             elasticctl("local", "down", "--delete-jobs", "--yes")

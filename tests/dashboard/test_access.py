@@ -38,6 +38,15 @@ def test_no_secret_is_in_another_or_in_the_next_run() -> None:
     assert not one.admits("ünicode")
 
 
+@pytest.mark.parametrize("text", ["\udcff", "\x00"])
+def test_what_is_no_text_is_not_good_either(text: str) -> None:
+    """As headers are that are not UTF-8."""
+    gate = Gate()
+    assert not gate.admits(text)
+    assert not gate.redeem(text)
+    assert not gate.may_change({TOKEN_HEADER: text, "Host": "localhost", "Origin": "http://localhost"})
+
+
 def test_a_change_needs_the_token_and_the_pages_own_origin() -> None:
     gate = Gate()
     good = {TOKEN_HEADER: gate.token, "Host": "localhost:9000", "Origin": "http://localhost:9000"}

@@ -98,4 +98,4 @@ def test_a_large_job_is_cut_to_what_can_be_read() -> None:
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)))
 def test_whatever_a_status_holds_it_can_be_told(status: dict[str, Any]) -> None:
     found = ElasticJob.from_manifest(job(**status))
-    json.dumps([row(found, AT), details(found, (), AT)])
+    json.dumps([row(found, AT), details(found, (), AT)], allow_nan=False)

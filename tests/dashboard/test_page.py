@@ -16,6 +16,7 @@ from elasticctl.errors import UnreachableError
 from elasticctl.spec import ElasticJob
 from tests.cli.samples import FAILED, at, job
 from tests.dashboard.cluster import Jobs, many
+from tests.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
 from tests.dashboard.process import Serve
 from tests.dashboard.visitor import Visitor, hosted
 from tests.waiting import wait_until
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
-PATIENCE_MS = 60_000
-MARKUP = "<img src=x onerror=\"document.title='hit'\"><b>bold</b>"
 CURVE: dict[str, Any] = {
     "since": at(2),
     "atS": [0, 20, 40, 60],
@@ -35,13 +34,6 @@ CURVE: dict[str, Any] = {
     "samplesPerS": [8000, 8100, 8050, 8123],
     "metrics": {"loss": [2.3, 0.9, 0.4, 0.21], "accuracy": [0.1, 0.95]},
 }
-
-
-def see(found: Locator | Page) -> Any:
-    """Playwright's assertions, which wait."""
-    from playwright.sync_api import expect
-
-    return expect(found)  # type: ignore[arg-type]
 
 
 def tile(page: Page, title: str) -> Locator:
@@ -288,26 +280,3 @@ def test_without_jobs_it_says_how_to_start_one(visitor: Visitor) -> None:
         page = visitor.open(host.link)
         see(page.get_by_role("main")).to_contain_text("No jobs yet")
         see(page.get_by_role("main").get_by_role("button", name="Copy: elasticctl submit train.py")).to_be_visible()
-
-
-FAINT = """() => {
-  const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
-  const over = (top, under) => top.slice(0, 3).map((part, i) => part * (top[3] ?? 1) + under[i] * (1 - (top[3] ?? 1)));
-  const light = (colour) => colour.slice(0, 3).map((part) => part / 255)
-    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (node) => {
-    const layers = [];
-    for (let at = node; at; at = at.parentElement) layers.unshift(parse(getComputedStyle(at).backgroundColor));
-    return layers.reduce((under, top) => over(top, under), [255, 255, 255]);
-  };
-  const found = [];
-  for (const node of document.querySelectorAll("body *")) {
-    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-    if (!own || !node.checkVisibility() || node.closest(":disabled")) continue;
-    const [text, under] = [light(parse(getComputedStyle(node).color)), light(ground(node))];
-    const contrast = (Math.max(text, under) + 0.05) / (Math.min(text, under) + 0.05);
-    if (contrast < 4.5) found.push(`${node.textContent.trim().slice(0, 40)}: ${contrast.toFixed(2)}`);
-  }
-  return found;
-}"""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,10 +18,10 @@ from aiohttp.test_utils import TestServer
 from elasticctl.cli.dashboard import _scaled
 from elasticctl.dashboard import server
 from elasticctl.dashboard.access import TOKEN_HEADER
-from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_VIEWERS, Dashboard, Place
+from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Place
 from elasticctl.errors import UnreachableError
 from tests.cli.samples import job
-from tests.dashboard.cluster import Jobs, many
+from tests.dashboard.cluster import Jobs, many, sharing
 
 PATIENCE_S = 10.0
 
@@ -74,7 +76,7 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
     """Run a story against a server of its own, whose browser has been let in."""
 
     async def run() -> None:
-        cluster = Jobs(*manifests)
+        cluster = Jobs(*manifests, forbidden=settings.pop("forbidden", ()))
         place = Place(cluster, "local", settings.pop("namespace", "default"))  # type: ignore[arg-type]
         page = Dashboard(place, _scaled, poll_s=0.02, **settings)
         async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
@@ -336,9 +338,90 @@ def test_a_quiet_stream_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(server, "HEARTBEAT_S", 0.05)
 
     async def story(browser: Browser, _: Jobs) -> None:
-        answer = await browser.get("events")
-        while (await asyncio.wait_for(answer.content.readline(), PATIENCE_S)) != b":\n":
-            continue
-        answer.close()
+        async with browser.events() as following:
+            await following("alive")
+            await following("alive")
+
+    browse(story)
+
+
+def test_projects_are_told_as_they_change_and_to_each_who_comes_back() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        async with browser.events() as following:
+            assert (await following("projects"))["pools"] == []
+            cluster.jobs["train"] = sharing("train", "default", 6, "has all 6 workers that it asks for")
+            told = await following("projects")
+            assert told["pools"][0]["projects"][0]["held"] == 6
+        async with browser.events() as following:
+            assert (await following("projects"))["pools"] == told["pools"]
+
+    browse(story, job())
+
+
+def test_jobs_are_looked_at_on_while_projects_take_long() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        answers = threading.Event()
+
+        def slowly() -> list[Any]:
+            answers.wait(PATIENCE_S)
+            return []
+
+        cluster.list_quotas = slowly  # type: ignore[method-assign]
+        async with browser.events() as following:
+            assert (await following("jobs"))["whole"]
+            for active in (1, 2):
+                cluster.change("digits", active=active)
+                assert (await following("jobs"))["rows"][0]["active"] == active
+            answers.set()
+            assert (await following("projects"))["pools"] == []
+
+    browse(story, job())
+
+
+def test_trouble_with_quotas_does_not_hide_the_jobs() -> None:
+    async def story(browser: Browser, _: Jobs) -> None:
+        async with browser.events() as following:
+            assert (await following("jobs"))["rows"]
+            assert "quotas" in (await following("projects"))["notes"][0]
+
+    browse(story, job(), forbidden=["quotas"])
+
+
+def test_a_job_that_nobody_waits_for_any_more_holds_no_other_up() -> None:
+    """Whoever turns over jobs faster than the cluster answers has few questions under way, each of them once."""
+
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        answers, asked = threading.Event(), []
+
+        def slow(_: str, name: str) -> list[Any]:
+            asked.append(name)
+            answers.wait(PATIENCE_S)
+            return []
+
+        cluster.list_pods = slow  # type: ignore[method-assign]
+        async with browser.events() as following:
+            await following("jobs")
+            for _ in range(3):
+                for name in cluster.jobs:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(browser.get(f"jobs/default/{name}"), 0.02)
+            assert sorted(asked) == [f"job-{n:04}" for n in range(MAX_CALLS)]
+            answers.set()
+            answered = await asyncio.gather(*(browser.get(f"jobs/default/{name}") for name in cluster.jobs))
+            assert {answer.status for answer in answered} == {200}
+        assert sorted(asked) == sorted(cluster.jobs)
+
+    browse(story, *many(MAX_CALLS + 2))
+
+
+def test_headers_that_are_no_text_are_refused_like_others() -> None:
+    async def story(browser: Browser, _: Jobs) -> None:
+        host = browser.origin.removeprefix("http://")
+        reader, writer = await asyncio.open_connection(*host.split(":"))
+        cookie = b"Cookie: elasticctl-dashboard=\xff\xfe\r\n"
+        writer.write(b"GET / HTTP/1.1\r\nHost: " + host.encode() + b"\r\n" + cookie + b"Connection: close\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+        assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 ")), answer[:80]
 
     browse(story)

@@ -5,45 +5,93 @@ import { byId, say, show } from "./dom.js";
 import { change, details, follow } from "./feed.js";
 import { JobView } from "./job.js";
 import { List, ended, sorted } from "./list.js";
+import { ProjectsView, waiting, waits } from "./projects.js";
 import { plural } from "./words.js";
 
 const LOOK_EVERY_MS = 5000;
 const TICK_MS = 1000;
+const SLOW_MS = 200; // until then what was shown stays, lest the page flickers
+const SAID_MS = 8000;
+const PROJECTS = "#/projects";
 const WIDE = matchMedia("(min-width: 900px)");
 
 const jobs = new Map();
 const list = new List();
 const view = new JobView(byId("job"), doIt);
+const projectsView = new ProjectsView(byId("job"), (namespace, name) => find(namespace, name) !== null);
 let hello = null;
 let loaded = false;
+let projects = null;
 let trouble = "";
 let skewS = 0;
+let first = null;
 let known = null;
-let asking = false;
+let chosen = { uid: null, atMs: 0, failed: false };
+let asked = null;
 let askAgain = false;
+let hush = 0;
 
 const now = () => Date.now() / 1000 + skewS;
 
-/** Does the address name a job? */
+/** Does the address name a job, or all projects? */
 const named = () => location.hash.split("/").length > 2;
+const onProjects = () => location.hash === PROJECTS;
 
-/** The job that the address names; on a wide page, without a name, the first. */
+const find = (namespace, name) => [...jobs.values()].find((job) => job.namespace === namespace && job.name === name) ?? null;
+
+/** The job that the address names; on a wide page, without a name, the first, and then that one for as long as it is there. */
 function open() {
-  const [, namespace, name] = location.hash.split("/").map(decodeURIComponent);
-  if (!name) return WIDE.matches ? (sorted(jobs.values())[0] ?? null) : null;
-  return [...jobs.values()].find((job) => job.namespace === namespace && job.name === name) ?? null;
+  if (onProjects() || (!named() && !WIDE.matches)) return null;
+  if (!named()) {
+    if (!jobs.has(first)) first = sorted(jobs.values())[0]?.uid ?? null;
+    return jobs.get(first) ?? null;
+  }
+  try {
+    const [, namespace, name] = location.hash.split("/").map(decodeURIComponent);
+    return find(namespace, name);
+  } catch {
+    return null; // an address that nobody has made here
+  }
 }
 
 function draw() {
-  document.body.dataset.view = named() || !jobs.size ? "job" : "list";
+  document.body.dataset.view = named() || onProjects() || !jobs.size ? "job" : "list";
   const job = open();
   list.update(sorted(jobs.values()), { open: job?.uid ?? null, now: now(), everywhere: hello?.namespace === null });
   drawTop();
-  if (job === null) known = null;
-  if (job !== null && known?.job.uid === job.uid) view.update({ ...known, job }, now());
-  else if (job !== null) look();
-  else drawNothing();
-  document.title = job ? `${job.name} ${job.phase} · elasticctl` : "elasticctl";
+  if (onProjects()) drawProjects();
+  else drawJob(job);
+  const title = job ? `${job.name} ${job.phase}` : onProjects() ? "Projects" : "";
+  document.title = title ? `${title} · elasticctl` : "elasticctl";
+  byId("job").setAttribute("aria-label", onProjects() ? "Projects" : "Job");
+  say(byId("skip"), onProjects() ? "Skip to the projects" : "Skip to the job");
+}
+
+function drawJob(job) {
+  projectsView.hide();
+  if (job === null) {
+    known = null;
+    drawNothing();
+  } else if (known?.job.uid === job.uid) view.update({ ...known, job }, now());
+  else {
+    drawSoon(job);
+    look();
+  }
+}
+
+/** Another job is asked for: what is shown of the last one goes, unless the answer comes at once. */
+function drawSoon(job) {
+  if (chosen.uid !== job.uid) {
+    chosen = { uid: job.uid, atMs: performance.now(), failed: false };
+    setTimeout(draw, SLOW_MS);
+  } else if (performance.now() - chosen.atMs >= SLOW_MS && !chosen.failed) {
+    view.clear("Loading", `Asking the cluster about ${job.name}.`);
+  }
+}
+
+function drawProjects() {
+  view.hide();
+  projectsView.update(projects, trouble || "Asking the cluster who holds what.");
 }
 
 function drawTop() {
@@ -59,6 +107,11 @@ function drawTop() {
   const parts = Object.entries(counts).filter(([, number]) => number).map(([kind, number]) => `${number} ${kind}`);
   if (gpus) parts.push(plural(gpus, "GPU"));
   say(byId("summary"), loaded ? parts.join(" · ") : "");
+  const link = byId("to-projects");
+  show(link, onProjects() || Boolean(projects?.pools.length));
+  say(link, projects && waiting(projects) ? `Projects · ${waits(waiting(projects))}` : "Projects");
+  if (onProjects()) link.setAttribute("aria-current", "page");
+  else link.removeAttribute("aria-current");
 }
 
 function drawNothing() {
@@ -69,35 +122,53 @@ function drawNothing() {
   else view.clear("No job chosen", "Choose one from the list.");
 }
 
-/** Ask for everything about the open job; once at a time. */
+/** Ask for everything about the open job; once at a time, and no longer for one that is not open any more. */
 async function look() {
   const job = open();
   if (job === null) return;
-  askAgain = asking;
-  if (asking) return;
-  asking = true;
+  if (asked?.uid === job.uid) {
+    askAgain = true;
+    return;
+  }
+  asked?.calling.abort();
+  const mine = { uid: job.uid, calling: new AbortController() };
+  asked = mine;
+  askAgain = false;
   try {
-    const found = await details(job);
+    const found = await details(job, mine.calling.signal);
     if (found && open()?.uid === found.job.uid) {
       known = found;
       view.update(known, now());
     }
   } catch (error) {
-    if (known?.job.uid !== job.uid) view.clear("It cannot be shown", error.message);
+    if (asked === mine && known?.job.uid !== job.uid) {
+      chosen.failed = true;
+      view.clear("It cannot be shown", error.message);
+    }
   } finally {
-    asking = false;
-    if (askAgain) look();
+    if (asked === mine) {
+      asked = null;
+      if (askAgain) look();
+    }
   }
 }
 
+/** To the job whose buttons are seen, which may not be the chosen one yet. */
 function doIt(verb) {
-  const job = open();
-  if (job === null) return;
-  ask(verb, job, async (workers) => {
+  const job = jobs.get(view.shown);
+  if (!job) return;
+  const carryOut = async (workers) => {
     await change(job, verb, workers, hello.token);
-    say(byId("said"), `${job.name}: ${verb === "scale" ? `${plural(workers, "worker")} asked for` : `${verb} asked for`}`);
-    setTimeout(() => say(byId("said"), ""), 6000);
-  });
+    tell(`${job.name}: ${verb === "scale" ? `${plural(workers, "worker")} asked for` : `${verb} asked for`}`);
+  };
+  ask(verb, job, carryOut, (refused) => tell(`${job.name}: no ${verb}: ${refused}`));
+}
+
+/** Say something for a moment. */
+function tell(text) {
+  clearTimeout(hush);
+  say(byId("said"), text);
+  hush = setTimeout(() => say(byId("said"), ""), SAID_MS);
 }
 
 function connection(state, text) {
@@ -127,6 +198,10 @@ follow({
     const job = open();
     draw();
     if (job && news.rows.some((row) => row.uid === job.uid)) look();
+  },
+  projects(news) {
+    projects = news;
+    draw();
   },
   trouble(news) {
     trouble = news.message;

@@ -130,15 +130,16 @@ export class Chart {
 
   #read() {
     const { times, columns } = this.#drawn;
-    const under = this.#plot?.cursor.idx;
-    const at = under ?? times.length - 1;
+    const under = this.#plot?.cursor.idx ?? times.length;
+    const hovered = under < times.length; // the cursor may stand where the last job's course was longer
+    const at = hovered ? under : times.length - 1;
     const values = columns.map((column) => column[at]);
-    const when = under === null || under === undefined ? "" : `${clock(times[at])}  `;
+    const when = hovered ? `${clock(times[at])}  ` : "";
     say(this.#reading, values[0] === null || values[0] === undefined ? "" : when + this.kind.read(values));
   }
 }
 
-const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000];
+const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 function ticks(_, moments, axis, space, apartS) {
   return moments.map((at) => tick(at, apartS));

@@ -31,9 +31,16 @@ const QUESTIONS = {
   }),
 };
 
-/** Ask, and then do it: `carryOut(workers)` is awaited while the dialog is open, and what it throws is shown there. */
-export function ask(verb, job, carryOut) {
+let asked = 0;
+
+/**
+ * Ask, and then do it: `carryOut(workers)` is awaited while the dialog is open, and what it throws is shown there, or
+ * told to `late(message)` when it is closed by then or asks something else.
+ */
+export function ask(verb, job, carryOut, late) {
   const dialog = byId("ask");
+  asked += 1;
+  const mine = asked;
   const question = QUESTIONS[verb](job);
   const workers = byId("ask-workers");
   say(byId("ask-title"), question.title);
@@ -52,14 +59,19 @@ export function ask(verb, job, carryOut) {
   byId("ask-form").onsubmit = async (event) => {
     event.preventDefault();
     byId("ask-yes").disabled = true;
+    let refused = null;
     try {
       await carryOut(verb === "scale" ? Number(workers.value) : null);
-      dialog.close();
     } catch (error) {
-      say(byId("ask-error"), error.message);
-    } finally {
-      byId("ask-yes").disabled = false;
+      refused = error.message;
     }
+    if (mine !== asked || !dialog.open) {
+      if (refused !== null) late(refused);
+      return;
+    }
+    byId("ask-yes").disabled = false;
+    if (refused === null) dialog.close();
+    else say(byId("ask-error"), refused);
   };
   byId("ask-yes").disabled = false;
   dialog.showModal();

@@ -1,18 +1,39 @@
 // What the server tells, and what it is asked. The browser itself comes back after a break, and says what it has seen.
 
 const AGAIN_MS = 5000;
+const QUIET_MS = 45_000; // three signs of life that did not come
 
-/** Follow the stream of news. `on` has hello, jobs, trouble, well, lost (a break), ended (nobody there who knows us). */
+/**
+ * Follow the stream of news. `on` has hello, jobs, projects, trouble, well, lost (a break), ended (nobody there who
+ * knows us). A connection that is silent for long is none: a laptop has slept, or a tunnel has died without a word.
+ */
 export function follow(on) {
   const source = new EventSource("events");
-  for (const name of ["hello", "jobs", "trouble", "well"]) {
-    source.addEventListener(name, (event) => on[name](JSON.parse(event.data)));
+  let heardAt = Date.now();
+  const hear = () => {
+    heardAt = Date.now();
+  };
+  for (const name of ["hello", "jobs", "projects", "trouble", "well"]) {
+    source.addEventListener(name, (event) => {
+      hear();
+      on[name](JSON.parse(event.data));
+    });
   }
+  source.addEventListener("alive", hear);
+  const watch = setInterval(() => {
+    if (Date.now() - heardAt < QUIET_MS) return;
+    clearInterval(watch);
+    source.close();
+    on.lost();
+    follow(on);
+  }, AGAIN_MS);
   source.addEventListener("error", () => {
+    hear(); // the browser knows of the break, and comes back by itself
     if (source.readyState !== EventSource.CLOSED) {
       on.lost();
       return;
     }
+    clearInterval(watch);
     on.ended(); // it was refused: full, or another dashboard by now
     setTimeout(() => follow(on), AGAIN_MS);
   });
@@ -20,9 +41,9 @@ export function follow(on) {
 
 const path = (job) => `jobs/${encodeURIComponent(job.namespace)}/${encodeURIComponent(job.name)}`;
 
-/** Everything about a job; null when it is gone. */
-export async function details(job) {
-  const answer = await fetch(path(job));
+/** Everything about a job; null when it is gone. `signal` calls it off. */
+export async function details(job, signal) {
+  const answer = await fetch(path(job), { signal });
   if (answer.status === 404) return null;
   if (!answer.ok) throw new Error(await reason(answer));
   return answer.json();

@@ -13,6 +13,7 @@ const NO_CURVE = "No steps reported yet. Scripts that use the training library r
 export class JobView {
   #metric = null;
   #known = null;
+  #words = "";
 
   /** `onVerb(verb)` is called when somebody wants something done to the job. */
   constructor(place, onVerb) {
@@ -88,11 +89,24 @@ export class JobView {
     this.place.replaceChildren(this.empty, this.body);
   }
 
+  /** The uid of the job that is shown, or null. */
+  get shown() {
+    return this.#known?.job.uid ?? null;
+  }
+
+  hide() {
+    show(this.body, false);
+    show(this.empty, false);
+  }
+
   /** Nothing to show: say why, and what to type. */
   clear(title, text, toType) {
     this.#known = null;
     show(this.body, false);
     show(this.empty, true);
+    const words = [title, text, toType].join("\n");
+    if (words === this.#words) return; // it is said every second, and may have the focus
+    this.#words = words;
     this.empty.replaceChildren(el("h2", {}, title), el("p", { class: "muted" }, text), ...(toType ? [command(toType)] : []));
   }
 
@@ -117,8 +131,7 @@ export class JobView {
     say(this.name, job.name);
     say(this.badge, state(job));
     this.badge.dataset.phase = job.phase.toLowerCase();
-    const when = ended(job) ? `ended ${ago(now - job.endedAt)}` : job.startedAt ? `for ${span(now - job.startedAt)}` : "";
-    say(this.since, when);
+    say(this.since, since(job, now));
     const over = ended(job) || job.cancelling;
     const suspended = job.phase === "Suspended" || job.suspending;
     show(this.buttons.scale, !over);
@@ -222,9 +235,8 @@ export class JobView {
     ].sort((one, other) => (other[0] ?? 0) - (one[0] ?? 0));
     show(this.sections.disturbances, rows.length > 0);
     this.disturbances.fill(rows.map(([at, ...cells]) => [at === null ? "" : clock(at), ...cells]));
-    const since = (worker) => (worker.cause ? `ended ${ago(now - worker.endedAt)}` : worker.startedAt ? span(now - worker.startedAt) : "");
     show(this.sections.workers, workers.length > 0);
-    this.workers.fill(workers.map((worker) => [worker.name, worker.cause || worker.phase, worker.node || "–", since(worker)]));
+    this.workers.fill(workers.map((worker) => [worker.name, worker.cause || worker.phase, worker.node || "–", age(worker, now)]));
     say(this.more, workersInAll > workers.length ? `and ${count(workersInAll - workers.length)} more` : "");
     keyed(this.events, [...timeline].reverse().map((entry, i) => ({ ...entry, i: timeline.length - i })), (entry) => `${entry.i} ${entry.at}`,
       () => el("li", {}, el("time"), el("b"), el("span")),
@@ -237,4 +249,15 @@ export class JobView {
     keyed(this.runs, Object.entries(facts).filter(([, text]) => text), ([title]) => title,
       ([title]) => el("div", {}, el("dt", {}, title), el("dd")), (node, [, text]) => say(node.lastChild, text));
   }
+}
+
+/** Since when a job runs, or has ended; a moment that nobody has noted is not told. */
+function since(job, now) {
+  if (ended(job)) return job.endedAt ? `ended ${ago(now - job.endedAt)}` : "";
+  return job.startedAt ? `for ${span(now - job.startedAt)}` : "";
+}
+
+function age(worker, now) {
+  if (worker.cause) return worker.endedAt ? `ended ${ago(now - worker.endedAt)}` : "ended";
+  return worker.startedAt ? span(now - worker.startedAt) : "";
 }

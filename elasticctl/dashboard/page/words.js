@@ -29,8 +29,9 @@ export function ago(seconds) {
 /** "120 of 560". */
 export const of = (part, whole) => (whole ? `${count(part)} of ${count(whole)}` : count(part));
 
-/** A metric, in as many digits as say something. */
+/** A metric, in as many digits as say something; null: there is none. */
 export function number(value) {
+  if (value === null) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2);
   return String(Number(value.toPrecision(4)));

@@ -1,0 +1,180 @@
+"""Projects on the page, in a real browser: bars and words, live, with and without rights, by keyboard and by touch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.cluster.local.sharing import LocalSharing
+from elasticctl.dashboard.survey import NO_QUOTAS, OWN_ONLY
+from elasticctl.quota import Quota
+from tests.cli.samples import job
+from tests.dashboard.cluster import Jobs, sharing
+from tests.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
+from tests.dashboard.process import Serve
+from tests.dashboard.visitor import Visitor, hosted
+from tests.jobs import FOREVER, shell_job
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.browser
+
+QUOTAS = (Quota("vision", 1.0, {"t4": 4}, {"t4": 8}), Quota("speech", 2.0, {"t4": 4}))
+
+
+def shared(**settings: Any) -> Jobs:
+    """Two projects: one has borrowed, the other waits for its own."""
+    lent = sharing("train", "vision", 6, "has all 6 workers that it asks for; borrows 2 GPUs from speech", borrowed=2)
+    waits = sharing(
+        "tune", "speech", 0, "waits for 2 GPUs that speech is guaranteed", change="gave way to vision/train"
+    )
+    return Jobs(lent, waits, **{"quotas": QUOTAS} | settings)
+
+
+def row(page: Page, project: str) -> Locator:
+    return page.get_by_role("region", name="t4").get_by_role("listitem").filter(has_text=project)
+
+
+def parts(row: Locator) -> list[float]:
+    """How much of its bar is held by right, borrowed, guaranteed and not used; and where its limit is."""
+    found: list[float] = row.evaluate(
+        """(row) => {
+          const whole = row.querySelector(".meter").getBoundingClientRect();
+          const part = (kind) => row.querySelector(`.${kind}`).getBoundingClientRect();
+          const sizes = ["own", "lent", "unused"].map((kind) => part(kind).width / whole.width);
+          return [...sizes, part("limit").width && (part("limit").right - whole.left) / whole.width];
+        }"""
+    )
+    return [round(part, 2) for part in found]
+
+
+def test_who_holds_what_and_who_waits_is_shown_as_it_changes(visitor: Visitor) -> None:
+    cluster = shared()
+    with hosted(cluster, "vision") as host:
+        page = visitor.open(host.link)
+        page.get_by_role("link", name="Projects · 1 job waits").click()
+        see(page.get_by_role("heading", name="Projects")).to_be_visible()
+        pool = page.get_by_role("region", name="t4")
+        see(pool).to_contain_text("6 of 8 GPUs held · 2 free")
+        see(row(page, "vision")).to_have_text("vision6 held · 4 guaranteed · 2 borrowed · limit 8")
+        see(row(page, "speech")).to_have_text(
+            "speech0 held · 4 guaranteed (4 of them not used) · weight 2 · 1 job waits"
+        )
+        assert parts(row(page, "vision")) == [0.5, 0.25, 0, 1]
+        assert parts(row(page, "speech")) == [0, 0, 0.5, 0]
+        waiting = page.get_by_role("region", name="Waiting")
+        see(waiting).to_contain_text(
+            "speech/tune waits for 2 GPUs that speech is guaranteed. Last change: gave way to vision/train."
+        )
+        assert waiting.get_by_role("link").count() == 0, "which is a job of another page"
+
+        told = {"workers": 4, "pool": "t4", "poolSlots": 8, "message": "has 4 of 6 workers"}
+        cluster.change("train", active=4, share=told)
+        cluster.change("tune", phase="Running", share={**told, "message": "has all 4 workers"})
+        see(row(page, "vision")).to_have_text("vision4 held · 4 guaranteed · limit 8")
+        see(pool).to_contain_text("8 of 8 GPUs held · 0 free")
+        see(waiting).to_be_hidden()
+        see(page.locator("#to-projects")).to_have_text("Projects")
+        page.get_by_role("region", name="What each job has").get_by_role("link", name="vision/train").click()
+        see(page.get_by_role("heading", name="train")).to_be_visible()
+        see(page.get_by_role("heading", name="Projects")).to_be_hidden()
+
+
+def test_where_nothing_is_shared_there_is_nothing_of_it(visitor: Visitor) -> None:
+    with hosted(Jobs(job())) as host:
+        page = visitor.open(host.link)
+        see(page.get_by_role("heading", name="digits")).to_be_visible()
+        see(page.locator("#to-projects")).to_be_hidden()
+        page.goto(page.url.partition("#")[0] + "#/projects")
+        see(page.get_by_role("main")).to_contain_text("No project has a quota here, and no job shares.")
+
+
+def test_who_may_not_see_everything_is_shown_the_rest(visitor: Visitor) -> None:
+    with hosted(shared(forbidden=["quotas", "all jobs"]), "vision") as host:
+        page = visitor.open(host.link)
+        see(page.get_by_role("heading", name="train")).to_be_visible()
+        page.get_by_role("link", name="Projects").click()
+        see(page.get_by_role("main")).to_contain_text(NO_QUOTAS)
+        see(page.get_by_role("main")).to_contain_text(OWN_ONLY.format("vision"))
+        see(page.get_by_role("region", name="t4")).to_contain_text("6 of 8 GPUs held")
+        see(page.get_by_role("region", name="t4")).not_to_contain_text("free")
+        see(row(page, "vision")).to_have_text("vision6 held · 2 borrowed")
+
+
+def test_what_projects_and_jobs_are_called_is_text(visitor: Visitor) -> None:
+    hostile = sharing("train", "vision", 2, MARKUP, change=MARKUP, pool=MARKUP)
+    with hosted(Jobs(hostile, quotas=[Quota(MARKUP, 1.0, {MARKUP: 4, "__proto__": 2})]), "vision") as host:
+        page = visitor.open(host.link)
+        page.get_by_role("link", name="Projects").click()
+        for place in (".pool h3", ".parts b", ".sentences"):
+            see(page.locator(place).filter(has_text=MARKUP).first).to_be_visible()
+        assert page.locator("img, b:has-text('bold') > *").count() == 0
+        assert page.title() != "hit"
+
+
+def test_the_keyboard_is_enough_for_projects(visitor: Visitor) -> None:
+    with hosted(shared(), "vision") as host:
+        page = visitor.open(host.link)
+        see(page.locator("#to-projects")).to_be_visible()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        see(page.locator("#to-projects")).to_be_focused()
+        page.keyboard.press("Enter")
+        see(page.get_by_role("main", name="Projects")).to_be_visible()
+        see(page.locator("#to-projects")).to_have_attribute("aria-current", "page")
+        page.keyboard.press("Shift+Tab")
+        see(page.get_by_text("Skip to the projects")).to_be_focused()
+        page.keyboard.press("Enter")
+        see(page.get_by_role("main")).to_be_focused()
+        page.keyboard.press("Tab")
+        see(page.get_by_role("link", name="vision/train")).to_be_focused()
+        assert page.locator(".meter:not([aria-hidden])").count() == 0, "a bar says nothing that the words do not"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_projects_are_readable(visitor: Visitor, width: int, dark: bool) -> None:
+    long = sharing("a-job-with-a-rather-long-name-as-sweeps-give-them", "vision", 0, "waits for 2 GPUs " + "x" * 200)
+    cluster = shared(
+        quotas=[*QUOTAS, Quota("a-project-with-a-very-long-name-of-sixty-three-characters-in-all", 0.5, {"t4": 1})]
+    )
+    cluster.jobs["long"] = long
+    with hosted(cluster, None) as host:
+        page = visitor.open(host.link, width=width, dark=dark)
+        page.get_by_role("link", name=re.compile("^Projects")).click()
+        see(page.get_by_role("region", name="Waiting")).to_contain_text("a-job-with-a-rather-long-name")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("main").evaluate("(main) => main.scrollWidth - main.clientWidth") <= 0
+        assert page.evaluate(FAINT) == []
+        if width == 360:
+            see(page.get_by_role("navigation")).to_be_hidden()
+            page.get_by_role("link", name="All jobs").click()
+            see(page.get_by_role("navigation")).to_be_visible()
+
+
+@pytest.mark.timeout(120)
+def test_two_projects_on_a_real_cluster(serve: Serve, visitor: Visitor, local_cluster: LocalCluster) -> None:
+    def elasticctl(*words: str) -> None:
+        subprocess.run([sys.executable, "-m", "elasticctl.cli", *words], check=True, capture_output=True)
+
+    local_cluster.share(LocalSharing(True, 3))
+    elasticctl("quota", "set", "b", "--guaranteed", "cpu=1")
+    local_cluster.create_job(shell_job("one", FOREVER, 3, namespace="a", minReplicas=3, maxReplicas=3))
+    page = visitor.open(serve("-n", "a").link())
+    page.set_default_timeout(PATIENCE_MS)
+    page.get_by_role("link", name="Projects").click()
+    pool = page.get_by_role("region", name="cpu")
+    see(pool).to_contain_text("3 of 3 CPU slots held · 0 free", timeout=PATIENCE_MS)
+    see(pool.get_by_role("listitem").filter(has_text="3 held")).to_have_text(re.compile("^a3 held"))
+    local_cluster.create_job(shell_job("two", FOREVER, 2, namespace="b", minReplicas=2, maxReplicas=2))
+    waiting = page.get_by_role("region", name="Waiting")
+    see(waiting).to_contain_text("b/two waits for 2 CPU slots", timeout=PATIENCE_MS)
+    local_cluster.delete_job("a", "one")
+    see(pool).to_contain_text("2 of 3 CPU slots held · 1 free", timeout=PATIENCE_MS)
+    see(waiting).to_be_hidden()
