@@ -17,12 +17,14 @@ from typing import Any
 import boto3
 import torch
 import torch._dynamo
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
-from elasticctl_train import Run, SavePolicy, shares
+from elasticctl_train import Run, SavePolicy, parts, shares
 from elasticctl_train import storage as storages
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import Commit, ObjectRef, Retention
+from elasticctl_train.dist import join
 from elasticctl_train.errors import SaveError, StorageError
 from elasticctl_train.storage import Storage, cloud, s3
 from elasticctl_train.storage.local import LocalStorage
@@ -213,3 +215,25 @@ def save_differing_buffers(url: str) -> None:
         model.running_mean.fill_(float(run.rank + 1))  # type: ignore[union-attr, operator]
     run.step()
     run.finish()
+
+
+def step_wrapped(url: str, how: str, outcome: str) -> None:
+    """Make one step with the model as it is called `how`; rank 0 notes the step, the sum of weights, and its layers."""
+    join()
+    model: Any = torch.nn.Linear(3, 1)
+    torch.nn.init.ones_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    if "compiled" in how:
+        model = torch.compile(model, backend="eager")
+    if "parallel" in how:
+        model = DistributedDataParallel(model)
+    if "compiled parallel" in how:
+        model = torch.compile(model, backend="eager")
+    with Run(url, model=model) as run, torch.no_grad():
+        total = sum(parameter.sum().item() for parameter in model.parameters())
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+        run.step()
+        layers = [type(layer).__name__ for layer in parts.layers(run.model)]
+    if run.is_main:
+        Path(outcome).write_text(json.dumps([run.steps_done, total, layers]))

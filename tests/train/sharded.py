@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from elasticctl_train import Run, SavePolicy, storage
@@ -41,7 +41,10 @@ class Network(torch.nn.Module):
 
 
 def model_for(how: str) -> torch.nn.Module:
-    """The same network `plain`, sharded over all ranks (`rows`, `columns`), or in replicas of two shards (`hybrid`)."""
+    """The same network `plain`, sharded over all ranks (`rows`, `columns`), or in replicas of two shards (`hybrid`).
+
+    `mixed` is `rows` that computes in bfloat16.
+    """
     torch.manual_seed(0)
     model = Network()
     if how == "plain":
@@ -54,8 +57,10 @@ def model_for(how: str) -> torch.nn.Module:
         by_columns = how == "columns" and parameter.dim() == 2 and parameter.shape[1] % world_size == 0
         return Shard(1 if by_columns else 0)  # FSDP2 itself takes no other columns
 
+    reduced = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    precision = reduced if how == "mixed" else MixedPrecisionPolicy()
     for part in (model.first, model.middle, model.last, model):
-        fully_shard(part, mesh=mesh, shard_placement_fn=place)
+        fully_shard(part, mesh=mesh, shard_placement_fn=place, mp_policy=precision)
     return model
 
 
@@ -108,11 +113,12 @@ PLACEMENTS: dict[str, list[Any]] = {
     "twice": [Shard(0), Shard(0)],
     "replicas": [Replicate(), Shard(0)],
     "replicated": [Replicate()],
+    "some": [Shard(0)],
 }
 
 
 def tensors_for(how: str) -> dict[str, torch.Tensor]:
-    """Tensors of awkward shapes and kinds, spread over all ranks in the way that is called `how`."""
+    """Tensors of awkward shapes and kinds, spread over all ranks (`some`: the first two) in the way called `how`."""
     generator = torch.Generator().manual_seed(1)
     whole = {
         "odd": torch.randn(5, 3, generator=generator),
@@ -125,7 +131,7 @@ def tensors_for(how: str) -> dict[str, torch.Tensor]:
         return whole
     placements, world_size = PLACEMENTS[how], dist.get_world_size()
     shape = (world_size // 2, 2) if len(placements) == 2 else (world_size,)
-    mesh = init_device_mesh("cpu", shape)
+    mesh = DeviceMesh("cpu", [0, 1]) if how == "some" else init_device_mesh("cpu", shape)
     return {name: distribute_tensor(tensor, mesh, placements, src_data_rank=None) for name, tensor in whole.items()}
 
 
@@ -136,6 +142,17 @@ def save_tensors(url: str, how: str) -> None:
     state = {"model": tensors_for(how) | {"plain": torch.arange(1000.0)}}
     checkpoints.save(state, Label(1), local={"rank": torch.tensor(world.rank)})
     assert checkpoints.settle()
+    leave(world)
+
+
+def save_over_meshes(url: str, outcome: str) -> None:
+    """Save tensors that each half of the ranks shards over a mesh of its own; each rank notes why that failed."""
+    world = join()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))["tensor"]
+    checkpoints = Checkpointer(storage.open(url), world)
+    checkpoints.save({"model": {"w": distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])}}, Label(1))
+    assert not checkpoints.settle()
+    Path(f"{outcome}-{world.rank}").write_text(str(checkpoints.failure()))
     leave(world)
 
 

@@ -146,3 +146,20 @@ def test_buffers_come_from_rank_0_alone(tmp_path: Path) -> None:
     restored = Checkpointer(LocalStorage(tmp_path)).restore()
     assert restored is not None
     assert restored.state["model"]["running_mean"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_checkpoint_fits_a_model_whatever_it_is_wrapped_in(tmp_path: Path) -> None:
+    parallel, compiled, bare = "DistributedDataParallel", "OptimizedModule", "Linear"
+    plan = [
+        (1, "bare", [bare]),
+        (2, "bare", [parallel, bare]),
+        (2, "parallel", [parallel, bare]),
+        (1, "compiled", [compiled, bare]),
+        (2, "compiled", [parallel, compiled, bare]),
+        (2, "compiled parallel", [compiled, parallel, compiled, bare]),
+        (1, "bare", [bare]),
+    ]
+    for step, (world_size, how, layers) in enumerate(plan):
+        outcome = str(tmp_path / "outcome")
+        assert ranks.run(programs.step_wrapped, world_size, str(tmp_path / "state"), how, outcome) == [0] * world_size
+        assert json.loads(Path(outcome).read_text()) == [step + 1, 3 + 4 * step, layers]

@@ -82,6 +82,8 @@ def test_it_resumes_at_another_size_and_another_sharding(
         ((4, "replicas"), (1, "plain")),
         ((1, "plain"), (4, "both")),
         ((2, "replicated"), (2, "rows")),
+        ((3, "some"), (2, "rows")),
+        ((2, "columns"), (4, "some")),
     ],
 )
 def test_shards_of_every_kind_are_restored_in_another(
@@ -94,6 +96,22 @@ def test_shards_of_every_kind_are_restored_in_another(
     assert same(read["model"], sharded.tensors_for("plain") | {"plain": torch.arange(1000.0)})
     assert ranks.run(sharded.restore_tensors, restored[0], url, restored[1], outcome) == [0] * restored[0]
     assert all(Path(f"{outcome}-{rank}").read_text() == "5" for rank in range(restored[0]))
+
+
+def test_in_mixed_precision_it_resumes_bit_by_bit(tmp_path: Path) -> None:
+    whole = trained(tmp_path, "", 2, "mixed", 8)
+    first = trained(tmp_path, str(tmp_path / "state"), 2, "mixed", 4)
+    second = trained(tmp_path, str(tmp_path / "state"), 2, "mixed", 8)
+    assert second["first"] == 4
+    assert first["losses"] + second["losses"] == whole["losses"]
+    assert (second["ends"], second["moments"]) == (whole["ends"], whole["moments"])
+
+
+def test_meshes_that_differ_from_rank_to_rank_are_refused(tmp_path: Path) -> None:
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.save_over_meshes, 4, url, outcome) == [0] * 4
+    assert "a sharded one needs the same mesh of ranks on all of them" in Path(f"{outcome}-0").read_text()
+    assert list(read_commits(LocalStorage(tmp_path / "state"))) == []
 
 
 def test_what_several_ranks_hold_is_written_once(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticctl_train import storage as storages
 from elasticctl_train.errors import StorageError
@@ -23,6 +25,19 @@ from elasticctl_train.storage import location
 def test_a_url_is_taken_apart_and_put_together(url: str, bucket: str, prefix: str, options: dict[str, str]) -> None:
     place = location.parse(url, ("endpoint", "region"))
     assert (place.bucket, place.prefix, dict(place.options)) == (bucket, prefix, options)
+    assert location.parse(place.url, ("endpoint", "region")) == place
+
+
+names = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/?"), min_size=1, max_size=6)
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{1,20}", fullmatch=True),
+    st.lists(names.filter(lambda name: name not in (".", "..")), max_size=3),
+    st.dictionaries(st.just("region"), st.text(min_size=1, max_size=8)),
+)
+def test_what_a_location_is_shown_as_names_it(bucket: str, path: list[str], options: dict[str, str]) -> None:
+    place = location.Location("s3", bucket, "".join(f"{name}/" for name in path), options)
     assert location.parse(place.url, ("endpoint", "region")) == place
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import boto3
 import pytest
 
+from elasticctl_train import commits
 from elasticctl_train import storage as storages
 from elasticctl_train.errors import ExistsError, StorageError
 from elasticctl_train.journal import Writer
@@ -114,11 +115,14 @@ def test_an_error_behind_a_status_of_success_is_heard(s3: Cloud) -> None:
 
 
 def test_uploads_of_killed_runs_are_aborted_by_the_next(s3: Cloud, boto: Any) -> None:
-    for key in ("data/a", "data/b"):
+    ours = commits.share_key(commits.save_folder(1, 1, 10, "ab12cd34"), 0, 1)
+    for key in (ours, commits.tensors_key(ours), "data/imagenet/train.tar", "packs/of-a-workspace"):
         boto.create_multipart_upload(Bucket=servers.BUCKET, Key=name_of(s3, key))
     boto.create_multipart_upload(Bucket=servers.BUCKET, Key="of another job")
     Writer.take_over(s3.open())
-    assert uploads(boto, s3) == []
+    assert sorted(uploads(boto, s3)) == [
+        name_of(s3, key) for key in ("data/imagenet/train.tar", "packs/of-a-workspace")
+    ]
     left = boto.list_multipart_uploads(Bucket=servers.BUCKET)["Uploads"]
     assert "of another job" in [upload["Key"] for upload in left]
 
