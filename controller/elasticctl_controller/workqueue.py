@@ -15,6 +15,10 @@ from collections.abc import Callable
 
 BASE_DELAY_S = 0.05
 MAX_DELAY_S = 60.0
+LONGEST_WAIT_S = 3600.0
+"""No longer sleep: a lock takes no timeout beyond some 292 years, and what an object holds may ask for more."""
+SPARE_TIMERS = 64
+"""So many timers may be out of date, and as many again as there are keys, before they are thrown out."""
 
 
 class WorkQueue:
@@ -50,6 +54,7 @@ class WorkQueue:
             if due < self._due.get(key, float("inf")):
                 self._due[key] = due
                 heapq.heappush(self._timers, (due, key))
+                self._tidy()
                 self._changed.notify()
 
     def add_rate_limited(self, key: str) -> None:
@@ -115,10 +120,18 @@ class WorkQueue:
                 del self._due[key]
                 self._add(key)
 
+    def _tidy(self) -> None:
+        """Throw out the timers that an earlier one has replaced: a job that is looked at each second, and has a
+        deadline in a week, would leave hundreds of thousands.
+        """
+        if len(self._timers) > 2 * len(self._due) + SPARE_TIMERS:
+            self._timers = [(due, key) for key, due in self._due.items()]
+            heapq.heapify(self._timers)
+
     def _pause_s(self, deadline: float | None) -> float | None:
         """How long to sleep: until the next timer or the deadline, whichever is first; None: until notified.
 
         A timer may have fallen due since the last look: then not at all.
         """
         times = [time_ for time_ in (deadline, self._timers[0][0] if self._timers else None) if time_ is not None]
-        return max(0.0, min(times) - self._clock()) if times else None
+        return min(LONGEST_WAIT_S, max(0.0, min(times) - self._clock())) if times else None

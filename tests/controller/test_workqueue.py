@@ -112,6 +112,39 @@ def test_a_delay_that_passes_between_two_looks_at_the_clock_ends_no_taker(step_s
     assert queue.get() == "a"
 
 
+def test_a_far_deadline_that_is_put_off_again_and_again_leaves_no_timers_behind() -> None:
+    clock = Clock()
+    queue = queue_at(clock)
+    for _ in range(5_000):
+        queue.add_after("a", 7 * 86_400.0)  # as a pass does for a job with a deadline ...
+        queue.add_after("a", 0.1)  # ... and each report of its ranks
+        clock.now += 0.1
+        assert take(queue) == "a"
+        queue.done("a")
+    assert len(queue._timers) < 200
+
+
+def test_a_key_that_was_put_off_is_taken_after_the_timers_were_tidied() -> None:
+    clock = Clock()
+    queue = queue_at(clock)
+    for number in range(300):
+        queue.add_after("a", 1_000.0 - number)
+    assert len(queue._timers) < 200
+    clock.now += 701.0
+    assert [take(queue), take(queue)] == ["a", None]
+
+
+def test_a_time_beyond_what_a_lock_can_wait_for_ends_no_taker() -> None:
+    queue = WorkQueue()
+    taken: list[str | None] = []
+    thread = threading.Thread(target=lambda: taken.append(queue.get()))
+    queue.add_after("in a thousand years", 1000 * 365 * 86_400.0)
+    thread.start()
+    queue.add_after("a", 0.05)
+    thread.join(10)
+    assert taken == ["a"]
+
+
 def test_shutting_down_releases_those_who_wait() -> None:
     queue = WorkQueue()
     taken: list[str | None] = []
