@@ -77,7 +77,9 @@ class Manager:
         makers = Makers(functools.partial(companions, key), build_budget)
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
         self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.note_replaced)
-        self._rendezvous = RendezvousService(functools.partial(token, key), self._reported)
+        self._rendezvous = RendezvousService(
+            functools.partial(token, key), self._reported, may_act=self._election.holds
+        )
         self._outbox = Outbox(of_cluster(api), told_as_events(self._workload))
         self._noticing = Noticing(self._workload, self._outbox)
         self._floor = KubeFloor(api, self._workload) if flags.sharing else None
@@ -193,6 +195,7 @@ class Manager:
         """Whether all threads live: a cluster that is away for a while is no reason to be started again."""
         parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
         parts |= {"watches": all(reflector.alive for reflector in self._reflectors())}
+        parts |= {"nodes": self._workload.alive}
         parts |= {"sharing": self._arbiter is None or self._arbiter.alive or not self._acting}
         dead = [name for name, alive in parts.items() if not alive]
         return web.Response(status=500 if dead else 200, text=f"dead: {', '.join(dead)}\n" if dead else "ok\n")

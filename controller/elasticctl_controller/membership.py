@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from elasticctl.codec import Timestamp
 from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
 from elasticctl_controller.growth import growth_of
+from elasticctl_controller.roster import is_member
 from elasticctl_controller.sharing.resizing import weigh
 
 FIRST_SETTLE_S = 30.0
@@ -28,11 +29,16 @@ FIRST_STEP_S = 20.0
 """How long newcomers leave a young generation alone that has not done its first step: training comes first."""
 REJOIN_S = 10.0
 """How long a member that is alive but silent holds up the others."""
+ADOPT_S = 45.0
+"""How long newcomers wait for a restarted service to hear of the group that may train meanwhile: a launcher whose
+connection died without a word asks again after 40 s."""
 DRAIN_S = 10.0
 """How long members have to commit the step they agreed to stop at, before the group opens without it."""
 RATE_WEIGHT = 0.1
 """How much of a rate is the newest report's: one slow step says little about a size."""
 GENERATIONS_KEPT = 20
+MAX_METRICS = 64
+"""Kept of all that a script ever reported: one that names them by its steps must not fill the job's status."""
 UNEXPLAINED_LIMIT = 3
 """Re-formings in a row without a step, a loss or an error of somebody's own, before the first to fail is blamed."""
 
@@ -69,6 +75,7 @@ class Group:
     """The rendezvous of one job. Every method that can change it takes `now`, seconds since the epoch.
 
     `growth` says why newcomers that are ready are not taken in yet, `rates` how fast groups of each size have trained.
+    `unheard`: members, by uid, of the group that trained when the service was restarted.
     """
 
     job_uid: str
@@ -85,6 +92,8 @@ class Group:
     first_join_at: float | None = None
     reason: str = "start"
     unexplained: int = 0
+    blamed: str = ""
+    unheard: frozenset[str] = frozenset()
     progress: Progress | None = None
     checkpoint: CheckpointStatus = CheckpointStatus()
     records: list[Generation] = field(default_factory=list)
@@ -97,11 +106,15 @@ class Group:
     @classmethod
     def restored(cls, job_uid: str, status: JobStatus) -> Group:
         """The group as a restarted service knows it: its agents fill the rest in again when they next speak."""
+        newest = status.generations[-1:]
         return cls(
             job_uid=job_uid,
             generation=status.generation,
             checkpoint=status.checkpoint,
             records=list(status.generations),
+            unheard=frozenset(
+                w.uid for w in status.workers if w.cause is None and any(is_member(w, g) for g in newest)
+            ),
         )
 
     @property
@@ -118,14 +131,13 @@ class Group:
         """
         self.gone &= alive.keys()
         self.silent &= alive.keys()
-        self.alive = {uid: name for uid, name in alive.items() if uid not in self.gone}
+        before, self.alive = self.alive, {uid: name for uid, name in alive.items() if uid not in self.gone}
+        if any(uid in before and uid not in self.alive and self._explains(uid) for uid in self.order):
+            self.unexplained = 0
         self.min, self.leaving = max(1, minimum), leaving
         for uid in [uid for uid in self.joined if uid not in self.alive or uid in leaving]:
             del self.joined[uid]
-        if self.world:
-            lost = [m.name for m in self.world.members if m.uid not in self.alive and m.uid not in self.finished]
-            if lost:
-                self._open(f"lost {', '.join(lost)}", now)
+        self._open_if_lost(now)
         self.settle(now)
 
     def join(self, member: Member, generation: int, now: float) -> None:
@@ -149,14 +161,18 @@ class Group:
         """Is this a restarted service that does not know the running generation yet?"""
         return self.world is None and self.opened_at is None and generation >= self.generation
 
-    def adopt(self, world: World) -> None:
-        """A running agent tells a restarted service what it is in: training that runs is not to be disturbed."""
+    def adopt(self, world: World, now: float) -> None:
+        """A running agent tells a restarted service what it is in: training that runs is not to be disturbed.
+
+        A member may have been lost while there was no service, and the others wait for it in vain.
+        """
         if not self.adopts(world.generation):
             return
         self.world, self.generation = world, world.generation
         self.order = {m.uid: rank for rank, m in enumerate(world.members)}
         if not self.records or self.records[-1].generation != world.generation:
             self._record(Generation(world.generation, tuple(m.name for m in world.members), "service restarted"))
+        self._open_if_lost(now)
 
     def notice(self, uid: str, reason: str, now: float) -> None:
         """A member will have to go soon: let the group drain."""
@@ -166,15 +182,19 @@ class Group:
     def leave(self, uid: str, reason: str, now: float) -> None:
         """An agent goes, or has to be left out; the others re-form."""
         self.joined.pop(uid, None)
-        self.gone.add(uid)
+        if uid in self.alive:
+            self.gone.add(uid)
         self.alive = {other: name for other, name in self.alive.items() if other != uid}
+        if uid in self.order and self._explains(uid):
+            self.unexplained = 0
         if self.world and self._is_member(uid) and uid not in self.finished:
             self._open(self.drain.reason if self.drain else reason, now)
         self.settle(now)
 
     def finish(self, uid: str) -> bool:
         """An agent's ranks have all succeeded; True once that holds for every member that is still alive."""
-        self.finished.add(uid)
+        if self._is_member(uid):
+            self.finished.add(uid)
         members = self.world.members if self.world else ()
         return all(m.uid in self.finished or m.uid not in self.alive for m in members)
 
@@ -192,6 +212,7 @@ class Group:
             blamed = self.unexplained > UNEXPLAINED_LIMIT
         else:
             self.unexplained = 0
+        self.blamed = uid if blamed else self.blamed
         self._open(f"{name} failed" if blamed else f"{name} lost a connection", now)
         return blamed
 
@@ -224,11 +245,13 @@ class Group:
             record, first_step_at=Timestamp(now) if first else record.first_step_at, last_step=last_step
         )
         if self.progress is None or first or progress.step >= (self.progress.step or 0):
-            metrics = {**(self.progress.metrics if self.progress else {}), **progress.metrics}
+            known = self.progress.metrics if self.progress else {}
+            older = [(name, value) for name, value in known.items() if name not in progress.metrics]
+            metrics = dict([*older, *progress.metrics.items()][-MAX_METRICS:])
             self.progress = replace(progress, at=Timestamp(now), metrics=metrics)
         if progress.samples_per_s is not None and progress.samples_per_s > 0:
-            known = self.rates.setdefault(len(record.workers), progress.samples_per_s)
-            self.rates[len(record.workers)] += (progress.samples_per_s - known) * RATE_WEIGHT
+            rate = self.rates.setdefault(len(record.workers), progress.samples_per_s)
+            self.rates[len(record.workers)] += (progress.samples_per_s - rate) * RATE_WEIGHT
         self.unexplained = 0
         return first
 
@@ -250,6 +273,10 @@ class Group:
 
     def _is_member(self, uid: str) -> bool:
         return self.world is not None and uid in self.order
+
+    def _explains(self, uid: str) -> bool:
+        """Is the end of this member what others' broken connections came from, rather than what came of them?"""
+        return uid != self.blamed and uid not in self.finished
 
     def _settle_newcomers(self, now: float) -> float | None:
         newcomers = [member.name for uid, member in self.joined.items() if not self._is_member(uid)]
@@ -281,9 +308,22 @@ class Group:
             return 0.0
         if self.generation == 0:
             return (self.first_join_at or now) + FIRST_SETTLE_S - now
+        if self._may_train_elsewhere():
+            return (self.first_join_at or now) + ADOPT_S - now
         if not self.order or first in self.order or any(uid in self.order for uid in missing):
             return (self.opened_at if self.opened_at is not None else self.first_join_at or now) + REJOIN_S - now
         return 0.0
+
+    def _may_train_elsewhere(self) -> bool:
+        """Is this a restarted service that only newcomers have spoken to, while members of the last group live?"""
+        unheard = () if self.order or self.opened_at is not None else self.unheard
+        return any(uid in self.alive and uid not in self.joined and uid not in self.leaving for uid in unheard)
+
+    def _open_if_lost(self, now: float) -> None:
+        members = self.world.members if self.world else ()
+        lost = [m.name for m in members if m.uid not in self.alive and m.uid not in self.finished]
+        if lost:
+            self._open(f"lost {', '.join(lost)}", now)
 
     def _begin_drain(self, reason: str, now: float) -> None:
         if self.drain is None:

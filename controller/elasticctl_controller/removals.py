@@ -10,7 +10,7 @@ from elasticctl.status import Cause, Generation, Phase, WorkerStatus
 from elasticctl_controller.actions import DeleteWorker, Observed
 from elasticctl_controller.classify import is_lost
 from elasticctl_controller.phases import DEADLINE_EXCEEDED, FINISHING, Standing
-from elasticctl_controller.roster import FINISHED, SCALED_IN, SUSPENDED, Crew, is_active
+from elasticctl_controller.roster import FINISHED, SCALED_IN, SUSPENDED, Crew, is_active, is_member
 
 Roster = tuple[WorkerStatus, ...]
 
@@ -75,19 +75,12 @@ def _surplus(
         key=lambda worker: (
             worker.uid not in leave,
             worker.phase == PodPhase.RUNNING,
-            any(_trains(worker, generation) for generation in newest),
+            any(is_member(worker, generation) for generation in newest),
             -worker.index,
             worker.uid,
         ),
     )
     return frozenset(worker.uid for worker in active[: max(0, len(active) - desired)])
-
-
-def _trains(worker: WorkerStatus, generation: Generation) -> bool:
-    """True for a member, not for one that has taken over a member's name since."""
-    if worker.started_at is None or generation.formed_at is None:
-        return worker.name in generation.workers
-    return worker.name in generation.workers and worker.started_at <= generation.formed_at
 
 
 def _to_clean(job: ElasticJob, crew: Crew, standing: Standing, worker: WorkerStatus) -> bool:

@@ -4,6 +4,7 @@ One aiohttp application serves every job: `POST /v1/jobs/{namespace}/{name}/{ver
 bearer token. `join`, `watch` and `finish` are long polls, answered within `POLL_S`; `leave`, `fail` and `report` answer
 at once. The controller's thread says who is alive through `set_group`; the handlers run on the application's event
 loop. All state is in `membership.Group`, under one lock; nothing is on disk: agents fill a restarted service in again.
+What is answered is fenced as what is written: of two services that form a group at once, agents hear one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class RendezvousService:
     """The service and the controller's handle on it; see the module's docstring.
 
     `token_for(job_uid)` gives a job's bearer token; `on_change(key)` is called from the event loop's thread when a
-    job's view changed in a way its status should show.
+    job's view changed in a way its status should show. `may_act` says whether this is still the service: once it is
+    not, every answer is 503, and agents ask again elsewhere.
     """
 
     def __init__(
@@ -74,14 +76,16 @@ class RendezvousService:
         token_for: Callable[[str], str],
         on_change: Callable[[str], None],
         clock: Callable[[], float] | None = None,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         self._token_for, self._on_change, self._clock = token_for, on_change, clock or steady_clock()
+        self._may_act = may_act
         self._limiter = Limiter()
         self._lock = threading.Lock()
         self._groups: dict[str, Group] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._encoded: dict[str, tuple[int, str]] = {}
+        self._encoded: dict[str, tuple[World, str]] = {}
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it on any socket."""
@@ -159,6 +163,18 @@ class RendezvousService:
     # The agents' side; on the event loop.
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            answer = await self._answer(request)
+            response = web.json_response(answer) if isinstance(answer, dict) else web.json_response(text=answer)
+        except Refused as error:
+            response = web.json_response({"error": str(error)}, status=error.status)
+        if not self._may_act():
+            # A refusal would be wrong too: whoever leads by now may know this worker.
+            response = web.json_response({"error": "this replica no longer leads"}, status=503)
+            response.force_close()
+        return response
+
+    async def _answer(self, request: web.Request) -> dict[str, Any] | str:
         verbs: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any] | str]]] = {
             "join": self._join,
             "watch": self._watch,
@@ -168,19 +184,13 @@ class RendezvousService:
             "fail": self._fail,
             "report": self._report,
         }
-        try:
-            verb = verbs.get(request.match_info["verb"])
-            if verb is None:
-                raise Refused(404, "unknown verb")
-            key = f"{request.match_info['namespace']}/{request.match_info['name']}"
-            self._authorise(key, request.headers.get("Authorization", ""))
-            self._limiter.check(key, time.monotonic())
-            answer = await verb(key, await read_body(request))
-        except Refused as error:
-            return web.json_response({"error": str(error)}, status=error.status)
-        if isinstance(answer, str):
-            return web.Response(text=answer, content_type="application/json")
-        return web.json_response(answer)
+        verb = verbs.get(request.match_info["verb"])
+        if verb is None:
+            raise Refused(404, "unknown verb")
+        key = f"{request.match_info['namespace']}/{request.match_info['name']}"
+        self._authorise(key, request.headers.get("Authorization", ""))
+        self._limiter.check(key, time.monotonic())
+        return await verb(key, await read_body(request))
 
     def _authorise(self, key: str, header: str) -> None:
         with self._lock:
@@ -189,7 +199,9 @@ class RendezvousService:
         if uid is None:
             # The same answer for a job that is over and one that never was; a restarting service knows its jobs soon.
             raise Refused(410, f"no running job {key}")
-        if not hmac.compare_digest(header.encode(), f"Bearer {self._token_for(uid)}".encode()):
+        # A header may hold any bytes; those that are no text come as surrogates.
+        given = header.encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, f"Bearer {self._token_for(uid)}".encode()):
             raise Refused(401, f"wrong token for job {key}")
 
     async def _join(self, key: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
@@ -214,12 +226,12 @@ class RendezvousService:
         return self._encode(key, formed)
 
     def _encode(self, key: str, world: World) -> str:
-        """The world as JSON, encoded once a generation: every member gets the same."""
+        """The world as JSON, encoded once: every member gets the same. A rerun's first is another world."""
         cached = self._encoded.get(key)
-        if cached is None or cached[0] != world.generation:
+        if cached is None or cached[0] is not world:
             members = [asdict(member) for member in world.members]
             text = json.dumps({"state": "formed", "generation": world.generation, "members": members})
-            cached = self._encoded[key] = (world.generation, text)
+            cached = self._encoded[key] = (world, text)
         return cached[1]
 
     async def _watch(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +242,7 @@ class RendezvousService:
             if uid in group.alive and group.adopts(generation):
                 if world is None:
                     return {"state": "unknown", "reason": "the service was restarted: say who the members are"}
-                group.adopt(world)
+                group.adopt(world, self._clock())
 
         def news(group: Group) -> tuple[str, str] | None:
             if uid not in group.alive:
@@ -310,7 +322,6 @@ class RendezvousService:
         """Wait until `ready` has an answer, at most `POLL_S`; settle the group when one of its deadlines passes."""
         deadline = time.monotonic() + POLL_S
         while True:
-            changed = self._changed.setdefault(key, asyncio.Event())
             with self._lock:
                 group = self._group(key)
                 before = group.world
@@ -322,6 +333,7 @@ class RendezvousService:
             left_s = deadline - time.monotonic()
             if answer is not None or left_s <= 0:
                 return answer
+            changed = self._changed.setdefault(key, asyncio.Event())
             try:
                 await asyncio.wait_for(changed.wait(), min(left_s, settle_s if settle_s is not None else POLL_S))
             except TimeoutError:

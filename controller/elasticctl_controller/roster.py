@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from elasticctl.codec import Timestamp
 from elasticctl.spec import ElasticJob, Pod, PodPhase, worker_name
-from elasticctl.status import Cause, Failure, JobStatus, WorkerStatus
+from elasticctl.status import Cause, Failure, Generation, JobStatus, WorkerStatus
 from elasticctl_controller.actions import Observed
 from elasticctl_controller.classify import Loss, classify, classify_vanished, ended_at, read_failure
 
@@ -78,6 +78,13 @@ def worker_index(job: str, pod: str) -> int | None:
 def is_active(worker: WorkerStatus) -> bool:
     """True for a worker that is there to stay: it has not ended and nobody is removing it."""
     return worker.cause is None and not worker.removal
+
+
+def is_member(worker: WorkerStatus, generation: Generation) -> bool:
+    """True for a member of that group, not for one that has taken over a member's name since."""
+    if worker.started_at is None or generation.formed_at is None:
+        return worker.name in generation.workers
+    return worker.name in generation.workers and worker.started_at <= generation.formed_at
 
 
 def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.status import JobStatus, Progress
+from elasticctl.codec import Timestamp
+from elasticctl.status import Generation, JobStatus, Progress, WorkerStatus
 from elasticctl_controller.membership import (
+    ADOPT_S,
     DRAIN_S,
     FIRST_SETTLE_S,
     FIRST_STEP_S,
@@ -16,6 +18,7 @@ from elasticctl_controller.membership import (
     UNEXPLAINED_LIMIT,
     Group,
     Member,
+    World,
 )
 
 
@@ -199,12 +202,43 @@ def test_a_step_clears_the_unexplained_failures() -> None:
         group.note_step(group.generation, Progress(step=7), 2.0)
 
 
+def test_a_loss_explains_the_broken_connections_before_it() -> None:
+    group = formed(0, 1, 2, 3)
+    for lost in (3, 2):
+        for _ in range(UNEXPLAINED_LIMIT):
+            assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
+            for i in range(lost + 1):
+                group.join(member(i), group.generation, 1.0)
+        group.set_alive(alive(*range(lost)), 1, 2.0)
+        for i in range(lost):
+            group.join(member(i), group.generation, 2.0)
+    assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=3.0)
+
+
+def test_one_that_leaves_with_a_failure_of_its_own_explains_them_too() -> None:
+    group = formed(0, 1)
+    group.unexplained = UNEXPLAINED_LIMIT
+    group.leave("u1", "its rank was killed", 1.0)
+    group.join(member(0), 1, 1.0)
+    assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
+
+
+def test_the_end_of_the_one_that_was_blamed_explains_nothing() -> None:
+    group = formed(0, 1)
+    group.unexplained = UNEXPLAINED_LIMIT
+    assert group.fail("u1", "job-worker-1", 1, of_peers=True, now=1.0)
+    group.leave("u1", "blamed", 1.0)
+    group.set_alive(alive(0), 1, 1.5)
+    group.join(member(0), 1, 2.0)
+    assert group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=2.0)
+
+
 def test_a_restarted_service_takes_over_running_training() -> None:
     before = formed(0, 1)
     assert before.world is not None
     group = Group.restored("j", JobStatus(generation=1))
     group.set_alive(alive(0, 1), 1, 50.0)
-    group.adopt(before.world)
+    group.adopt(before.world, 50.0)
     assert names(group) == ["job-worker-0", "job-worker-1"]
     assert group.records[-1].generation == 1
 
@@ -215,10 +249,58 @@ def test_a_restarted_service_does_not_take_an_old_world_once_a_member_joins_agai
     group = Group.restored("j", JobStatus(generation=1))
     group.set_alive(alive(0, 1), 1, 50.0)
     group.join(member(0), 1, 51.0)
-    group.adopt(before.world)
+    group.adopt(before.world, 50.0)
     assert group.is_open
     group.join(member(1), 1, 52.0)
     assert group.generation == 2
+
+
+def test_a_member_that_was_lost_while_no_service_ran_is_not_trained_with() -> None:
+    group = Group.restored("j", JobStatus(generation=4))
+    group.set_alive(alive(0, 2), 1, 50.0)
+    group.adopt(World(4, (member(0), member(1), member(2))), 51.0)
+    assert (group.is_open, group.reason) == (True, "lost job-worker-1")
+    group.join(member(2), 4, 51.5)
+    group.join(member(0), 4, 52.0)
+    assert names(group) == ["job-worker-0", "job-worker-2"]
+    assert group.generation == 5
+
+
+def restored(*indexes: int) -> Group:
+    """The group of these workers as a restarted service knows it, from generation 4, which formed at 40 s."""
+    last = Generation(4, tuple(f"job-worker-{i}" for i in indexes), formed_at=Timestamp(40.0))
+    roster = [WorkerStatus(f"job-worker-{i}", f"u{i}", i, started_at=Timestamp(30.0)) for i in indexes]
+    roster.append(WorkerStatus("job-worker-0", "u9", 0, started_at=Timestamp(45.0)))
+    return Group.restored("j", JobStatus(generation=4, generations=(last,), workers=tuple(roster)))
+
+
+def test_newcomers_begin_no_group_beside_one_that_a_restarted_service_has_not_heard_of_yet() -> None:
+    group = restored(0, 1)
+    group.set_alive(alive(0, 1, 2), 1, 50.0)
+    group.join(member(2), 0, 50.0)
+    group.settle(50.0 + 2 * REJOIN_S)
+    assert group.is_open
+    group.adopt(World(4, (member(0), member(1))), 75.0)
+    group.settle(75.0)
+    assert group.drain is not None, "it takes the newcomer in as ever"
+    assert names(group) == ["job-worker-0", "job-worker-1"]
+
+
+def test_a_group_that_is_never_heard_of_is_not_waited_for_for_ever() -> None:
+    group = restored(0, 1)
+    group.set_alive(alive(0, 2), 1, 50.0)
+    group.join(member(2), 0, 50.0)
+    assert group.settle(51.0) == pytest.approx(ADOPT_S - 1.0)
+    group.settle(50.0 + ADOPT_S)
+    assert names(group) == ["job-worker-2"]
+
+
+def test_a_group_of_which_nobody_lives_is_not_waited_for() -> None:
+    group = restored(0, 1)
+    group.set_alive(alive(2), 1, 50.0)  # nor would the one be that has taken over a member's name
+    assert group.unheard == {"u0", "u1"}
+    group.join(member(2), 0, 50.0)
+    assert names(group) == ["job-worker-2"]
 
 
 def test_finish_waits_for_every_member_that_lives() -> None:
@@ -227,6 +309,14 @@ def test_finish_waits_for_every_member_that_lives() -> None:
     assert not group.finish("u1")
     group.set_alive(alive(0, 1), 1, 9.0)
     assert group.is_open, "the third died before it was done"
+
+
+def test_strangers_that_finish_or_leave_are_not_remembered() -> None:
+    group = formed(0, 1)
+    for number in range(1000):
+        group.finish(f"stranger-{number}")
+        group.leave(f"stranger-{number}", "goes", 1.0)
+    assert (group.finished, group.gone, group.is_open) == (set(), set(), False)
 
 
 def test_steps_and_commits_are_recorded_by_generation() -> None:

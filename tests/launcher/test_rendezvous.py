@@ -23,6 +23,7 @@ from elasticctl.status import JobStatus
 from elasticctl_controller.rendezvous import steady_clock
 from elasticctl_controller.requests import BURST, RATE_PER_S, Limiter, Refused
 from elasticctl_train.launcher.service import ServiceAway, ServiceClient, ServiceRefused
+from tests.waiting import wait_until
 
 from .conftest import KEY, TOKEN, Lab
 
@@ -113,6 +114,8 @@ def test_garbage_reports_are_passed_over(lab: Lab, client: ServiceClient) -> Non
         7,
         {"kind": "progress", "generation": 1, "step": "x"},
         {"kind": "?", "generation": 1, "step": 1},
+        {"kind": "progress", "generation": 1, "step": 3, "metrics": {"loss": 10**400}},
+        {"kind": "progress", "generation": 1, "step": 3, "samples_per_s": 10**400},
     ]
     client.call("report", {"messages": [*bad, good]})
     progress = lab.site.service.view(KEY).progress
@@ -196,6 +199,49 @@ def test_a_rerun_under_the_same_name_starts_afresh(lab: Lab, client: ServiceClie
     form(client, "a-0", "a-1")
     lab.site.service.set_group(KEY, status=JobStatus(), job_uid="another", alive={"n": "a-0"}, minimum=1)
     assert not lab.site.service.view(KEY).generations
+
+
+def test_a_rerun_under_the_same_name_gets_its_own_world(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    # Gone and made again between two passes: the controller never saw the job missing.
+    alive = {"uid-b-0": "a-0", "uid-b-1": "a-1"}
+    lab.site.service.set_group(KEY, status=JobStatus(), job_uid="another", alive=alive, minimum=1)
+    world = form(client, "b-0", "b-1")
+    assert (world["generation"], [one["uid"] for one in world["members"]]) == (1, ["uid-b-0", "uid-b-1"])
+
+
+def test_a_replica_that_no_longer_leads_answers_nobody(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.call, "watch", body, 30)
+        wait_until(lambda: KEY in lab.site.service._changed)
+        lab.site.service._may_act = lambda: False
+        lab.site.service.lose(KEY, "uid-a-1")
+        with pytest.raises(ServiceAway, match="HTTP 503"):
+            answer.result(5)
+    with pytest.raises(ServiceAway, match="HTTP 503"):  # not the refusal that would end this worker
+        client.call("join", agent("a-1", 1))
+
+
+def test_a_header_of_any_bytes_is_refused(lab: Lab, client: ServiceClient) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(10)
+        raw.connect(str(lab.site.path))
+        raw.sendall(b"POST /v1/jobs/default/job/leave HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n")
+        raw.sendall(b"Authorization: Bearer \xff\xfe\r\n\r\n{}")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_job_that_is_over_leaves_nothing_behind(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.call, "watch", {"uid": "uid-a-0", "generation": 1}, 30)
+        wait_until(lambda: KEY in lab.site.service._changed)
+        lab.site.service.drop(KEY)
+        with pytest.raises(ServiceRefused, match="no running job"):
+            answer.result(5)
+    assert KEY not in lab.site.service._changed
 
 
 @contextmanager

@@ -96,6 +96,11 @@ class KubeWorkload:
         for reflector in self.reflectors:
             reflector.stop()
 
+    @property
+    def alive(self) -> bool:
+        """True from `start` to `stop`, unless the thread that follows nodes has died, which is an error."""
+        return self._node_thread.is_alive()
+
     def wait_synced(self, timeout_s: float | None = None) -> bool:
         """Wait until everything has been listed once; True once it has."""
         return all(reflector.wait_synced(timeout_s) for reflector in self.reflectors)
@@ -145,7 +150,7 @@ class KubeWorkload:
         except (NotFoundError, ConflictError):  # gone, or another pod bears the name by now
             self.pods.forget(f"{job.namespace}/{name}", uid)
             return
-        if force:
+        if force and not answer.get("metadata", {}).get("finalizers"):
             self.pods.forget(f"{job.namespace}/{name}", uid)
             return
         if answer.get("metadata", {}).get("deletionTimestamp") is not None:
