@@ -63,7 +63,9 @@ class ControlApi(FakeApi):
                 return self._replace(path, body)
             stored = self.objects.get(path)
             if method == "DELETE" and stored is not None and _has_to_stop(path, stored, body or {}):
-                metadata = {**stored["metadata"], "deletionTimestamp": to_rfc3339(time.time())}
+                grace_s = (body or {}).get("gracePeriodSeconds", 30)
+                deletion = {"deletionTimestamp": to_rfc3339(time.time()), "deletionGracePeriodSeconds": grace_s}
+                metadata = {**stored["metadata"], **deletion}
                 return 200, self.put(path, {**stored, "metadata": metadata})
             status, answer = super().answer(request)
             if method == "GET" and "items" in answer:
@@ -127,10 +129,11 @@ class ControlApi(FakeApi):
 
 
 def _has_to_stop(path: str, pod: Object, options: Object) -> bool:
-    """True for a pod that runs somewhere and is given time to end."""
+    """True for a pod that runs somewhere and is given time to end, and for one that somebody else holds on to."""
     ours = options.get("preconditions", {}).get("uid", pod["metadata"]["uid"]) == pod["metadata"]["uid"]
     runs = bool(pod.get("spec", {}).get("nodeName"))
-    return "/pods/" in path and ours and runs and options.get("gracePeriodSeconds") != 0
+    held = bool(pod["metadata"].get("finalizers"))
+    return "/pods/" in path and ours and (held or (runs and options.get("gracePeriodSeconds") != 0))
 
 
 def _concerns(item: Object, collection: str) -> bool:

@@ -160,3 +160,7 @@ def test_a_node_that_is_back_when_all_has_settled_was_never_lost(health: NodeHea
     health.node_changed(node("a", "Unknown"), node("a"))
     answering(health, clock, SETTLE_S)
     assert health.lost() == frozenset()
+
+
+def test_a_dead_watch_of_nodes_is_noticed_before_workers_on_new_nodes_count_as_lost() -> None:
+    assert UNSEEN_GRACE_S > 35.0  # what a connection's keep-alive takes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_an_expired_version_leads_to_a_new_list(control: ControlApi, watched: Re
         control.expire()
     wait_until(lambda: names(watched) == ["between"])
     assert watched.relists == 2
+
+
+def test_a_server_whose_every_version_is_too_old_is_not_hammered(control: ControlApi, watched: Reflector) -> None:
+    control.expired_below = 1_000_000
+    began = time.monotonic()
+    watched.start()
+    wait_until(lambda: watched.relists >= 5)
+    assert time.monotonic() - began >= 0.7  # at least half of 0.1, 0.2, 0.4 and 0.8 s
+    put(control, pod("a"))
+    control.expired_below = 0
+    wait_until(lambda: names(watched) == ["a"])
 
 
 def test_a_server_in_trouble_is_asked_again(control: ControlApi, watched: Reflector) -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from elasticctl.cluster.kube.store import ObjectStore
 
 
-def item(name: str, version: int, **fields: Any) -> dict[str, Any]:
-    return {"metadata": {"namespace": "ns", "name": name, "uid": name, "resourceVersion": str(version)}, **fields}
+def item(name: str, version: int, uid: str = "", **fields: Any) -> dict[str, Any]:
+    metadata = {"namespace": "ns", "name": name, "uid": uid or name, "resourceVersion": str(version)}
+    return {"metadata": metadata, **fields}
 
 
 class Heard:
@@ -95,10 +96,34 @@ def test_the_end_of_a_predecessor_does_not_take_its_successor_away() -> None:
     heard.store.forget("ns/a", "another uid")
     assert heard.take() == ["+a"]
     heard.store.forget("ns/a", "a")
-    heard.store.learn(item("a", 22))
+    heard.store.learn(item("a", 22, uid="b"))
     heard.store.apply("DELETED", item("a", 20))
     assert heard.take() == ["-a", "+a"]
-    assert heard.store.get("ns/a") == item("a", 22)
+    assert heard.store.get("ns/a") == item("a", 22, uid="b")
+
+
+def test_what_the_watch_still_tells_of_a_pod_that_we_deleted_does_not_bring_it_back() -> None:
+    heard = Heard()
+    heard.store.replace([item("a", 5)], "10")
+    heard.store.forget("ns/a", "a")
+    heard.store.apply("MODIFIED", item("a", 11, phase="Failed"))  # the kubelet's last word, on its way since before
+    heard.store.replace([item("a", 11)], "11")  # and so a list that was asked for before
+    assert (heard.take(), heard.store.items()) == (["+a", "-a"], [])
+    heard.store.apply("DELETED", item("a", 12))
+    heard.store.apply("ADDED", item("a", 13, uid="b"))
+    assert heard.take() == ["+a"]
+    assert heard.store._ended == set()
+
+
+def test_the_end_of_a_pod_that_no_list_has_any_more_is_not_waited_for() -> None:
+    heard = Heard()
+    heard.store.replace([item("a", 5), item("b", 6)], "10")
+    heard.store.forget("ns/a", "a")
+    heard.store.forget("ns/b", "b")
+    heard.store.replace([item("b", 11)], "20")
+    assert (heard.store._ended, heard.store.items()) == ({"b"}, [])
+    heard.store.replace([item("b", 4)], "9")  # restored from a backup
+    assert heard.store.items() == [item("b", 4)]
 
 
 def test_a_cluster_restored_from_a_backup_is_taken_as_it_is() -> None:

@@ -177,6 +177,18 @@ def test_a_deletion_hits_that_very_pod(bench: Bench) -> None:
     bench.workload.delete_pod(job, pod.name, pod.uid, force=True)  # it is gone: fine
 
 
+def test_a_pod_that_somebody_holds_on_to_still_has_its_name(bench: Bench) -> None:
+    job = bench.submit()
+    pod = bench.create(job)
+    path = f"{CORE}/pods/{pod.name}"
+    stored = bench.control.objects[path]
+    bench.control.put(path, {**stored, "metadata": {**stored["metadata"], "finalizers": ["another/controller"]}})
+    bench.workload.delete_pod(job, pod.name, pod.uid, force=True)
+    assert [(found.name, found.deleting) for found in bench.pods(job)] == [(pod.name, True)]
+    bench.control.remove(path)
+    wait_until(lambda: not bench.pods(job))
+
+
 def test_a_pod_of_which_only_the_name_is_left_is_no_longer_there(bench: Bench) -> None:
     job = bench.submit()
     pod = bench.create(job)

@@ -21,7 +21,8 @@ from elasticctl.codec import Manifest
 UNKNOWN_GRACE_S = 1.0
 """Kubernetes has already waited for 40 s by then, unless set otherwise."""
 UNREADY_FACTOR = 10.0
-UNSEEN_GRACE_S = 10.0
+UNSEEN_GRACE_S = 45.0
+"""A watch whose other side vanished is noticed after 35 s: until then, nodes that an autoscaler adds are not seen."""
 BLIND_S = 8.0
 """Without an answer from the API server for so long, this process knows nothing of nodes; it asks every 2 s or so."""
 SETTLE_S = 30.0

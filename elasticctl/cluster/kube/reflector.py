@@ -123,6 +123,7 @@ class Reflector:
             except ExpiredError as e:
                 log.info("%s: %s; listing again", self._resource.path, e)
                 state.version = ""
+                self._stopping.wait(state.pause.after(e))  # a server whose every version is too old is not hammered
             except ElasticctlError as e:
                 if self._stopping.is_set():
                     return
@@ -170,6 +171,7 @@ class Reflector:
                 self._state.pause.next_s = MIN_PAUSE_S
         if time.monotonic() - began < 1.0 and not self._stopping.is_set():
             raise BusyError(f"the watch of {self._resource.path} ended at once")
+        self._state.pause.next_s = MIN_PAUSE_S  # it has worked, though there was nothing to tell
 
 
 def _events(stream: Stream, path: str) -> Iterator[tuple[str, Manifest]]:

@@ -37,6 +37,7 @@ class ObjectStore:
         self._objects: dict[str, Manifest] = {}
         self._groups: defaultdict[str, set[str]] = defaultdict(set)
         self._position = 0
+        self._ended: set[str] = set()  # uids of objects that are gone, while the watch may not have come to that
         self._subscribers: list[Change] = []
         self._news: list[tuple[Manifest | None, Manifest | None]] = []
 
@@ -73,6 +74,7 @@ class ObjectStore:
             restored = number(version) < self._position  # from a backup: versions have been given out twice
             self._position = number(version)
             listed = {key_of(item): item for item in objects}
+            self._ended &= set() if restored else set(map(_uid, listed.values()))
             for key in [key for key, item in self._objects.items() if restored or self._is_past(key, item, listed)]:
                 self._remove(key)
             for key, item in listed.items():
@@ -87,6 +89,8 @@ class ObjectStore:
             if pruned is not None and self._keep(pruned):
                 self._put(key, pruned)
             elif kind != "BOOKMARK":
+                if kind == "DELETED":
+                    self._ended.discard(_uid(item))
                 stored = self._objects.get(key)
                 if stored is not None and _version(stored) <= _version(item):
                     self._remove(key)
@@ -98,11 +102,15 @@ class ObjectStore:
                 self._put(key_of(item), self._prune(item))
 
     def forget(self, key: str, uid: str) -> None:
-        """Believe that this very object is gone, as the answer to our deletion says; the watch corrects it if not."""
+        """Believe that this very object is gone, as the answer to our deletion says.
+
+        What the watch still has to tell of its last moments does not bring it back: a worker's end would count twice.
+        """
         with self._told():
             stored = self._objects.get(key)
-            if stored is not None and stored["metadata"].get("uid") == uid:
+            if stored is not None and _uid(stored) == uid:
                 self._remove(key)
+                self._ended.add(uid)
 
     def _is_past(self, key: str, item: Manifest, listed: Mapping[str, Manifest]) -> bool:
         return key not in listed and not self._is_ahead(item)
@@ -112,7 +120,7 @@ class ObjectStore:
 
     def _put(self, key: str, new: Manifest) -> None:
         old = self._objects.get(key)
-        if old is not None and _version(old) >= _version(new) > 0:
+        if _uid(new) in self._ended or (old is not None and _version(old) >= _version(new) > 0):
             return
         if old is not None:
             self._groups[self._index_of(old)].discard(key)
@@ -155,6 +163,10 @@ def number(version: str) -> int:
 def _content(item: Manifest) -> Manifest:
     """The object but for its version."""
     return {**item, "metadata": {**item.get("metadata", {}), "resourceVersion": ""}}
+
+
+def _uid(item: Manifest) -> str:
+    return str(item.get("metadata", {}).get("uid", ""))
 
 
 def _version(item: Manifest) -> int:
