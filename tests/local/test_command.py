@@ -94,6 +94,7 @@ def test_what_cannot_be_started_says_why(container: dict[str, Any], said: str) -
         ({"limits": {"nvidia.com/gpu": 2}}, 2),
         ({"limits": {"nvidia.com/gpu": "4"}}, 4),
         ({"limits": {"nvidia.com/gpu": "many"}}, 0),
+        ({"limits": {"nvidia.com/gpu": "9" * 5000}}, 10**20 - 1),
         ({"limits": {"cpu": "8"}}, 0),
     ],
 )

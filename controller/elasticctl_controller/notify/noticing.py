@@ -6,6 +6,7 @@ controller is killed between writing a status and sending the news is not sent.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticctl.errors import ElasticctlError
 from elasticctl.spec import ElasticJob
 from elasticctl.status import JobStatus
 from elasticctl_controller.loop import Workload
@@ -21,6 +23,9 @@ from elasticctl_controller.notify.news import Item
 from elasticctl_controller.notify.outbox import Destination, Outbox
 
 WAITS_LONG_S = 900.0
+RETRY_S = 5.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -68,7 +73,13 @@ class Noticing:
         self._inner.subscribe(callback)
 
     def get_job(self, key: str) -> Mapping[str, Any] | None:
-        return self._inner.get_job(key)
+        """Return the job's manifest, or None when it is gone: then it no longer waits."""
+        manifest = self._inner.get_job(key)
+        if manifest is None:
+            with self._changed:
+                for uid in [uid for uid, wait in self._waits.items() if wait.key == key]:
+                    del self._waits[uid]
+        return manifest
 
     def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
         return self._inner.list_pods(job)
@@ -118,7 +129,17 @@ class Noticing:
                     continue
                 uid, wait = next((uid, wait) for uid, wait in self._waits.items() if wait.due == due)
                 wait.due = math.inf
-            self._say_that_it_waits(uid, wait)
+            try:
+                self._say_that_it_waits(uid, wait)
+            except ElasticctlError as e:
+                log.warning("job %s: whether it still waits cannot be read: %s; trying again", wait.key, e)
+                self._put_off(wait)
+            except Exception:  # the thread's edge: other jobs wait too
+                log.exception("job %s: that it waits could not be told", wait.key)
+
+    def _put_off(self, wait: _Wait) -> None:
+        with self._changed:
+            wait.due = time.monotonic() + RETRY_S
 
     def _say_that_it_waits(self, uid: str, wait: _Wait) -> None:
         job = ElasticJob.from_manifest(self._inner.get_job(wait.key) or {})

@@ -153,6 +153,8 @@ class Outbox:
                 self._on_trouble(item, message)
             except ElasticctlError as e:
                 log.info("job %s/%s: that could not be told: %s", item.namespace, item.job, e)
+            except Exception:  # or the lane would never send again
+                log.exception("job %s/%s: that could not be told", item.namespace, item.job)
 
     async def _deliver(self, destination: Destination, found: tuple[Item, ...], dropped: int) -> None:
         """Send one message, trying again; raises ElasticctlError when that is of no use."""

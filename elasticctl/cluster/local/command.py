@@ -109,7 +109,7 @@ def gpus_wanted(pod_spec: Mapping[str, Any]) -> int:
             container.get("resources", {}).get("limits", {}) if isinstance(container.get("resources"), dict) else {}
         )
         text = str(limits.get(GPU_RESOURCE, 0)) if isinstance(limits, dict) else "0"
-        wanted += int(text) if text.isascii() and text.isdigit() else 0
+        wanted += int(text[:20]) if text.isascii() and text.isdigit() else 0  # Python reads no thousands of digits
     return wanted
 
 

@@ -109,7 +109,8 @@ class Keeper:
                 delay_s = self._sync()
             except Exception:  # the edge of the loop: log, back off, look again
                 log.exception("looking after the workers failed; trying again in %.0f s", RETRY_S)
-                delay_s = RETRY_S
+                self._stopping.wait(RETRY_S)  # a worker that has ended, and was not seen to, would wake us at once
+                continue
             self._exits.wait(max(0.0, min(delay_s, 3600.0)))
 
     def _adopt(self) -> None:
@@ -133,6 +134,9 @@ class Keeper:
                 delays_s.append(self._sync_pod(pod, now))
             except (ElasticctlError, OSError) as e:
                 log.warning("pod %s: %s; trying again in %.0f s", pod["metadata"]["name"], e, RETRY_S)
+                delays_s.append(RETRY_S)
+            except Exception:  # the edge of one pod: the others are looked after all the same
+                log.exception("pod %s: looking after it failed", pod["metadata"]["name"])
                 delays_s.append(RETRY_S)
         for uid in self._store.abandoned():
             shutil.rmtree(self._paths.pod_dir(uid), ignore_errors=True)

@@ -14,9 +14,10 @@ import pytest
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl.codec import to_json
-from elasticctl.errors import ConflictError, ForbiddenError, NotFoundError
+from elasticctl.errors import ClusterError, ConflictError, ForbiddenError, NotFoundError
 from elasticctl.spec import ANNOTATION_NOTIFY, ElasticJob
 from elasticctl.status import JobStatus, Phase
+from elasticctl_controller.notify import noticing as noticing_module
 from elasticctl_controller.notify.kube_urls import of_cluster
 from elasticctl_controller.notify.news import Item
 from elasticctl_controller.notify.noticing import Noticing, told_as_events
@@ -123,6 +124,40 @@ def test_a_job_that_is_gone_waits_no_more(post: Post, gone: dict[str, Any] | Non
     place.manifest = gone
     wait_until(lambda: not made._waits)
     assert post.got == []
+    made.stop()
+
+
+def test_a_store_that_fails_for_a_while_ends_no_watch_over_who_waits(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noticing_module, "RETRY_S", 0.05)
+    errors: list[Exception] = [ClusterError("the disk is away"), KeyError("a bug")]
+
+    class Failing(Place):
+        def get_job(self, key: str) -> Mapping[str, Any] | None:
+            if errors:
+                raise errors.pop(0)
+            return super().get_job(key)
+
+    place = Failing()
+    made = noticing(place, post, 0.05)
+    made.write_status(a_job(notify="secret:slack"), JobStatus(message="waits for 2 GPUs"))
+    wait_until(lambda: len(errors) == 1)
+    wait_until(lambda: not errors)
+    made.write_status(a_job(notify="secret:slack", uid="another"), JobStatus(message="waits for 2 GPUs"))
+    wait_until(lambda: post.kinds == ["waits"])
+    made.stop()
+
+
+def test_a_job_that_is_deleted_after_its_wait_was_told_is_forgotten(post: Post) -> None:
+    place = Place()
+    made = noticing(place, post, 0.05)
+    made.write_status(a_job(notify="secret:slack"), JobStatus())
+    wait_until(lambda: post.kinds == ["waits"])
+    assert made._waits
+    place.manifest = None
+    assert made.get_job("default/digits") is None
+    assert not made._waits
     made.stop()
 
 

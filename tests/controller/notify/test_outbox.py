@@ -60,6 +60,20 @@ def office() -> Iterator[Offices]:
         assert not one.outbox._thread.is_alive()
 
 
+def test_trouble_that_cannot_be_told_ends_no_delivery(office: Offices, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(item: news.Item, message: str) -> None:
+        raise KeyError("a bug")
+
+    with serving(Hook()) as hook:
+        one = office()
+        one.outbox._on_trouble = broken
+        one.tell("before there is a URL")
+        wait_until(lambda: "that could not be told" in caplog.text)
+        one.urls["secret:slack"] = hook.url
+        one.tell("now")
+        wait_until(lambda: hook.texts)
+
+
 def test_news_is_delivered_in_order_and_gathered(office: Offices) -> None:
     with serving(Hook()) as hook:
         one = office(hook)
