@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,15 +26,22 @@ T = TypeVar("T")
 _MISSING = object()
 _Decoder = Callable[[Any], Any]
 _EXACT = 2**53  # whole numbers below this are floats too
+_LONGEST = 2**63  # what an API server keeps of a whole number
+_FIRST, _LAST = -62_135_596_800.0, 253_402_300_799.0  # the years 1 and 9999, which a date can hold
+_YEAR_S = 366 * 86_400.0
 
 
 def to_rfc3339(at: float) -> str:
-    """Format `at` (seconds since the epoch) as RFC 3339 in UTC with microseconds."""
+    """Format `at` (seconds since the epoch) as RFC 3339 in UTC with microseconds; beyond all dates, the nearest."""
+    at = min(max(_FIRST, at), _LAST)
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def from_rfc3339(text: object) -> Timestamp | None:
-    """Parse an RFC 3339 string; None for anything that is not one."""
+    """Parse an RFC 3339 string; None for anything that is not one.
+
+    So is the first year, which Go writes for no time at all, and the last: in another time zone they are no dates.
+    """
     if not isinstance(text, str):
         return None
     try:
@@ -41,9 +49,10 @@ def from_rfc3339(text: object) -> Timestamp | None:
     except ValueError:
         return None
     try:
-        return Timestamp((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp())
+        at = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
     except (OverflowError, OSError):
         return None
+    return Timestamp(at) if _FIRST + _YEAR_S <= at <= _LAST - _YEAR_S else None
 
 
 def camel(name: str) -> str:
@@ -157,19 +166,19 @@ def _mapping_decoder(decode: _Decoder) -> _Decoder:
 def _numbers(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     """A column of numbers, which may be long, without asking about each; a bool's type is its own."""
     if kind is int:
-        return tuple(value for value in values if type(value) is int)
+        return tuple(value for value in values if type(value) is int and -_LONGEST <= value < _LONGEST)
     return tuple(
-        float(value) for value in values if type(value) is float or (type(value) is int and abs(value) < _EXACT)
+        float(value)
+        for value in values
+        if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < _EXACT)
     )
 
 
 def _decode_scalar(hint: Any, value: Any) -> Any:
-    if hint is Any:
+    if hint is Any or (hint in (str, bool) and isinstance(value, hint)):
         return value
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if hint in (str, bool) and isinstance(value, hint):
-        return value
-    return _MISSING
+    if hint not in (int, float) or isinstance(value, bool):
+        return _MISSING
+    if isinstance(value, int) and -_LONGEST <= value < _LONGEST:
+        return hint(value)
+    return value if hint is float and isinstance(value, float) and math.isfinite(value) else _MISSING

@@ -5,6 +5,7 @@ Pure. Whoever looks at a job late sees its whole course all the same, from the f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -64,7 +65,9 @@ def _longer(column: tuple[float, ...], value: float | None) -> tuple[float, ...]
     """With one more value; a number that was not told this time is what it was."""
     if value is None:
         return (*column, column[-1]) if column else column
-    return (*column, float(f"{value:.5g}"))
+    rounded = float(f"{value:.5g}")
+    # The largest floats round up to infinity, which JSON cannot hold; scripts begin a best loss with them.
+    return (*column, rounded if math.isfinite(rounded) else value)
 
 
 def _least(at_s: tuple[float, ...]) -> int:

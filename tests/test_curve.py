@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,12 @@ def test_what_is_known_already_changes_nothing() -> None:
 
 def test_a_tenth_of_a_second_later_is_the_same_point() -> None:
     assert grown([(1.04, 12)], grown([(0, 0), (1, 10)])).step == (0, 12)
+
+
+def test_the_largest_numbers_stay_numbers() -> None:
+    curve = extended(Curve(), Timestamp(AT), 1, None, {"best": sys.float_info.max, "loss": 0.123456})
+    assert curve.metrics == {"best": (sys.float_info.max,), "loss": (0.12346,)}
+    json.dumps(to_json(curve), allow_nan=False)
 
 
 def test_a_long_run_is_spread_evenly() -> None:

@@ -6,6 +6,7 @@ known is forgotten here, and nothing is added up twice.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -18,6 +19,8 @@ from elasticctl.status import CheckpointStatus, Generation, Interruption, JobSta
 from elasticctl_controller.actions import Observed
 
 MAX_GENERATIONS = 20
+MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
+"""Of workers, in all generations that are kept: a status has to fit an object, and a group may have 2,000."""
 
 T = TypeVar("T", Generation, Progress, CheckpointStatus)
 
@@ -30,7 +33,7 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
     progress = _progress(status.progress, observed.progress)
     return replace(
         status,
-        generations=generations[-MAX_GENERATIONS:],
+        generations=_newest(generations),
         generation=max((item.generation for item in generations), default=status.generation),
         steps_redone=status.steps_redone + sum(redone),
         progress=progress,
@@ -89,6 +92,13 @@ def _merge(stored: Sequence[Generation], seen: Sequence[Generation], newest: int
         elif item.generation > newest:
             merged[item.generation] = item
     return tuple(merged[number] for number in sorted(merged))
+
+
+def _newest(generations: Sequence[Generation]) -> tuple[Generation, ...]:
+    """The last ones, as many as may be kept: fewer of a large group."""
+    names = list(itertools.accumulate(len(item.workers) for item in reversed(generations)))
+    fitting = sum(count <= MAX_NAMES for count in names[:MAX_GENERATIONS])
+    return tuple(generations[-max(LEAST_GENERATIONS, fitting) :])
 
 
 def _overlay(known: Generation, seen: Generation) -> Generation:

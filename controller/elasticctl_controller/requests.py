@@ -1,23 +1,22 @@
 """What the rendezvous service accepts: requests checked field by field, and the reports of ranks.
 
 Everything here comes from a worker, which is the user's code: sizes and ranges are bounded, and garbage is refused with
-a 4xx (`Refused`) or, within a batch of reports, passed over.
+a 4xx (`Refused`) or, within a batch of reports, passed over. What an API server could not store (a NaN, a number beyond
+64 bits, half a character) would keep the job's status from ever being written again.
 """
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 
-from elasticctl.codec import from_json
 from elasticctl.status import Progress
-from elasticctl_controller.membership import Group, Member, World
+from elasticctl_controller.membership import MAX_METRICS, Group, Member, World
 
 MAX_TEXT = 512
-MAX_METRICS = 64
 MAX_MEMBERS = 10_000
 BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
@@ -68,7 +67,7 @@ def read_text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
         raise Refused(400, f"{name}: text of 1 to {MAX_TEXT} characters is expected")
-    return value
+    return _clean(value)
 
 
 def read_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
@@ -103,22 +102,16 @@ def read_world(body: Mapping[str, Any], uid: str, generation: int) -> World:
 
 def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     """Take over one report of a rank; True when the job's status should show it. Garbage is passed over."""
-    kind, generation, step = message.get("kind"), message.get("generation"), message.get("step")
-    if not isinstance(generation, int) or not isinstance(step, int) or not 0 <= step < MAX_STEP:
+    kind, generation, step = message.get("kind"), _whole(message.get("generation")), _whole(message.get("step"))
+    if generation is None or step is None:
         return False
     if kind == "progress":
         group.note_step(generation, _progress(message), now)
     elif kind == "resumed":
         group.note_resumed(generation, step)
     elif kind == "committed":
-        size, duration = message.get("size_bytes"), message.get("duration_s")
-        group.note_commit(
-            step,
-            str(message.get("url", ""))[:MAX_TEXT],
-            size if isinstance(size, int) else 0,
-            float(duration) if isinstance(duration, int | float) else 0.0,
-            now,
-        )
+        url, size_bytes = _clean(str(message.get("url", ""))[:MAX_TEXT]), _whole(message.get("size_bytes")) or 0
+        group.note_commit(step, url, size_bytes, _finite(message.get("duration_s")) or 0.0, now)
     else:
         return False
     return True
@@ -127,12 +120,29 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
 def _progress(message: Mapping[str, Any]) -> Progress:
     metrics = message.get("metrics")
     numbers = metrics if isinstance(metrics, Mapping) else {}
-    finite = {
-        str(name)[:64]: float(value)
-        for name, value in list(numbers.items())[:MAX_METRICS]
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
-    camel = {"totalSteps": message.get("total_steps"), "totalEpochs": message.get("total_epochs")}
-    rate = {"samplesPerS": message.get("samples_per_s")}
-    plain = {"step": message.get("step"), "epoch": message.get("epoch"), "metrics": finite}
-    return from_json(Progress, {**plain, **camel, **rate})
+    finite = {_clean(str(name)[:64]): _finite(value) for name, value in list(numbers.items())[:MAX_METRICS]}
+    return Progress(
+        step=_whole(message.get("step")),
+        total_steps=_whole(message.get("total_steps")),
+        epoch=_whole(message.get("epoch")),
+        total_epochs=_whole(message.get("total_epochs")),
+        samples_per_s=_finite(message.get("samples_per_s")),
+        metrics={name: value for name, value in finite.items() if value is not None},
+    )
+
+
+def _whole(value: object) -> int | None:
+    """A count that every reader of JSON takes for the same; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_STEP else None
+
+
+def _finite(value: object) -> float | None:
+    """A number that JSON can hold; None for anything else. A Python integer may be too large for a float."""
+    if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
+        return None
+    return float(value)
+
+
+def _clean(text: str) -> str:
+    """Without what UTF-8 cannot hold: halves of characters, as undecodable bytes of a log become."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 
 from elasticctl.codec import Timestamp, from_json, to_json
 from elasticctl.curve import Curve
-from elasticctl.status import Cause, CheckpointStatus, Generation, Interruption, JobStatus, Progress, Scaling
+from elasticctl.status import (
+    Cause,
+    CheckpointStatus,
+    Generation,
+    Interruption,
+    JobStatus,
+    Progress,
+    Scaling,
+    WorkerStatus,
+)
 from elasticctl_controller.actions import Observed
 from elasticctl_controller.ledger import MAX_GENERATIONS, fold_reports, only_progress_changed, settle, steps_redone
 from tests.controller.samples import NOW, a_generation, a_pod, a_running_job, a_step
@@ -153,6 +163,27 @@ def test_only_progress_is_told_from_everything_else():
     assert not only_progress_changed(status, status)
     assert not only_progress_changed(status, fold(status, generations=(FIRST, SECOND)))
     assert not only_progress_changed(status, replace(further, failures=1))
+
+
+def test_the_history_of_the_largest_job_fits_an_object():
+    name = "a" * 51
+    workers = tuple(f"{name}-worker-{index}" for index in range(2000))
+    past = tuple(replace(FIRST, generation=n, workers=workers) for n in range(1, 41))
+    status = JobStatus()
+    for last in range(1, 41):
+        status = fold(status, generations=past[max(0, last - 20) : last])
+    assert [item.generation for item in status.generations] == [36, 37, 38, 39, 40]
+    node = "ip-10-100-200-100.eu-central-1.compute.internal"
+    uid = "0123456789abcdef0123456789abcdef0123"
+    roster = tuple(
+        WorkerStatus(name, uid, index, "Running", node, Timestamp(NOW + 0.5)) for index, name in enumerate(workers)
+    )
+    assert len(json.dumps(to_json(replace(status, workers=roster)))) < 1_400_000
+
+
+def test_a_small_group_keeps_all_of_its_history():
+    past = tuple(replace(FIRST, generation=n) for n in range(1, 41))
+    assert len(fold(JobStatus(), generations=past).generations) == MAX_GENERATIONS
 
 
 steps = st.none() | st.integers(0, 100)
