@@ -23,6 +23,7 @@ SPOT, ON_DEMAND = "spot", "onDemand"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _RANKS = "--nproc-per-node"
+_MOST = 1_000_000  # GPUs or ranks of a worker: more means nothing, and is reckoned with all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +129,7 @@ def _end_of_ours(words: list[str]) -> int:
 
 def _number(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
-        return max(value, 0)
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else None
+        return min(max(value, 0), _MOST)
+    if not (isinstance(value, str) and value.isascii() and value.isdigit()):
+        return None
+    return min(int(value), _MOST) if len(value) < 20 else _MOST  # Python refuses to read thousands of digits

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 _SHOWN_CHARS = 60
+_FOR_EVER_S = 1e12
+"""Longer than anything: what is reckoned from odd numbers may be infinite, or none."""
 
 
 def shown(value: Any) -> str:
@@ -63,7 +65,7 @@ def span(seconds: float) -> str:
     """Seconds as a person says them: 0.4s, 12s, 3m40s, 2h05m, 3d4h."""
     if seconds < 10:
         return f"{max(seconds, 0):.1f}s"
-    whole = round(seconds)
+    whole = round(min(_FOR_EVER_S, seconds))
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:

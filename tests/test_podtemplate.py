@@ -49,8 +49,13 @@ def test_odd_limits_are_no_gpus(limit: Any) -> None:
     assert read({"resources": {"limits": {"nvidia.com/gpu": limit}}}).gpus_per_worker == 0
 
 
+@pytest.mark.parametrize("limit", ["9" * 5000, 10**400, "9999999"])
+def test_a_limit_beyond_all_nodes_is_a_large_number(limit: Any) -> None:
+    assert read({"resources": {"limits": {"nvidia.com/gpu": limit}}}).gpus_per_worker == 1_000_000
+
+
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.sampled_from(["9" * 5000, 10**400]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["spec", "containers", "env", "name", "nodeSelector", "affinity"]), inner)

@@ -122,7 +122,7 @@ def _enter(policy: Policy, status: JobStatus, end: End) -> JobStatus:
 
 def _pause(policy: Policy, backoff: Backoff, end: End) -> Backoff:
     """Lengthen the pause once a round: workers that were alive before the last pause ended belong to its round."""
-    row = backoff.failures
+    row = min(backoff.failures, MAX_ROW)
     if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
         row = 1
     elif backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S:

@@ -167,4 +167,4 @@ def _number(value: Any) -> int:
     """A quantity of an extended resource, which is whole."""
     if isinstance(value, int) and not isinstance(value, bool):
         return max(0, value)
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else 0
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else 0

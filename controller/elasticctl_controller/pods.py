@@ -156,7 +156,7 @@ def _token_volume(job: ElasticJob) -> Manifest:
 
 def _with_named(ours: list[Manifest], theirs: object) -> list[Any]:
     """Ours, then theirs but for entries of the same names. First, so that theirs may refer to them."""
-    names = {item["name"] for item in ours}
+    names = [item["name"] for item in ours]  # no set: a name of theirs may be anything, and not hashable
     return [*ours, *(item for item in _sequence(theirs) if _mapping(item).get("name") not in names)]
 
 

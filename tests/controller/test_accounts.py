@@ -9,7 +9,7 @@ import pytest
 
 from elasticctl.codec import Timestamp
 from elasticctl.spec import PodPhase, Policy, RestartPolicy
-from elasticctl.status import Phase
+from elasticctl.status import Backoff, Phase
 from tests.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, told
 
 
@@ -34,6 +34,13 @@ def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_a_long_life():
         pauses.append(job.status.backoff.until - now)
         now = job.status.backoff.until
     assert pauses == [2, 4, 7, 7, 2]
+
+
+def test_a_row_of_failures_beyond_all_counting_pauses_for_the_longest_time():
+    status = replace(a_running_job().status, backoff=Backoff(failures=10**6, until=Timestamp(NOW + 1)))
+    job = replace(a_running_job(backoff_limit=100), status=status)
+    job, _ = a_step(job, [a_pod(0), an_end(1, 1, message=told("application")), a_pod(2)])
+    assert job.status.backoff.until == NOW + 60
 
 
 def test_workers_that_fail_together_lengthen_the_pause_once():

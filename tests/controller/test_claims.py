@@ -25,6 +25,7 @@ from elasticctl_controller.claims import (
     projects_of,
 )
 from elasticctl_controller.phases import FINISHING
+from elasticctl_controller.sharing.decide import decide
 from elasticctl_controller.sharing.model import Node, Pool, Project, Worker
 from tests.controller.samples import NOW, a_job
 
@@ -157,6 +158,13 @@ def test_what_other_pods_hold_is_not_there_to_be_shared_nor_still_to_come() -> N
         Pool(CPU, (Node("node-0", 2),), "CPU slot"),
         Pool(GPU, (Node("node-0", 0), Node("node-1", 4), Node(TO_COME, 1))),
     )
+
+
+def test_a_number_that_cannot_be_meant_does_not_end_the_sharing_of_all() -> None:
+    job = a_job(template=template(gpus="9" * 5000))  # type: ignore[arg-type]
+    pools = pools_of([node("a", "9" * 5000), node("b", 4)], [job], (), {})  # type: ignore[arg-type]
+    claim = claim_of(job, pool_of(job, {GPU}), Remembered(0, NOW))
+    assert decide(pools, (), (claim,), NOW).grants[job.key].workers == 0
 
 
 def affinity(label: str, *values: str) -> dict[str, Any]:

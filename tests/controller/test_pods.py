@@ -163,6 +163,14 @@ def test_the_service_is_headless_and_selects_one_worker():
     assert service["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
 
 
+def test_names_that_are_none_are_handed_on():
+    container = {"name": "elasticjob-worker", "env": [{"name": ["a"]}], "volumeMounts": [{"name": {"b": 1}}]}
+    template = {"spec": {"containers": [container], "volumes": [{"name": ["c"]}]}}
+    spec = build_pod(a_job(template=template), 0, ENDPOINT)["spec"]
+    assert spec["volumes"][1:] == template["spec"]["volumes"]
+    assert spec["containers"][0]["env"][-1] == {"name": ["a"]}
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from elasticctl.codec import Timestamp, from_json, to_json
 from elasticctl.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, RestartPolicy, WorkerRef, worker_name
-from elasticctl.status import JobStatus
+from elasticctl.status import Generation, JobStatus, Share
 from elasticctl_controller.actions import DeleteWorker, Observed
 from elasticctl_controller.reconcile import reconcile
-from tests.controller.samples import JOB_UID, NOW, a_job, a_pod, a_step, deleted, stored, told
+from tests.anything import shaped
+from tests.controller.samples import JOB_UID, NOW, a_job, a_pod, a_step, an_end, deleted, stored, told
 from tests.controller.world import check_decision
 
 times = st.none() | st.integers(-200, 10).map(lambda s: Timestamp(NOW + s))
@@ -163,3 +165,20 @@ def test_objects_of_any_content_do_not_raise(spec, status, pod):
         decision = reconcile(job, observed, NOW)
         assert from_json(JobStatus, to_json(decision.status)) is not None
         job = stored(job, decision.status)
+
+
+@settings(max_examples=200, deadline=None)
+@given(status=shaped(JobStatus), suspend=st.booleans(), share=st.none() | st.integers(0, 3))
+def test_a_status_of_any_content_can_be_gone_on_from(status, suspend, share):
+    spec = {"maxReplicas": 4, "suspend": suspend, "activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 60}
+    spec |= {"replicaSpecs": {"Worker": {"replicas": 3}}}
+    manifest = {"metadata": {"name": "digits", "uid": JOB_UID}, "spec": spec, "status": status}
+    job = ElasticJob.from_manifest(manifest)
+    pods = (a_pod(0), an_end(1, 1, message=told("application")), an_end(2, 137, reason="OOMKilled"))
+    given_ = None if share is None else Share(share, message="shared")
+    newer = Generation(job.status.generation + 1, ("digits-worker-0",), formed_at=Timestamp(NOW))
+    for _ in range(3):
+        decision = reconcile(job, Observed(pods, share=given_, generations=(newer,)), NOW)
+        written = json.loads(json.dumps(to_json(decision.status), allow_nan=False))
+        job = replace(job, status=from_json(JobStatus, written))
+        assert decision.requeue_s is None or decision.requeue_s >= 0

@@ -15,6 +15,7 @@ import pytest
 
 from elasticctl.cluster.kube import connection as module
 from elasticctl.cluster.kube.connection import Connection, connect, resource_path
+from elasticctl.cluster.kube.refusals import refusal
 from elasticctl.errors import (
     BusyError,
     ClusterError,
@@ -78,6 +79,15 @@ def test_a_refusal_tells_when_to_come_back(api: FakeApi, connection: Connection)
         with pytest.raises(BusyError) as error:
             connection.request("GET", PODS)
         assert error.value.retry_after_s == wanted
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"details": {"causes": 5}}', b'{"details": {"causes": [5, {"field": [1]}]}}', b"\xff", b"null"],
+)
+def test_a_refusal_of_any_content_is_an_error_of_ours(body: bytes) -> None:
+    for status in (400, 401, 403, 404, 409, 410, 422, 429, 500):
+        assert isinstance(refusal(status, body, {}, "GET /x"), ElasticctlError)
 
 
 def test_an_invalid_object_is_refused_by_field(api: FakeApi, connection: Connection) -> None:

@@ -58,7 +58,7 @@ def _forbidden(message: str, request: str) -> str:
 def _first_field(answer: Mapping[str, Any]) -> str:
     details = answer.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None
-    fields = [cause.get("field") for cause in causes or () if isinstance(cause, dict)]
+    fields = [cause.get("field") for cause in causes if isinstance(cause, dict)] if isinstance(causes, list) else []
     return next((field for field in fields if isinstance(field, str)), "")
 
 
@@ -69,6 +69,6 @@ def _seconds(text: str | None) -> float | None:
 def _decoded(body: bytes) -> Mapping[str, Any]:
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}

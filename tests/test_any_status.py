@@ -1,0 +1,81 @@
+"""Whatever an object holds, what is said of it can be said: for a person, for programs, on the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.cli.listing import Shape, job_table
+from elasticctl.cli.output import tabbed
+from elasticctl.cli.portrait import drawn, portrait
+from elasticctl.cli.totals import totals_lines
+from elasticctl.cli.views import failure_lines, history_table, status_table
+from elasticctl.dashboard.facts import details
+from elasticctl.diagnosis import Case, diagnose
+from elasticctl.goodput import goodput
+from elasticctl.pace import left_s, share_done, steps_per_s
+from elasticctl.simulation.evidence import evidence_of
+from elasticctl.spec import ElasticJob
+from elasticctl.status import JobStatus
+from elasticctl.timeline import timeline
+from elasticctl.wording import span
+from tests.anything import JSON, shaped
+
+NOW = 1_700_000_000.0
+SPECS = st.fixed_dictionaries(
+    {},
+    optional={
+        "minReplicas": JSON,
+        "maxReplicas": JSON,
+        "backoffLimit": JSON,
+        "activeDeadlineSeconds": JSON,
+        "policy": JSON,
+        "sharing": JSON,
+        "replicaSpecs": st.fixed_dictionaries(
+            {"Worker": st.dictionaries(st.sampled_from(["replicas", "template"]), JSON)}
+        ),
+    },
+)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 1e300])
+def test_a_time_without_end_is_a_long_one(seconds: float) -> None:
+    assert span(seconds) == "11574074d1h"
+
+
+@given(shaped(JobStatus), SPECS, st.lists(JSON, max_size=3))
+@settings(deadline=None, max_examples=150)
+def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any], pods: list[Any]) -> None:
+    manifest = {"metadata": {"name": "digits", "uid": "u"}, "spec": spec, "status": status}
+    job = ElasticJob.from_manifest(manifest)
+    case = Case(job, tuple(pods), NOW)
+    findings = diagnose(case)
+    assert findings
+    assert all(isinstance(line, str) for line in drawn(portrait(case, findings), 80))
+    for table in (
+        job_table([manifest], NOW, Shape(wide=True)),
+        status_table(manifest, pods, NOW),
+        history_table(job),
+    ):
+        assert tabbed(table) is not None
+    assert all(isinstance(line, str) for line in (*totals_lines(job, NOW), *failure_lines(job.status)))
+    assert json.dumps(details(job, pods, NOW))
+
+
+@given(shaped(JobStatus))
+@settings(deadline=None, max_examples=150)
+def test_any_status_can_be_reckoned_with(status: dict[str, Any]) -> None:
+    job = ElasticJob.from_manifest({"metadata": {"name": "digits"}, "status": status})
+    entries = timeline(job)
+    assert entries == sorted(entries, key=lambda entry: entry.at)
+    part = goodput(job.status, NOW)
+    assert part is None or 0.0 <= part.share <= 1.0
+    share = share_done(job.status)
+    assert share is None or 0.0 <= share <= 1.0
+    assert all(found is None or found >= 0.0 for found in (left_s(job.status), steps_per_s(job.status)))
+    assert evidence_of(job, NOW).gpus_per_node >= 1
