@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from elasticctl import config
+from elasticctl.config import Config, Context
+from elasticctl.spec import API_VERSION, PLURAL
+from tests.jobs import shell_job
+from tests.kube_client.fakeapi import FakeApi
+
+ROOT = Path(__file__).parents[1]
 HEAVY = {
     "torch",
     "kubernetes",
@@ -28,14 +38,13 @@ PROBE = """
 import sys
 from elasticctl.cli.main import main
 code = main(sys.argv[1:])
-loaded = {name.partition(".")[0] for name in sys.modules}
-print("LOADED", *sorted(loaded), file=sys.stderr)
+print("LOADED", *sorted(sys.modules), file=sys.stderr)
 raise SystemExit(code)
 """
 
 
 def loaded_by(args: list[str], home: Path, **environ: str) -> set[str]:
-    """The top-level modules that a command line has imported when it ends."""
+    """The modules that a command line has imported when it ends."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE, *args],
         env={**os.environ, "ELASTICCTL_HOME": str(home), **environ},
@@ -100,3 +109,56 @@ def test_the_laptop_needs_no_torch_to_make_a_manifest(tmp_path: Path) -> None:
     script.touch()
     loaded = loaded_by(["submit", str(script), "--workers", "2", "--dry-run"], tmp_path)
     assert not loaded & {"torch", "kubernetes", "boto3", "google", "aiohttp", "numpy"}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An API server with a job that trains; yields what has the command line ask it."""
+    server = FakeApi()
+    job = shell_job("digits", "true") | {"status": {"phase": "Running"}}
+    server.put(f"/apis/{API_VERSION}/namespaces/default/{PLURAL}/digits", job)
+    content = {
+        "current-context": "lab",
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "me"}}],
+        "clusters": [{"name": "lab", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {"token": "t"}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(content))
+    config.save(Config("lab", (Context("local", "local"), Context("lab", "kubernetes"))), tmp_path / "config.yaml")
+    yield {"KUBECONFIG": str(tmp_path / "kubeconfig")}
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("args", "needless"),
+    [
+        (["list"], {"elasticctl.diagnosis", "elasticctl.prices"}),
+        (["list", "-o", "json"], {"elasticctl.cost", "elasticctl.podtemplate"}),
+        (["status", "digits"], {"elasticctl.prices"}),
+    ],
+)
+def test_a_cluster_is_asked_with_little(
+    args: list[str], needless: set[str], lab: dict[str, str], tmp_path: Path
+) -> None:
+    """Nothing of logs, watches, quotas and proxies; and of what a job costs, and why it waits, where that is said."""
+    cluster = {f"elasticctl.cluster.{name}" for name in ("kube.logs", "kube.reflector", "storedlogs")}
+    loaded = loaded_by(args, tmp_path, **lab)
+    assert "elasticctl.cluster.kube.connection" in loaded
+    assert not loaded & (HEAVY - {"yaml"})
+    assert not loaded & (cluster | {"elasticctl.quota", "elasticctl.timeline", "urllib.request"} | needless)
+
+
+def test_no_time_is_spent_on_garbage(tmp_path: Path) -> None:
+    """The script begins where `python -m` does, and that puts the search for garbage off."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["elasticctl"] == "elasticctl.cli.__main__:run"
+    probe = "import gc, sys; seen = []; gc.callbacks.append(lambda phase, _: seen.append(phase)); "
+    probe += "from elasticctl.cli.__main__ import run; code = run(); print(seen.count('start')); sys.exit(code)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe, "list", "--help"],
+        env={**os.environ, "ELASTICCTL_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout.splitlines()[-1]) <= 1  # before it has begun
