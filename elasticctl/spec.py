@@ -43,8 +43,13 @@ ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
 """Which search for capacity made the job: no other may take it back."""
 ANNOTATION_PREEMPTED = f"{GROUP}/preempted"
 """On a pod that `preempt` is about to delete: it ends as one does whose machine is taken back."""
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+ANNOTATION_ADMITTED = f"{GROUP}/admitted"
+"""The uid of the Workload by whose admission the controller started the job."""
+KUEUE = "kueue.x-k8s.io"
+QUEUE_LABEL = f"{KUEUE}/queue-name"
 """On a job that Kueue admits: the built-in sharing leaves it alone."""
+PRIORITY_CLASS_LABEL = f"{KUEUE}/priority-class"
+"""On such a job: its rank there."""
 
 DEFAULT_BACKOFF_LIMIT = 3
 MAX_WORKERS = 2_000  # the roster of all workers has to fit an object of the API server (1.5 MB)
@@ -172,7 +177,9 @@ class ElasticJob:
 
     Built leniently: out-of-range numbers are clamped, so `0 <= min <= desired <= max <= MAX_WORKERS` always holds.
     `desired` is how many workers the job would have at best; of a job of automatic size, as many as it may.
-    `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `queue` is Kueue's, if it is to admit the job.
+    `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `queue` is Kueue's, if it is to admit the job;
+    `priority_class` is its rank there, and `admitted` the Workload that it was started by. `held`, which no object has,
+    says why the job is kept suspended though its owner wants it to run.
     """
 
     name: str = ""
@@ -198,8 +205,12 @@ class ElasticJob:
     policy: Policy = Policy()
     sharing: Sharing = Sharing()
     queue: str = ""
+    priority_class: str = ""
+    admitted: str = ""
+    held: str = ""
     template: Mapping[str, Any] = field(default_factory=dict)
     scaled_by: str = ""
+    moving_to: str = ""
     moved_to: str = ""
     notify: str = ""
     status: JobStatus = JobStatus()
@@ -247,8 +258,11 @@ class ElasticJob:
             policy=_policy(_mapping(spec.get("policy"))),
             sharing=replace(sharing, priority=min(max(sharing.priority, -MAX_PRIORITY), MAX_PRIORITY)),
             queue=_text(_mapping(meta.get("labels")).get(QUEUE_LABEL)),
+            priority_class=_text(_mapping(meta.get("labels")).get(PRIORITY_CLASS_LABEL)),
+            admitted=_text(_mapping(meta.get("annotations")).get(ANNOTATION_ADMITTED)),
             template=_mapping(worker.get("template")),
             scaled_by=_text(_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
+            moving_to=_text(_mapping(meta.get("annotations")).get(ANNOTATION_MOVING_TO)),
             moved_to=_text(_mapping(meta.get("annotations")).get(ANNOTATION_MOVED_TO)),
             notify=_text(_mapping(meta.get("annotations")).get(ANNOTATION_NOTIFY)),
             status=from_json(JobStatus, manifest.get("status")),

@@ -16,7 +16,7 @@ def build_group_service(job: ElasticJob) -> Manifest:
 
     One for them all: an API server takes some hundred requests a second, and a large job should wait for pods alone.
     """
-    metadata = _metadata(job, group_name(job))
+    metadata = owned(job, group_name(job))
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless(_labels(job))}
 
 
@@ -25,7 +25,7 @@ def build_token_secret(job: ElasticJob, token: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, token_secret_name(job)),
+        "metadata": owned(job, token_secret_name(job)),
         "type": "Opaque",
         "stringData": {TOKEN_KEY: token},
     }
@@ -37,7 +37,7 @@ def build_pod_group(job: ElasticJob) -> Manifest:
     return {
         "apiVersion": api[job.sharing.pod_group or PodGroups.VOLCANO],
         "kind": "PodGroup",
-        "metadata": _metadata(job, job.name),
+        "metadata": owned(job, job.name),
         "spec": {"minMember": max(1, job.min)},
     }
 
@@ -50,7 +50,7 @@ def build_budget(job: ElasticJob) -> Manifest:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _metadata(job, f"{job.name}-workers"),
+        "metadata": owned(job, f"{job.name}-workers"),
         "spec": {
             "minAvailable": max(0, min(job.min, job.desired - 1)),
             "selector": {"matchLabels": _labels(job)},
@@ -58,7 +58,8 @@ def build_budget(job: ElasticJob) -> Manifest:
     }
 
 
-def _metadata(job: ElasticJob, name: str) -> Manifest:
+def owned(job: ElasticJob, name: str) -> Manifest:
+    """The metadata of an object that the cluster removes with the job."""
     return {
         "name": name,
         "namespace": job.namespace,

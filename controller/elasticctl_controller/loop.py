@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from elasticctl.errors import ConflictError, ElasticctlError
 from elasticctl.spec import ElasticJob, Pod, PodPhase
 from elasticctl.status import JobStatus
 from elasticctl_controller.actions import Allotment, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.kueue.model import Turn
 from elasticctl_controller.ledger import only_progress_changed
 from elasticctl_controller.pods import build_pod, prefer_node
 from elasticctl_controller.reconcile import reconcile
@@ -100,11 +101,29 @@ class Rendezvous(Protocol):
         """Forget a job that is gone."""
 
 
+class Queueing(Protocol):
+    """The loop's side of `elasticctl_controller.kueue.desk.Desk`: who else has to admit jobs; thread-safe."""
+
+    def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> Turn:
+        """Return the job as it may be now; raises what keeps that from being known."""
+
+    def carry_out(self, turn: Turn, job: ElasticJob) -> None:
+        """Tell who admits it what has become of the job, or the job what was decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Who has a say in how many workers a job has: sharing, by its allotments, and the queue that a job names."""
+
+    allotment: Callable[[ElasticJob], Allotment | None] = lambda job: None
+    queueing: Queueing | None = None
+
+
 class Controller:
     """Keeps the jobs of one `Workload` going; `rendezvous` None: jobs bring their own.
 
     `on_pass(seconds, outcome)` hears of each pass: "ok", "conflict" or "error". With several `threads` that many jobs
-    are worked on at once; one job never is. `allotment` says what sharing lets a job have, if it has a say.
+    are worked on at once; one job never is.
     """
 
     def __init__(
@@ -115,9 +134,9 @@ class Controller:
         queue: WorkQueue | None = None,
         on_pass: Callable[[float, str], None] = lambda seconds, outcome: None,
         threads: int = 1,
-        allotment: Callable[[ElasticJob], Allotment | None] = lambda job: None,
+        scheduling: Scheduling | None = None,
     ) -> None:
-        self._allotment = allotment
+        self._scheduling = scheduling or Scheduling()
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
         self._queue, self._on_pass = queue or WorkQueue(), on_pass
         self._written_at: dict[str, float] = {}
@@ -189,18 +208,37 @@ class Controller:
             return
         job = ElasticJob.from_manifest(manifest)
         observed = self._observe(job)
+        turn = self._turn(job, observed)
+        job = turn.job
         decision = reconcile(job, observed, self._clock())
         self._write(job, decision)
         self._gather(job, observed, decision.status)
         for event in decision.events:
             self._workload.record_event(job, event.type, event.reason, event.message)
         self._act(job, decision)
-        if decision.requeue_s is not None:
-            self._queue.add_after(key, decision.requeue_s)
+        self._carry_out(turn, replace(job, status=decision.status))
+        for wait_s in (decision.requeue_s, turn.again_s):
+            if wait_s is not None:
+                self._queue.add_after(key, wait_s)
+
+    def _turn(self, job: ElasticJob, observed: Observed) -> Turn:
+        queueing = self._scheduling.queueing
+        return Turn(job) if queueing is None or not job.queue or job.deleting else queueing.turn(job, observed.pods)
+
+    def _carry_out(self, turn: Turn, job: ElasticJob) -> None:
+        if self._scheduling.queueing is None or turn.step is None:
+            return
+        try:
+            self._scheduling.queueing.carry_out(turn, job)
+        except ConflictError:
+            raise  # somebody was faster: there is another look
+        except ElasticctlError as e:
+            self._workload.record_event(job, "Warning", "FailedQueueing", str(e))
+            raise
 
     def _observe(self, job: ElasticJob) -> Observed:
         pods = tuple(Pod.from_manifest(pod) for pod in self._workload.list_pods(job))
-        given = self._allotment(job)
+        given = self._scheduling.allotment(job)
         observed = Observed(
             pods=pods,
             lost_nodes=self._workload.lost_nodes(),

@@ -25,6 +25,7 @@ import elasticctl
 from elasticctl.cluster.kube.belongings import Belongings, Makers
 from elasticctl.cluster.kube.connection import Connection, connect, in_cluster
 from elasticctl.cluster.kube.floor import KubeFloor
+from elasticctl.cluster.kube.kueue import KueueObjects
 from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
 from elasticctl.cluster.kube.reflector import Reflector
 from elasticctl.cluster.kube.workload import KubeWorkload, Settings
@@ -37,8 +38,9 @@ from elasticctl_controller.companions import build_budget, build_group_service, 
 from elasticctl_controller.election import Candidate, Election
 from elasticctl_controller.flags import Flags, parse
 from elasticctl_controller.hardening import harden
+from elasticctl_controller.kueue.desk import Desk
 from elasticctl_controller.leadership import LeaderLabel
-from elasticctl_controller.loop import Controller
+from elasticctl_controller.loop import Controller, Scheduling
 from elasticctl_controller.metrics import Metrics
 from elasticctl_controller.notify.kube_urls import of_cluster
 from elasticctl_controller.notify.noticing import Noticing, told_as_events
@@ -56,7 +58,7 @@ SYNC_POLL_S = 0.05
 LOOPS = 4
 """Jobs that are worked on at once: a pass mostly waits for the API server."""
 CONNECTIONS = 32
-"""The loop makes 16 requests at a time; three watches, the events and the lease come on top."""
+"""The loop makes 16 requests at a time; three to seven watches, the events and the lease come on top."""
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +89,14 @@ class Manager:
         if self._floor is not None:
             terms = Terms(True, Rules(), flags.capacity)
             self._arbiter = Arbiter(self._floor, lambda: terms, lambda key: self._controller.look_at(key))
+        self._kueue = KueueObjects(api, lambda key: self._controller.look_at(key))
         self._controller = Controller(
             self._noticing,
             self._rendezvous,
             queue=self._queue,
             on_pass=self._metrics.note_pass,
             threads=LOOPS,
-            allotment=self._arbiter.allotment if self._arbiter is not None else lambda job: None,
+            scheduling=self._scheduling(),
         )
         self._label = LeaderLabel(api, flags.leader_election_namespace, self._host) if in_cluster() else None
         self._metrics.watch(self._workload.jobs.items, self._queue.__len__, self._election.holds)
@@ -148,6 +151,7 @@ class Manager:
             if self._arbiter is not None:
                 self._arbiter.stop()
             self._controller.stop()
+        self._kueue.stop()
         self._noticing.stop()
         self._outbox.stop()
         if self._floor is not None:
@@ -157,6 +161,10 @@ class Manager:
             self._label.remove()
         self._election.stop()
         self._connection.close()
+
+    def _scheduling(self) -> Scheduling:
+        desk = Desk(self._kueue, self._workload.patch_job)
+        return Scheduling(queueing=desk) if self._arbiter is None else Scheduling(self._arbiter.allotment, desk)
 
     def _reflectors(self) -> list[Reflector]:
         more = self._floor.reflectors if self._floor is not None else ()
@@ -194,7 +202,8 @@ class Manager:
     async def _healthz(self, _: web.Request) -> web.Response:
         """Whether all threads live: a cluster that is away for a while is no reason to be started again."""
         parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
-        parts |= {"watches": all(reflector.alive for reflector in self._reflectors())}
+        watches = [*self._reflectors(), *self._kueue.reflectors]
+        parts |= {"watches": all(reflector.alive for reflector in watches)}
         parts |= {"nodes": self._workload.alive}
         parts |= {"sharing": self._arbiter is None or self._arbiter.alive or not self._acting}
         dead = [name for name, alive in parts.items() if not alive]

@@ -13,6 +13,7 @@ from elasticctl_controller.roster import Crew, completed_at, is_active
 
 FINISHING = "Finishing"
 QUEUED = "Queued"
+NOT_ADMITTED = "NotAdmitted"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
@@ -29,7 +30,8 @@ def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standin
     """Decide the phase of a job that has not ended yet; `status` holds the accounts of this pass.
 
     In this order: the user's cancel, success (a completed worker means that training is done), a spent budget, the
-    deadline, suspension, having to wait for one's share, and else how many workers run.
+    deadline, suspension (until it is admitted, or by its owner), having to wait for one's share, and else how many
+    workers run.
     """
     if job.cancel:
         return Standing(Phase.CANCELLED, "Cancelled", "cancelled on request")
@@ -42,6 +44,8 @@ def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standin
     deadline = deadline_at(job, status)
     if deadline is not None and now >= deadline:
         return Standing(Phase.FAILED, DEADLINE_EXCEEDED, f"active for longer than {job.deadline_s:g} s")
+    if job.held:
+        return Standing(Phase.SUSPENDED, NOT_ADMITTED, job.held)
     if job.suspend:
         return Standing(Phase.SUSPENDED, "Suspended", "suspended on request; resume to go on")
     if status.share is not None and not status.share.workers:

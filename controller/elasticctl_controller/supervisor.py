@@ -35,7 +35,7 @@ from elasticctl.cluster.local.workload import LocalWorkload
 from elasticctl.codec import to_rfc3339
 from elasticctl.errors import ClusterError, ElasticctlError
 from elasticctl_controller.arbiter import Arbiter, Terms
-from elasticctl_controller.loop import Controller
+from elasticctl_controller.loop import Controller, Scheduling
 from elasticctl_controller.notify import urls
 from elasticctl_controller.notify.noticing import Noticing, told_as_events
 from elasticctl_controller.notify.outbox import Outbox
@@ -65,7 +65,8 @@ class Supervisor:
         self._arbiter = Arbiter(self._workload, self._terms, self._given)
         self._outbox = Outbox(urls.of_machine(paths), told_as_events(self._workload))
         self._noticing = Noticing(self._workload, self._outbox)
-        self._controller = Controller(self._noticing, self._rendezvous, allotment=self._arbiter.allotment)
+        scheduling = Scheduling(self._arbiter.allotment)
+        self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
         self._keeper = Keeper(
             self._store,
             paths,

@@ -14,6 +14,8 @@ LONG_START_S = 60.0
 LONG_FIRST_STEP_S = 120.0
 """The first step compiles and warms up; when even so it should be there."""
 _SHOWN_HOLDERS = 3
+_ON_REQUEST, _NOT_ADMITTED = "Suspended", "NotAdmitted"
+"""Reasons of a job that is suspended: by its owner, or until Kueue admits it."""
 _SECRET = re.compile(r'[Ss]ecret "?(?:[-a-z0-9]+/)?([-a-z0-9.]+)"?')
 
 
@@ -71,8 +73,9 @@ def suspended(case: Case) -> Finding | None:
         return Finding("moved", Severity.INFO, text, (there,), decisive=True)
     step = case.status.checkpoint.step
     kept = "" if step is None else f" Its place is kept: step {step}."
-    if case.job.queue:
-        text = f"It waits to be admitted to Kueue's queue {case.job.queue}.{kept}"
+    if case.job.queue and case.status.reason != _ON_REQUEST:
+        waits = f"waits to be admitted to Kueue's queue {case.job.queue}"
+        text = f"It {case.status.message if case.status.reason == _NOT_ADMITTED else waits}.{kept}"
         return Finding("waiting-for-admission", Severity.INFO, text, decisive=True)
     resume = Mend("go on", f"elasticctl resume {case.name}")
     return Finding("suspended", Severity.INFO, f"It was suspended on request.{kept}", (resume,), decisive=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from elasticctl.cluster.kube.connection import Connection, way
@@ -61,6 +62,8 @@ class ControlApi(FakeApi):
         with self.changed:
             if method == "PUT":
                 return self._replace(path, body)
+            if method == "PATCH" and path.endswith("/status"):
+                return self._patch_status(path.removesuffix("/status"), request)
             stored = self.objects.get(path)
             if method == "DELETE" and stored is not None and _has_to_stop(path, stored, body or {}):
                 grace_s = (body or {}).get("gracePeriodSeconds", 30)
@@ -117,6 +120,12 @@ class ControlApi(FakeApi):
         if path != target:
             return 200, self.put(target, {**stored, "metadata": dict(stored["metadata"]), "status": body["status"]})
         return 200, self.put(target, {**body, "metadata": {**stored["metadata"], **body["metadata"]}})
+
+    def _patch_status(self, path: str, request: Request) -> tuple[int, Any]:
+        if path not in self.objects:
+            return 404, {"message": f'"{path}" not found', "code": 404, "details": {"name": "x"}}
+        status = {key: request.body[key] for key in ("metadata", "status") if key in request.body}
+        return self._patch(path, self.objects[path], replace(request, body=status))
 
     def _planned(self, request: Request) -> tuple[int, Any, dict[str, str]] | None:
         with self.changed:

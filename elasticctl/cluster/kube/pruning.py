@@ -71,6 +71,25 @@ def prune_holder(pod: Manifest) -> Manifest:
     }
 
 
+def prune_workload(workload: Manifest) -> Manifest:
+    """A Workload of Kueue's without its pods' templates and the requests reckoned from them."""
+    metadata, spec, status = (_mapping(workload.get(part)) for part in ("metadata", "spec", "status"))
+    fields = (*_METADATA, "deletionTimestamp", "generation", "annotations")
+    pod_sets = [_some(_mapping(item), ("name", "count", "minCount")) for item in _sequence(spec.get("podSets"))]
+    owners = [_some(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
+    return {
+        "metadata": {**_some(metadata, fields), "ownerReferences": owners},
+        "spec": {**_some(spec, ("queueName", "active")), "podSets": pod_sets},
+        "status": {name: value for name, value in status.items() if name != "resourceRequests"},
+    }
+
+
+def prune_flavor(flavor: Manifest) -> Manifest:
+    """A ResourceFlavor's nodes: their labels, and what has to be tolerated there."""
+    metadata, spec = _mapping(flavor.get("metadata")), _mapping(flavor.get("spec"))
+    return {"metadata": _some(metadata, _METADATA), "spec": _some(spec, ("nodeLabels", "tolerations"))}
+
+
 def prune_job(job: Manifest) -> Manifest:
     """An ElasticJob without its managedFields, which may be as large as the rest."""
     metadata = {name: value for name, value in _mapping(job.get("metadata")).items() if name != "managedFields"}

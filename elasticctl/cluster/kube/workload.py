@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticctl.cluster.kube.belongings import Belongings
-from elasticctl.cluster.kube.connection import resource_path
+from elasticctl.cluster.kube.connection import MERGE_PATCH, resource_path
 from elasticctl.cluster.kube.events import EventRecorder
 from elasticctl.cluster.kube.limiter import LimitedApi
 from elasticctl.cluster.kube.losses import Losses
@@ -171,6 +171,14 @@ class KubeWorkload:
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
         self._belongings.keep_budget(replace(job, desired=status.desired))
+
+    def patch_job(self, job: ElasticJob, patch: Manifest) -> None:
+        """Change this very job's object; ConflictError when it is gone."""
+        body = {**patch, "metadata": {"uid": job.uid, **patch.get("metadata", {})}}
+        try:
+            self.jobs.learn(self._api.request("PATCH", _job_path(job), body, content_type=MERGE_PATCH))
+        except NotFoundError as e:
+            raise ConflictError(f"job {job.key} is gone") from e
 
     def delete_job(self, job: ElasticJob) -> None:
         """Delete this very job and all it has; fine when it is gone."""
