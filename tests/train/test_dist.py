@@ -1,0 +1,57 @@
+"""The group of ranks as a process ends; the rest of it is tested through all that several ranks do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+END = """
+import sys
+import torch
+from elasticctl_train import dist
+
+world = dist.join()
+tensors = [torch.ones(1) for _ in range(1000)]
+sys.setswitchinterval(1000)  # from here on no thread gets the interpreter from another, as on a crowded machine
+torch.distributed.all_reduce_coalesced(tensors, group={group})
+{end}
+"""
+
+
+@pytest.mark.timeout(300)  # two imports of torch
+@pytest.mark.parametrize(
+    ("group", "end", "code"),
+    [
+        ("world.channel.group", "sys.exit(3)", 3),
+        ("None", "raise ValueError", 1),
+        ("world.channel.group", "dist.leave(world)", 0),
+        ("None", "", 0),
+    ],
+)
+def test_a_rank_ends_with_its_own_exit_code(group: str, end: str, code: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    with ExitStack() as stack:
+        ended = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", END.format(group=group, end=end)],
+                    env={**os.environ, **place, "RANK": str(rank)},
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(2)
+        ]
+        for process in ended:
+            stack.callback(process.kill)
+        said = [process.communicate(timeout=240)[1] for process in ended]
+    assert [process.returncode for process in ended] == [code, code], said
+    assert not any("terminate called" in text for text in said)
