@@ -217,6 +217,21 @@ def save_differing_buffers(url: str) -> None:
     run.finish()
 
 
+def average_on_rank_0(url: str, outcome: str) -> None:
+    """Keep an average of the weights on rank 0 alone, beside a second model; note what is restored of it."""
+    model, critic = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    critics = torch.optim.SGD(critic.parameters(), lr=0.1)
+    run = Run(url, model=model, optimizer=optimizer, critic=critic, critics=critics, average=average)
+    with run, torch.no_grad():
+        Path(f"{outcome}-{run.rank}").write_text(json.dumps(sum(one.sum().item() for one in average.parameters())))
+        if run.is_main:
+            for one in average.parameters():
+                one.fill_(1.0)
+        run.step()
+
+
 def step_wrapped(url: str, how: str, outcome: str) -> None:
     """Make one step with the model as it is called `how`; rank 0 notes the step, the sum of weights, and its layers."""
     join()

@@ -74,6 +74,15 @@ def test_nothing_is_loaded_when_a_later_part_does_not_fit() -> None:
     assert same(dict(model.state_dict()), before)
 
 
+def test_rank_0_alone_writes_what_may_differ_on_others() -> None:
+    model, critic = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), network(1, 1)
+    average = torch.optim.swa_utils.AveragedModel(critic)
+    named = parts.named(model=model, critic=critic, critics=torch.optim.SGD(critic.parameters()), average=average)
+    buffers = {f"model/1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    averages = {f"average/{name}" for name in ("n_averaged", "module.0.weight", "module.0.bias")}
+    assert parts.rank_0_only(named) == {"run"} | buffers | averages
+
+
 def test_a_state_of_another_kind_is_refused() -> None:
     with pytest.raises(RestoreError, match="it holds a list in its place"):
         parts.load({"model": network(1, 1)}, {"model": [1]}, "here")

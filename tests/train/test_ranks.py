@@ -163,3 +163,10 @@ def test_a_checkpoint_fits_a_model_whatever_it_is_wrapped_in(tmp_path: Path) -> 
         outcome = str(tmp_path / "outcome")
         assert ranks.run(programs.step_wrapped, world_size, str(tmp_path / "state"), how, outcome) == [0] * world_size
         assert json.loads(Path(outcome).read_text()) == [step + 1, 3 + 4 * step, layers]
+
+
+def test_an_average_that_rank_0_keeps_is_rank_0s(tmp_path: Path) -> None:
+    for _ in range(2):
+        outcome = str(tmp_path / "outcome")
+        assert ranks.run(programs.average_on_rank_0, 2, str(tmp_path / "state"), outcome) == [0, 0]
+    assert [json.loads(Path(f"{outcome}-{rank}").read_text()) for rank in range(2)] == [8.0, 8.0]

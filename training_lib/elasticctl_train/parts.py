@@ -16,6 +16,9 @@ from elasticctl_train.errors import RestoreError, TrainError
 
 log = logging.getLogger("elasticctl_train")
 
+MODEL = "model"
+"""The part that training steps, in DistributedDataParallel where there are several ranks."""
+
 OWN = "run"
 """The part of the state that is `Run`'s own: counters and the position in the data."""
 
@@ -62,11 +65,19 @@ def check(parts: Mapping[str, Stateful]) -> None:
 
 
 def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
-    """What rank 0 writes alone: all but what DistributedDataParallel keeps equal, parameters and optimizer states."""
+    """What rank 0 writes alone: all but what is equal on all ranks, optimizer states and the parameters they are of.
+
+    A model's other parameters are equal too: DistributedDataParallel begins with rank 0's. Of a module beside it, an
+    average of the weights mostly, nobody knows; many scripts keep that on rank 0 alone.
+    """
     alone = {OWN}
+    optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
+    stepped = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
     for name, part in parts.items():
         if isinstance(part, torch.nn.Module):
             alone |= {f"{name}/{buffer}" for buffer, _ in part.named_buffers()}
+            if name != MODEL:
+                alone |= {f"{name}/{key}" for key, one in part.named_parameters() if id(one) not in stepped}
         elif not isinstance(part, torch.optim.Optimizer):
             alone.add(name)
     return alone
