@@ -55,6 +55,8 @@ from elasticctl_controller.workqueue import WorkQueue
 LEASE = "elasticctl-controller"
 EXIT_LEASE_LOST = 1
 SYNC_POLL_S = 0.05
+PORT_PATIENCE_S, PORT_RETRY_S = 20.0, 0.5
+"""How long a new leader waits for its port: on a host's own network the one before it may not have ended yet."""
 LOOPS = 4
 """Jobs that are worked on at once: a pass mostly waits for the API server."""
 CONNECTIONS = 32
@@ -140,7 +142,7 @@ class Manager:
         self._noticing.start()
         self._controller.start()
         self._acting = True
-        await self._serve(self._rendezvous.app(), self._flags.rendezvous_port)
+        await self._open_rendezvous()
         if self._label is not None:
             await self._label.keep(self._election.holds)
         await asyncio.Event().wait()
@@ -179,14 +181,28 @@ class Manager:
     def _reported(self, key: str) -> None:
         self._controller.reported(key)
 
+    async def _open_rendezvous(self) -> None:
+        deadline = self._loop.time() + PORT_PATIENCE_S
+        while True:
+            try:
+                await self._serve(self._rendezvous.app(), self._flags.rendezvous_port)
+            except ClusterError as e:
+                if self._loop.time() > deadline:
+                    raise
+                log.warning("%s; trying again", e)
+                await asyncio.sleep(PORT_RETRY_S)
+            else:
+                return
+
     async def _serve(self, app: web.Application, port: int) -> None:
         runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
-        self._runners.append(runner)
         try:
             await web.TCPSite(runner, self._flags.bind or None, port, backlog=1024).start()
         except OSError as e:
+            await runner.cleanup()
             raise ClusterError(f"cannot listen on port {port}: {e.strerror}") from e
+        self._runners.append(runner)
 
     def _health_app(self) -> web.Application:
         app = web.Application()

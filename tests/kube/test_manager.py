@@ -156,6 +156,16 @@ def test_who_loses_the_lease_ends_at_once(control: ControlApi, replicas: list[Re
     assert not second.leads()
 
 
+def test_a_new_leader_waits_for_its_port(control: ControlApi, tmp_path: Path) -> None:
+    """On a host's own network: the leader before it may hold the port for a moment yet."""
+    with socket.create_server(("127.0.0.1", 0)) as before:
+        replica = Replica(control, tmp_path, "first", before.getsockname()[1])
+        wait_until(lambda: "cannot listen on port" in replica.log.read_text())
+        assert replica.leads()
+    wait_until(replica.meets)
+    assert replica.end() == 0
+
+
 def test_a_restart_makes_nothing_twice(control: ControlApi, replicas: list[Replica], tmp_path: Path) -> None:
     first, second = replicas
     control.put(f"{JOBS}/job", shell_job("job", "true", 4))
