@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.commandline import as_installed
 from benchmarks.startup import elasticctl
 from elasticctl import config
 from elasticctl.cluster.base import Cluster, Manifest
@@ -124,7 +125,7 @@ def local() -> Iterator[OwnCluster]:
 
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
         os.environ["ELASTICCTL_HOME"] = home
-        environ = {**os.environ, "ELASTICCTL_CONTEXT": config.LOCAL}
+        environ = {**as_installed(), "ELASTICCTL_CONTEXT": config.LOCAL}
         try:
             yield OwnCluster("local", environ, LocalCluster(local_paths()))
         finally:
@@ -138,7 +139,7 @@ def fake() -> Iterator[FakeCluster]:
         argv = [sys.executable, "-m", "benchmarks.fake_cluster"]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
-            kubeconfig = _kubeconfig(Path(home), server.stdout.readline().strip())
+            kubeconfig = _kubeconfig(Path(home), json.loads(server.stdout.readline()))
             yield FakeCluster("fake API server", _kube_environ(Path(home), kubeconfig), server)
             assert server.stdin is not None
             server.stdin.close()
@@ -170,16 +171,16 @@ def _kube_environ(home: Path, kubeconfig: str) -> Mapping[str, str]:
     context = Context("bench", config.KUBERNETES)
     config.save(Config("bench", (Context(config.LOCAL, config.LOCAL), context)), home / "config.yaml")
     # kubectl keeps what it has discovered below HOME.
-    return {**os.environ, "ELASTICCTL_HOME": str(home), "KUBECONFIG": kubeconfig, "HOME": str(home)}
+    return {**as_installed(), "ELASTICCTL_HOME": str(home), "KUBECONFIG": kubeconfig, "HOME": str(home)}
 
 
-def _kubeconfig(home: Path, url: str) -> str:
+def _kubeconfig(home: Path, cluster: Mapping[str, str]) -> str:
     content = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "bench",
         "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "me", "namespace": "default"}}],
-        "clusters": [{"name": "bench", "cluster": {"server": url}}],
+        "clusters": [{"name": "bench", "cluster": dict(cluster)}],
         "users": [{"name": "me", "user": {"token": "none"}}],
     }
     (home / "kubeconfig").write_text(json.dumps(content))

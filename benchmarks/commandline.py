@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 from types import FrameType
 
@@ -13,6 +14,15 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}: at least 1 is needed")
     return value
+
+
+def as_installed() -> dict[str, str]:
+    """This process's environment, without what would have Python compile the command line at each start.
+
+    Where it is installed it has been compiled before.
+    """
+    left_out = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+    return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 def end_as_by_ctrl_c() -> None:

@@ -1,13 +1,14 @@
 """A small API server in a process of its own, for `cli.py`: jobs to list, and workers that talk when they are told to.
 
-It is the one that tests use, with what kubectl wants to know about it before it asks for anything. Standard input takes
-one JSON object a line: {"jobs": N} has N jobs there, {"talk": {"workers": W, "lines": L, "every_s": S, "settle_s": T}}
-has W workers of the job `talks` say L lines each, from T seconds later on. The first line of output is its URL; another
-one follows when a command is done.
+It is the one that tests use, over TLS as all of them are, with what kubectl wants to know about it before it asks for
+anything. Standard input takes one JSON object a line: {"jobs": N} has N jobs there, {"talk": {"workers": W, "lines": L,
+"every_s": S, "settle_s": T}} has W workers of the job `talks` say L lines each, from T seconds later on. The first line
+of output is a kubeconfig's entry for it, as JSON; another one follows when a command is done.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import threading
@@ -15,6 +16,7 @@ import time
 from typing import Any
 
 from elasticctl.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, worker_labels, worker_name
+from tests.certificates import issue, pem, server_context
 from tests.jobs import shell_job
 from tests.kube_client.fakeapi import FakeApi, Object, Request
 
@@ -127,8 +129,11 @@ def talk(server: Server, workers: int, lines: int, every_s: float, settle_s: flo
 
 
 def main() -> None:
-    server = Server()
-    print(server.url, flush=True)
+    authority, name = issue("the benchmark's authority"), "bench.internal"
+    server = Server(server_context(pem(issue(name, authority))))
+    trusted = base64.b64encode(pem(authority).certificate).decode()
+    entry = {"server": server.url, "tls-server-name": name, "certificate-authority-data": trusted}
+    print(json.dumps(entry), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         if "jobs" in command:

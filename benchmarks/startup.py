@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.commandline import as_installed
+
 COMPLETE_VERB, COMPLETE_JOB = "complete `elasticctl s`", "complete `elasticctl status `"
 AIM_MS = {"elasticctl --help": 150.0, COMPLETE_VERB: 150.0, COMPLETE_JOB: 150.0}
 
@@ -92,7 +94,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print all times")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
-        environ = {**os.environ, "ELASTICCTL_HOME": home}
+        environ = {**as_installed(), "ELASTICCTL_HOME": home}
         try:
             samples = measure(args.runs, environ)
         finally:
