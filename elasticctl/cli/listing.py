@@ -49,9 +49,9 @@ def job_table(
 
 
 def why_ended(job: ElasticJob) -> str:
-    """The controller's word on a job that waits, or has ended otherwise than well."""
+    """The controller's word on a job that waits or has failed; on other phases it has nothing to add."""
     status = job.status
-    if status.phase in (Phase.SUCCEEDED, Phase.RUNNING):
+    if status.phase in (Phase.SUCCEEDED, Phase.RUNNING, Phase.CANCELLED):
         return ""
     return ": ".join(part for part in (status.reason, status.message) if part)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from elasticctl.cli.money import cost_text
 from elasticctl.cli.output import Table, bar, joined
@@ -13,8 +14,10 @@ from elasticctl.pace import left_s, share_done, steps_per_s
 from elasticctl.podtemplate import ON_DEMAND, SPOT, at, capacity, hardware
 from elasticctl.spec import ElasticJob, PodPhase
 from elasticctl.status import Cause, JobStatus, Phase, Scaling, ScalingPhase
-from elasticctl.timeline import Entry
 from elasticctl.wording import counted, span
+
+if TYPE_CHECKING:
+    from elasticctl.timeline import Entry
 
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 _SHOWN_LAST = 3
@@ -195,11 +198,13 @@ def lasting(job: ElasticJob, now: float) -> str:
 
 
 def _at_work(status: JobStatus, desired: int, pods: Sequence[Manifest]) -> str:
-    """How many workers train; of a job that waits, how many run already."""
+    """How many workers train; of a job that waits, how many run already, as of a group before its first step."""
     if status.phase in (Phase.PENDING, Phase.RESTARTING):
         running = sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in pods)
         return f"{running} of {desired} running"
-    return f"{status.active} of {desired} training"
+    first_step = status.generations[-1].first_step_at if status.generations else status.progress.step
+    training = first_step is not None
+    return f"{status.active} of {desired} {'training' if training else 'running'}"
 
 
 def reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:

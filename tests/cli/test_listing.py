@@ -69,6 +69,14 @@ def test_columns_that_say_nothing_are_left_out_on_a_screen() -> None:
     assert header.split() == ["NAME", "PHASE", "WORKERS", "STEP", "EPOCH", "RATE", "CHECKPOINT", "RESTARTS", "AGE"]
 
 
+def test_who_cancelled_a_job_is_not_told_why() -> None:
+    gone = job(phase="Cancelled", reason="Cancelled", message="cancelled on request")
+    assert [row[-1] for row in job_table([gone, job(**FAILED)], NOW).rows] == [
+        "",
+        "BackoffLimitExceeded: 4 failures, 3 allowed",
+    ]
+
+
 def test_a_long_life_is_told_in_short() -> None:
     lost = [{"at": at(second), "worker": f"digits-worker-{second}", "cause": "Preempted"} for second in range(8)]
     rows = status_table(job(interruptions=lost), [], NOW).rows

@@ -87,7 +87,7 @@ def test_a_job_from_submit_to_delete(
     assert run("list", "-o", "name").out == "first\n"
     assert json.loads(run("list", "-o", "json").out)["items"][0]["metadata"]["name"] == "first"
     assert json.loads(run("status", "fi", "-o", "json").out)["status"]["active"] == 2
-    assert "Workers\t2 of 2 training (1-4), CPU" in run("status", "first").out
+    assert "Workers\t2 of 2 running (1-4), CPU" in run("status", "first").out
 
     assert run("scale", "first", "--add", "1", "--wait", "--timeout", "20s").err.endswith("3 workers are training\n")
     assert job(local_cluster, name)["metadata"]["annotations"] == {"elastic.pytorch.org/scaled-by": "user"}

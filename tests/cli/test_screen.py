@@ -69,7 +69,7 @@ def test_a_watch_stays_in_its_place_and_leaves_the_last_state_behind(
     seen = terminal("status", "-w", "digits", columns=80, lines=24)
     lines = seen.shows("Running  for", "its output: elasticctl logs -f digits")
     assert lines[0].split() == ["Name", "digits", "namespace", "default"]
-    assert any(line.endswith("2 of 2 training (2+), CPU") for line in lines)
+    assert any(line.endswith("2 of 2 running (2+), CPU") for line in lines)
     assert seen.on_other_screen
     before = next(line for line in lines if "Running  for" in line)
     seen.until(lambda now: not any(line == before for line in now))  # it goes on

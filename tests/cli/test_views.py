@@ -45,6 +45,13 @@ def test_status_tells_the_whole_story() -> None:
     ]
 
 
+def test_workers_do_not_train_before_their_groups_first_step() -> None:
+    group = {"generation": 3, "openedAt": at(50), "formedAt": at(51), "workers": ["digits-worker-0"]}
+    for stepped, doing in [({}, "running"), ({"firstStepAt": at(52)}, "training")]:
+        lines = tabbed(status_table(job(generations=[{**group, **stepped}]), [], NOW)).split("\n")
+        assert f"Workers\t4 of 4 {doing} (1-4), CPU" in lines
+
+
 def test_a_failed_job_names_its_first_failing_rank() -> None:
     lines = tabbed(status_table(job(**FAILED), [], NOW)).split("\n")
     assert "Phase\tFailed after 1m39s" in lines
