@@ -116,6 +116,44 @@ def test_the_quickstart_works_as_written(home: Path, local_cluster: LocalCluster
     assert printed['elasticctl wait train; echo "exit code $?"'].endswith("\nexit code 0\n")
 
 
+# The commands of other pages, typed in their order. tests/cli/test_named_commands.py has what they submit, and whether
+# those can be understood that are for clusters.
+
+ELSEWHERE = re.compile(r"elasticctl (submit|install|doctor|dashboard|move|config)|--context|[A-Z]{2,}| N\b")
+TYPED = {
+    "simulate.md": 1, "json.md": 3, "sharing.md": 5, "notifications.md": 1, "cli.md": 2, "local-cluster.md": 1,
+}  # fmt: skip
+
+
+def typed(name: str) -> list[str]:
+    """The commands of a page that this machine has everything for."""
+    lines = re.findall(r"^    (elasticctl .*?)(?:  +#.*)?$", page(name), re.MULTILINE)
+    return [line for line in lines if not ELSEWHERE.search(re.sub(r"'.*'", "", line))]
+
+
+@pytest.mark.timeout(240)
+def test_the_commands_of_other_pages_run(home: Path, local_cluster: LocalCluster) -> None:
+    def status() -> JobStatus:
+        return ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).status
+
+    train = "elasticctl submit -d --name digits --workers 2 --min-workers 1 --max-workers 4 examples/digits/train.py"
+    begun = run(["bash", "-c", f"{train} -- --epochs 100000 --step-delay-s 0.05"], ROOT, CUDA_VISIBLE_DEVICES="")
+    assert begun.returncode == 0, begun.stdout
+    wait_until(lambda: (status().checkpoint.committed or 0) > 3 and (status().progress.step or 0) > 20, 90)
+    printed = {}
+    for name, count in TYPED.items():
+        commands = typed(name)
+        assert len(commands) == count, commands
+        for command in commands:
+            asked = " <<< https://hooks.example.org/x" if " secret set " in command else ""
+            here = command if shutil.which("jq") else re.sub(r"\| jq.*", "", command)
+            done = run(["bash", "-c", f"set -o pipefail; {here}{asked}"], home, CUDA_VISIBLE_DEVICES="")
+            assert done.returncode == 0, f"{name}: {command}\n{done.stdout}"
+            printed[command] = done.stdout
+    assert "digits" in printed["elasticctl simulate digits"] or "CPU rank" in printed["elasticctl simulate digits"]
+    assert "vision" in printed["elasticctl quota list"]
+
+
 # The training library's example.
 
 
