@@ -2,6 +2,8 @@
 
 elasticctl submit examples/lightning/train.py --workers 2
 python examples/lightning/train.py                         # or plainly, in one process
+
+It needs `pip install lightning scikit-learn` beside elasticctl.
 """
 
 import os

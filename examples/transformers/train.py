@@ -2,6 +2,8 @@
 
 elasticctl submit examples/transformers/train.py --workers 2
 python examples/transformers/train.py                      # or plainly, in one process
+
+It needs `pip install transformers accelerate scikit-learn` beside elasticctl.
 """
 
 import numpy
@@ -37,15 +39,15 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 def main() -> None:
     torch.manual_seed(0)
     config = ViTConfig(
-        image_size=8, patch_size=2, num_channels=1, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=96, num_labels=10,
+        image_size=8, patch_size=4, num_channels=1, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=96, initializer_range=0.1, num_labels=10,
     )  # fmt: skip
     hook = ElasticCallback()
     trainer = Trainer(
         ViTForImageClassification(config),
         TrainingArguments(
-            "out", num_train_epochs=8, per_device_train_batch_size=32, learning_rate=3e-3, eval_strategy="epoch",
-            save_strategy="no", report_to=[],
+            "out", num_train_epochs=10, per_device_train_batch_size=32, learning_rate=1e-3, eval_strategy="epoch",
+            save_strategy="no", logging_strategy="epoch", log_on_each_node=False, disable_tqdm=True, report_to=[],
         ),
         train_dataset=Digits(test=False),
         eval_dataset=Digits(test=True),
