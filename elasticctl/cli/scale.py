@@ -43,7 +43,7 @@ def scale(
     *,
     job: options.Job,
     wish: Wish,
-    wait: Annotated[bool, typer.Option("--wait", help="Until that many workers are training.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when that many workers run.")] = False,
     timeout: options.Timeout = None,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="With --timeout: go back to the size before when the time is up.")

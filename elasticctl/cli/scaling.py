@@ -189,7 +189,7 @@ def await_workers(target: Target, name: str, workers: int, timeout_s: int | None
         job = ElasticJob.from_manifest(manifest)
         status, running = job.status, sum(_is_running(worker) for worker in job.status.workers)
         if running == status.active == status.desired == workers:
-            say(f"{name}: {counted_are(workers, 'worker')} training")
+            say(f"{name}: {counted_are(workers, 'worker')} running")
             return 0
         if status.phase.terminal:
             say(f"{name} ended ({status.phase.value}) before that")
@@ -199,7 +199,7 @@ def await_workers(target: Target, name: str, workers: int, timeout_s: int | None
             return 1
         if time.monotonic() >= deadline:
             end = "; it goes on" if goes_on else ""
-            say(f"{name}: {running} of {counted(workers, 'worker')} training after {timeout_s} s{end}")
+            say(f"{name}: {running} of {counted(workers, 'worker')} running after {timeout_s} s{end}")
             return TIMED_OUT
     raise AssertionError("unreachable")
 

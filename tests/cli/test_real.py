@@ -89,7 +89,7 @@ def test_a_job_from_submit_to_delete(
     assert json.loads(run("status", "fi", "-o", "json").out)["status"]["active"] == 2
     assert "Workers\t2 of 2 running (1-4), CPU" in run("status", "first").out
 
-    assert run("scale", "first", "--add", "1", "--wait", "--timeout", "20s").err.endswith("3 workers are training\n")
+    assert run("scale", "first", "--add", "1", "--wait", "--timeout", "20s").err.endswith("3 workers are running\n")
     assert job(local_cluster, name)["metadata"]["annotations"] == {"elastic.pytorch.org/scaled-by": "user"}
     assert run("scale", "first", "--to", "5").err == "error: 5 workers are more than the maximum of first, 4\n"
     assert run("scale", "first", "--remove-worker", "0", "--wait").code == 0

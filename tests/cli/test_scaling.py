@@ -141,7 +141,7 @@ def test_a_scaling_that_does_not_get_its_workers_is_taken_back(target: Target, r
     assert done.code == 124
     assert done.err.splitlines() == [
         "digits: 1 -> 2 workers",
-        "digits: 1 of 2 workers training after 1 s",
+        "digits: 1 of 2 workers running after 1 s",
         "digits: rolled back to 1 worker",
     ]
     assert digits(target).desired == 1

@@ -207,8 +207,8 @@ class Walk:
     def scales(self) -> None:
         """More workers, fewer, these; and what is refused."""
         within = ("--wait", "--timeout", f"{self.place.patience_s}s")
-        assert self.run("scale", "walk", "--to", "3", *within).err.endswith("3 workers are training\n")
-        assert self.run("scale", "walk", "--remove-worker", "2", *within).err.endswith("2 workers are training\n")
+        assert self.run("scale", "walk", "--to", "3", *within).err.endswith("3 workers are running\n")
+        assert self.run("scale", "walk", "--remove-worker", "2", *within).err.endswith("2 workers are running\n")
         assert self.run("scale", "walk", "--add", "9", code=2).err == (
             "error: 11 workers are more than the maximum of walk, 4\n"
         )
