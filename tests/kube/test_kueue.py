@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from elasticctl.cluster.kube.kueue import RECHECK_S, KueueObjects
 from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
@@ -25,8 +22,8 @@ from tests.controller.kueue.samples import admission, queued, stored
 from tests.jobs import shell_job
 from tests.kube.control import ControlApi
 from tests.kube.test_manager import Replica, free_port
+from tests.kube.test_rights import allowed, asked
 from tests.kube.test_sharing import GPU, add_node, jobs, pods, run_pods, status
-from tests.kube_client.fakeapi import Request
 from tests.waiting import wait_until
 
 KUEUE = "/apis/kueue.x-k8s.io/v1beta1"
@@ -117,8 +114,8 @@ def test_a_job_waits_starts_where_it_was_admitted_gives_way_and_comes_back(
     wait_until(lambda: workload(control))
     wait_until(lambda: waits(control, "waits to be admitted to Kueue's queue team"))
     assert control.names(pods("a")) == []
-    [asked] = (workload(control) or {})["spec"]["podSets"]
-    assert (asked["count"], asked["minCount"]) == (4, 2)
+    [wanted] = (workload(control) or {})["spec"]["podSets"]
+    assert (wanted["count"], wanted["minCount"]) == (4, 2)
 
     admit(control)  # two of the four
     wait_until(lambda: trains(control, 2))
@@ -244,8 +241,8 @@ def test_what_kueue_refuses_is_an_event_of_the_job(control: ControlApi, controll
     assert workload(control) is None
     control.put(f"{KUEUE}/workloadpriorityclasses/high", {"metadata": {"name": "high"}, "value": 7})
     wait_until(lambda: workload(control))
-    asked = (workload(control) or {})["spec"]
-    assert (asked["priority"], asked["priorityClassName"]) == (7, "high")
+    wanted = (workload(control) or {})["spec"]
+    assert (wanted["priority"], wanted["priorityClassName"]) == (7, "high")
 
 
 def test_without_kueue_a_job_says_so_and_obeys_suspend(control: ControlApi, tmp_path: Path) -> None:
@@ -296,14 +293,14 @@ def test_what_is_written_is_seen_at_once_and_hits_that_very_workload(control: Co
     control.served.add(KUEUE)
     assert objects.kueue.version() == "v1beta1"
     control.silent = True  # no watch will say so
-    asked = build_workload(queued(namespace="a"), objects.kueue.api_version, None)
-    name = asked["metadata"]["name"]
-    objects.kueue.create(asked)
+    ours = build_workload(queued(namespace="a"), objects.kueue.api_version, None)
+    name = ours["metadata"]["name"]
+    objects.kueue.create(ours)
     found = objects.kueue.workload("a", name)
     assert found is not None
     assert objects.keys == ["a/digits"]
     with pytest.raises(ConflictError):
-        objects.kueue.create(asked)
+        objects.kueue.create(ours)
     objects.kueue.patch_status(found, {"metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
                                        "status": {"conditions": []}})  # fmt: skip
     with pytest.raises(ConflictError):  # it has changed since
@@ -369,9 +366,9 @@ def test_the_role_is_what_is_asked_for(control: ControlApi, objects: Objects) ->
     control.served.add(KUEUE)
     objects.kueue.version()
     wait_until(lambda: control.watches == 2)
-    asked = build_workload(queued(namespace="a"), objects.kueue.api_version, None)
-    objects.kueue.create(asked)
-    found = objects.kueue.workload("a", asked["metadata"]["name"])
+    ours = build_workload(queued(namespace="a"), objects.kueue.api_version, None)
+    objects.kueue.create(ours)
+    found = objects.kueue.workload("a", ours["metadata"]["name"])
     assert found is not None
     objects.kueue.patch(found, {"spec": {"active": False}})
     objects.kueue.patch_status(found, {"status": {}})
@@ -379,25 +376,5 @@ def test_the_role_is_what_is_asked_for(control: ControlApi, objects: Objects) ->
     for of_pods in (True, False):
         with pytest.raises(NotFoundError):
             objects.kueue.priority("high", of_pods=of_pods)
-    rights = {right for request in list(control.requests) if (right := right_of(request))}
-    groups = ("kueue.x-k8s.io", "scheduling.k8s.io")
-    assert rights == {right for right in granted() if right[0] in groups}
-
-
-def granted() -> set[tuple[str, str, str]]:
-    """What the controller's role allows in all namespaces: (group, resource, verb)."""
-    text = files("elasticctl_controller").joinpath("deploy/access.yaml").read_text()
-    roles = {(item["kind"], item["metadata"]["name"]): item for item in yaml.safe_load_all(text)}
-    rules = roles["ClusterRole", "elasticctl-controller"]["rules"]
-    return {right for rule in rules for right in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])}
-
-
-def right_of(request: Request) -> tuple[str, str, str] | None:
-    """The right that a request to an API group takes; None for discovery, which everybody may."""
-    group, _, *words = request.path.removeprefix("/apis/").split("/")
-    words = words[2:] if words[:1] == ["namespaces"] else words
-    if not words:
-        return None
-    reading = "watch" if request.params.get("watch") else "get" if len(words) > 1 else "list"
-    verbs = {"GET": reading, "POST": "create", "PATCH": "patch", "DELETE": "delete"}
-    return group, "/".join((words[0], *words[2:])), verbs[request.method]
+    taken = {right for request in list(control.requests) if (right := asked(request))}
+    assert taken == {right for right in allowed() if right[0] in ("kueue.x-k8s.io", "scheduling.k8s.io")}
