@@ -116,6 +116,23 @@ def test_a_suspended_job_says_how_to_go_on() -> None:
     assert (found.rule, found.mends[0].command) == ("suspended", "elasticctl resume digits")
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "rule", "text"),
+    [
+        ("NotAdmitted", "waits for quota.", "waiting-for-admission", "It waits for quota. Its place is kept: step 100."),
+        ("Suspended", "on request", "suspended", "It was suspended on request. Its place is kept: step 100."),
+    ],
+)
+def test_a_job_in_a_queue_says_what_kueue_says_unless_its_owner_suspended_it(
+    reason: str, message: str, rule: str, text: str
+) -> None:
+    manifest = job(**QUIET, phase="Suspended", reason=reason, message=message)
+    manifest["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    manifest["spec"]["suspend"] = True
+    found = first(Case(ElasticJob.from_manifest(manifest), (), NOW, {}))
+    assert (found.rule, found.text) == (rule, text)
+
+
 def test_no_room_names_who_has_it() -> None:
     message = "waits for 1 GPU: 0 of this machine's 2 are free"
     pods = [pod(0, reason="Unschedulable", message=message)]

@@ -75,7 +75,7 @@ def suspended(case: Case) -> Finding | None:
     kept = "" if step is None else f" Its place is kept: step {step}."
     if case.job.queue and case.status.reason != _ON_REQUEST:
         waits = f"waits to be admitted to Kueue's queue {case.job.queue}"
-        text = f"It {case.status.message if case.status.reason == _NOT_ADMITTED else waits}.{kept}"
+        text = f"It {case.status.message.removesuffix('.') if case.status.reason == _NOT_ADMITTED else waits}.{kept}"
         return Finding("waiting-for-admission", Severity.INFO, text, decisive=True)
     resume = Mend("go on", f"elasticctl resume {case.name}")
     return Finding("suspended", Severity.INFO, f"It was suspended on request.{kept}", (resume,), decisive=True)
