@@ -119,7 +119,7 @@ def test_a_suspended_job_says_how_to_go_on() -> None:
 @pytest.mark.parametrize(
     ("reason", "message", "rule", "text"),
     [
-        ("NotAdmitted", "waits for quota.", "waiting-for-admission", "It waits for quota. Its place is kept: step 100."),
+        ("NotAdmitted", "waits.", "waiting-for-admission", "It waits. Its place is kept: step 100."),
         ("Suspended", "on request", "suspended", "It was suspended on request. Its place is kept: step 100."),
     ],
 )
