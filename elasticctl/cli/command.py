@@ -49,7 +49,12 @@ class Verb(TyperCommand):
         Typer converts every value with pydantic (from its version 0.29). Importing that takes longer than most verbs
         do, and it refuses the file names that are not Unicode.
         """
-        typed, rest, _ = self.make_parser(ctx).parse_args(args=args)
+        try:
+            typed, rest, _ = self.make_parser(ctx).parse_args(args=args)
+        except typer.TyperException as e:
+            error: Any = e  # one about an option without its value does not say whose it is
+            error.ctx = getattr(e, "ctx", None) or ctx
+            raise
         hints = inspect.signature(self.callback or (lambda: None)).parameters
         for param in sorted(self.get_params(ctx), key=lambda param: not param.is_eager):
             value, source = param.consume_value(ctx, typed)
