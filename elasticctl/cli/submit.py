@@ -155,7 +155,7 @@ def submit(
         dataclasses.replace(context, namespace=namespace)
         for context, namespace in (locate(Where(name, where.namespace)) for name in failover.several(where.context))
     ]
-    context, namespace = places[0], places[0].namespace
+    context = places[0]
     if len(places) > 1 or where.capacity_timeout is not None:
         if source.file == "-":
             raise UsageError("-f - is read once only: with several contexts or --capacity-timeout give a file")
@@ -164,13 +164,17 @@ def submit(
         if not how.dry_run:
             return follow_up(*search.first(places, plan), how)
         context = search.cheapest(places, plan)
-    draft = draft_in(context)
+    return _submitted(context, draft_in(context), how)
+
+
+def _submitted(context: Context, draft: Draft, how: How) -> int:
+    """Create the job in this context, or only show what it would be; returns the exit code."""
     if how.dry_run == "client":
         manifest = draft.make(draft.name)
         draft.deliver(manifest, False)
         print_objects([manifest], how.output or "yaml", one=True)
         return 0
-    target = Target(context, namespace, connect(context))
+    target = Target(context, context.namespace, connect(context))
     manifest = _create(target, draft, dry_run=how.dry_run == "server")
     if how.dry_run:
         print_objects([manifest], how.output or "yaml", one=True)

@@ -345,3 +345,12 @@ def test_several_contexts_are_a_list() -> None:
     for wrong in (",", "aws,", ",aws"):
         with pytest.raises(UsageError):
             failover.several(wrong)
+
+
+def test_a_dry_run_looks_for_the_name_where_the_job_would_be(run: Run, place: Make) -> None:
+    place("dear", "gcp", brings=2)
+    cheap = place("cheap", "aws", brings=2)
+    assert run("config", "set-context", "cheap", "--namespace", "ml").code == 0
+    done = run("submit", *WHAT, "--context", "dear,cheap", "--dry-run=server")
+    assert done.code == 0, done.err
+    assert {request.path for request in cheap.api.requests} == {JOBS.replace("default", "ml")}
