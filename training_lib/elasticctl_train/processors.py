@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 
 
 def available() -> int:
     """Those it is bound to, where the system knows such a thing (Linux), else all; at least 1."""
-    if sys.platform == "linux":
+    if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
