@@ -163,6 +163,7 @@ def test_a_batch_that_was_not_trained_on_comes_again(tmp_path: Path, kind: type[
     never = SavePolicy(every_steps=1000)
     dataset = kind(40)
     run = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=never)
+    assert next(iter(run.loader(dataset, global_batch=8))).tolist() == list(range(8))  # only to look at it
     first = read(run, 1) + read(run, 3)
     run.finish()
     dataset = kind(40)

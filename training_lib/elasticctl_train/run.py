@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -69,6 +70,7 @@ class Run:
             model.to(self.device)
         self._feed = Feed(self.rank, self.world_size)
         self._mark: Any = None  # the state of a stream behind the last step; `feed` has that behind the last batch
+        self._begun: tuple[Any, Any] | None = None  # a stream, and its state as this epoch began
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
         self._session = Session(url, world, save, self._snapshot, partial(parts.fit, self._parts))
@@ -104,7 +106,7 @@ class Run:
         while self._session.cursor.epoch < total:
             yield self._session.cursor.epoch
             self._feed.take()
-            self._feed.mark = self._mark = None
+            self._feed.mark = self._mark = self._begun = None
             self._session.cursor = self._session.cursor.next_epoch()
 
     def loader(
@@ -191,7 +193,7 @@ class Run:
         self._go_on_with(None)
         if streams.has_state(dataset):
             parts.check({"dataset": dataset})
-        return streams.make_loader(dataset, plan, self._feed, partial(self._begin, None), options)
+        return streams.make_loader(dataset, plan, self._feed, partial(self._begin, None, dataset), options)
 
     def _go_on_with(self, plan: EpochPlan | None) -> None:
         """The epoch goes on in this order (None: a stream's). Raises DataError where it was begun in another."""
@@ -204,8 +206,8 @@ class Run:
             self._session.cursor = replace(cursor, length=plan.length, shuffle=plan.shuffle, seed=plan.seed)
         self._session.progress.plan = plan
 
-    def _begin(self, plan: EpochPlan | None) -> Cursor:
-        """The first batch of a pass is about to be fetched; returns where training is.
+    def _begin(self, plan: EpochPlan | None, stream: Any = None) -> Cursor:
+        """The first batch of a pass is about to be fetched, with a plan or of a stream; returns where training is.
 
         What was handed over and not trained on comes again. Random numbers that set-up code has drawn since the resume
         are forgotten.
@@ -213,10 +215,19 @@ class Run:
         self._feed.take()
         self._feed.mark = self._mark
         self._go_on_with(plan)
+        if self._session.cursor.position == 0 and streams.has_state(stream):
+            self._feed.mark = self._beginning_of(stream)
         if self._rng is not None:
             rng.restore(self._rng)
             self._rng = None
         return self._session.cursor
+
+    def _beginning_of(self, stream: Any) -> Any:
+        """What to put a stream back to for one more pass from the beginning of the epoch; None for the first pass."""
+        if self._begun is not None and self._begun[0] is stream:
+            return self._begun[1]
+        self._begun = stream, copy.deepcopy(stream.state_dict())
+        return None
 
     def _snapshot(self) -> Snapshot:
         state = {name: part.state_dict() for name, part in self._parts.items()}
