@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticctl.codec import Timestamp
-from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, worker_name
+from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase, worker_name
 from elasticctl.status import Cause, JobStatus, Phase, ReplicaStatus, Share, WorkerStatus
 from elasticctl_controller.accounts import charge, clock_out, note_scaling
 from elasticctl_controller.actions import Action, CreateWorker, Decision, DeleteJob, Observed
@@ -75,6 +75,7 @@ def _described(
     job: ElasticJob, status: JobStatus, standing: Standing, workers: tuple[WorkerStatus, ...], now: float
 ) -> JobStatus:
     active = sum(map(is_active, workers))
+    running = sum(is_active(worker) and worker.phase == PodPhase.RUNNING for worker in workers)
     succeeded = sum(worker.cause is Cause.COMPLETED for worker in workers)
     ended_at = status.completion_time or Timestamp(now)
     return replace(
@@ -84,7 +85,7 @@ def _described(
         message=standing.message,
         observed_generation=job.generation,
         conditions=express(status.conditions, standing.phase, standing.message, now),
-        replica_statuses={"Worker": ReplicaStatus(active, succeeded, status.failures)},
+        replica_statuses={"Worker": ReplicaStatus(running, succeeded, status.failures)},  # as TorchElastic counted
         replicas=active,
         active=active,
         share=None if standing.phase.terminal else status.share,

@@ -8,7 +8,7 @@ import pytest
 
 from elasticctl.codec import Timestamp
 from elasticctl.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
-from elasticctl.status import Cause, ConditionType, JobStatus, Phase
+from elasticctl.status import Cause, ConditionType, JobStatus, Phase, ReplicaStatus
 from elasticctl_controller.actions import CreateWorker, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.reconcile import reconcile
 from tests.controller.samples import (
@@ -22,6 +22,7 @@ from tests.controller.samples import (
     created,
     deleted,
     stored,
+    told,
 )
 
 THREE = [a_pod(0), a_pod(1), a_pod(2)]
@@ -234,6 +235,12 @@ class TestEnding:
         job, _ = a_step(a_running_job(), [an_end(0, 0), an_end(1, 0), an_end(2, 0)])
         assert job.status.phase is Phase.SUCCEEDED
         assert job.status.replica_statuses["Worker"].succeeded == 3
+
+    def test_workers_that_wait_are_there_to_stay_and_not_yet_active_in_torchelastics_count(self):
+        pending = a_pod(2, PodPhase.PENDING)
+        job, _ = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=told("application")), pending])
+        assert job.status.active == 2
+        assert job.status.replica_statuses["Worker"] == ReplicaStatus(active=1, succeeded=0, failed=1)
 
     def test_a_worker_on_its_way_into_the_group_is_not_waited_for(self):
         pods = [an_end(0, 0), an_end(1, 0), a_pod(2)]
