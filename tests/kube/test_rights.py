@@ -24,7 +24,17 @@ from tests.kube.test_workload import BUDGETS, CORE, JOBS, Bench
 from tests.kube_client.fakeapi import Request
 from tests.waiting import wait_until
 
-SEEN = ("pods", "nodes", "services", "secrets", "events", "elasticquotas", "elasticjobs/status", "podgroups")
+SEEN = (
+    "elasticjobs",
+    "elasticjobs/status",
+    "elasticquotas",
+    "events",
+    "nodes",
+    "podgroups",
+    "pods",
+    "secrets",
+    "services",
+)
 """Resources of which everything that is allowed is asked for here."""
 Right = tuple[str, str, str]
 """API group, resource, verb."""
@@ -87,6 +97,7 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
             grouping.ensure(job, {})
     larger = ElasticJob.from_manifest(control.objects[f"{JOBS}/job"] | {"spec": {"minReplicas": 2, "maxReplicas": 4}})
     grouping.ensure(larger, {})
+    bench.workload.patch_job(bench.job(), {"spec": {"suspend": True}})
     bench.workload.delete_job(bench.job())
 
 
