@@ -101,11 +101,6 @@ def test_good_manifests_load_and_round_trip(text: str) -> None:
             "removeWorkers: [{name: digits-worker-0}]",
             "f:5: spec.removeWorkers[0].uid: required, but missing",
         ),
-        (
-            "minReplicas: 1",
-            "removeWorkers: [{name: digits-worker-0}]",
-            "f:5: spec.removeWorkers[0].uid: required, but missing",
-        ),
         (GOOD, "", "f: the file is empty"),
         (GOOD, "- 1", "f:1: must be a mapping, not [1]"),
     ],
