@@ -147,9 +147,13 @@ def test_the_commands_of_other_pages_run(home: Path, local_cluster: LocalCluster
         for command in commands:
             asked = " <<< https://hooks.example.org/x" if " secret set " in command else ""
             here = command if shutil.which("jq") else re.sub(r"\| jq.*", "", command)
+            if " checkpoints rm " in command:  # a job that trains deletes old ones itself, between list and rm
+                local_cluster.patch_job("default", "digits", {"spec": {"suspend": True}})
+                wait_until(lambda: status().phase == "Suspended", 60)
             done = run(["bash", "-c", f"set -o pipefail; {here}{asked}"], home, CUDA_VISIBLE_DEVICES="")
             assert done.returncode == 0, f"{name}: {command}\n{done.stdout}"
             printed[command] = done.stdout
+            local_cluster.patch_job("default", "digits", {"spec": {"suspend": False}})
     assert "digits" in printed["elasticctl simulate digits"] or "CPU rank" in printed["elasticctl simulate digits"]
     assert "vision" in printed["elasticctl quota list"]
 
