@@ -44,6 +44,13 @@ def test_any_changed_byte_and_any_lost_tail_is_noticed(entry: commits.Entry, dat
             commits.decode(damaged, entry.position)
 
 
+def test_a_letter_written_in_another_way_is_noticed() -> None:
+    encoded = commits.encode(replace(a_commit(1), metrics={"\ud7ff": 1.0}))
+    assert b"\\ud7ff" in encoded
+    with pytest.raises(DamagedError):
+        commits.decode(encoded.replace(b"\\ud7ff", b"\\uD7ff"), 1)
+
+
 @given(
     st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: json.dumps(x).encode())
 )

@@ -178,11 +178,14 @@ def decode(data: bytes, position: int) -> Entry:
     """Read the entry found at `position`; DamagedError unless it is, to the bit, one that was encoded for it."""
     try:
         body = json.loads(data)
+        same = data.removesuffix(b"\n") == _canonical(body)  # the digest is of what is meant, not of how it is written
         digest = body.pop("sha256")
         if digest != _digest(body):
             raise DamagedError(f"journal entry {position}: its digest does not match")
         if body.pop("format") != FORMAT:
             raise FormatError(f"journal entry {position}: written by another version in a format unknown to this one")
+        if not same:
+            raise DamagedError(f"journal entry {position}: it is not as it was written")
         kind = _KINDS[body.pop("kind")]
         if kind is Commit:
             body["shares"] = tuple(ObjectRef(**ref) for ref in body["shares"])
