@@ -372,6 +372,13 @@ def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
         ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "none")).call("leave", {})
 
 
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"one\ntwo"])
+def test_a_token_file_without_a_token_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(ServiceRefused, match="token holds no token"):
+        ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "token")).call("leave", {})
+
+
 def test_512_agents_form_and_form_again_after_a_loss(lab: Lab) -> None:
     names = [f"a-{i}" for i in range(512)]
     lab.add(*names)

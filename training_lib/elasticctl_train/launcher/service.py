@@ -73,9 +73,13 @@ class ServiceClient:
     def call(self, verb: str, body: Mapping[str, Any], timeout_s: float = 10.0) -> dict[str, Any]:
         """Send one request; raises ServiceAway or ServiceRefused."""
         try:
-            token = Path(self.token_file).read_text().strip()
+            token = Path(self.token_file).read_text("ascii").strip()
         except OSError as error:
             raise ServiceRefused(0, f"cannot read the token file {self.token_file}: {error.strerror}") from error
+        except UnicodeDecodeError:
+            token = ""
+        if not token or not token.isprintable():
+            raise ServiceRefused(0, f"the token file {self.token_file} holds no token")
         path = f"/v1/jobs/{quote(self.namespace, safe='')}/{quote(self.job, safe='')}/{verb}"
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection = self._connect(timeout_s)
@@ -131,7 +135,7 @@ class ServiceClient:
     def _answer(self, status: int, raw: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if status == 200 and isinstance(answer, dict):
             return answer
