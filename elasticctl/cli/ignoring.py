@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, Pattern
 
 from elasticctl.errors import UsageError
 from elasticctl.wording import shown
@@ -50,6 +50,8 @@ lightning_logs/
 """
 """Versions, caches, environments; secrets, which have a way of their own; checkpoints, and the records of runs."""
 _OF_AN_ENVIRONMENT = "pyvenv.cfg"
+_FOLDER = "ps_d"
+"""By which pathspec marks where a rule has matched a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,20 @@ class _Layer:
 
     def says(self, path: Path, is_folder: bool) -> bool | None:
         """True: it stays behind; False: it is taken back in; None: nothing."""
-        relative = path.relative_to(self.base).as_posix() + ("/" if is_folder else "")
+        relative = path.relative_to(self.base).as_posix()
         text = os.fsencode(relative).decode("utf-8", "replace")  # a name that is no text can be left out too
-        return self.spec.check_file(text).include
+        return next((rule.include for rule in reversed(self.spec.patterns) if _means(rule, text, is_folder)), None)
+
+
+def _means(rule: Pattern, path: str, is_folder: bool) -> bool:
+    """Is the path itself meant, and not a folder that it lies in? Of that, it was decided on the way here."""
+    found = rule.match_file(f"{path}/" if is_folder else path)
+    if found is None:
+        return False
+    end_of_folder = found.match.end(_FOLDER) if _FOLDER in found.match.re.groupindex else -1
+    if end_of_folder >= 0:
+        return bool(end_of_folder == len(path) + 1)
+    return not is_folder or rule.match_file(path) is not None  # `a/**` is all in the folder, and not the folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.cli.gathering import gather, pieces_of
@@ -87,6 +87,8 @@ RULES = st.lists(
 
 
 @given(TREES, RULES, RULES, st.sampled_from(["a", "b"]))
+@example(["c.txt/a/b"], "a\n!/c.txt", "", "a")
+@example(["a/b", "a/c.txt"], "a/**\n!a/b", "", "b")
 @settings(max_examples=60, deadline=None)
 def test_it_is_what_git_would_add(
     tmp_path_factory: pytest.TempPathFactory, tree: list[str], rules: str, inner: str, sub: str
