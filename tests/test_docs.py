@@ -175,18 +175,30 @@ def test_the_training_example_trains_and_resumes(tmp_path: Path) -> None:
     assert "step 384" not in second.stdout
 
 
+STOPPING = """
+import time
+from elasticctl_train import SavePolicy, storage
+from elasticctl_train.journal import read_commits
+
+def stop_once_committed(step):
+    deadline = time.monotonic() + 60
+    while step not in [commit.step for commit in read_commits(storage.open("./state"))]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    raise SystemExit
+"""
+
+
 def test_the_training_example_resumes_behind_the_last_step_of_an_epoch(tmp_path: Path) -> None:
     """Then the loader has nothing left, and what is behind it must not need what only a batch sets."""
     (script,) = (block for block in fences(page("training.md"), "python") if "__main__" in block)
-    stop = (
-        f"                if epoch == 1 and run.steps_done == {2 * 4096 // 64}:\n                    raise SystemExit\n"
-    )
+    stop = f"                if run.steps_done == {2 * 4096 // 64}:\n{' ' * 20}stop_once_committed(run.steps_done)\n"
     last, report = "                run.step(loss=loss)\n", "            if run.is_main:\n"
     assert last + report in script
     (tmp_path / "train.py").write_text(script)
-    stopped = script.replace(last, last + stop).replace("optimizer=optimizer)", "optimizer=optimizer, save=EVERY_STEP)")
-    head = "from elasticctl_train import SavePolicy\nEVERY_STEP = SavePolicy(every_steps=64)\n"
-    (tmp_path / "stopped.py").write_text(head + stopped)
+    saves = "optimizer=optimizer, save=SavePolicy(every_steps=128))"
+    stopped = script.replace(last, last + stop).replace("optimizer=optimizer)", saves)
+    (tmp_path / "stopped.py").write_text(STOPPING + stopped)
     first = run([sys.executable, "-W", "error", "stopped.py"], tmp_path, ELASTICCTL_STORAGE="./state")
     assert "epoch 0: " in first.stdout
     assert "epoch 1: " not in first.stdout
