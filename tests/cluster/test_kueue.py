@@ -193,7 +193,8 @@ def test_a_job_is_admitted_evicted_at_a_committed_step_and_admitted_again(
 
     kueue.evict()
     wait_until(lambda: not kueue.holds("QuotaReserved"), PATIENCE_S)
-    assert cluster.list_pods(NAMESPACE, "elastic") == [], "quota is given back once no worker is left"
+    phases = {pod["status"]["phase"] for pod in cluster.list_pods(NAMESPACE, "elastic")}
+    assert phases <= {"Failed", "Succeeded"}, "quota is given back once no worker is left"
     assert kueue.holds("Requeued")
     assert suspended()
     assert (job().phase, job().steps_redone, job().failures) == (Phase.SUSPENDED, 0, 0)
