@@ -24,7 +24,8 @@ TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is bei
 class End:
     """A worker's end, seen for the first time.
 
-    `lived_s` is from its start (its creation if it never started) to its end; None when neither is known.
+    `lived_s` is from its start (its creation if it never started) to its end; None when neither is known. `silent`: it
+    did not answer, and may lie on a node that has died and that Kubernetes still waits for: that spends no budget.
     """
 
     worker: WorkerStatus
@@ -33,6 +34,12 @@ class End:
     lived_s: float | None = None
     exit_code: int | None = None
     failure: Failure = Failure()
+    silent: bool = False
+
+    @property
+    def counted(self) -> bool:
+        """Does it spend the restart budget?"""
+        return self.cause.counted and not self.silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +147,7 @@ def _ended(
 
 
 def _given_up(pod: Pod, silent: Collection[str]) -> Pod:
-    """A worker that lives but no longer answers is as good as ended: it is counted, deleted and replaced as one."""
+    """A worker that lives but no longer answers is as good as ended: deleted and replaced as one."""
     if pod.uid not in silent or pod.ended:
         return pod
     return replace(pod, phase=PodPhase.FAILED, reason="Stuck", message=SILENT_MESSAGE)
@@ -155,6 +162,7 @@ def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:
         lived_s=_lived_s(pod.created_at if pod.started_at is None else pod.started_at, at),
         exit_code=pod.exit_code,
         failure=read_failure(pod),
+        silent=pod.message == SILENT_MESSAGE,
     )
 
 

@@ -109,11 +109,11 @@ class TestReplacing:
             job, _ = a_step(job, pods)
         assert (job.status.restarts, job.status.failures) == ({"ApplicationError": 1}, 1)
 
-    def test_a_worker_that_lives_but_answers_no_more_is_counted_deleted_and_replaced(self):
+    def test_a_worker_that_lives_but_answers_no_more_is_deleted_and_replaced(self):
         silent = frozenset({"uid-1"})
         job, decision = a_step(a_running_job(), THREE, silent=silent)
         assert decision.status.restarts == {"Stuck": 1}
-        assert decision.status.failures == 1, "a deadlock of the script's own must not go on for ever"
+        assert decision.status.failures == 0, "its node may have died, and Kubernetes not know yet"
         assert decision.status.interruptions[-1].cause is Cause.STUCK
         assert decision.actions == (), "counted first, deleted once that is stored"
         job, decision = a_step(job, THREE, silent=silent)
