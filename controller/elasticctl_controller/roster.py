@@ -54,7 +54,9 @@ class Crew:
 def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
     """Bring the roster up to date with what is observed; the order of pods makes no difference."""
     known = {worker.uid: worker for worker in job.status.workers if worker.uid}
-    pods = {uid: _given_up(pod, observed.silent) for uid, pod in own_pods(job, observed.pods).items()}
+    own = own_pods(job, observed.pods)
+    given_up = {uid for uid, pod in own.items() if uid in observed.silent and not pod.ended}
+    pods = {uid: _as_ended(pod) if uid in given_up else pod for uid, pod in own.items()}
     present = {uid: _refresh(known.get(uid), pod, job) for uid, pod in pods.items()}
     ends = _vanished(known, pods, observed.lost_nodes, now)
     ends += _ended(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
@@ -62,7 +64,8 @@ def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
     # A completed worker stays on the roster when its pod is gone: it is why the job is about to succeed.
     completed = {uid: w for uid, w in (known | closed).items() if w.cause is Cause.COMPLETED and uid not in pods}
     workers = completed | {uid: closed.get(uid, worker) for uid, worker in present.items()}
-    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends))
+    told = (replace(end, silent=end.worker.uid in given_up) for end in ends)
+    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(told))
 
 
 def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
@@ -146,10 +149,8 @@ def _ended(
     return ends
 
 
-def _given_up(pod: Pod, silent: Collection[str]) -> Pod:
+def _as_ended(pod: Pod) -> Pod:
     """A worker that lives but no longer answers is as good as ended: deleted and replaced as one."""
-    if pod.uid not in silent or pod.ended:
-        return pod
     return replace(pod, phase=PodPhase.FAILED, reason="Stuck", message=SILENT_MESSAGE)
 
 
@@ -162,7 +163,6 @@ def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:
         lived_s=_lived_s(pod.created_at if pod.started_at is None else pod.started_at, at),
         exit_code=pod.exit_code,
         failure=read_failure(pod),
-        silent=pod.message == SILENT_MESSAGE,
     )
 
 

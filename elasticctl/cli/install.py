@@ -55,16 +55,7 @@ class How:
 class System(Where):
     """Which cluster, and where in it."""
 
-    namespace: Annotated[
-        str,
-        typer.Option(
-            "-n",
-            "--namespace",
-            metavar="NAME",
-            show_default=False,
-            help="Where the controllers are put; elasticctl-system by default.",
-        ),
-    ] = ""
+    namespace: Annotated[str, options.namespace("Where the controllers are put; elasticctl-system by default.")] = ""
 
 
 @verb(app, "install")

@@ -124,6 +124,11 @@ def text(about: str, letter: str = "NAME") -> Any:
     return typer.Option(metavar=letter, help=about, show_default=False)
 
 
+def namespace(about: str) -> Any:
+    """The option that names a namespace."""
+    return typer.Option("-n", "--namespace", metavar="NAME", help=about, show_default=False)
+
+
 def complete_context(incomplete: str) -> list[str]:
     """The contexts whose names begin so; none where the contexts file cannot be read."""
     from elasticctl.cli.target import contexts
@@ -161,16 +166,7 @@ class Where:
             help="Which context; the current one by default.",
         ),
     ] = ""
-    namespace: Annotated[
-        str,
-        typer.Option(
-            "-n",
-            "--namespace",
-            metavar="NAME",
-            show_default=False,
-            help="Which namespace; the context's own by default.",
-        ),
-    ] = ""
+    namespace: Annotated[str, namespace("Which namespace; the context's own by default.")] = ""
 
 
 Job = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_job)]

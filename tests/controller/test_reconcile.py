@@ -11,6 +11,7 @@ from elasticctl.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
 from elasticctl.status import Cause, ConditionType, JobStatus, Phase, ReplicaStatus
 from elasticctl_controller.actions import CreateWorker, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.reconcile import reconcile
+from elasticctl_controller.roster import SILENT_MESSAGE
 from tests.controller.samples import (
     NOW,
     a_generation,
@@ -108,6 +109,10 @@ class TestReplacing:
         for _ in range(4):
             job, _ = a_step(job, pods)
         assert (job.status.restarts, job.status.failures) == ({"ApplicationError": 1}, 1)
+
+    def test_a_worker_that_says_itself_that_it_did_not_answer_is_counted(self):
+        _, decision = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=SILENT_MESSAGE), a_pod(2)])
+        assert (decision.status.restarts, decision.status.failures) == ({"Stuck": 1}, 1)
 
     def test_a_worker_that_lives_but_answers_no_more_is_deleted_and_replaced(self):
         silent = frozenset({"uid-1"})

@@ -48,6 +48,12 @@ class ControlApi(FakeApi):
         with self.changed:
             return sorted(path.rpartition("/")[2] for path in self.objects if part in path)
 
+    def told(self, reason: str) -> list[str]:
+        """The messages of the events of this reason."""
+        with self.changed:
+            events = [item for path, item in self.objects.items() if "/events/" in path]
+        return [event["message"] for event in events if event["reason"] == reason]
+
     def connection(self) -> Connection:
         """A connection to it, without a kubeconfig."""
         return Connection(lambda: way(Access(self.url)))

@@ -112,18 +112,13 @@ def test_news_goes_to_the_webhook_of_the_jobs_own_namespace(control: ControlApi,
             job["metadata"]["annotations"] = {ANNOTATION_NOTIFY: key}
             control.put(f"{JOBS}/{name}", job)
 
-        def untold() -> list[str]:
-            with control.changed:
-                events = [item for path, item in control.objects.items() if "/events/" in path]
-            return [event["message"] for event in events if event["reason"] == "NotifyFailed"]
-
-        wait_until(untold)
+        untold = wait_until(lambda: control.told("NotifyFailed"))
         wait_until(lambda: hook.texts)
         assert hook.texts == ["*told* (default) cancelled"]
-        assert "no secret elasticctl-notify with the key teams" in untold()[0]
+        assert "no secret elasticctl-notify with the key teams" in untold[0]
         assert all(replica.end() == 0 for replica in reversed(replicas))
         said = "".join(replica.log.read_text() for replica in replicas)
-        assert "planted-secret" not in said + str(untold())
+        assert "planted-secret" not in said + str(control.told("NotifyFailed"))
         assert len(hook.got) == 1
 
 
