@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticctl.cluster.kube.connection import Connection, resource_path
 from elasticctl.cluster.kube.pruning import prune_pod
@@ -14,6 +14,8 @@ from elasticctl.cluster.kube.store import ObjectStore
 from elasticctl.codec import Manifest
 from elasticctl.errors import NotFoundError
 from elasticctl.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
+
+T = TypeVar("T")
 
 NAMESPACE = "elasticctl-benchmark"
 HOLLOW = {"kubelab/hollow": "true"}
@@ -139,13 +141,14 @@ class Load:
         return True
 
 
-def until(condition: Callable[[], object], limit_s: float, what: str) -> None:
-    """Wait for it; Missing when it does not come."""
+def until(condition: Callable[[], T | None], limit_s: float, what: str) -> T:
+    """Wait until it is true, and return what it is then; Missing when that does not come."""
     deadline = time.monotonic() + limit_s
-    while not condition():
+    while not (found := condition()):
         if time.monotonic() > deadline:
             raise Missing(f"not within {limit_s:.0f} s: {what}")
         time.sleep(POLL_S)
+    return found
 
 
 def names(prefix: str, count: int) -> Iterable[str]:

@@ -1,7 +1,6 @@
 """How the controller on Kubernetes does with a thousand workers and more, beside Kubernetes' own Job controller.
 
     export KUBECONFIG=…        # kubelab with ten hollow nodes
-    kubectl apply --validate=false -f controller/elasticctl_controller/deploy/crd.yaml
     python benchmarks/controller.py [--workers 1000] [--held 5000] [--repeats 3] [--json FILE]
 
 Two controllers run as processes beside the cluster, as in its tests. Pods "run" on hollow nodes, without containers;
@@ -33,7 +32,7 @@ from rich.table import Table
 from benchmarks import results
 from benchmarks.clusterload import NOBODY, Load, Missing, names, until
 from benchmarks.commandline import count, end_as_by_ctrl_c
-from benchmarks.replicas import Replica, Replicas
+from benchmarks.replicas import Replica, Replicas, prepare
 from benchmarks.results import percentile
 from elasticctl.cluster.kube.connection import Connection, connect
 from elasticctl.errors import ElasticctlError
@@ -217,13 +216,14 @@ def session_of(lab_home: Path, say: Console) -> Iterator[Session]:
     api = connect(connections=32)
     if len(api.request("GET", "/api/v1/nodes", None, {"labelSelector": "kubelab/hollow"})["items"]) < 3:
         raise Missing("hollow nodes: start them with `kubelab hollow 10`")
+    prepare(api)
     with tempfile.TemporaryDirectory() as folder:
         session = Session(api, Load(api), Replicas(Path(folder)), lab_home, say)
+        session.load.open()
         try:
             for _ in range(2):
                 session.replicas.start()
             session.replicas.leader()
-            session.load.open()
             yield session
             session.load.clear()
         finally:

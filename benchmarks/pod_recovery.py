@@ -1,7 +1,6 @@
 """How long training stands still when a pod is deleted by force: from the deletion to the survivors' next step.
 
     export KUBECONFIG=…        # kubelab with two nodes
-    kubectl apply --validate=false -f controller/elasticctl_controller/deploy/crd.yaml
     python benchmarks/pod_recovery.py [--repeats 20] [--settle-s 15] [--json FILE]
 
 Three workers train on real nodes, under two controllers that run beside the cluster. Each in turn is deleted without
@@ -28,7 +27,7 @@ from rich.console import Console
 from benchmarks import phases, results
 from benchmarks.clusterload import Missing, until
 from benchmarks.commandline import count, end_as_by_ctrl_c
-from benchmarks.replicas import Replicas
+from benchmarks.replicas import Replicas, prepare
 from benchmarks.results import Spread
 from benchmarks.timeline import Expected, Outcome, Step, outcome
 from benchmarks.trials import StepsFile, is_steady
@@ -174,8 +173,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, losses: list[Loss], say: Console) -> None:
+    api = connect()
+    prepare(api)
     with tempfile.TemporaryDirectory() as folder:
-        replicas, job = Replicas(Path(folder)), Job(connect(), args.folder / NAME)
+        replicas, job = Replicas(Path(folder)), Job(api, args.folder / NAME)
         try:
             for _ in range(2):
                 replicas.start()

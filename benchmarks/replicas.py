@@ -10,18 +10,46 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+
+import yaml
+
+from benchmarks.clusterload import until
+from elasticctl.cluster.kube.connection import Connection
+from elasticctl.errors import ConflictError, ElasticctlError
+from elasticctl.quota import PLURAL as QUOTAS
+from elasticctl.spec import API_VERSION, PLURAL
 
 ADDRESS = os.environ.get("ELASTICCTL_TEST_ADDRESS", "10.88.0.1")
 SYSTEM = "elasticctl-system"
 RENDEZVOUS_PORT = 7777
 ELECTED_S = 40.0
 """Longer than a lease lasts, and than a start takes on a busy machine."""
+SERVED_S = 30.0
+
+
+def prepare(api: Connection) -> None:
+    """Have on the cluster what controllers need there: the CRDs, served, and their namespace."""
+    folder = resources.files("elasticctl_controller") / "deploy"
+    crds = [yaml.safe_load((folder / name).read_text()) for name in ("crd.yaml", "quota.yaml")]
+    todo = [("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd) for crd in crds]
+    for path, item in [*todo, ("/api/v1/namespaces", {"metadata": {"name": SYSTEM}})]:
+        with suppress(ConflictError):
+            api.request("POST", path, item)
+    until(lambda: _serves(api), SERVED_S, "the CRDs, served by the cluster")
+
+
+def _serves(api: Connection) -> bool:
+    with suppress(ElasticctlError):
+        for plural in (PLURAL, QUOTAS):
+            api.request("GET", f"/apis/{API_VERSION}/{plural}")
+        return True
+    return False
 
 
 @dataclass(slots=True)
@@ -66,13 +94,11 @@ class Replicas:
         return replica
 
     def leader(self) -> Replica:
-        """The one that acts, once there is one."""
-        deadline = time.monotonic() + ELECTED_S
-        while (found := next((replica for replica in self.running if replica.leads()), None)) is None:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"none of {len(self.running)} controllers leads after {ELECTED_S:.0f} s")
-            time.sleep(0.02)
-        return found
+        """The one that acts, once there is one. Raises Missing."""
+        return until(self._leading, ELECTED_S, f"a leader among {len(self.running)} controllers")
+
+    def _leading(self) -> Replica | None:
+        return next((replica for replica in self.running if replica.leads()), None)
 
     def stop(self) -> None:
         """End them all, in order; RuntimeError when one has not gone quietly."""

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import yaml
 
-from benchmarks.replicas import SYSTEM, Replicas
+from benchmarks.replicas import Replicas, prepare
 from elasticctl.cluster.kube.connection import Connection, connect
-from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError
-from elasticctl.quota import PLURAL as QUOTAS
-from elasticctl.spec import API_VERSION, PLURAL
+from elasticctl.errors import NotFoundError
 from tests.cluster.commands import elasticctl, kubectl
-from tests.waiting import wait_until
-
-ROOT = Path(__file__).parents[2]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,24 +33,7 @@ def api() -> Connection:
 @pytest.fixture(scope="session")
 def crd(api: Connection) -> None:
     """Have the CRDs and the controller's namespace on the cluster."""
-    folder = ROOT / "controller/elasticctl_controller/deploy"
-    crds = [yaml.safe_load((folder / name).read_text()) for name in ("crd.yaml", "quota.yaml")]
-    namespace = {"metadata": {"name": SYSTEM}}
-    for path, item in (
-        *(("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd) for crd in crds),
-        ("/api/v1/namespaces", namespace),
-    ):
-        with suppress(ConflictError):
-            api.request("POST", path, item)
-
-    def served() -> bool:
-        with suppress(ElasticctlError):
-            for plural in (PLURAL, QUOTAS):
-                api.request("GET", f"/apis/{API_VERSION}/{plural}")
-            return True
-        return False
-
-    wait_until(served, 30)
+    prepare(api)
 
 
 def serves(api: Connection, group_version: str) -> bool:
