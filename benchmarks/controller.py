@@ -84,8 +84,12 @@ class Session:
     def found(self, name: str, unit: str, values: Sequence[float], aim: float | None = None, at: float = 1.0) -> None:
         """Keep a figure, and tell of it."""
         self.figures.append(Figure(name, unit, tuple(values), aim, at))
+        self.tell(name, values, unit)
+
+    def tell(self, what: str, values: Sequence[float], unit: str) -> None:
+        """Say how far it is: the highest of the values."""
         shown = ", ".join(f"{value:.2f}" for value in sorted(values)[-5:])
-        self.say.print(f"{name}: {shown} {unit}", markup=False, soft_wrap=True)
+        self.say.print(f"{what}: {shown} {unit}", markup=False, soft_wrap=True)
 
 
 def creation(session: Session, workers: int, repeats: int) -> None:
@@ -102,6 +106,7 @@ def creation(session: Session, workers: int, repeats: int) -> None:
                     makers[who](name, each)
                 until(lambda total=jobs * each: len(load.pods) == total, CREATED_LIMIT_S, f"{shape} of {who}")
                 took_s[shape, who].append(load.pods.last_created_at - began)
+                session.tell(f"{number + 1} of {repeats}: {shape}, {who}", took_s[shape, who][-1:], "s")
                 load.clear()
     for shape in shapes:
         theirs = sorted(took_s[shape, "theirs"])
