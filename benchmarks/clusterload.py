@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from elasticctl.cluster.kube.connection import Connection, resource_path
+from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl.cluster.kube.pruning import prune_pod
 from elasticctl.cluster.kube.reflector import Reflector, Resource
 from elasticctl.cluster.kube.store import ObjectStore
@@ -98,20 +98,31 @@ class Load:
         self._api.request("DELETE", path)
         until(lambda: not self._exists(path), 600, "the end of the namespace")
 
-    def create_ours(self, name: str, workers: int, **pod: Any) -> None:
-        """An ElasticJob of so many workers; further keywords are fields of their pods."""
+    def create_ours(self, name: str, workers: int, most: int | None = None, **pod: Any) -> None:
+        """An ElasticJob of so many workers, and of `most` later on; further keywords are fields of their pods."""
         spec = {
             "minReplicas": 1,
-            "maxReplicas": workers,
+            "maxReplicas": most or workers,
             "replicaSpecs": {
                 "Worker": {"replicas": workers, "restartPolicy": "OnFailure", "template": _template(**pod)}
             },
         }
         self._create(resource_path(API_VERSION, NAMESPACE, PLURAL), API_VERSION, KIND, name, spec)
 
-    def create_theirs(self, name: str, workers: int) -> None:
-        """A Job of so many pods at once."""
-        template = _template()
+    def grow(self, name: str, workers: int, steps: int) -> None:
+        """Scale one of ours up, in steps of so many, each once those before run.
+
+        kubemark's kubelets of this release die of too many pods at once: concurrent writes to a map of their own.
+        """
+        path = resource_path(API_VERSION, NAMESPACE, PLURAL, name)
+        for target in (*range(steps, workers, steps), workers):
+            patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": target}}}}
+            self._api.request("PATCH", path, patch, content_type=MERGE_PATCH)
+            until(lambda: self.pods.running() == target, 300, f"{target} running workers")  # noqa: B023
+
+    def create_theirs(self, name: str, workers: int, **pod: Any) -> None:
+        """A Job of so many pods at once; further keywords as above."""
+        template = _template(**pod)
         template["spec"]["restartPolicy"] = "Never"
         spec = {"parallelism": workers, "completions": workers, "template": template}
         self._create(resource_path("batch/v1", NAMESPACE, "jobs"), "batch/v1", "Job", name, spec)

@@ -96,3 +96,15 @@ def test_outcomes_are_counted_by_status(control: ControlApi) -> None:
         api.request("GET", "/apis/none/v1")
     control.close()
     assert seen == ["POST 409", "GET 404"]
+
+
+def test_what_goes_apart_holds_nothing_up(control: ControlApi) -> None:
+    api, time, seen = limited(control)
+    aside = Time()
+    events = api.apart(TokenBucket(1.0, 1, aside.clock, aside.sleep))
+    for name in "abc":
+        events.request("POST", PODS, {"metadata": {"name": name}})
+    api.request("POST", PODS, {"metadata": {"name": "d"}})
+    assert aside.slept == pytest.approx(2.0)
+    assert time.slept == 0
+    assert seen == ["POST ok"] * 4

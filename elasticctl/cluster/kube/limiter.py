@@ -88,6 +88,10 @@ class LimitedApi:
     ) -> None:
         self._connection, self._bucket, self._may_act, self._on_request = connection, bucket, may_act, on_request
 
+    def apart(self, bucket: TokenBucket) -> LimitedApi:
+        """The same way with a bucket of its own: what goes there holds nothing up here."""
+        return LimitedApi(self._connection, bucket, self._may_act, self._on_request)
+
     def request(
         self,
         method: str,

@@ -17,7 +17,7 @@ from typing import Any
 from elasticctl.cluster.kube.belongings import Belongings
 from elasticctl.cluster.kube.connection import MERGE_PATCH, resource_path
 from elasticctl.cluster.kube.events import EventRecorder
-from elasticctl.cluster.kube.limiter import LimitedApi
+from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
 from elasticctl.cluster.kube.losses import Losses
 from elasticctl.cluster.kube.nodes import UNKNOWN_GRACE_S, NodeHealth
 from elasticctl.cluster.kube.pruning import prune_job, prune_node, prune_pod
@@ -29,6 +29,9 @@ from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PL
 from elasticctl.status import JobStatus
 
 log = logging.getLogger(__name__)
+
+EVENTS_PER_S, EVENTS_BURST = 20.0, 100
+"""Requests of a bucket of their own: news of a thousand pods must not hold up the next pods."""
 
 Outfit = Callable[[ElasticJob, Manifest], Manifest]
 """From the pod that the controller asks for to the one that is created here."""
@@ -63,7 +66,7 @@ class KubeWorkload:
     ) -> None:
         self.rendezvous_endpoint = settings.rendezvous_endpoint
         self._api, self._belongings, self._outfit = api, belongings, outfit
-        self._events = EventRecorder(api, settings.instance)
+        self._events = EventRecorder(api.apart(TokenBucket(EVENTS_PER_S, EVENTS_BURST)), settings.instance)
         self._health = NodeHealth(settings.node_grace_s)
         self._losses = Losses(on_replaced)
         self.jobs = ObjectStore(prune_job)
