@@ -24,6 +24,7 @@ Manifest = dict[str, Any]
 
 T = TypeVar("T")
 _MISSING = object()
+_PLAIN = frozenset((str, int, float, bool))
 _Decoder = Callable[[Any], Any]
 _EXACT = 2**53  # whole numbers below this are floats too
 _LONGEST = 2**63  # what an API server keeps of a whole number
@@ -63,11 +64,11 @@ def camel(name: str) -> str:
 
 def to_json(value: Any) -> Any:
     """Encode a dataclass (or a container of them) as JSON data; None and empty containers are left out of objects."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        encoded = {
-            camel(name): _encode_field(getattr(value, name), is_timestamp)
-            for name, _, is_timestamp in _fields(type(value))
-        }
+    cls = type(value)
+    if value is None or cls in _PLAIN:  # first: a status has thousands of them
+        return value
+    if dataclasses.is_dataclass(cls):
+        encoded = {key: encode(getattr(value, name)) for name, key, encode in _encoders(cls)}
         return {key: item for key, item in encoded.items() if item is not None and item != [] and item != {}}
     if isinstance(value, enum.Enum):
         return value.value
@@ -91,8 +92,16 @@ def from_json(cls: type[T], data: object) -> T:
     return cls(**found)
 
 
-def _encode_field(value: Any, is_timestamp: bool) -> Any:
-    return to_rfc3339(value) if is_timestamp and value is not None else to_json(value)
+@functools.cache
+def _encoders(cls: Any) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
+    """(name, key in JSON, encoder) of each field of a dataclass."""
+    return tuple(
+        (name, camel(name), _encode_timestamp if is_timestamp else to_json) for name, _, is_timestamp in _fields(cls)
+    )
+
+
+def _encode_timestamp(at: float | None) -> str | None:
+    return None if at is None else to_rfc3339(at)
 
 
 @functools.cache

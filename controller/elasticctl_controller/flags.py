@@ -41,8 +41,8 @@ def parse(argv: list[str] | None = None) -> Flags:
     add("--leader-election-namespace", default="elasticctl-system", metavar="NAMESPACE", help="where the Lease is")
     add("--bind", default="", metavar="ADDRESS", help="listen on this address alone")
     add("--context", default="", metavar="NAME", help="a kubeconfig's context; by default the cluster this runs in")
-    add("--api-qps", type=_positive, default=200.0, metavar="N", help="requests a second to the API server")
-    add("--api-burst", type=int, default=400, metavar="N", help="that many requests at once")
+    add("--api-qps", type=_positive, default=300.0, metavar="N", help="requests a second to the API server")
+    add("--api-burst", type=int, default=600, metavar="N", help="that many requests at once")
     add(
         "--node-grace-s",
         type=_positive,

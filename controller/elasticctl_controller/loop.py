@@ -53,7 +53,7 @@ class Workload(Protocol):
         """Return the job's manifest, or None when it is gone."""
 
     def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
-        """Return the pods with the job's label, whoever owns them."""
+        """Return the pods with the job's label, whoever owns them; one that was given out never changes."""
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the names of nodes that are gone or NotReady."""
@@ -140,6 +140,7 @@ class Controller:
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
         self._queue, self._on_pass = queue or WorkQueue(), on_pass
         self._written_at: dict[str, float] = {}
+        self._read: dict[str, dict[int, tuple[Mapping[str, Any], Pod]]] = {}
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
 
@@ -203,6 +204,7 @@ class Controller:
         manifest = self._workload.get_job(key)
         if manifest is None:
             self._written_at.pop(key, None)
+            self._read.pop(key, None)
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
             return
@@ -237,7 +239,7 @@ class Controller:
             raise
 
     def _observe(self, job: ElasticJob) -> Observed:
-        pods = tuple(Pod.from_manifest(pod) for pod in self._workload.list_pods(job))
+        pods = self._pods(job)
         given = self._scheduling.allotment(job)
         observed = Observed(
             pods=pods,
@@ -258,6 +260,16 @@ class Controller:
             silent=view.silent,
             growth=view.growth,
         )
+
+    def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:
+        """The job's pods; only those that have changed since the pass before are read again."""
+        known = self._read.get(job.key, {})
+        found: dict[int, tuple[Mapping[str, Any], Pod]] = {}
+        for manifest in self._workload.list_pods(job):
+            before = known.get(id(manifest))  # which the entry keeps from being given to another object
+            found[id(manifest)] = before or (manifest, Pod.from_manifest(manifest))
+        self._read[job.key] = found
+        return tuple(pod for _, pod in found.values())
 
     def _write(self, job: ElasticJob, decision: Decision) -> None:
         """Store the status if it says anything new; news of progress alone may wait a moment."""

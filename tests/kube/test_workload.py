@@ -281,6 +281,16 @@ def test_what_was_removed_on_purpose_or_made_by_another_replica_counts_for_nothi
     assert bench.replaced == []
 
 
+def test_the_first_pods_of_a_job_that_was_made_anew_replace_nothing(bench: Bench) -> None:
+    job = bench.submit()
+    bench.create(job)
+    for path in (f"{JOBS}/job", f"{CORE}/services/job-workers", f"{CORE}/pods/job-worker-0"):
+        bench.control.remove(path)
+    wait_until(lambda: not bench.pods(job) and bench.workload.get_job("default/job") is None)
+    bench.create(bench.submit())
+    assert bench.replaced == []
+
+
 def test_a_job_is_deleted_if_it_is_that_very_one(bench: Bench) -> None:
     job = bench.submit()
     stored = bench.control.objects[f"{JOBS}/job"]

@@ -13,7 +13,7 @@ MAX_KEPT = 10_000
 
 
 class Losses:
-    """Losses that wait for their replacement, by `namespace/pod`; thread-safe. `clock` is monotonic seconds."""
+    """Losses that wait for their replacement, by `job's uid/pod`; thread-safe. `clock` is monotonic seconds."""
 
     def __init__(self, on_replaced: Callable[[float], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._on_replaced, self._clock = on_replaced, clock

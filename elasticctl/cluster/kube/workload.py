@@ -140,7 +140,7 @@ class KubeWorkload:
         """Create a pod of the job, and first what it needs; ConflictError when its name is taken."""
         pod = self._outfit(job, dict(manifest))
         self._belongings.ensure(job, pod)
-        with self._losses.replacing(key_of(pod)):
+        with self._losses.replacing(_place(pod)):
             self.pods.learn(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
@@ -198,9 +198,9 @@ class KubeWorkload:
         if new is not None and self._health.pod_names(new["spec"].get("nodeName", "")):
             self._node_news.set()
         if is_loss(old, new):
-            self._losses.lost(key_of(pod), pod["metadata"].get("uid", ""))
+            self._losses.lost(_place(pod), pod["metadata"].get("uid", ""))
         elif old is None:
-            self._losses.settled(key_of(pod))
+            self._losses.settled(_place(pod))
         self._callback(_job_key(pod))
 
     def _node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
@@ -222,7 +222,7 @@ class KubeWorkload:
         pods = self.pods.items()
         for pod in pods:
             if pod["spec"].get("nodeName") in nodes:
-                self._losses.lost(key_of(pod), pod["metadata"].get("uid", ""))
+                self._losses.lost(_place(pod), pod["metadata"].get("uid", ""))
                 self._callback(_job_key(pod))
         if nodes:
             log.info("lost nodes: %s", ", ".join(sorted(nodes)))
@@ -266,6 +266,12 @@ def _is_live(pod: Manifest) -> bool:
 def _job_key(pod: Manifest) -> str:
     metadata = pod["metadata"]
     return f"{metadata.get('namespace', '')}/{metadata.get('labels', {}).get(LABEL_JOB, '')}"
+
+
+def _place(pod: Mapping[str, Any]) -> str:
+    """What a pod's replacement has in common with it, and a pod of that name of a later job has not."""
+    owners = pod["metadata"].get("ownerReferences", ())
+    return f"{next((owner['uid'] for owner in owners if owner.get('controller')), '')}/{pod['metadata']['name']}"
 
 
 def _job_path(job: ElasticJob, part: str = "") -> str:
