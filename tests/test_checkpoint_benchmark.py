@@ -32,8 +32,8 @@ from benchmarks.checkpoints.trials import Failed, Plan, RankProcess, Sink
 from benchmarks.results import Spread
 from elasticctl_train import storage as storages
 from elasticctl_train.errors import ExistsError, StorageError
+from elasticctl_train.parallel import each
 from elasticctl_train.storage import Patience, Storage, all_keys
-from elasticctl_train.storage.parallel import each
 
 # The server.
 

@@ -107,6 +107,7 @@ class Rank:
         torch.set_num_threads(1)
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(task.port)}
         os.environ |= {"RANK": str(task.rank), "WORLD_SIZE": str(task.world_size), "LOCAL_RANK": str(task.rank)}
+        os.environ["LOCAL_WORLD_SIZE"] = str(task.world_size)
         dist.init_process_group("gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
         self.trainee = Trainee(task.size_bytes, task.seed)
         self.loop = Loop(task.world_size)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from elasticctl_train import copying
 from elasticctl_train.background import Background
 from elasticctl_train.copying import Copier, Target
-from elasticctl_train.storage.parallel import each
+from elasticctl_train.parallel import each
 from tests.train.states import bits, same, tensors
 
 COPIER = Copier()

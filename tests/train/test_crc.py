@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticctl_train import crc
 from elasticctl_train.crc import combine, combined
 
 
@@ -19,3 +22,9 @@ def test_pieces_have_the_crc_of_the_whole(pieces: list[bytes]) -> None:
 def test_large_pieces_too() -> None:
     first, second = bytes(range(256)) * 4096, b"\xff" * (16 << 20)
     assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 16 << 20, (33 << 20) + 7])
+def test_all_processors_find_what_one_does(size_bytes: int) -> None:
+    data = random.Random(size_bytes).randbytes(size_bytes)
+    assert crc.of(data) == crc.of(memoryview(data)) == zlib.crc32(data)

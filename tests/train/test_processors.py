@@ -24,3 +24,16 @@ def test_where_nobody_is_bound_all_count(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
     assert processors.available() == os.cpu_count()
     Copier().copy([], [])
+
+
+@pytest.mark.parametrize(
+    ("all_", "ranks", "each"), [(2, None, 2), (2, "2", 1), (8, "", 8), (8, "4", 2), (48, "5", 9), (1, "4", 1)]
+)
+def test_the_ranks_of_a_worker_share_them(
+    monkeypatch: pytest.MonkeyPatch, all_: int, ranks: str | None, each: int
+) -> None:
+    monkeypatch.setattr(processors, "available", lambda: all_)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert processors.per_rank() == each

@@ -277,6 +277,7 @@ class Checkpointer:
             kept = self._tier is not None and self._tier.clear(but_for=self._restored_folder)
             gpu = next((tensor.device for tensor in flat.shared.values() if tensor.is_cuda), None)
             self._buffers = Buffers(size_bytes, tier=self._tier, pin=gpu, one_at_first=kept)
+            gc.collect()  # or the first full collection, which the imports have made long, falls into a save
         return self._plan, self._buffers
 
     def _write(self, share: shares.Share, folder: str, label: Label, started_s: float) -> None:

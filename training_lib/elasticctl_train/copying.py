@@ -41,10 +41,10 @@ class Target:
 
 
 class Copier:
-    """Copies tensors in memory with two threads, where there are two processors."""
+    """Copies tensors in memory with two threads, where a rank has two processors."""
 
     def __init__(self) -> None:
-        self._helper = Background("elasticctl-copy") if processors.available() > 1 else None
+        self._helper = Background("elasticctl-copy") if processors.per_rank() > 1 else None
 
     def copy(self, targets: Sequence[Target], sources: Sequence[torch.Tensor]) -> None:
         """Copy each source to its target, of the same dtype and shape."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from elasticctl_train import commits
+from elasticctl_train import commits, crc
 from elasticctl_train.commits import Commit, ObjectRef
 from elasticctl_train.errors import DamagedError
 from elasticctl_train.storage import Storage
@@ -33,7 +33,7 @@ def fetch(storage: Storage, commit: Commit) -> list[Any]:
 
 def check(ref: ObjectRef, data: bytes | memoryview) -> None:
     """Raise DamagedError unless these are the bytes that were committed."""
-    if len(data) != ref.size_bytes or commits.checksum([data]) != ref.checksum:
+    if len(data) != ref.size_bytes or commits.as_checksum(crc.of(data)) != ref.checksum:
         raise DamagedError(f"{ref.key}: its checksum does not match")
 
 

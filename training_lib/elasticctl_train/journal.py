@@ -21,8 +21,8 @@ from elasticctl_train.errors import (
     MovedError,
     StorageError,
 )
+from elasticctl_train.parallel import each
 from elasticctl_train.storage import Storage, all_keys
-from elasticctl_train.storage.parallel import each
 
 log = logging.getLogger("elasticctl_train")
 

@@ -19,9 +19,9 @@ from elasticctl_train import archive, commits, documents, journal
 from elasticctl_train.archive import OnBytes
 from elasticctl_train.commits import Commit, Generation, ObjectRef
 from elasticctl_train.errors import DamagedError, ExistsError, MissingError, StorageError
+from elasticctl_train.parallel import each
 from elasticctl_train.storage import Storage, all_keys
 from elasticctl_train.storage.cloud import CloudStorage
-from elasticctl_train.storage.parallel import each
 
 AT_ONCE = 4
 """Objects on their way at a time; each object store moves the parts of one in parallel too."""

@@ -13,8 +13,8 @@ from functools import lru_cache
 from elasticctl_train.errors import DamagedError, MissingError
 from elasticctl_train.logs import book
 from elasticctl_train.logs.book import Incarnation, Line
+from elasticctl_train.parallel import each
 from elasticctl_train.storage import Storage, all_keys
-from elasticctl_train.storage.parallel import each
 
 _KEPT_SEGMENTS = 3
 _AT_ONCE = 8

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from elasticctl_train.errors import DamagedError, ExistsError, MissingError, StorageError
+from elasticctl_train.parallel import each
 from elasticctl_train.storage.location import is_key
-from elasticctl_train.storage.parallel import each
 from elasticctl_train.storage.wire import Answer
 
 RANGE_BYTES = 16 << 20

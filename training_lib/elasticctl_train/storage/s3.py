@@ -25,11 +25,11 @@ from botocore.exceptions import BotoCoreError
 from elasticctl_train import processors
 from elasticctl_train.crc import combined
 from elasticctl_train.errors import StorageError
+from elasticctl_train.parallel import each
 from elasticctl_train.storage import location, s3_words
 from elasticctl_train.storage.base import PAGE_KEYS
 from elasticctl_train.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
 from elasticctl_train.storage.location import Location
-from elasticctl_train.storage.parallel import each
 from elasticctl_train.storage.retry import Caller, Patience, Reply, Verdict
 from elasticctl_train.storage.wire import Answer, Connections, Request
 
@@ -37,8 +37,8 @@ log = logging.getLogger("elasticctl_train")
 
 OPTIONS = ("endpoint", "region")
 PART_BYTES = 16 << 20
-FEWEST_SENDERS, MOST_SENDERS = 2, 8
-"""Parts at a time: as many as there are processors, within these bounds, because training wants them meanwhile."""
+MOST_SENDERS = 8
+"""Parts at a time: as many as the rank has processors beside the one it trains on, 1 at least and up to this number."""
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _MOST_COPIED_BYTES = 5 << 30
 _RESTARTS = 3
@@ -179,7 +179,7 @@ class S3:
             self._raise_unless(reply, s3_words.WRITE, key, 200)
             done[index] = reply.answer.headers.get("etag", ""), headers.get("x-amz-checksum-crc32", "")
 
-        each(send, range(count), max(FEWEST_SENDERS, min(processors.available(), MOST_SENDERS)))
+        each(send, range(count), max(1, min(processors.per_rank() - 1, MOST_SENDERS)))
         if all(part.crc is not None for part in pieces):
             body.crc = combined((part.crc32(), part.size_bytes) for part in pieces)
         return done

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from elasticctl_train.errors import DamagedError
+from elasticctl_train.parallel import each
 from elasticctl_train.storage import Storage
-from elasticctl_train.storage.parallel import each
 from elasticctl_train.workspace.listing import File, Folder, Link, Listing
 from elasticctl_train.workspace.pieces import Run, opened, runs
 from elasticctl_train.workspace.store import PACKS, find

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from elasticctl_train.storage.parallel import each
+from elasticctl_train.parallel import each
 
 
 def test_all_is_done_and_as_many_at_a_time_as_allowed() -> None:
