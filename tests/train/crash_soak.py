@@ -28,6 +28,7 @@ from tests.train.states import same
 from tests.waiting import wait_until
 
 BACKENDS = ("file", "s3", "gs")
+TOLD_EVERY = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,11 @@ def main() -> None:
     with beds(options.backends) as found:
         for backend, bed in found.items():
             started_s = time.monotonic()
-            steps = list(soak(bed, options.kills, options.seed))
+            steps = []
+            for step in soak(bed, options.kills, options.seed):
+                steps.append(step)
+                if len(steps) % TOLD_EVERY == 0:
+                    print(f"{backend}: {len(steps)} of {options.kills} kills, resumed at {step}", flush=True)
             assert steps == sorted(set(steps))
             bed.check_swept()
             took_s = time.monotonic() - started_s
