@@ -43,6 +43,7 @@ class Cause(StrEnum):
     KILLED = "Killed"
     COLLATERAL = "Collateral"
     STUCK = "Stuck"
+    UNRESPONSIVE = "Unresponsive"
     APPLICATION = "ApplicationError"
     COMPLETED = "Completed"
 

@@ -55,7 +55,7 @@ def clock_out(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> JobSta
 
 def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> str | None:
     """Return the reason these ends, or the budget already spent, fail the job; None when it goes on."""
-    if job.restart_policy is RestartPolicy.NEVER and any(end.counted for end in ends):
+    if job.restart_policy is RestartPolicy.NEVER and any(end.cause.counted for end in ends):
         return "RestartPolicyNever"
     permanent = (end for end in ends if end.cause is Cause.APPLICATION and end.exit_code in PERMANENT_EXIT_CODES)
     if job.restart_policy is RestartPolicy.EXIT_CODE and any(permanent):
@@ -112,9 +112,9 @@ def _enter(policy: Policy, status: JobStatus, end: End) -> JobStatus:
     if not end.cause.interruption:
         return status
     quick = end.lived_s is not None and end.lived_s < QUICK_DEATH_S
-    if end.counted or quick:
+    if end.cause.counted or quick:
         status = replace(status, backoff=_pause(policy, status.backoff, end))
-    if end.counted:
+    if end.cause.counted:
         first = status.first_failure or failure_of(end)
         status = replace(status, failures=status.failures + 1, first_failure=first)
     return replace(status, interruptions=(*status.interruptions, _interruption(status, end))[-MAX_INTERRUPTIONS:])

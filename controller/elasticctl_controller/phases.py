@@ -76,7 +76,7 @@ def _finish(job: ElasticJob, status: JobStatus, crew: Crew, done_at: float, now:
 
 
 def _blame(job: ElasticJob, status: JobStatus, crew: Crew) -> str:
-    counted = [end for end in crew.ends if end.counted]
+    counted = [end for end in crew.ends if end.cause.counted]
     last = failure_of(counted[-1]) if counted else status.first_failure
     budget = f"failures: {status.failures}, backoffLimit: {job.backoff_limit}"
     return f"{describe_failure(last)}; {budget}" if last else budget

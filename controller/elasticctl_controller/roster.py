@@ -24,8 +24,7 @@ TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is bei
 class End:
     """A worker's end, seen for the first time.
 
-    `lived_s` is from its start (its creation if it never started) to its end; None when neither is known. `silent`: it
-    did not answer, and may lie on a node that has died and that Kubernetes still waits for: that spends no budget.
+    `lived_s` is from its start (its creation if it never started) to its end; None when neither is known.
     """
 
     worker: WorkerStatus
@@ -34,12 +33,6 @@ class End:
     lived_s: float | None = None
     exit_code: int | None = None
     failure: Failure = Failure()
-    silent: bool = False
-
-    @property
-    def counted(self) -> bool:
-        """Does it spend the restart budget?"""
-        return self.cause.counted and not self.silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +53,12 @@ def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
     present = {uid: _refresh(known.get(uid), pod, job) for uid, pod in pods.items()}
     ends = _vanished(known, pods, observed.lost_nodes, now)
     ends += _ended(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
+    ends = [_seen_from_outside(end) if end.worker.uid in given_up else end for end in ends]
     closed = {end.worker.uid: replace(end.worker, cause=end.cause, ended_at=end.at) for end in ends}
     # A completed worker stays on the roster when its pod is gone: it is why the job is about to succeed.
     completed = {uid: w for uid, w in (known | closed).items() if w.cause is Cause.COMPLETED and uid not in pods}
     workers = completed | {uid: closed.get(uid, worker) for uid, worker in present.items()}
-    told = (replace(end, silent=end.worker.uid in given_up) for end in ends)
-    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(told))
+    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends))
 
 
 def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
@@ -151,7 +144,12 @@ def _ended(
 
 def _as_ended(pod: Pod) -> Pod:
     """A worker that lives but no longer answers is as good as ended: deleted and replaced as one."""
-    return replace(pod, phase=PodPhase.FAILED, reason="Stuck", message=SILENT_MESSAGE)
+    return replace(pod, phase=PodPhase.FAILED, reason="Unresponsive", message=SILENT_MESSAGE)
+
+
+def _seen_from_outside(end: End) -> End:
+    """Whether it hangs or its node has died, and Kubernetes does not know yet, nobody can tell: no budget is spent."""
+    return replace(end, cause=Cause.UNRESPONSIVE) if end.cause is Cause.STUCK else end
 
 
 def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:

@@ -16,7 +16,7 @@ from elasticctl.status import Cause, JobStatus
 
 LEAST_STEPS, LEAST_S = 10, 1.0
 """What a group of some size has to have done for its rate to say anything."""
-_OF_THE_MACHINE = (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DELETED, Cause.KILLED)
+_OF_THE_MACHINE = (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DELETED, Cause.KILLED, Cause.UNRESPONSIVE)
 
 
 @dataclass(frozen=True, slots=True)

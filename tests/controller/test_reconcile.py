@@ -117,9 +117,9 @@ class TestReplacing:
     def test_a_worker_that_lives_but_answers_no_more_is_deleted_and_replaced(self):
         silent = frozenset({"uid-1"})
         job, decision = a_step(a_running_job(), THREE, silent=silent)
-        assert decision.status.restarts == {"Stuck": 1}
+        assert decision.status.restarts == {"Unresponsive": 1}
         assert decision.status.failures == 0, "its node may have died, and Kubernetes not know yet"
-        assert decision.status.interruptions[-1].cause is Cause.STUCK
+        assert decision.status.interruptions[-1].cause is Cause.UNRESPONSIVE
         assert decision.actions == (), "counted first, deleted once that is stored"
         job, decision = a_step(job, THREE, silent=silent)
         assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1", force=True),)
