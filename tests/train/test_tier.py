@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from elasticctl_train import tier
-from elasticctl_train.buffers import Buffers
+from elasticctl_train.buffers import Buffers, anonymous
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import ObjectRef
 from elasticctl_train.storage.local import LocalStorage
@@ -227,3 +227,8 @@ def test_only_older_generations_are_deleted(base: Path) -> None:
     assert opened(base, 1, 3).offers().keys() == {refs[2], refs[3]}
     assert not opened(base, 0, 3).clear(but_for="data/save-1/")
     assert opened(base, 1, 3).offers() == {refs[3]: files(base, "data")[0]}
+
+
+def test_more_than_there_can_be_is_said_in_words() -> None:
+    with pytest.raises(MemoryError, match="67108864 MB of memory for a checkpoint"):
+        anonymous(1 << 46)

@@ -99,11 +99,14 @@ def anonymous(size_bytes: int, *, inherited: bool = True) -> torch.Tensor:
     """Untouched memory of this process's own, in large pages where the kernel has them: a uint8 tensor.
 
     Unless `inherited`, processes that are forked from this one, DataLoader workers mostly, do not get it: or else the
-    first write to each page after a fork would copy the page.
+    first write to each page after a fork would copy the page. Raises MemoryError.
     """
     if size_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as e:
+        raise MemoryError(f"no {size_bytes >> 20} MB of memory for a checkpoint: {e.strerror}") from e
     for name in ("MADV_HUGEPAGE", *([] if inherited else ["MADV_DONTFORK"])):
         if hasattr(mmap, name):
             with suppress(OSError):  # a kernel without large pages
