@@ -230,5 +230,5 @@ def test_only_older_generations_are_deleted(base: Path) -> None:
 
 
 def test_more_than_there_can_be_is_said_in_words() -> None:
-    with pytest.raises(MemoryError, match="67108864 MB of memory for a checkpoint"):
-        anonymous(1 << 46)
+    with pytest.raises(MemoryError, match="268435456 MB of memory for a checkpoint"):
+        anonymous(1 << 48)
