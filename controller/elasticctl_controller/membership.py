@@ -34,6 +34,8 @@ ADOPT_S = 45.0
 connection died without a word asks again after 40 s."""
 DRAIN_S = 10.0
 """How long members have to commit the step they agreed to stop at, before the group opens without it."""
+COLD_S = 10.0
+"""How long a group's pace says nothing yet about its size: its first steps are slow."""
 RATE_WEIGHT = 0.1
 """How much of a rate is the newest report's: one slow step says little about a size."""
 GENERATIONS_KEPT = 20
@@ -249,7 +251,8 @@ class Group:
             older = [(name, value) for name, value in known.items() if name not in progress.metrics]
             metrics = dict([*older, *progress.metrics.items()][-MAX_METRICS:])
             self.progress = replace(progress, at=Timestamp(now), metrics=metrics)
-        if progress.samples_per_s is not None and progress.samples_per_s > 0:
+        warm = record.first_step_at is not None and now >= record.first_step_at + COLD_S
+        if warm and progress.samples_per_s is not None and progress.samples_per_s > 0:
             rate = self.rates.setdefault(len(record.workers), progress.samples_per_s)
             self.rates[len(record.workers)] += (progress.samples_per_s - rate) * RATE_WEIGHT
         self.unexplained = 0

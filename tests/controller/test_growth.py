@@ -7,7 +7,7 @@ import pytest
 from elasticctl.codec import Timestamp
 from elasticctl.status import Generation, Progress
 from elasticctl_controller.growth import UNMEASURED_COST_S, growth_of, reform_cost_s
-from elasticctl_controller.membership import DRAIN_S, Group, Member
+from elasticctl_controller.membership import COLD_S, DRAIN_S, Group, Member
 
 NOW = 1_000.0
 
@@ -121,7 +121,18 @@ def test_a_size_that_somebody_asked_for_is_not_weighed() -> None:
 
 def test_more_workers_that_make_it_no_faster_are_not_taken_in() -> None:
     group = formed("ab", automatic=True)
-    group.rates[3] = 90.0
+    group.rates |= {2: 100.0, 3: 90.0}
     joins(group, "c", 100.0, "abc")
     assert group.drain is None
     assert "would not make it faster" in group.growth
+
+
+def test_the_first_seconds_say_nothing_about_a_size() -> None:
+    group = formed("ab", automatic=True)
+    first = group.records[-1].first_step_at
+    assert first is not None
+    for after_s in (0.1, 1.0, COLD_S - 0.1):
+        group.note_step(1, Progress(step=100, total_steps=100_000, samples_per_s=10.0), first + after_s)
+    assert group.rates == {}
+    group.note_step(1, Progress(step=200, total_steps=100_000, samples_per_s=100.0), first + COLD_S)
+    assert group.rates == {2: 100.0}
