@@ -18,6 +18,7 @@ from tests.waiting import wait_until
 TRAIN = Path(__file__).with_name("sharing_train.py")
 LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
 ENDLESS = 100_000
+GUEST_EPOCHS = 16  # of an eighth of a second for each of ten steps: it stays until the other has trained without its two
 PATIENCE_S = 120.0
 AUTOMATIC = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
 
@@ -63,7 +64,7 @@ def give_way_and_grow_back(cluster: Cluster, submit: Callable[[Manifest], object
     assert _borrowed(elastic()) == 2
     committed = wait_until(lambda: elastic().checkpoint.step, PATIENCE_S)
 
-    submit(training("guest", "b", storage, workers=2, epochs=1, minReplicas=2))
+    submit(training("guest", "b", storage, workers=2, epochs=GUEST_EPOCHS, minReplicas=2))
     wait_until(lambda: trains(elastic(), 2) and _borrowed(elastic()) == 0, PATIENCE_S)
     resumed = elastic().generations[-1].resumed_step
     assert resumed is not None
