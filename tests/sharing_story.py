@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 TRAIN = Path(__file__).with_name("sharing_train.py")
 LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
 ENDLESS = 100_000
-GUEST_EPOCHS = 16  # of an eighth of a second for each of ten steps: it stays until the other has trained without its two
+GUEST_EPOCHS = 16  # ten steps of an eighth of a second each: it stays until its host has trained without the slots
 PATIENCE_S = 120.0
 AUTOMATIC = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
 
