@@ -87,31 +87,43 @@ class Buffers:
 
     def _make_one(self, index: int) -> Buffer:
         shared = self._tier.create(index, self._size_bytes) if self._tier is not None else None
-        if shared is None:
-            data = anonymous(self._size_bytes, inherited=False)
-        else:
-            data = torch.frombuffer(shared, dtype=torch.uint8)
+        data = _reserved(self._size_bytes) if shared is None else _tensor(shared)
         touch(data)
         return Buffer(index, data, in_tier=shared is not None, pinned=self._pin is not None and _pin(data, self._pin))
 
 
-def anonymous(size_bytes: int, *, inherited: bool = True) -> torch.Tensor:
-    """Untouched memory of this process's own, in large pages where the kernel has them: a uint8 tensor.
+def anonymous(size_bytes: int) -> torch.Tensor:
+    """Untouched memory of this process's own: a uint8 tensor. Raises MemoryError.
 
-    Unless `inherited`, processes that are forked from this one, DataLoader workers mostly, do not get it: or else the
-    first write to each page after a fork would copy the page. Raises MemoryError.
+    In small pages: large ones may have to be made free first, or given to a virtual machine by its host, and whoever
+    restores waits for that.
     """
-    if size_bytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as e:
-        raise MemoryError(f"no {size_bytes >> 20} MB of memory for a checkpoint: {e.strerror}") from e
-    for name in ("MADV_HUGEPAGE", *([] if inherited else ["MADV_DONTFORK"])):
+    return _tensor(_mapped(size_bytes)) if size_bytes else torch.empty(0, dtype=torch.uint8)
+
+
+def _reserved(size_bytes: int) -> torch.Tensor:
+    """The same for a buffer: in large pages where the kernel has them, for nobody waits while these are made.
+
+    Processes that are forked from this one, DataLoader workers mostly, do not get it: or else the first write to each
+    page after a fork would copy the page.
+    """
+    memory = _mapped(size_bytes)
+    for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         if hasattr(mmap, name):
             with suppress(OSError):  # a kernel without large pages
                 memory.madvise(getattr(mmap, name))
+    return _tensor(memory)
+
+
+def _tensor(memory: mmap.mmap) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _mapped(size_bytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as e:
+        raise MemoryError(f"no {size_bytes >> 20} MB of memory for a checkpoint: {e.strerror}") from e
 
 
 def touch(data: torch.Tensor) -> None:
