@@ -57,10 +57,10 @@ EXIT_LEASE_LOST = 1
 SYNC_POLL_S = 0.05
 PORT_PATIENCE_S, PORT_RETRY_S = 20.0, 0.5
 """How long a new leader waits for its port: on a host's own network the one before it may not have ended yet."""
-LOOPS = 4
+LOOPS = 8
 """Jobs that are worked on at once: a pass mostly waits for the API server."""
-CONNECTIONS = 32
-"""The loop makes 16 requests at a time; three to seven watches, the events and the lease come on top."""
+CONNECTIONS = 40
+"""Passes make 16 requests at a time and one each; three to seven watches, the events and the lease come on top."""
 
 log = logging.getLogger(__name__)
 
