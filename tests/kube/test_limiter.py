@@ -100,11 +100,21 @@ def test_outcomes_are_counted_by_status(control: ControlApi) -> None:
 
 def test_what_goes_apart_holds_nothing_up(control: ControlApi) -> None:
     api, time, seen = limited(control)
-    aside = Time()
-    events = api.apart(TokenBucket(1.0, 1, aside.clock, aside.sleep))
+    events = api.apart(1.0, 1)
     for name in "abc":
         events.request("POST", PODS, {"metadata": {"name": name}})
-    api.request("POST", PODS, {"metadata": {"name": "d"}})
-    assert aside.slept == pytest.approx(2.0)
-    assert time.slept == 0
-    assert seen == ["POST ok"] * 4
+    assert time.slept == pytest.approx(2.0)
+    for name in "def":
+        api.request("POST", PODS, {"metadata": {"name": name}})
+    assert time.slept == pytest.approx(2.0)
+    assert seen == ["POST ok"] * 6
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_a_busy_server_is_left_alone_by_what_goes_apart_too(closed: int) -> None:
+    time = Time()
+    bucket = TokenBucket(1000.0, 100, time.clock, time.sleep)
+    both = [bucket, bucket.apart(1000.0, 100)]
+    both[closed].close_for(7.0)
+    both[1 - closed].take()
+    assert time.slept == pytest.approx(7.0)

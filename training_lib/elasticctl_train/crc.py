@@ -33,7 +33,7 @@ def of(data: bytes | memoryview) -> int:
 
 def combine(first: int, second: int, second_bytes: int) -> int:
     """The CRC-32 of two byte strings in a row, from theirs and the length of the second one."""
-    return _times(_appending(second_bytes), first) ^ second
+    return _times(_appending(second_bytes), first) ^ second if first else second  # a matrix takes milliseconds
 
 
 def combined(pieces: Iterable[tuple[int, int]]) -> int:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticctl.cluster.kube.connection import JSON, Connection, Stream
@@ -43,6 +44,14 @@ _OUTCOMES: Mapping[type[ElasticctlError], str] = {
 }
 
 
+@dataclass(slots=True)
+class _Closing:
+    """How long nothing is given out, by whichever of the buckets that share it."""
+
+    until: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class TokenBucket:
     """`per_s` requests a second, `burst` at once; thread-safe. `clock` is monotonic seconds."""
 
@@ -54,23 +63,28 @@ class TokenBucket:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._per_s, self._burst, self._clock, self._sleep = per_s, float(burst), clock, sleep
-        self._lock = threading.Lock()
-        self._tokens, self._at, self._closed_until = self._burst, clock(), 0.0
+        self._tokens, self._at, self._closing = self._burst, clock(), _Closing(0.0)
+
+    def apart(self, per_s: float, burst: int) -> TokenBucket:
+        """Another one, with tokens of its own; what closes either closes both."""
+        other = TokenBucket(per_s, burst, self._clock, self._sleep)
+        other._closing = self._closing
+        return other
 
     def take(self) -> None:
         """Wait for a token; they are given out in the order asked for."""
-        with self._lock:
+        with self._closing.lock:
             now = self._clock()
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s) - 1
             self._at = now
-            wait_s = max(-self._tokens / self._per_s, self._closed_until - now)
+            wait_s = max(-self._tokens / self._per_s, self._closing.until - now)
         if wait_s > 0:
             self._sleep(wait_s)
 
     def close_for(self, seconds: float) -> None:
         """Give out nothing for that long, or as long as was said before."""
-        with self._lock:
-            self._closed_until = max(self._closed_until, self._clock() + seconds)
+        with self._closing.lock:
+            self._closing.until = max(self._closing.until, self._clock() + seconds)
 
 
 class LimitedApi:
@@ -88,9 +102,9 @@ class LimitedApi:
     ) -> None:
         self._connection, self._bucket, self._may_act, self._on_request = connection, bucket, may_act, on_request
 
-    def apart(self, bucket: TokenBucket) -> LimitedApi:
-        """The same way with a bucket of its own: what goes there holds nothing up here."""
-        return LimitedApi(self._connection, bucket, self._may_act, self._on_request)
+    def apart(self, per_s: float, burst: int) -> LimitedApi:
+        """The same way at a rate of its own: what goes there holds nothing up here, unless the server is busy."""
+        return LimitedApi(self._connection, self._bucket.apart(per_s, burst), self._may_act, self._on_request)
 
     def request(
         self,

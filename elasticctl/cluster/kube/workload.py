@@ -17,7 +17,7 @@ from typing import Any
 from elasticctl.cluster.kube.belongings import Belongings
 from elasticctl.cluster.kube.connection import MERGE_PATCH, resource_path
 from elasticctl.cluster.kube.events import EventRecorder
-from elasticctl.cluster.kube.limiter import LimitedApi, TokenBucket
+from elasticctl.cluster.kube.limiter import LimitedApi
 from elasticctl.cluster.kube.losses import Losses
 from elasticctl.cluster.kube.nodes import UNKNOWN_GRACE_S, NodeHealth
 from elasticctl.cluster.kube.pruning import prune_job, prune_node, prune_pod
@@ -25,7 +25,7 @@ from elasticctl.cluster.kube.reflector import Reflector, Resource
 from elasticctl.cluster.kube.store import ObjectStore, key_of
 from elasticctl.codec import Manifest, to_json
 from elasticctl.errors import ConflictError, NotFoundError
-from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob
+from elasticctl.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob, Pod
 from elasticctl.status import JobStatus
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class KubeWorkload:
     ) -> None:
         self.rendezvous_endpoint = settings.rendezvous_endpoint
         self._api, self._belongings, self._outfit = api, belongings, outfit
-        self._events = EventRecorder(api.apart(TokenBucket(EVENTS_PER_S, EVENTS_BURST)), settings.instance)
+        self._events = EventRecorder(api.apart(EVENTS_PER_S, EVENTS_BURST), settings.instance)
         self._health = NodeHealth(settings.node_grace_s)
         self._losses = Losses(on_replaced)
         self.jobs = ObjectStore(prune_job)
@@ -268,10 +268,10 @@ def _job_key(pod: Manifest) -> str:
     return f"{metadata.get('namespace', '')}/{metadata.get('labels', {}).get(LABEL_JOB, '')}"
 
 
-def _place(pod: Mapping[str, Any]) -> str:
+def _place(manifest: Mapping[str, Any]) -> str:
     """What a pod's replacement has in common with it, and a pod of that name of a later job has not."""
-    owners = pod["metadata"].get("ownerReferences", ())
-    return f"{next((owner['uid'] for owner in owners if owner.get('controller')), '')}/{pod['metadata']['name']}"
+    pod = Pod.from_manifest(manifest)
+    return f"{pod.owner_uid}/{pod.name}"
 
 
 def _job_path(job: ElasticJob, part: str = "") -> str:
