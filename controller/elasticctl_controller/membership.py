@@ -98,6 +98,7 @@ class Group:
     unheard: frozenset[str] = frozenset()
     progress: Progress | None = None
     checkpoint: CheckpointStatus = CheckpointStatus()
+    newest_commit: int = 0
     records: list[Generation] = field(default_factory=list)
     finished: set[str] = field(default_factory=set)
     leaving: frozenset[str] = frozenset()
@@ -263,8 +264,11 @@ class Group:
         if self.records and self.records[-1].generation == generation:
             self.records[-1] = replace(self.records[-1], resumed_step=step)
 
-    def note_commit(self, step: int, url: str, size_bytes: int, duration_s: float, now: float) -> None:
-        """A checkpoint was committed."""
+    def note_commit(self, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float) -> None:
+        """A checkpoint was committed, the `number`-th at its URL; one that is told twice counts once."""
+        if url == self.checkpoint.url and number <= self.newest_commit:
+            return
+        self.newest_commit = number
         self.checkpoint = CheckpointStatus(
             step=step,
             at=Timestamp(now),

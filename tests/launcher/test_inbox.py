@@ -12,20 +12,24 @@ from typing import Any
 
 import pytest
 
-from elasticctl_train.launcher.inbox import Inbox
+from elasticctl_train.launcher.inbox import MAX_PENDING, Inbox
+from elasticctl_train.launcher.service import ServiceAway, ServiceError, ServiceRefused
 from tests.waiting import wait_until
 
 
 class Service:
-    """Keeps what it is sent; answers as long as `answers` is set."""
+    """Keeps what it is sent; answers as long as `answers` is set, and raises `trouble` instead while there is one."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.answers = threading.Event()
+        self.trouble: ServiceError | None = None
 
     def call(self, verb: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         assert verb == "report"
         self.answers.wait(timeout_s)
+        if self.trouble is not None:
+            raise self.trouble
         self.messages += body["messages"]
         return {}
 
@@ -61,3 +65,28 @@ def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: Inbox, service
     wait_until(lambda: len(service.messages) == 2)
     assert service.messages[0]["step"] == 1
     assert service.messages[1] | {"step": 6, "metrics": {"loss": 0.4, "lr": 0.1}} == service.messages[1]
+
+
+def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: Inbox, service: Service) -> None:
+    service.answers.set()
+    service.trouble = ServiceAway("restarting")
+    told = [{"kind": "resumed", "step": 4}, {"kind": "committed", "step": 6, "committed": 2}]
+    send(inbox, told[0], {"step": 5}, told[1])
+    wait_until(lambda: len(inbox._pending) == 2)
+    service.trouble = None
+    send(inbox, {"step": 7})
+    wait_until(lambda: len(service.messages) >= 3)
+    assert [message["step"] for message in service.messages[:2]] == [4, 6]
+    assert service.messages[-1]["step"] == 7
+
+
+def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: Inbox, service: Service) -> None:
+    service.answers.set()
+    service.trouble = ServiceAway("restarting")
+    for step in range(MAX_PENDING + 50):
+        inbox._take({"kind": "committed", "generation": 1, "step": step})
+        inbox.flush()
+    assert [message["step"] for message in inbox._pending] == list(range(50, MAX_PENDING + 50))
+    service.trouble = ServiceRefused(410, "no running job")
+    inbox.flush()
+    assert inbox._pending == []

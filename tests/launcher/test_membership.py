@@ -325,12 +325,13 @@ def test_steps_and_commits_are_recorded_by_generation() -> None:
     assert not group.note_step(1, Progress(step=5, metrics={"loss": 1.0}), 3.0), "formed() did the first"
     assert not group.note_step(1, Progress(step=9, metrics={"accuracy": 0.9}), 4.0)
     assert not group.note_step(7, Progress(step=99), 4.0), "another generation's report"
-    group.note_commit(8, "file:///x", 10, 0.1, 5.0)
+    for number, step in [(1, 4), (2, 8), (1, 4), (2, 8)]:  # the launcher tells again what it saw no answer to
+        group.note_commit(number, step, "file:///x", 10, 0.1, 5.0)
     record = group.records[-1]
     assert (record.resumed_step, record.first_step_at, record.last_step) == (0, 0.0, 9)
     assert group.progress is not None
     assert group.progress.metrics == {"loss": 1.0, "accuracy": 0.9}
-    assert (group.checkpoint.step, group.checkpoint.committed) == (8, 1)
+    assert (group.checkpoint.step, group.checkpoint.committed) == (8, 2)
 
 
 KINDS = ["live", "die", "join", "fail", "leave", "notice", "wait"]

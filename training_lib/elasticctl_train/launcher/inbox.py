@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elasticctl_train.launcher.service import ServiceClient, ServiceError
+from elasticctl_train.launcher.service import ServiceAway, ServiceClient, ServiceError
 
 FLUSH_S = 0.5
 MAX_DATAGRAM_BYTES = 65_536
@@ -67,7 +67,7 @@ class Inbox:
         return os.path.join(self._folder, f"notice-{generation}")
 
     def flush(self) -> None:
-        """Send what is pending now; what the service does not take is dropped with a line in the log."""
+        """Send what is pending now. Of what does not get there, all but steps, of which more will come, is kept."""
         with self._sending:
             with self._lock:
                 messages, self._pending = self._pending, []
@@ -78,8 +78,13 @@ class Inbox:
                 return
             try:
                 self._client.call("report", {"messages": messages}, timeout_s=5.0)
-            except ServiceError as error:
+            except ServiceAway as error:
                 log.debug("reports not delivered: %s", error)
+                with self._lock:
+                    self._pending[:0] = [message for message in messages if message.get("kind") != "progress"]
+                    del self._pending[:-MAX_PENDING]
+            except ServiceError as error:
+                log.debug("reports refused: %s", error)
 
     def close(self) -> None:
         """Send what is left and stop listening."""
