@@ -10,7 +10,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.train.programs", "tests.train.sharded"])
+CLOUDS = ["elasticctl_train.storage.s3", "elasticctl_train.storage.gcs"]  # a second of imports each, else in every rank
+CONTEXT.set_forkserver_preload(["tests.train.programs", "tests.train.sharded", *CLOUDS])
 
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:
