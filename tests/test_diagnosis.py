@@ -222,7 +222,7 @@ def test_failures_say_what_is_left_of_the_budget() -> None:
 
 
 def test_memory_and_standing_still_have_rules_of_their_own() -> None:
-    found = named(case(failures=1, restarts={"OOMKilled": 1, "Stuck": 2}))
+    found = named(case(failures=1, restarts={"OOMKilled": 1, "Stuck": 1, "Unresponsive": 1}))
     assert "1 worker used more memory than allowed" in found["out-of-memory"].text
     assert "failing" not in found
     assert "2 workers held up the group" in found["stuck"].text

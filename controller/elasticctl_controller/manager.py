@@ -82,7 +82,10 @@ class Manager:
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
         self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.note_replaced)
         self._rendezvous = RendezvousService(
-            functools.partial(token, key), self._reported, may_act=self._election.holds
+            functools.partial(token, key),
+            self._reported,
+            may_act=self._election.holds,
+            find_job=self._workload.get_job,
         )
         self._outbox = Outbox(of_cluster(api), told_as_events(self._workload))
         self._noticing = Noticing(self._workload, self._outbox)

@@ -98,7 +98,7 @@ class Group:
     unheard: frozenset[str] = frozenset()
     progress: Progress | None = None
     checkpoint: CheckpointStatus = CheckpointStatus()
-    newest_commit: int = 0
+    newest_commit: tuple[int, int] = (0, 0)
     records: list[Generation] = field(default_factory=list)
     finished: set[str] = field(default_factory=set)
     leaving: frozenset[str] = frozenset()
@@ -264,11 +264,15 @@ class Group:
         if self.records and self.records[-1].generation == generation:
             self.records[-1] = replace(self.records[-1], resumed_step=step)
 
-    def note_commit(self, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float) -> None:
-        """A checkpoint was committed, the `number`-th at its URL; one that is told twice counts once."""
-        if url == self.checkpoint.url and number <= self.newest_commit:
+    def note_commit(
+        self, generation: int, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float
+    ) -> None:
+        """A generation has committed a checkpoint, its `number`-th at the URL; one that is told twice counts once."""
+        if (generation, number) <= self.newest_commit:
             return
-        self.newest_commit = number
+        first_told, self.newest_commit = self.newest_commit == (0, 0), (generation, number)
+        if first_told and (url, step) == (self.checkpoint.url, self.checkpoint.step):
+            return  # it was told to the service before this one
         self.checkpoint = CheckpointStatus(
             step=step,
             at=Timestamp(now),

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from elasticctl.spec import ElasticJob
 from elasticctl.status import CheckpointStatus, Generation, JobStatus, Progress
 from elasticctl_controller.membership import Group, World
 from elasticctl_controller.requests import (
@@ -68,7 +69,8 @@ class RendezvousService:
 
     `token_for(job_uid)` gives a job's bearer token; `on_change(key)` is called from the event loop's thread when a
     job's view changed in a way its status should show. `may_act` says whether this is still the service: once it is
-    not, every answer is 503, and agents ask again elsewhere.
+    not, every answer is 503, and agents ask again elsewhere. `find_job(key)` gives the cluster's manifest of a job that
+    the controller has not told of yet, having just started: its agents are answered 503 until it has.
     """
 
     def __init__(
@@ -77,9 +79,10 @@ class RendezvousService:
         on_change: Callable[[str], None],
         clock: Callable[[], float] | None = None,
         may_act: Callable[[], bool] = lambda: True,
+        find_job: Callable[[str], Mapping[str, Any] | None] = lambda key: None,
     ) -> None:
         self._token_for, self._on_change, self._clock = token_for, on_change, clock or steady_clock()
-        self._may_act = may_act
+        self._may_act, self._find_job = may_act, find_job
         self._limiter = Limiter()
         self._lock = threading.Lock()
         self._groups: dict[str, Group] = {}
@@ -195,14 +198,21 @@ class RendezvousService:
     def _authorise(self, key: str, header: str) -> None:
         with self._lock:
             group = self._groups.get(key)
-            uid = group.job_uid if group else None
+        uid = group.job_uid if group else self._uid_of_running(key)
         if uid is None:
-            # The same answer for a job that is over and one that never was; a restarting service knows its jobs soon.
-            raise Refused(410, f"no running job {key}")
+            raise Refused(410, f"no running job {key}")  # the same for a job that is over and one that never was
         # A header may hold any bytes; those that are no text come as surrogates.
         given = header.encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, f"Bearer {self._token_for(uid)}".encode()):
             raise Refused(401, f"wrong token for job {key}")
+        if group is None:
+            raise Refused(503, f"job {key} is being looked at")
+
+    def _uid_of_running(self, key: str) -> str | None:
+        """The uid of a job that the cluster has and that is not over."""
+        manifest = self._find_job(key)
+        job = None if manifest is None else ElasticJob.from_manifest(manifest)
+        return None if job is None or job.deleting or job.status.phase.terminal else job.uid
 
     async def _join(self, key: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
         member, generation = read_member(body), read_int(body, "generation", 0, MAX_GENERATION)

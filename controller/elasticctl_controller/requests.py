@@ -114,7 +114,7 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
         if number is None:
             return False
         url, size_bytes = _clean(str(message.get("url", ""))[:MAX_TEXT]), _whole(message.get("size_bytes")) or 0
-        group.note_commit(number, step, url, size_bytes, _finite(message.get("duration_s")) or 0.0, now)
+        group.note_commit(generation, number, step, url, size_bytes, _finite(message.get("duration_s")) or 0.0, now)
     else:
         return False
     return True

@@ -83,7 +83,7 @@ def failing(case: Case) -> Finding | None:
 
 def stuck(case: Case) -> Finding | None:
     """Workers held up the group and were replaced."""
-    count = case.status.restarts.get(Cause.STUCK, 0)
+    count = sum(case.status.restarts.get(cause, 0) for cause in (Cause.STUCK, Cause.UNRESPONSIVE))
     if not count or case.status.phase.terminal:
         return None
     mend = Mend("see which, and when", f"elasticctl history {case.name}")

@@ -50,6 +50,30 @@ def test_everybody_waits_while_the_server_wants_to_be_left_alone() -> None:
     assert time.slept == pytest.approx(7.0)
 
 
+def test_who_waits_already_waits_on_when_the_server_has_had_enough() -> None:
+    time = Time()
+    bucket = TokenBucket(1.0, 1, time.clock, lambda seconds: busy(seconds))
+    said = iter([5.0])
+
+    def busy(seconds: float) -> None:
+        time.sleep(seconds)
+        for more in said:
+            bucket.close_for(more)
+
+    bucket.take()
+    bucket.take()
+    assert time.slept == pytest.approx(1.0 + 5.0)
+
+
+def test_a_watch_that_is_refused_is_obeyed_too(control: ControlApi) -> None:
+    api, time, _ = limited(control)
+    control.fail("GET", PODS, 429, times=1, Retry_After="3")
+    with pytest.raises(BusyError):
+        api.stream(PODS, {"watch": "1"})
+    api.request("GET", PODS)
+    assert time.slept == pytest.approx(3.0)
+
+
 def limited(control: ControlApi, leads: bool = True) -> tuple[LimitedApi, Time, list[str]]:
     time, seen = Time(), []
     bucket = TokenBucket(1000.0, 100, time.clock, time.sleep)

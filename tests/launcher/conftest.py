@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from elasticctl.codec import Manifest
 from elasticctl.status import JobStatus
 from elasticctl_controller.rendezvous import RendezvousService
 
@@ -29,7 +30,8 @@ class Site:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.service = RendezvousService(token_for=lambda uid: TOKEN, on_change=lambda key: None)
+        self.jobs: dict[str, Manifest] = {}
+        self.service = RendezvousService(lambda uid: TOKEN, lambda key: None, find_job=self.jobs.get)
         self._started = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))

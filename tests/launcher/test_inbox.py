@@ -6,13 +6,14 @@ import json
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticctl_train.launcher.inbox import MAX_PENDING, Inbox
+from elasticctl_train.launcher.inbox import LAST_PATIENCE_S, MAX_PENDING, Inbox
 from elasticctl_train.launcher.service import ServiceAway, ServiceError, ServiceRefused
 from tests.waiting import wait_until
 
@@ -70,14 +71,26 @@ def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: Inbox, service
 def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: Inbox, service: Service) -> None:
     service.answers.set()
     service.trouble = ServiceAway("restarting")
-    told = [{"kind": "resumed", "step": 4}, {"kind": "committed", "step": 6, "committed": 2}]
-    send(inbox, told[0], {"step": 5}, told[1])
-    wait_until(lambda: len(inbox._pending) == 2)
+    told = [{"kind": "resumed", "step": 4}, {"step": 5, "metrics": {"loss": 0.5}}, {"kind": "committed", "step": 6}]
+    send(inbox, *told)
+    wait_until(lambda: inbox._away and len(inbox._pending) == 2)
     service.trouble = None
-    send(inbox, {"step": 7})
-    wait_until(lambda: len(service.messages) >= 3)
-    assert [message["step"] for message in service.messages[:2]] == [4, 6]
-    assert service.messages[-1]["step"] == 7
+    wait_until(lambda: len(service.messages) == 3)
+    assert [message["step"] for message in service.messages] == [4, 6, 5]
+    assert service.messages[-1]["metrics"] == {"loss": 0.5}
+
+
+def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: Inbox, service: Service) -> None:
+    inbox._take({"kind": "committed", "generation": 1, "step": 1})
+    wait_until(lambda: inbox._sending.locked())  # nobody answers, and the first report waits for it
+    began = time.monotonic()
+    inbox.flush()
+    service.trouble = ServiceAway("timed out")
+    service.answers.set()
+    wait_until(lambda: inbox._away)
+    service.answers.clear()
+    inbox.flush()
+    assert time.monotonic() - began < 2 * LAST_PATIENCE_S
 
 
 def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: Inbox, service: Service) -> None:
@@ -85,8 +98,8 @@ def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: Inbox, s
     service.trouble = ServiceAway("restarting")
     for step in range(MAX_PENDING + 50):
         inbox._take({"kind": "committed", "generation": 1, "step": step})
-        inbox.flush()
+        inbox._send(LAST_PATIENCE_S)
     assert [message["step"] for message in inbox._pending] == list(range(50, MAX_PENDING + 50))
     service.trouble = ServiceRefused(410, "no running job")
-    inbox.flush()
+    inbox._send(LAST_PATIENCE_S)
     assert inbox._pending == []

@@ -326,12 +326,29 @@ def test_steps_and_commits_are_recorded_by_generation() -> None:
     assert not group.note_step(1, Progress(step=9, metrics={"accuracy": 0.9}), 4.0)
     assert not group.note_step(7, Progress(step=99), 4.0), "another generation's report"
     for number, step in [(1, 4), (2, 8), (1, 4), (2, 8)]:  # the launcher tells again what it saw no answer to
-        group.note_commit(number, step, "file:///x", 10, 0.1, 5.0)
+        group.note_commit(1, number, step, "file:///x", 10, 0.1, 5.0)
     record = group.records[-1]
     assert (record.resumed_step, record.first_step_at, record.last_step) == (0, 0.0, 9)
     assert group.progress is not None
     assert group.progress.metrics == {"loss": 1.0, "accuracy": 0.9}
     assert (group.checkpoint.step, group.checkpoint.committed) == (8, 2)
+
+
+def test_commits_are_numbered_anew_where_the_newest_was_removed() -> None:
+    group = formed(0)
+    group.note_commit(1, 7, 70, "file:///x", 10, 0.1, 5.0)
+    group.note_commit(2, 7, 60, "file:///x", 10, 0.1, 6.0)
+    assert (group.checkpoint.step, group.checkpoint.committed) == (60, 2)
+
+
+def test_a_commit_told_to_the_service_before_counts_once() -> None:
+    group = formed(0)
+    group.note_commit(1, 1, 4, "file:///x", 10, 0.1, 5.0)
+    again = Group.restored("j", JobStatus(generation=1, checkpoint=group.checkpoint))
+    again.note_commit(1, 1, 4, "file:///x", 10, 0.1, 6.0)
+    assert again.checkpoint == group.checkpoint
+    again.note_commit(1, 2, 8, "file:///x", 10, 0.1, 7.0)
+    assert (again.checkpoint.step, again.checkpoint.committed) == (8, 2)
 
 
 KINDS = ["live", "die", "join", "fail", "leave", "notice", "wait"]

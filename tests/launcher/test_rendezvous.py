@@ -174,6 +174,15 @@ def test_a_dropped_job_answers_gone(lab: Lab, client: ServiceClient) -> None:
     assert caught.value.status == 410
 
 
+def test_a_job_that_the_controller_has_yet_to_look_at_is_asked_to_come_again(lab: Lab, client: ServiceClient) -> None:
+    path, running = "/v1/jobs/default/other/leave", {"metadata": {"name": "other", "uid": "u"}, "spec": {}}
+    lab.site.jobs["default/other"] = running
+    assert post(lab, path, b"{}")[0] == 503
+    assert post(lab, path, b"{}", token="wrong")[0] == 401
+    lab.site.jobs["default/other"] = running | {"status": {"phase": "Succeeded"}}
+    assert post(lab, path, b"{}")[0] == 410
+
+
 def test_a_job_that_asks_without_end_is_slowed_down(lab: Lab, client: ServiceClient) -> None:
     limiter, now_s = Limiter(), 100.0
     for _ in range(int(BURST)):

@@ -78,8 +78,9 @@ class TokenBucket:
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s) - 1
             self._at = now
             wait_s = max(-self._tokens / self._per_s, self._closing.until - now)
-        if wait_s > 0:
+        while wait_s > 0:
             self._sleep(wait_s)
+            wait_s = self._closing.until - self._clock()  # it may have been closed meanwhile
 
     def close_for(self, seconds: float) -> None:
         """Give out nothing for that long, or as long as was said before."""
@@ -127,11 +128,8 @@ class LimitedApi:
                 answer = self._connection.request(method, path, body, params, content_type=content_type)
             except ElasticctlError as e:
                 self._on_request(method, outcome_of(e))
-                if not isinstance(e, BusyError) or e.retry_after_s is None or tries_left == 0:
+                if not self._obey(e) or tries_left == 0:
                     raise
-                wait_s = min(e.retry_after_s, MAX_WAIT_S)
-                log.warning("%s; no request is made for %.0f s", e, wait_s)
-                self._bucket.close_for(wait_s)
             else:
                 self._on_request(method, "ok")
                 return answer
@@ -144,9 +142,19 @@ class LimitedApi:
             stream = self._connection.stream(path, params, timeout_s=timeout_s)
         except ElasticctlError as e:
             self._on_request("WATCH", outcome_of(e))
+            self._obey(e)
             raise
         self._on_request("WATCH", "ok")
         return stream
+
+    def _obey(self, error: ElasticctlError) -> bool:
+        """Make no request for as long as a busy server has said; False where none has said anything."""
+        if not isinstance(error, BusyError) or error.retry_after_s is None:
+            return False
+        wait_s = min(error.retry_after_s, MAX_WAIT_S)
+        log.warning("%s; no request is made for %.0f s", error, wait_s)
+        self._bucket.close_for(wait_s)
+        return True
 
 
 def outcome_of(error: ElasticctlError) -> str:

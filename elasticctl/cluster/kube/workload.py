@@ -30,7 +30,7 @@ from elasticctl.status import JobStatus
 
 log = logging.getLogger(__name__)
 
-EVENTS_PER_S, EVENTS_BURST = 20.0, 100
+EVENTS_PER_S, EVENTS_BURST = 50.0, 500
 """Requests of a bucket of their own: news of a thousand pods must not hold up the next pods."""
 
 Outfit = Callable[[ElasticJob, Manifest], Manifest]

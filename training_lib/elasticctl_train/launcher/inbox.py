@@ -22,6 +22,8 @@ from typing import Any
 from elasticctl_train.launcher.service import ServiceAway, ServiceClient, ServiceError
 
 FLUSH_S = 0.5
+PATIENCE_S, LAST_PATIENCE_S = 5.0, 1.0
+"""How long an answer may take: of a worker that trains, and of one that is about to end."""
 MAX_DATAGRAM_BYTES = 65_536
 MAX_PENDING = 200
 
@@ -43,6 +45,7 @@ class Inbox:
         self._socket.bind(self.path)
         self._lock = threading.Lock()
         self._sending = threading.Lock()
+        self._away = False
         self._pending: list[dict[str, Any]] = []
         self._furthest: dict[str, Any] | None = None
         self.heard = -1
@@ -67,24 +70,33 @@ class Inbox:
         return os.path.join(self._folder, f"notice-{generation}")
 
     def flush(self) -> None:
-        """Send what is pending now. Of what does not get there, all but steps, of which more will come, is kept."""
-        with self._sending:
+        """Send what is pending before something ends here: at once, unless the service was away a moment ago."""
+        if not self._away:
+            self._send(LAST_PATIENCE_S)
+
+    def _send(self, patience_s: float) -> None:
+        """Send what is pending. What a service that is away did not take is kept for the next time."""
+        if not self._sending.acquire(timeout=patience_s):
+            return
+        try:
             with self._lock:
-                messages, self._pending = self._pending, []
-                if self._furthest is not None:
-                    messages.append(self._furthest)
-                    self._furthest = None
-            if not messages:
-                return
-            try:
-                self._client.call("report", {"messages": messages}, timeout_s=5.0)
-            except ServiceAway as error:
-                log.debug("reports not delivered: %s", error)
-                with self._lock:
-                    self._pending[:0] = [message for message in messages if message.get("kind") != "progress"]
-                    del self._pending[:-MAX_PENDING]
-            except ServiceError as error:
-                log.debug("reports refused: %s", error)
+                facts, self._pending = self._pending, []
+                furthest, self._furthest = self._furthest, None
+            messages = facts if furthest is None else [*facts, furthest]
+            if messages:
+                self._client.call("report", {"messages": messages}, timeout_s=patience_s)
+                self._away = False
+        except ServiceAway as error:
+            log.debug("reports not delivered: %s", error)
+            self._away = True
+            with self._lock:
+                self._pending[:0] = facts
+                del self._pending[:-MAX_PENDING]
+                self._furthest = _newer(self._furthest, furthest)
+        except ServiceError as error:
+            log.debug("reports refused: %s", error)
+        finally:
+            self._sending.release()
 
     def close(self) -> None:
         """Send what is left and stop listening."""
@@ -122,9 +134,7 @@ class Inbox:
                 del self._pending[:-MAX_PENDING]
                 self._due.set()
                 return
-            furthest = self._furthest
-            if furthest is None or (generation, step) >= (furthest["generation"], furthest["step"]):
-                self._furthest = _with_metrics(message, furthest)
+            self._furthest = _newer(message, self._furthest)
             if generation > self._stepped_generation:
                 self._stepped_generation = generation
                 self._due.set()
@@ -133,11 +143,17 @@ class Inbox:
         while not self._closed:
             self._due.wait(FLUSH_S)
             self._due.clear()
-            self.flush()
+            self._send(PATIENCE_S)
 
 
-def _with_metrics(message: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
-    """Metrics come with few of the steps: where the newest step has none, those of the one before are the newest."""
-    parts = [(report or {}).get("metrics") for report in (before, message)]
+def _newer(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Of two reports of progress the further one, the first of two alike; with the metrics of the other that it lacks.
+
+    Metrics come with few of the steps: where the newest step has none, those of the one before are the newest.
+    """
+    if first is None or second is None:
+        return first or second
+    older, newer = sorted((second, first), key=lambda report: (report["generation"], report["step"]))
+    parts = [report.get("metrics") for report in (older, newer)]
     metrics = {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
-    return {**message, "metrics": metrics} if metrics else message
+    return {**newer, "metrics": metrics} if metrics else newer

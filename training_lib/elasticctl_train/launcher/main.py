@@ -108,12 +108,10 @@ def _train(command: list[str], options: argparse.Namespace, output: Output, on_n
     except (RendezvousError, OSError) as error:
         output.say(str(error))
         outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
-    finally:
-        agent.close()
-    if outcome is None:
-        return 0
-    outcome.write()
-    return outcome.exit_code
+    if outcome is not None:
+        outcome.write()  # ahead of all that may take a moment: a worker that has to go may not have it
+    agent.close()
+    return 0 if outcome is None else outcome.exit_code
 
 
 def _preload(wanted: str, command: list[str]) -> list[str]:
