@@ -177,7 +177,8 @@ class ElasticJob:
 
     Built leniently: out-of-range numbers are clamped, so `0 <= min <= desired <= max <= MAX_WORKERS` always holds.
     `desired` is how many workers the job would have at best; of a job of automatic size, as many as it may.
-    `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `queue` is Kueue's, if it is to admit the job;
+    `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `contradiction`: the numbers where they had to
+    be clamped, as a server without CEL lets anything pass. `queue` is Kueue's, if it is to admit the job;
     `priority_class` is its rank there, and `admitted` the Workload that it was started by. `held`, which no object has,
     says why the job is kept suspended though its owner wants it to run.
     """
@@ -193,6 +194,7 @@ class ElasticJob:
     min: int = 0
     max: int = 0
     bounded: bool = False
+    contradiction: str = ""
     restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
     backoff_limit: int = DEFAULT_BACKOFF_LIMIT
@@ -232,7 +234,9 @@ class ElasticJob:
         worker = _mapping(_mapping(spec.get("replicaSpecs")).get("Worker"))
         replicas = _count(worker.get("replicas"), 1)
         top = min(_count(spec.get("maxReplicas"), max(replicas, _count(spec.get("minReplicas"), 0))), MAX_WORKERS)
-        low = min(_count(spec.get("minReplicas"), replicas), top)
+        asked = _count(spec.get("minReplicas"), replicas)
+        low = min(asked, top)
+        numbers = f"minReplicas {asked}, {replicas} replicas, maxReplicas {top}"
         sharing = from_json(Sharing, spec.get("sharing"))
         return cls(
             name=_text(meta.get("name")),
@@ -246,6 +250,7 @@ class ElasticJob:
             min=low,
             max=top,
             bounded=spec.get("maxReplicas") is not None,
+            contradiction="" if asked <= replicas <= top else numbers,
             restart_policy=_member(RestartPolicy, worker.get("restartPolicy"), RestartPolicy.ON_FAILURE),
             clean_pod_policy=_member(CleanPodPolicy, spec.get("cleanPodPolicy"), CleanPodPolicy.NONE),
             backoff_limit=_count(spec.get("backoffLimit"), DEFAULT_BACKOFF_LIMIT),

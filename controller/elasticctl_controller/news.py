@@ -1,7 +1,8 @@
-"""What a pass has to tell a person: one event for each interruption, scaling and change of phase."""
+"""What a pass has to tell a person: an event for each interruption, scaling, change of phase, and for bounds amiss."""
 
 from __future__ import annotations
 
+from elasticctl.spec import ElasticJob
 from elasticctl.status import JobStatus, Phase
 from elasticctl_controller.actions import Event
 
@@ -12,6 +13,14 @@ NORMAL, WARNING = "Normal", "Warning"
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Return the events that tell `new` from `old`."""
     return (*_interruptions(old, new), *_scalings(old, new), *_phase(old, new))
+
+
+def contradictions(job: ElasticJob) -> tuple[Event, ...]:
+    """Bounds that do not go together, told once of each edit of the job: of servers without CEL nobody else has."""
+    if not job.contradiction or job.status.observed_generation == job.generation:
+        return ()
+    message = f"{job.contradiction} do not go together: taken for {job.bounds} workers, {job.desired} of them wanted"
+    return (Event(WARNING, "ContradictoryBounds", message),)
 
 
 def _interruptions(old: JobStatus, new: JobStatus) -> list[Event]:

@@ -19,7 +19,7 @@ from elasticctl_controller.accounts import charge, clock_out, note_scaling
 from elasticctl_controller.actions import Action, CreateWorker, Decision, DeleteJob, Observed
 from elasticctl_controller.conditions import express
 from elasticctl_controller.ledger import fold_reports, settle
-from elasticctl_controller.news import events
+from elasticctl_controller.news import contradictions, events
 from elasticctl_controller.phases import FINISHING, QUEUED, Standing, deadline_at, stand, stragglers_until
 from elasticctl_controller.removals import deletions, is_spent, mark
 from elasticctl_controller.roster import Crew, completed_at, is_active, muster
@@ -50,7 +50,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     return Decision(
         status=status,
         actions=actions,
-        events=events(job.status, status),
+        events=(*contradictions(job), *events(job.status, status)),
         requeue_s=_requeue(job, crew, observed, status, actions, now),
     )
 

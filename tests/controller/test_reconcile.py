@@ -358,3 +358,15 @@ def test_a_status_of_any_content_does_not_raise(status):
     decision = reconcile(job, Observed(pods=(a_pod(0, owner_uid="u"), an_end(1, 1, owner_uid="u"))), NOW)
     assert stored(job, decision.status).status.workers
     assert isinstance(decision.status, JobStatus)
+
+
+def test_bounds_that_do_not_go_together_are_told_once_of_each_edit():
+    spec = {"minReplicas": 5, "maxReplicas": 2, "replicaSpecs": {"Worker": {"replicas": 4}}}
+    job = ElasticJob.from_manifest({"metadata": {"name": "j", "uid": "u", "generation": 1}, "spec": spec})
+    first = reconcile(job, Observed(), 0.0)
+    (told,) = [event.message for event in first.events if event.reason == "ContradictoryBounds"]
+    assert told.startswith("minReplicas 5, 4 replicas, maxReplicas 2 do not go together: taken for 2-2 workers, 2 ")
+    later = reconcile(replace(job, status=first.status), Observed(), 1.0)
+    assert "ContradictoryBounds" not in {event.reason for event in later.events}
+    edited = reconcile(replace(job, status=first.status, generation=2), Observed(), 2.0)
+    assert "ContradictoryBounds" in {event.reason for event in edited.events}
