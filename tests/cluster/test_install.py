@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.replicas import prepare
 from elasticctl import deployment
 from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl.cluster.kube.install import FIELD_MANAGER, Installer, path_of
 from elasticctl.codec import Manifest
 from elasticctl.errors import NotFoundError
 from elasticctl.status import Phase
-from tests.cluster.commands import kubectl
+from tests.cluster.commands import elasticctl, kubectl
 from tests.cluster.conftest import serves
 from tests.cluster.trainer import Trainer
 from tests.waiting import wait_until
@@ -51,7 +52,7 @@ def installer(crd: None, api: Connection) -> Iterator[Installer]:
     found = made.look(manifests()).objects
     made.remove(found)
     wait_until(lambda: not _left(api, found), 120)
-    made.apply([item for item in manifests() if item["kind"] in ("CustomResourceDefinition", "Namespace")])
+    prepare(api)
 
 
 def _left(api: Connection, objects: tuple[Manifest, ...]) -> list[str]:
@@ -183,10 +184,22 @@ def test_a_job_trains_under_it_and_outlives_its_leader(trainer: Trainer, api: Co
     assert 'outcome="403"' not in page
 
 
-def test_uninstalling_tells_of_the_jobs_that_live(installer: Installer, trainer: Trainer) -> None:
+def test_it_is_taken_out_once_no_job_lives(
+    installer: Installer, api: Connection, trainer: Trainer, cli_home: None
+) -> None:
     trainer.submit(1, epochs=100_000, step_delay_s=0.05)
     trainer.wait_training(1)
     found = installer.look(manifests())
     assert found.living == ("default/installed",)
     kinds = [item["kind"] for item in found.objects]
     assert (kinds[0], kinds[-1]) == ("CustomResourceDefinition", "Namespace")
+    refused = elasticctl("install", "--uninstall", "--yes")
+    assert refused.code != 0
+    assert "1 job would end: default/installed" in refused.err
+    assert len(_left(api, found.objects)) == len(found.objects)
+    trainer.delete()
+    done = elasticctl("install", "--uninstall", "--yes")
+    assert done.code == 0, done
+    wait_until(lambda: not _left(api, found.objects), 120)
+    assert "nothing of elasticctl is installed there" in elasticctl("install", "--uninstall", "--yes").err
+    prepare(api)  # for what is torn down after this

@@ -50,6 +50,7 @@ def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
     wait_until(lambda: len(digits.pods()) == 2, 60)
     assert digits.uids().items() <= grown.items()
     digits.disturbed(lambda: digits.scale(3), 3)
+    wait_until(lambda: "Scaled" in digits.reasons(), 10)
 
 
 @pytest.mark.parametrize("index", [2, 1, 0])
@@ -63,6 +64,7 @@ def test_a_worker_that_is_killed_costs_a_few_steps(digits: Trainer, index: int) 
     assert {name for name in after if after[name] != before[name]} == {lost}
     last = digits.job().status.interruptions[-1]
     assert (last.worker, last.cause) == (lost, Cause.DELETED)
+    wait_until(lambda: Cause.DELETED.value in digits.reasons(), 10)
     assert last.recovery_s is not None  # how long is for a benchmark to say: the lab shares its cores with all else
     print(f"worker {index}: {last.recovery_s:.1f} s to the survivors' next step, {last.steps_redone} steps redone")
 
@@ -94,6 +96,7 @@ def test_a_node_that_dies_without_a_word(digits: Trainer, api: Connection) -> No
         assert {name for name, uid in digits.uids().items() if before.get(name) != uid} == on_it
         causes = {item.worker: item.cause for item in digits.job().status.interruptions[-len(on_it) :]}
         assert causes == dict.fromkeys(on_it, Cause.NODE_LOST)
+        wait_until(lambda: Cause.NODE_LOST.value in digits.reasons(), 10)
     finally:
         lab("start-node", node)
 
@@ -111,6 +114,7 @@ def test_a_node_whose_object_is_deleted(digits: Trainer, api: Connection) -> Non
 
     try:
         digits.disturbed(reclaim, 3, 240)
+        assert {item.cause for item in digits.ends_of(before)} == {Cause.NODE_LOST}
     finally:
         lab("start-node", node)
 
