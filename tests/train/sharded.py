@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from elasticctl_train import Run, SavePolicy, storage
 from elasticctl_train.checkpoint import Checkpointer, Label
+from elasticctl_train.commits import Commit
 from elasticctl_train.dist import join, leave
+from elasticctl_train.errors import StorageError
+from elasticctl_train.journal import Writer
 from elasticctl_train.storage.local import LocalStorage
 from tests.train.programs import Numbers
 from tests.train.states import same
+from tests.waiting import wait_until
 
 torch.set_num_threads(1)
 
@@ -205,6 +210,37 @@ def save_on_nodes(url: str, nodes: list[str]) -> None:
         checkpoints.save(large_state(), Label(step), local={"rank": torch.tensor(world.rank)})
         assert checkpoints.settle()
     leave(world)
+
+
+def lose_commits(url: str, node: str, fates: list[str]) -> None:
+    """Go on from what is there, and save the large state, changed, once for each of `fates`, all ranks on one node.
+
+    What comes of a save, once all shares are written: `commits`, `fails`, or `dies`, with all ranks, before the commit.
+    """
+    world = join()
+    os.environ["ELASTICCTL_LOCAL_TIER"] = node
+    append, fate = Writer.append, ""
+
+    def fateful_append(writer: Writer, commit: Commit) -> Commit:
+        if fate == "fails":
+            raise StorageError("the storage is away")
+        if fate == "dies":
+            wait_until(Path(f"{url}-written").exists)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return append(writer, commit)
+
+    Writer.append = fateful_append  # type: ignore[method-assign]
+    checkpoints = Checkpointer(storage.open(url), world)
+    checkpoints.restore()
+    for number, fate in enumerate(fates):  # noqa: B007 - read when the save is to be committed
+        changed = {"model": {name: tensor + number for name, tensor in large_state()["model"].items()}}
+        state = large_state() if fate == "commits" else changed
+        checkpoints.save(state, Label(number), local={"rank": torch.tensor(world.rank)})
+        if fate == "dies":
+            checkpoints._background.join()
+            Path(f"{url}-written").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert checkpoints.settle() == (fate == "commits")
 
 
 def restore_on_nodes(url: str, nodes: list[str], outcome: str) -> None:

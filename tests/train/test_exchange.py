@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def test_every_share_is_read_once_or_not_at_all(
     world_size = len(restored_on)
     assert ranks.run(sharded.restore_on_nodes, world_size, url, folders(restored_on), outcome) == [0] * world_size
     assert [int(Path(f"{outcome}-{rank}").read_text()) for rank in range(world_size)] == reads
+
+
+@pytest.mark.parametrize("fates", [["dies"], ["commits", "fails", "dies"]])
+def test_what_was_committed_last_stays_in_memory_until_the_next_commit(tmp_path: Path, fates: list[str]) -> None:
+    url, node, outcome = str(tmp_path / "state"), tmp_path / "node", str(tmp_path / "outcome")
+    node.mkdir(mode=0o700)
+    nodes = [str(node)] * 2
+    assert ranks.run(sharded.save_on_nodes, 2, url, nodes) == [0, 0]
+    assert ranks.run(sharded.lose_commits, 2, url, nodes[0], fates) == [-signal.SIGKILL] * 2
+    assert ranks.run(sharded.restore_on_nodes, 2, url, nodes, outcome) == [0, 0]
+    assert [Path(f"{outcome}-{rank}").read_text() for rank in range(2)] == ["0", "0"]
 
 
 @pytest.mark.parametrize(

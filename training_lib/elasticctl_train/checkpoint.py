@@ -148,7 +148,8 @@ class Checkpointer:
         """Copy the state now and write it in the background; waits first for a save that is still in flight.
 
         `state` is the same on all ranks, `local` this rank's own; see `shares.plan`. Raises StateError, having written
-        nothing. Storage errors go to the log and to `settle`.
+        nothing. Storage errors go to the log and to `settle`. Between two saves call `agree` or `settle`: ranks other
+        than 0 hear there of the commit, and until then the local tier keeps the snapshot of the one before.
         """
         self._background.join()
         started_s = time.monotonic()
@@ -175,10 +176,11 @@ class Checkpointer:
         rank is skipped and counted. Raises FencedError on every rank when a younger run has taken over.
         """
         mine = (due, next_check) if self._world.rank == 0 else (0, 0)
-        anyone_due, check, noticed, busy, failed, fenced = self._world.highest(
-            *mine, notice, self.busy, self._failed_save, self._fenced is not None
+        anyone_due, check, noticed, busy, committed, failed, fenced = self._world.highest(
+            *mine, notice, self.busy, self._committed_save, self._failed_save, self._fenced is not None
         )
         self._react(failed, fenced)
+        self._hear(committed)
         if anyone_due and busy:
             self.skipped += 1
             if self.skipped & (self.skipped - 1) == 0:  # the 1st, 2nd, 4th, …: enough to be told
@@ -196,6 +198,7 @@ class Checkpointer:
         self._background.join()
         fenced, committed = self._world.highest(self._fenced is not None, self._committed_save)
         self._react(0, fenced)
+        self._hear(committed)
         return committed == self._saves
 
     def failure(self) -> SaveError:
@@ -213,6 +216,13 @@ class Checkpointer:
             raise self._fenced or FencedError(f"{self.url}: rank 0 found that a younger run has taken over")
         if failed_save and failed_save == self._saves:
             self._abandon.set()
+
+    def _hear(self, committed_save: int) -> None:
+        """On ranks other than 0, which do not commit: the last save is known to stand."""
+        if committed_save == self._saves != self._committed_save:
+            self._committed_save = committed_save
+            self._background.join()
+            self._background.start(self._keep_snapshot)
 
     def _newest(self, place: Place, step: int | None, like: Like | None) -> Restored | None:
         """The newest checkpoint at `place` (of this step, where one is given) that is whole."""
@@ -288,7 +298,7 @@ class Checkpointer:
                 self._tier.label(share.buffer.index, file)
             if self._writer is not None:
                 self._commit(self._writer, folder, label, started_s)
-            self._keep_snapshot()
+                self._keep_snapshot()
         except FencedError as e:
             self._fenced = e
             log.error("%s", e)
@@ -299,7 +309,7 @@ class Checkpointer:
             log.error("the checkpoint of step %d was not saved: %s", label.step, e)
 
     def _keep_snapshot(self) -> None:
-        """This save stands: its buffer holds the newest snapshot, and what a former process left is not needed."""
+        """The last save stands: its buffer holds the newest snapshot, and what a former process left is not needed."""
         if self._buffers is None:
             return
         self._buffers.turn()

@@ -6,9 +6,10 @@ buffers that ranks save from are files in there:
     <URL>/g<generation>-r<rank>-<0 or 1>.data    a whole tensor file, as it was stored, and some room behind it
     <URL>/g<generation>-r<rank>-<0 or 1>.json    the object it is: key, size, checksum
 
-The second is there only once that object has been stored, and goes before the first is written to again. A restore
-takes a file for an object of the commit only if all three agree, and checks the bytes too. Nobody ever writes to
-files of an older generation, which a process that was thought dead may still have mapped; they are deleted.
+The second is there only once that object has been stored, and goes before the first is written to again; a save
+is written to the buffer that does not hold the last snapshot known to be committed. A restore takes a file for an
+object of the commit only if all three agree, and checks the bytes too. Nobody ever writes to files of an older
+generation, which a process that was thought dead may still have mapped; they are deleted, once this one has a commit.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Tier:
             if path.stem in kept:
                 kept_any = True
             else:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
         return kept_any
 
     def create(self, index: int, size_bytes: int) -> mmap.mmap | None:
