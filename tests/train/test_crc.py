@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_train import crc
+from elasticctl_train import crc, processors
 from elasticctl_train.crc import combine, combined
 
 
@@ -28,3 +29,17 @@ def test_large_pieces_too() -> None:
 def test_all_processors_find_what_one_does(size_bytes: int) -> None:
     data = random.Random(size_bytes).randbytes(size_bytes)
     assert crc.of(data) == crc.of(memoryview(data)) == zlib.crc32(data)
+
+
+def test_a_rank_takes_no_more_than_its_part_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crc32(piece: memoryview) -> int:
+        used.add(threading.get_ident())
+        return whole(piece)
+
+    whole, used = zlib.crc32, set[int]()
+    monkeypatch.setattr(zlib, "crc32", crc32)
+    monkeypatch.setattr(crc, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(processors, "available", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert crc.of(bytes(100_000)) == whole(bytes(100_000))
+    assert used == {threading.get_ident()}

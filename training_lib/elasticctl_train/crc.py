@@ -19,7 +19,7 @@ _Matrix = tuple[int, ...]
 
 
 def of(data: bytes | memoryview) -> int:
-    """The CRC-32 of bytes, of large ones with all processors: that of what was restored is waited for."""
+    """The CRC-32 of bytes, of large ones with all processors of this rank: that of what was restored is waited for."""
     view = memoryview(data)
     pieces = [view[start : start + _PIECE_BYTES] for start in range(0, len(view), _PIECE_BYTES)]
     crcs = [0] * len(pieces)
@@ -27,7 +27,7 @@ def of(data: bytes | memoryview) -> int:
     def find(index: int) -> None:
         crcs[index] = zlib.crc32(pieces[index])
 
-    each(find, range(len(pieces)), processors.available())
+    each(find, range(len(pieces)), processors.per_rank())
     return combined((crc, len(piece)) for crc, piece in zip(crcs, pieces, strict=True))
 
 
