@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from elasticctl_train import Run, SavePolicy, storage
+from elasticctl_train import Run, SavePolicy, buffers, storage
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import Commit
 from elasticctl_train.dist import join, leave
@@ -232,7 +232,7 @@ def lose_commits(url: str, node: str, fates: list[str]) -> None:
     Writer.append = fateful_append  # type: ignore[method-assign]
     checkpoints = Checkpointer(storage.open(url), world)
     checkpoints.restore()
-    for number, fate in enumerate(fates):  # noqa: B007 - read when the save is to be committed
+    for number, fate in enumerate(fates):
         changed = {"model": {name: tensor + number for name, tensor in large_state()["model"].items()}}
         state = large_state() if fate == "commits" else changed
         checkpoints.save(state, Label(number), local={"rank": torch.tensor(world.rank)})
@@ -241,6 +241,18 @@ def lose_commits(url: str, node: str, fates: list[str]) -> None:
             Path(f"{url}-written").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         assert checkpoints.settle() == (fate == "commits")
+
+
+def restore_without_memory(url: str, outcome: str) -> None:
+    """Restore where rank 1 has no memory for what it reads; each rank notes why that failed, and they meet again."""
+    world = join()
+    reserve = buffers.anonymous
+    buffers.anonymous = lambda size_bytes: reserve(1 << 48 if world.rank == 1 else size_bytes)
+    try:
+        Checkpointer(storage.open(url), world).restore()
+    except StorageError as e:
+        Path(f"{outcome}-{world.rank}").write_text(str(e))
+    leave(world)
 
 
 def restore_on_nodes(url: str, nodes: list[str], outcome: str) -> None:

@@ -50,6 +50,14 @@ def test_what_was_committed_last_stays_in_memory_until_the_next_commit(tmp_path:
     assert [Path(f"{outcome}-{rank}").read_text() for rank in range(2)] == ["0", "0"]
 
 
+def test_a_rank_without_memory_is_said_on_all(tmp_path: Path) -> None:
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.save_on_nodes, 2, url, ["", ""]) == [0, 0]
+    assert ranks.run(sharded.restore_without_memory, 2, url, outcome) == [0, 0]
+    said = {Path(f"{outcome}-{rank}").read_text() for rank in range(2)}
+    assert said == {"no 268435456 MB of memory for a checkpoint: Cannot allocate memory"}
+
+
 @pytest.mark.parametrize(
     ("sizes_bytes", "offered", "suppliers"),
     [

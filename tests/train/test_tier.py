@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from elasticctl_train import tier
-from elasticctl_train.buffers import Buffers, anonymous
+from elasticctl_train.buffers import Buffer, Buffers, anonymous
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import ObjectRef
+from elasticctl_train.errors import NoMemoryError
 from elasticctl_train.storage.local import LocalStorage
 from elasticctl_train.tier import Tier
 from tests.train.states import same
@@ -194,6 +195,30 @@ def test_buffers_take_turns_and_keep_their_memory(base: Path) -> None:
     assert buffers.next() is first
 
 
+@pytest.mark.parametrize("buffer", [0, 1])
+def test_a_save_without_memory_is_lost_and_the_next_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, buffer: int
+) -> None:
+    def made(self: Buffers, index: int) -> Buffer:
+        if index == buffer and lacking:
+            anonymous(1 << 48)
+        return make_one(self, index)
+
+    make_one, lacking = Buffers._make_one, True
+    monkeypatch.setattr(Buffers, "_make_one", made)
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    outcomes = []
+    for step in (1, 2):
+        checkpoints.save(state_of(step), Label(step))
+        outcomes.append(checkpoints.settle())
+    assert outcomes == ([False, False] if buffer == 0 else [True, False])
+    assert "the checkpoint of step 2 was not saved: no 268435456 MB of memory for a checkpoint" in caplog.text
+    assert "268435456 MB" in str(checkpoints.failure())
+    lacking = False
+    checkpoints.save(state_of(3), Label(3))
+    assert checkpoints.settle()
+
+
 def test_ranks_of_one_node_have_one_word_for_it(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o700)
     (tmp_path / "b").mkdir(mode=0o700)
@@ -230,5 +255,5 @@ def test_only_older_generations_are_deleted(base: Path) -> None:
 
 
 def test_more_than_there_can_be_is_said_in_words() -> None:
-    with pytest.raises(MemoryError, match="268435456 MB of memory for a checkpoint"):
+    with pytest.raises(NoMemoryError, match="268435456 MB of memory for a checkpoint"):
         anonymous(1 << 48)

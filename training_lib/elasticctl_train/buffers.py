@@ -10,7 +10,6 @@ import logging
 import mmap
 import threading
 import weakref
-from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from elasticctl_train.copying import Target
+from elasticctl_train.errors import NoMemoryError
 from elasticctl_train.tier import Tier
 
 log = logging.getLogger("elasticctl_train")
@@ -49,8 +49,7 @@ class Buffers:
         """`pin` is the GPU that will copy into them. `one_at_first`: the second is made by `make_both`, or on use."""
         self._size_bytes = size_bytes + _SLACK_BYTES
         self._tier, self._pin = tier, pin
-        self._made: Mapping[int, Future[Buffer]] = {0: Future(), 1: Future()}
-        self._begun = [False, False]
+        self._made: dict[int, Future[Buffer]] = {}
         self._next = 0
         self._begin([0] if one_at_first else [0, 1])
 
@@ -59,7 +58,7 @@ class Buffers:
         return self._size_bytes - 2 * _SLACK_BYTES <= size_bytes <= self._size_bytes
 
     def next(self) -> Buffer:
-        """The buffer to be filled now; waits until it is warm. Raises MemoryError."""
+        """The buffer to be filled now; waits until it is warm. Raises NoMemoryError; a later call tries again."""
         self._begin([self._next])
         return self._made[self._next].result()
 
@@ -72,18 +71,18 @@ class Buffers:
         self._begin([1])
 
     def _begin(self, indices: list[int]) -> None:
-        todo = [index for index in indices if not self._begun[index]]
-        for index in todo:
-            self._begun[index] = True
+        todo = [index for index in indices if index not in self._made or _failed(self._made[index])]
+        self._made |= {index: Future() for index in todo}
         if todo:
             threading.Thread(target=self._make, args=(todo,), name="elasticctl-buffers", daemon=True).start()
 
     def _make(self, indices: list[int]) -> None:
         for index in indices:
+            made = self._made[index]
             try:
-                self._made[index].set_result(self._make_one(index))
+                made.set_result(self._make_one(index))
             except BaseException as e:  # noqa: BLE001 - the edge of a thread: who waits for the buffer raises it
-                self._made[index].set_exception(e)
+                made.set_exception(e)
 
     def _make_one(self, index: int) -> Buffer:
         shared = self._tier.create(index, self._size_bytes) if self._tier is not None else None
@@ -92,8 +91,12 @@ class Buffers:
         return Buffer(index, data, in_tier=shared is not None, pinned=self._pin is not None and _pin(data, self._pin))
 
 
+def _failed(made: Future[Buffer]) -> bool:
+    return made.done() and made.exception() is not None
+
+
 def anonymous(size_bytes: int) -> torch.Tensor:
-    """Untouched memory of this process's own: a uint8 tensor. Raises MemoryError.
+    """Untouched memory of this process's own: a uint8 tensor. Raises NoMemoryError.
 
     In small pages: large ones may have to be made free first, or given to a virtual machine by its host, and whoever
     restores waits for that.
@@ -123,7 +126,7 @@ def _mapped(size_bytes: int) -> mmap.mmap:
     try:
         return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as e:
-        raise MemoryError(f"no {size_bytes >> 20} MB of memory for a checkpoint: {e.strerror}") from e
+        raise NoMemoryError(f"no {size_bytes >> 20} MB of memory for a checkpoint: {e.strerror}") from e
 
 
 def touch(data: torch.Tensor) -> None:

@@ -30,7 +30,15 @@ from elasticctl_train.commits import Commit, Retention
 from elasticctl_train.copying import Copier
 from elasticctl_train.dist import World
 from elasticctl_train.documents import fetch
-from elasticctl_train.errors import DamagedError, FencedError, MissingError, RestoreError, SaveError, StorageError
+from elasticctl_train.errors import (
+    DamagedError,
+    FencedError,
+    MissingError,
+    NoMemoryError,
+    RestoreError,
+    SaveError,
+    StorageError,
+)
 from elasticctl_train.exchange import Place
 from elasticctl_train.journal import Writer, read_commits
 from elasticctl_train.manifest import Manifest
@@ -160,11 +168,14 @@ class Checkpointer:
         self._abandon.clear()
         self._background.start(lambda: self._write(share, folder, label, started_s))
 
-    def _copied(self, state: State, local: State, rank_0_only: Collection[str]) -> shares.Share:
-        """This rank's share, copied: from here on training may change the state."""
+    def _copied(self, state: State, local: State, rank_0_only: Collection[str]) -> shares.Share | NoMemoryError:
+        """This rank's share, copied, or why there is none: from here on training may change the state."""
         flat = shares.flatten(state, local)
         plan, buffers = self._arrange(flat, rank_0_only)
-        buffer = buffers.next()
+        try:
+            buffer = buffers.next()
+        except NoMemoryError as e:
+            return e.with_traceback(None)  # whose frames hold the state
         if self._tier is not None and buffer.in_tier:
             self._tier.unlabel(buffer.index)
         return shares.Share(plan, buffer, flat.state, flat.local, plan.fill(buffer, flat, self._copier))
@@ -290,9 +301,11 @@ class Checkpointer:
             gc.collect()  # or the first full collection, which the imports have made long, falls into a save
         return self._plan, self._buffers
 
-    def _write(self, share: shares.Share, folder: str, label: Label, started_s: float) -> None:
+    def _write(self, share: shares.Share | NoMemoryError, folder: str, label: Label, started_s: float) -> None:
         """The background thread: write the share; rank 0 then gathers, commits and retires."""
         try:
+            if isinstance(share, NoMemoryError):
+                raise share
             file = share.write(self._storage, commits.share_key(folder, self._world.rank, self._world.size))
             if self._tier is not None and share.buffer.in_tier:
                 self._tier.label(share.buffer.index, file)

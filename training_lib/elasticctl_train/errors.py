@@ -9,6 +9,7 @@
         ├── MissingError            no object of that name
         ├── DamagedError            an object is not what was written: torn, truncated or altered
         │   └── FormatError             it is whole, and written by another version of this library
+        ├── NoMemoryError           this process has no memory for a checkpoint's bytes
         ├── SaveError               a checkpoint could not be written
         └── FencedError             a younger run has taken over this URL
             └── MovedError              the job has been moved to another URL for good
@@ -53,6 +54,10 @@ class DamagedError(StorageError):
 
 class FormatError(DamagedError):
     """The object is whole, but another version of this library wrote it."""
+
+
+class NoMemoryError(StorageError):
+    """There is no memory to copy a share into, or to read one into."""
 
 
 class SaveError(StorageError):
