@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_train import tier
+from elasticctl_train import buffers, tier
 from elasticctl_train.buffers import Buffer, Buffers, anonymous
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import ObjectRef
@@ -20,6 +21,7 @@ from elasticctl_train.errors import NoMemoryError
 from elasticctl_train.storage.local import LocalStorage
 from elasticctl_train.tier import Tier
 from tests.train.states import same
+from tests.waiting import wait_until
 
 
 class Counted(LocalStorage):
@@ -193,6 +195,28 @@ def test_buffers_take_turns_and_keep_their_memory(base: Path) -> None:
     assert buffers.next().index == 1
     buffers.turn()
     assert buffers.next() is first
+
+
+def test_buffers_that_are_no_longer_wanted_leave_those_after_them_alone(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, saved_too = threading.Event(), threading.Event()
+
+    def touch_slowly(data: torch.Tensor) -> None:
+        if data.nbytes > 8 << 20:
+            begun.set()
+            saved_too.wait(0.5)
+
+    monkeypatch.setattr(buffers, "touch", touch_slowly)
+    checkpoints = Checkpointer(LocalStorage(tmp_path / "state"))
+    checkpoints.prepare({"model": torch.zeros(4 << 20)})
+    begun.wait()
+    checkpoints.save(state_of(1), Label(1), local={"own": torch.tensor(1)})
+    assert checkpoints.settle()
+    saved_too.set()
+    wait_until(lambda: all(thread.name != "elasticctl-buffers" for thread in threading.enumerate()))
+    assert all(file.stat().st_size < 8 << 20 for file in files(base, "data"))
+    assert restored(tmp_path / "state") == (1, 0)
 
 
 @pytest.mark.parametrize("buffer", [0, 1])

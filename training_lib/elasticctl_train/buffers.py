@@ -10,7 +10,7 @@ import logging
 import mmap
 import threading
 import weakref
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +70,12 @@ class Buffers:
         """Have the second one made too, beside training."""
         self._begin([1])
 
+    def close(self) -> None:
+        """Make no more of them, and wait for the one that is being made: its file has the name of its successor's."""
+        for made in self._made.values():
+            made.cancel()
+        wait(self._made.values())
+
     def _begin(self, indices: list[int]) -> None:
         todo = [index for index in indices if index not in self._made or _failed(self._made[index])]
         self._made |= {index: Future() for index in todo}
@@ -79,6 +85,8 @@ class Buffers:
     def _make(self, indices: list[int]) -> None:
         for index in indices:
             made = self._made[index]
+            if not made.set_running_or_notify_cancel():
+                continue
             try:
                 made.set_result(self._make_one(index))
             except BaseException as e:  # noqa: BLE001 - the edge of a thread: who waits for the buffer raises it

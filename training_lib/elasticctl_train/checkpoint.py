@@ -294,6 +294,8 @@ class Checkpointer:
             self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only)
         size_bytes = self._plan.size_bytes
         if self._buffers is None or not self._buffers.fit(size_bytes):
+            if self._buffers is not None:
+                self._buffers.close()
             self._buffers = None  # its memory goes before there is new
             kept = self._tier is not None and self._tier.clear(but_for=self._restored_folder)
             gpu = next((tensor.device for tensor in flat.shared.values() if tensor.is_cuda), None)
