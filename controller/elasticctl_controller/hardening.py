@@ -5,13 +5,14 @@ Whatever the template says itself stays. Pure; for Kubernetes only: processes of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticctl.codec import Manifest
 from elasticctl.spec import WORKER_CONTAINER
 
 USER_ID = 1000
+_USER = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID}
 LOST_NODE_TOLERATION_S = 10
 """How long Kubernetes leaves a pod on a node that is not ready, should no controller run. Its own default: 300."""
 DNS_OPTIONS = ({"name": "timeout", "value": "1"}, {"name": "attempts", "value": "3"})
@@ -25,7 +26,9 @@ def harden(pod: Manifest) -> Manifest:
     spec = dict(_mapping(pod.get("spec")))
     containers = [_contained(_mapping(item)) for item in _sequence(spec.get("containers"))]
     initial = [_contained(_mapping(item)) for item in _sequence(spec.get("initContainers"))]
-    spec["securityContext"] = _secured(_mapping(spec.get("securityContext")), [*containers, *initial])
+    context = _secured(_mapping(spec.get("securityContext")), [*containers, *initial])
+    containers, initial = ([_as_user(context, item) for item in items] for items in (containers, initial))
+    spec["securityContext"] = context
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("dnsConfig", {"options": [dict(option) for option in DNS_OPTIONS]})
     spec["tolerations"] = _tolerant(_sequence(spec.get("tolerations")))
@@ -42,14 +45,26 @@ def harden(pod: Manifest) -> Manifest:
     return {**pod, "spec": spec}
 
 
-def _secured(context: Mapping[str, Any], containers: Iterable[Manifest]) -> Manifest:
-    """The pod's own context. Who chose a user, here or in a container, has chosen."""
-    chosen = [context, *(_mapping(item.get("securityContext")) for item in containers)]
+def _secured(context: Mapping[str, Any], containers: Sequence[Manifest]) -> Manifest:
+    """The pod's own context. A user for all is in it only where no container chose one, which it might contradict."""
     found = {"seccompProfile": {"type": "RuntimeDefault"}, **context}
-    if any("runAsUser" in item or "runAsNonRoot" in item for item in chosen):
+    chose = [_chose_user(item["securityContext"]) for item in containers]
+    if _chose_user(context) or (chose and all(chose)):
         return found
-    user = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID}
-    return {**user, **found}
+    return {**({} if any(chose) else _USER), "fsGroup": USER_ID, **found}
+
+
+def _as_user(pod_context: Manifest, container: Manifest) -> Manifest:
+    """With the default user, unless it or the pod has one."""
+    context = container["securityContext"]
+    if _chose_user(pod_context) or _chose_user(context):
+        return container
+    missing = {key: value for key, value in _USER.items() if key not in pod_context}
+    return {**container, "securityContext": {**missing, **context}}
+
+
+def _chose_user(context: Mapping[str, Any]) -> bool:
+    return "runAsUser" in context or "runAsNonRoot" in context
 
 
 def _contained(container: Mapping[str, Any]) -> Manifest:

@@ -86,6 +86,47 @@ def test_a_user_chosen_by_a_container_is_chosen() -> None:
     assert worker["securityContext"]["runAsUser"] == 5
 
 
+def test_a_user_chosen_by_one_container_leaves_the_others_theirs() -> None:
+    images_user = {"name": "images-user", "securityContext": {"runAsNonRoot": True}}
+    root = {"name": "root", "securityContext": {"runAsUser": 0}}
+    pod = harden(
+        {
+            "spec": {
+                "containers": [{"name": "elasticjob-worker", "securityContext": {"runAsGroup": 7}}, images_user],
+                "initContainers": [{"name": "first"}, root],
+            }
+        }
+    )
+    keys = ("runAsNonRoot", "runAsUser", "runAsGroup")
+    users = {
+        item["name"]: tuple(item["securityContext"].get(key) for key in keys)
+        for item in [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
+    }
+    assert users == {
+        "elasticjob-worker": (True, 1000, 7),
+        "images-user": (True, None, None),
+        "first": (True, 1000, 1000),
+        "root": (None, 0, None),
+    }
+    assert pod["spec"]["securityContext"] == {"fsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert harden(pod) == pod
+
+
+def test_a_group_chosen_for_the_pod_is_everybodys() -> None:
+    sidecar = {"name": "sidecar", "securityContext": {"runAsUser": 65534}}
+    pod = harden(
+        {
+            "spec": {
+                "containers": [{"name": "elasticjob-worker"}, sidecar],
+                "securityContext": {"runAsGroup": 7, "fsGroup": 8},
+            }
+        }
+    )
+    assert (pod["spec"]["securityContext"]["runAsGroup"], pod["spec"]["securityContext"]["fsGroup"]) == (7, 8)
+    worker = pod["spec"]["containers"][0]["securityContext"]
+    assert (worker["runAsUser"], worker.get("runAsGroup")) == (1000, None)
+
+
 def test_helpers_are_held_to_it_too() -> None:
     sidecar = {"name": "sidecar"}
     pod = harden({"spec": {"containers": [sidecar, {"name": "elasticjob-worker"}], "initContainers": [{"name": "i"}]}})
@@ -113,6 +154,7 @@ JSON = st.recursive(
                     "volumes",
                     "key",
                     "securityContext",
+                    "runAsUser",
                     "resources",
                     "limits",
                 ]
