@@ -15,6 +15,7 @@ from elasticctl.yamltext import parse
 
 NAMESPACE = "elasticctl-system"
 DEPLOYMENT = "elasticctl-controller"
+LEASE = "elasticctl-controller"
 KEY_SECRET = "elasticctl-rendezvous-key"  # noqa: S105 - the name of one
 LABEL = "app.kubernetes.io/name"
 LABEL_VALUE = "elasticctl"
@@ -53,6 +54,12 @@ def key_secret(namespace: str, key: str) -> Manifest:
     """The Secret of the key from which jobs' tokens are made; `key` is in hexadecimal."""
     metadata = {"name": KEY_SECRET, "namespace": namespace, "labels": {LABEL: LABEL_VALUE}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"key": key}}
+
+
+def lease(namespace: str) -> Manifest:
+    """The Lease by which the replicas agree on who acts: they make it, in their namespace."""
+    metadata = {"name": LEASE, "namespace": namespace}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
 
 
 def image_of(deployment: Manifest) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from aiohttp import web
 
 import elasticctl
+from elasticctl import deployment
 from elasticctl.cluster.kube.belongings import Belongings, Makers
 from elasticctl.cluster.kube.connection import Connection, connect, in_cluster
 from elasticctl.cluster.kube.floor import KubeFloor
@@ -52,7 +53,6 @@ from elasticctl_controller.sharing.model import Rules
 from elasticctl_controller.tokens import token
 from elasticctl_controller.workqueue import WorkQueue
 
-LEASE = "elasticctl-controller"
 EXIT_LEASE_LOST = 1
 SYNC_POLL_S = 0.05
 PORT_PATIENCE_S, PORT_RETRY_S = 20.0, 0.5
@@ -72,7 +72,7 @@ class Manager:
         self._flags, self._connection = flags, connection
         self._host = socket.gethostname()
         self._metrics, self._queue = Metrics(), WorkQueue()
-        candidate = Candidate(flags.leader_election_namespace, LEASE, f"{self._host}_{uuid.uuid4()}")
+        candidate = Candidate(flags.leader_election_namespace, deployment.LEASE, f"{self._host}_{uuid.uuid4()}")
         self._election = Election(
             connection, candidate, self._elected, exit_at_once, on_answer=lambda: self._workload.api_answered()
         )

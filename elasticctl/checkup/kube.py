@@ -120,7 +120,7 @@ def _controller(connection: Connection, system: str, install: str) -> Check:
     says = f"{ready} of {wanted} replicas ready, {deployment.image_of(found)}"
     if not ready:
         return Check("controller", Outcome.FAILED, says, f"kubectl describe pods -n {system}")
-    lease = connection.request("GET", resource_path("coordination.k8s.io/v1", system, "leases", deployment.DEPLOYMENT))
+    lease = connection.request("GET", resource_path("coordination.k8s.io/v1", system, "leases", deployment.LEASE))
     renewed_at = from_rfc3339(lease["spec"].get("renewTime"))
     holder, age_s = lease["spec"].get("holderIdentity"), time.time() - (renewed_at or 0.0)
     if not holder or age_s > LEASE_STALE_S:

@@ -24,6 +24,7 @@ __all__ = ["private_home", "run"]  # fixtures
 
 KEY = "/api/v1/namespaces/elasticctl-system/secrets/elasticctl-rendezvous-key"
 DEPLOYMENT = "/apis/apps/v1/namespaces/elasticctl-system/deployments/elasticctl-controller"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/elasticctl-controller"
 JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
 READY = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
 
@@ -163,6 +164,7 @@ def test_a_namespace_that_was_there_before_stays_as_it_is(lab: Run, api: FakeApi
     path = "/api/v1/namespaces/shared"
     before = api.put(path, {"metadata": {"name": "shared"}})["metadata"]["resourceVersion"]
     assert "Namespace shared: left as it is" in lab("--image", "i", "--no-wait", "-n", "shared").err
+    api.put(LEASE.format("shared"), deployment.lease("shared"))  # as the controller makes it
     assert lab("--uninstall", "--yes", "-n", "shared").code == 0
     assert api.objects[path]["metadata"]["resourceVersion"] == before
     assert list(api.objects) == [path]

@@ -171,6 +171,7 @@ class Installer:
         yield from (item for item in manifests if item["kind"] == _CRD)
         yield deployment.key_secret(namespace["metadata"]["name"], "")
         yield from (item for item in reversed(manifests) if item["kind"] not in (_CRD, "Namespace"))
+        yield deployment.lease(namespace["metadata"]["name"])  # when nobody has the right to make it again
         found = self._found(namespace)
         if found is not None and _is_ours(found):
             yield namespace
