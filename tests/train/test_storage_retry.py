@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import email.utils
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from elasticctl_train.errors import StorageError
+from elasticctl_train.storage import gcs_words, s3_words
 from elasticctl_train.storage.retry import Caller, Patience, Verdict
 from elasticctl_train.storage.wire import Answer, Connections, Request, WireError
 
@@ -75,6 +76,14 @@ def test_a_final_answer_is_taken_at_once() -> None:
     script = Script(said(404))
     assert call(script) == (404, False, [], 0)
     assert script.sent == 1
+
+
+@pytest.mark.parametrize("judge", [s3_words.judge, gcs_words.judge], ids=["s3", "gs"])
+def test_what_a_service_or_its_proxy_cannot_do_now_is_tried_again(judge: Callable[[Answer], Verdict]) -> None:
+    for status in (429, 500, 503, 520, 522, 529, 530, 599):
+        assert judge(said(status)) is Verdict.TEMPORARY, status
+    for status in (200, 400, 403, 404, 412, 501, 505, 507):
+        assert judge(said(status)) is Verdict.FINAL, status
 
 
 def test_pauses_grow_up_to_a_limit_and_are_drawn() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from elasticctl_train.errors import MissingError, StorageError
 from elasticctl_train.storage.cloud import Action
 from elasticctl_train.storage.location import Location
-from elasticctl_train.storage.retry import Verdict
+from elasticctl_train.storage.retry import Verdict, is_temporary
 from elasticctl_train.storage.wire import Answer
 
 WRITE = Action("write", "to", "storage.objects.create")
@@ -17,7 +17,6 @@ READ = Action("read", "from", "storage.objects.get, and storage.objects.list to 
 LIST = Action("list", "in", "storage.objects.list")
 DELETE = Action("delete", "from", "storage.objects.delete")
 
-_TEMPORARY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 _TEMPORARY_REASONS = {"rateLimitExceeded", "userRateLimitExceeded"}
 
 
@@ -48,7 +47,7 @@ def judge(answer: Answer) -> Verdict:
         return Verdict.STALE_CREDENTIALS
     limited = answer.status == 403 and _reasons(answer) & _TEMPORARY_REASONS
     damaged = answer.status == 400 and "crc32c" in _message(answer).lower()  # what arrived is not what was sent
-    return Verdict.TEMPORARY if answer.status in _TEMPORARY_STATUS or limited or damaged else Verdict.FINAL
+    return Verdict.TEMPORARY if is_temporary(answer.status) or limited or damaged else Verdict.FINAL
 
 
 def reason(answer: Answer) -> str:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from elasticctl_train.errors import MissingError, StorageError
 from elasticctl_train.storage.cloud import Action
 from elasticctl_train.storage.location import Location
-from elasticctl_train.storage.retry import Verdict
+from elasticctl_train.storage.retry import Verdict, is_temporary
 from elasticctl_train.storage.wire import Answer
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
@@ -31,7 +31,6 @@ _TEMPORARY = {
     "SlowDown",
     "XAmzContentChecksumMismatch",
 }
-_TEMPORARY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 _ELSEWHERE = {
     "PermanentRedirect",
     "TemporaryRedirect",
@@ -63,7 +62,7 @@ def judge(answer: Answer) -> Verdict:
     said = code(answer)
     if said in _STALE:
         return Verdict.STALE_CREDENTIALS
-    temporary = said in _TEMPORARY or answer.status in _TEMPORARY_STATUS
+    temporary = said in _TEMPORARY or is_temporary(answer.status)
     return Verdict.TEMPORARY if temporary else Verdict.FINAL
 
 
