@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from elasticctl_train.errors import StorageError
-from elasticctl_train.storage import gcs_words, s3_words
+from elasticctl_train.storage import gcs_words, retry, s3_words
 from elasticctl_train.storage.retry import Caller, Patience, Verdict
 from elasticctl_train.storage.wire import Answer, Connections, Request, WireError
 
@@ -111,6 +111,51 @@ def test_more_patience_than_there_is_is_not_waited_for() -> None:
     script = Script(said(503, **{"retry-after": "1000"}))
     with pytest.raises(StorageError, match=r"503; tried once"):
         call(script)
+
+
+class Clock:
+    """Time that only what happens takes."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    time = monotonic
+
+    def pass_on(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Slow(Script):
+    """Every try takes as long as an upload of many GB."""
+
+    def __init__(self, clock: Clock, *answers: Answer | WireError) -> None:
+        super().__init__(*answers)
+        self.clock = clock
+
+    def exchange(self, request: Request) -> Answer:
+        self.clock.pass_on(200.0)
+        return super().exchange(request)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(retry, "time", clock)
+    return clock
+
+
+def test_patience_begins_with_the_first_failure(clock: Clock) -> None:
+    caller = Caller(Slow(clock, LOST, said(200)), Plain(), Patience(total_s=150.0), clock.pass_on)
+    assert caller.call(Request("PUT", "/k"), "write k").answer.status == 200
+
+
+def test_patience_ends_however_slow_the_tries_are(clock: Clock) -> None:
+    script = Slow(clock, LOST)
+    with pytest.raises(StorageError, match=r"tried 3 times in 40\d s"):
+        Caller(script, Plain(), Patience(total_s=300.0), clock.pass_on).call(Request("PUT", "/k"), "write k")
+    assert script.sent == 3
 
 
 def test_credentials_are_renewed_once() -> None:

@@ -24,7 +24,9 @@ log = logging.getLogger("elasticctl_train")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for what, and how often to try."""
+    """How long to wait for what, and how often to try. `total_s` counts from the first failure of a request: what a
+    large one took before it failed is no sign that it will fail again.
+    """
 
     tries: int = 10
     total_s: float = 300.0
@@ -96,7 +98,8 @@ class Caller:
 
         Raises StorageError when it never is within the patience.
         """
-        started_s, tries, unsure, renewed = time.monotonic(), 0, False, False
+        failing_since_s: float | None = None
+        tries, unsure, renewed = 0, False, False
         while True:
             tries += 1
             try:
@@ -116,15 +119,16 @@ class Caller:
                 if stale:
                     self._dialect.renew()
                     renewed = True
-            self._wait(tries, asked_s, started_s, f"cannot {doing}: {reason}")
+            failing_since_s = failing_since_s or time.monotonic()
+            self._wait(tries, asked_s, failing_since_s, f"cannot {doing}: {reason}")
 
     def _send(self, request: Request) -> Answer:
         return self._connections.exchange(replace(request, headers=self._dialect.sign(request)))
 
-    def _wait(self, tries: int, asked_s: float, started_s: float, trouble: str) -> None:
+    def _wait(self, tries: int, asked_s: float, failing_since_s: float, trouble: str) -> None:
         """Pause before the next try; StorageError when there is none left."""
         pause_s = max(asked_s, self._patience.pause_s(tries, random.random()))  # noqa: S311 - jitter, no secret
-        spent_s = time.monotonic() - started_s
+        spent_s = time.monotonic() - failing_since_s
         if tries >= self._patience.tries or spent_s + pause_s > self._patience.total_s:
             times = "once" if tries == 1 else f"{tries} times in {spent_s:.0f} s"
             raise StorageError(f"{trouble}; tried {times}; check the endpoint and the network")
