@@ -84,7 +84,7 @@ class Reply:
 
 
 class Gate:
-    """The proxy to one server; `scheme` is "s3" or "gs". `faults` is asked about each request, under a lock."""
+    """The proxy to one server; `scheme` is "s3", "gs" or "sts". `faults` is asked about each request, under a lock."""
 
     def __init__(self, scheme: str, port: int) -> None:
         self.scheme, self._upstream = scheme, port
@@ -138,11 +138,13 @@ class Gate:
 
     def refusal(self, status: int, code: str, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
         """An error document in the service's own form."""
-        if self.scheme == "s3":
-            body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>said {code}</Message></Error>".encode()
+        if self.scheme in ("s3", "sts"):
+            error = f"<Error><Code>{code}</Code><Message>said {code}</Message></Error>"
+            whole = error if self.scheme == "s3" else f"<ErrorResponse>{error}</ErrorResponse>"
+            body = f"<?xml version='1.0'?>{whole}".encode()
         else:
-            error = {"code": status, "message": f"said {code}", "errors": [{"reason": code}]}
-            body = json.dumps({"error": error}).encode()
+            about = {"code": status, "message": f"said {code}", "errors": [{"reason": code}]}
+            body = json.dumps({"error": about}).encode()
         return Reply(status, list(headers), body)
 
     def _bad_digest(self, seen: Seen, body: bytes) -> Reply | None:

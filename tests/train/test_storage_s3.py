@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from elasticctl_train.storage.s3 import Signer
 from elasticctl_train.storage.wire import Answer, Request
 from tests.train import servers
 from tests.train.conftest import QUICK, Cloud
-from tests.train.gate import Fault, Seen, first
+from tests.train.gate import Fault, Gate, Seen, first
 from tests.train.storage_contract import StorageContract
 
 PART_BYTES = 100_000
@@ -203,6 +205,58 @@ def test_credentials_that_expire_in_mid_save_are_found_anew(
     file.write_text("[default]\naws_access_key_id = AKIANEW\naws_secret_access_key = s3cr3t\n")
     storage.put("b", [b"x"])
     assert list(all_keys(storage, "")) == ["a", "b"]
+
+
+@pytest.fixture
+def sts(s3: Cloud, server_ports: servers.Ports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """AWS's token service, which exchanges the token in a file for credentials, as it does in pods on EKS."""
+    gate = Gate("sts", server_ports.s3)
+    (tmp_path / "token").write_text("a-token")
+    for name in servers.KEYS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/trainer")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{gate.port}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # botocore's own pauses are long
+    yield gate
+    gate.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(status=503, code="ServiceUnavailable"),
+        Fault(status=400, code="Throttling"),
+        Fault(status=400, code="IDPCommunicationError"),
+        Fault(lose="before"),
+    ],
+    ids=lambda fault: fault.code or "reset",
+)
+def test_a_token_service_that_is_busy_is_asked_again(s3: Cloud, sts: Gate, fault: Fault) -> None:
+    sts.faults = first(fault, times=2)
+    s3.open().put("a", [b"x"])
+    assert (len(sts.seen), len(s3.gate.seen)) == (3, 1)
+
+
+def test_a_role_that_is_refused_is_one_clear_line(s3: Cloud, sts: Gate) -> None:
+    sts.faults = lambda seen: Fault(status=403, code="AccessDenied")
+    with pytest.raises(StorageError, match=r"s3://bucket/.*: new AWS .* cannot be had: .*AccessDenied.*check the role"):
+        s3.open().put("a", [b"x"])
+    assert (len(sts.seen), len(s3.gate.seen)) == (1, 0)
+
+
+def test_credentials_that_come_expired_are_one_clear_line(
+    s3: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in servers.KEYS:
+        monkeypatch.delenv(name)
+    given = {"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "2020-01-01T00:00:00Z"}
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/given.json\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(StorageError, match=r"cannot be had: .* still expired.*; check the role, .* machine's clock"):
+        s3.open().put("a", [b"x"])
 
 
 # What is refused.

@@ -43,7 +43,7 @@ class Patience:
 def is_temporary(status: int) -> bool:
     """Does a status say that the same request may work later, whichever service says it?
 
-    Proxies have ever more above 500 (520 to 530 of Cloudflare's, 529). What is not implemented (501), not spoken (505) or
+    Proxies have ever more above 500 (Cloudflare's 520 to 530, 529). What is not implemented (501), not spoken (505) or
     full (507) stays so.
     """
     return status in {408, 409, 425, 429} or (status >= 500 and status not in {501, 505, 507})

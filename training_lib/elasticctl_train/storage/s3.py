@@ -17,10 +17,10 @@ from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
 import boto3
+from botocore import exceptions
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
 
 from elasticctl_train import processors
 from elasticctl_train.crc import combined
@@ -30,8 +30,8 @@ from elasticctl_train.storage import location, s3_words
 from elasticctl_train.storage.base import PAGE_KEYS
 from elasticctl_train.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
 from elasticctl_train.storage.location import Location
-from elasticctl_train.storage.retry import Caller, Patience, Reply, Verdict
-from elasticctl_train.storage.wire import Answer, Connections, Request
+from elasticctl_train.storage.retry import Caller, Patience, Reply, Verdict, is_temporary
+from elasticctl_train.storage.wire import Answer, Connections, Request, WireError
 
 log = logging.getLogger("elasticctl_train")
 
@@ -41,6 +41,9 @@ MOST_SENDERS = 8
 """Parts at a time: as many as the rank has processors beside the one it trains on, 1 at least and up to this number."""
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _MOST_COPIED_BYTES = 5 << 30
+_BUSY = {"IDPCommunicationError", "RequestLimitExceeded", "TooManyRequestsException"}
+"""Refusals with status 400 by which the services that give credentials ask to be asked later."""
+_UNREACHABLE = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.MetadataRetrievalError)
 _RESTARTS = 3
 _REREADS = 3
 
@@ -58,7 +61,7 @@ class S3:
         self._place = place
         try:
             self._signer = Signer(place)
-        except (BotoCoreError, ValueError) as e:
+        except (exceptions.BotoCoreError, ValueError) as e:
             raise StorageError(f"{place.url}: the AWS settings cannot be used: {e}") from e
         ca_file = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE")
         connections = Connections(
@@ -275,12 +278,7 @@ class Signer:
 
     def sign(self, request: Request) -> Mapping[str, str]:
         with self._lock:
-            if self._credentials is None:
-                self._credentials = self._find_credentials()
-            try:
-                credentials = self._credentials.get_frozen_credentials()  # refreshed first if they expire soon
-            except BotoCoreError as e:
-                raise StorageError(f"{self._place.url}: new AWS credentials cannot be had: {e}") from e
+            credentials = self._current_credentials()
         signed = AWSRequest(request.method, self.origin + request.target, headers=dict(request.headers))
         signed.context["client_config"] = self._unsigned_payload
         S3SigV4Auth(credentials, "s3", self._region).add_auth(signed)
@@ -296,17 +294,36 @@ class Signer:
     def reason(self, answer: Answer) -> str:
         return s3_words.reason(answer)
 
-    def _find_credentials(self) -> Any:
+    def _current_credentials(self) -> Any:
+        """Raises StorageError, or WireError when whoever gives out credentials is busy or out of reach for now."""
         try:
-            credentials = boto3.session.Session().get_credentials()
-        except BotoCoreError as e:
-            raise StorageError(f"{self._place.url}: AWS credentials cannot be read: {e}") from e
-        if credentials is None:
-            raise StorageError(
-                f"{self._place.url}: no AWS credentials found; give the machine a role, or set $AWS_ACCESS_KEY_ID and "
-                "$AWS_SECRET_ACCESS_KEY, or $AWS_PROFILE"
-            )
-        return credentials
+            if self._credentials is None:
+                self._credentials = boto3.session.Session().get_credentials()
+            if self._credentials is not None:
+                return self._credentials.get_frozen_credentials()  # refreshed first if they expire soon
+        except (exceptions.BotoCoreError, exceptions.ClientError, RuntimeError, ValueError) as e:
+            said = " ".join(str(e).split())[:300]
+            if _is_passing(e):
+                raise WireError(f"no AWS credentials for now: {said}", sent=False) from e
+            mend = "check the role, its token or the profile, and this machine's clock"
+            raise StorageError(f"{self._place.url}: new AWS credentials cannot be had: {said}; {mend}") from e
+        raise StorageError(
+            f"{self._place.url}: no AWS credentials found; give the machine a role, or set $AWS_ACCESS_KEY_ID and "
+            "$AWS_SECRET_ACCESS_KEY, or $AWS_PROFILE"
+        )
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    """Is the service that gives credentials busy or out of reach, rather than that it refuses?"""
+    if isinstance(error, exceptions.ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        said = error.response.get("Error", {}).get("Code", "")
+        return is_temporary(status) or "Throttl" in said or said in _BUSY
+    if isinstance(error, exceptions.SSLError):
+        return False
+    if isinstance(error, exceptions.CredentialRetrievalError):
+        error = error.__context__  # what a container's agent has said
+    return isinstance(error, _UNREACHABLE)
 
 
 def _crc32(body: Body) -> str:
