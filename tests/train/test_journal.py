@@ -193,6 +193,30 @@ def test_a_run_that_is_held_up_while_it_sweeps_deletes_nothing_of_a_younger_one(
     assert {commits.folder_of(key) for key in all_keys(storage, commits.DATA)} == kept
 
 
+def test_a_run_that_is_held_up_while_it_retires_deletes_no_more_than_what_it_was_at(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+
+    class HeldUp(LocalStorage):
+        """Is overtaken while it deletes its first entry."""
+
+        overtaken = False
+
+        def delete(self, keys: Sequence[str]) -> None:
+            if not HeldUp.overtaken:
+                HeldUp.overtaken = True
+                Writer.take_over(storage)
+            super().delete(keys)
+
+    storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00001.json", [b"left over"])
+    old = Writer.take_over(HeldUp(tmp_path))
+    for step in range(1, 6):
+        commit(storage, old, step)
+    with pytest.raises(FencedError):
+        old.retire(Retention(1))
+    assert steps(storage) == [5, 4, 3, 2]
+    assert len({commits.folder_of(key) for key in all_keys(storage, commits.DATA)}) == 5
+
+
 def test_what_another_version_has_written_is_neither_passed_over_nor_deleted(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,18 +129,18 @@ class Writer:
         """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
 
         The first call also deletes what killed runs left: data no commit refers to. Raises FencedError, and deletes
-        nothing, when another run has taken over.
+        nothing more, when another run has taken over: that is looked at before each commit that goes.
         """
         if self._commits is None:
             self._commits = list(read_commits(self._storage))
         strays = [] if self._swept else self._strays({commit.folder for commit in self._commits})
-        # Only now, so that nothing is among them that a younger run stores while this one is held up.
-        if next(positions(self._storage), None) != self._tail:
-            raise self._fenced()
         for old in commits.expired(self._commits, keep):
+            self._check_fence()
             remove(self._storage, old)
             self._commits.remove(old)
-        self._storage.delete(strays)
+        if strays:
+            self._check_fence()  # they were listed before it, so nothing is among them that a younger run stores
+            self._storage.delete(strays)
         self._swept = True
 
     def sweep_again(self) -> None:
@@ -174,6 +174,14 @@ class Writer:
         if isinstance(entry, Commit) and commits.run_of(entry.folder) == self._mine.run_id:
             return entry
         return None
+
+    def _is_fenced(self) -> bool:
+        """Is there an entry behind this run's last?"""
+        return next(positions(self._storage), None) != self._tail
+
+    def _check_fence(self) -> None:
+        if self._is_fenced():
+            raise self._fenced()
 
     def _fenced(self) -> FencedError:
         who = ""
