@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_train import commits
+from elasticctl_train import commits, journal
 from elasticctl_train.commits import Commit, ObjectRef, Retention
-from elasticctl_train.errors import FencedError, StorageError
+from elasticctl_train.errors import ExistsError, FencedError, StorageError
 from elasticctl_train.journal import Writer, read_commits, read_entries
-from elasticctl_train.storage import Storage, all_keys
+from elasticctl_train.storage import Patience, Storage, all_keys
 from elasticctl_train.storage.local import LocalStorage
 
 
@@ -342,6 +342,57 @@ def test_a_commit_that_was_written_and_never_confirmed_is_taken_in(storage: Stor
     writer.retire(Retention(last=1))
     assert steps(storage) == [3]
     assert {commits.folder_of(key) for key in all_keys(storage, commits.DATA)} == {third.folder}
+
+
+class Refusing(LocalStorage):
+    """Says so many times of an entry of that kind that it is there already; with `after`, once it has written it."""
+
+    def __init__(self, root: Path, times: int, *, kind: bytes, after: bool = False) -> None:
+        super().__init__(root)
+        self.left, self.kind, self.after, self.refused = times, b'"kind":"%s"' % kind, after, 0
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+        if self.kind not in b"".join(parts) or self.left == self.refused:
+            return super().put(key, parts, if_absent=if_absent)
+        self.refused += 1
+        if self.after:
+            super().put(key, parts, if_absent=if_absent)
+        raise ExistsError(f"{key} is already there")
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_PATIENCE", Patience(tries=4, first_pause_s=0.001))
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_service_that_refuses_every_entry_is_not_asked_for_ever(tmp_path: Path) -> None:
+    refusing = Refusing(tmp_path, 99, kind=b"generation")
+    with pytest.raises(StorageError, match="next entry of its journal was refused 4 times as being there already"):
+        Writer.take_over(refusing)
+    assert refusing.refused == 4
+    writer = Writer.take_over(Refusing(tmp_path, 99, kind=b"commit"))
+    with pytest.raises(StorageError, match="was refused 4 times") as refused:
+        commit(refusing, writer, 1)
+    assert not isinstance(refused.value, FencedError)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("kind", [b"generation", b"commit", b"moved"])
+def test_an_entry_that_is_refused_for_nothing_is_no_fence(tmp_path: Path, kind: bytes) -> None:
+    storage = Refusing(tmp_path, 2, kind=kind)
+    writer = Writer.take_over(storage)
+    assert commit(storage, writer, 1).number == 1
+    writer.close("s3://bucket/elsewhere")
+    assert storage.refused == 2
+    assert [position for position, _ in read_entries(storage)] == [3, 2, 1]
+
+
+def test_a_commit_that_is_refused_although_it_was_written_is_made_once(tmp_path: Path) -> None:
+    storage = Refusing(tmp_path, 1, kind=b"commit", after=True)
+    writer = Writer.take_over(storage)
+    assert [commit(storage, writer, step).number for step in (1, 2)] == [1, 2]
+    assert steps(storage) == [2, 1]
 
 
 def test_an_entry_that_is_damaged_on_its_way_only_is_read_again(storage: Storage, tmp_path: Path) -> None:

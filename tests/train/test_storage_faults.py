@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -179,6 +180,24 @@ def test_a_save_that_failed_though_it_was_written_does_not_fence_its_own_run(clo
     checkpoints.save(programs.state_of(3), Label(3))
     assert checkpoints.settle()
     assert acknowledged == [1, 3]
+    assert [commit.step for commit in read_commits(cloud.open())] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_creates_that_are_refused_for_nothing_fence_nobody(cloud: Cloud, begin: int) -> None:
+    acknowledged: list[int] = []
+    turns = itertools.islice(itertools.cycle([Fault(status=412, code="PreconditionFailed"), None]), begin, None)
+
+    def every_other_create(seen: Seen) -> Fault | None:
+        is_create = "if-none-match" in seen.headers or "ifGenerationMatch=0" in seen.target
+        return next(turns) if is_create else None
+
+    cloud.gate.faults = every_other_create
+    checkpoints = Checkpointer(cloud.open(), on_commit=lambda commit, _: acknowledged.append(commit.step))
+    for step in (1, 2, 3):
+        checkpoints.save(programs.state_of(step), Label(step))
+        assert checkpoints.settle()
+    assert acknowledged == [1, 2, 3]
     assert [commit.step for commit in read_commits(cloud.open())] == [3, 2, 1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import secrets
 import socket
 import time
@@ -22,9 +23,12 @@ from elasticctl_train.errors import (
     StorageError,
 )
 from elasticctl_train.parallel import each
-from elasticctl_train.storage import Storage, all_keys
+from elasticctl_train.storage import Patience, Storage, all_keys
 
 log = logging.getLogger("elasticctl_train")
+
+_PATIENCE = Patience(longest_pause_s=2.0)
+"""Of who is told that an entry is there already: another run's that was faster, or none at all."""
 
 
 def read_entries(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError]]:
@@ -78,7 +82,7 @@ class Writer:
     def take_over(cls, storage: Storage) -> Writer:
         """Append a new generation, which fences every older run. Raises StorageError, MovedError where closed."""
         run_id, host = secrets.token_hex(4), socket.gethostname()
-        while True:
+        for _ in _tries(storage):
             position, generation, number = _newest(storage)
             mine = Generation(position + 1, generation + 1, run_id, host, time.time())
             try:
@@ -88,8 +92,9 @@ class Writer:
             if _is_outrun(storage, mine):
                 continue
             _check_precondition(storage, mine)
-            _discard_unfinished(storage)
-            return cls(storage, mine, number)
+            break
+        _discard_unfinished(storage)
+        return cls(storage, mine, number)
 
     @property
     def generation(self) -> Generation:
@@ -103,16 +108,14 @@ class Writer:
         """
         while True:
             commit = replace(commit, position=self._tail + 1, number=self._number + 1)
-            try:
-                self._storage.put(commits.key_of(commit.position), [commits.encode(commit)], if_absent=True)
-            except ExistsError as e:
-                earlier = self._own_commit(commit.position)
-                if earlier is None:
-                    raise self._fenced() from e
-                self._add(earlier)  # of a save that failed because the storage never said that it had worked
-                continue
-            self._add(commit)
-            return commit
+            created = self._create(commit)
+            earlier = commit if created else self._own_commit(commit.position)
+            if earlier is None:
+                raise self._fenced()
+            self._add(earlier)
+            if earlier.folder == commit.folder:
+                return earlier
+            # It is of a save that failed because the storage never said that it had worked.
 
     def close(self, to: str) -> None:
         """Append that the job goes on at the URL `to`: no run can take over or commit here any more.
@@ -120,10 +123,8 @@ class Writer:
         Raises FencedError, with nothing closed, when another run has taken over.
         """
         entry = Moved(self._tail + 1, self._mine.generation, to, time.time())
-        try:
-            self._storage.put(commits.key_of(entry.position), [commits.encode(entry)], if_absent=True)
-        except ExistsError as e:
-            raise self._fenced() from e
+        if not self._create(entry):
+            raise self._fenced()
 
     def retire(self, keep: Retention) -> None:
         """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
@@ -175,12 +176,24 @@ class Writer:
             return entry
         return None
 
-    def _is_fenced(self) -> bool:
+    def _create(self, entry: Commit | Moved) -> bool:
+        """Create the entry behind this run's last; False where one is there. A refusal alone does not show that."""
+        for _ in _tries(self._storage):
+            try:
+                self._storage.put(commits.key_of(entry.position), [commits.encode(entry)], if_absent=True)
+            except ExistsError:
+                if self._is_followed():
+                    return False
+            else:
+                break
+        return True
+
+    def _is_followed(self) -> bool:
         """Is there an entry behind this run's last?"""
         return next(positions(self._storage), None) != self._tail
 
     def _check_fence(self) -> None:
-        if self._is_fenced():
+        if self._is_followed():
             raise self._fenced()
 
     def _fenced(self) -> FencedError:
@@ -193,6 +206,18 @@ class Writer:
             f"{self._storage.url}: a younger run{who} has taken over; this one (generation {self._mine.generation}) "
             f"stops. Give each job a storage URL of its own"
         )
+
+
+def _tries(storage: Storage) -> Iterator[int]:
+    """Count tries to append, with pauses between them. Raises StorageError when another is asked for than the last."""
+    for tries in range(1, _PATIENCE.tries + 1):
+        yield tries
+        if tries < _PATIENCE.tries:
+            time.sleep(_PATIENCE.pause_s(tries, random.random()))  # noqa: S311 - jitter, no secret
+    raise StorageError(
+        f"{storage.url}: the next entry of its journal was refused {_PATIENCE.tries} times as being there already; "
+        "check that the service lists what is there, and that no other job uses this URL"
+    )
 
 
 def moved_to(storage: Storage) -> Moved | None:
