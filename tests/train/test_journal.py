@@ -131,6 +131,23 @@ def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(st
     assert [commits.folder_of(key) for key in all_keys(storage, commits.DATA)] == [newest.folder]
 
 
+def test_entries_that_killed_runs_were_at_are_swept_and_no_younger_ones(storage: Storage) -> None:
+    def partial(position: int) -> str:
+        key = f"{commits.key_of(position)}.12ab34cd.partial"
+        storage.put(key, [b'{"at":'])
+        return key
+
+    commit(storage, Writer.take_over(storage), 1)
+    dead = [partial(position) for position in (1, 2, 3)]
+    writer = Writer.take_over(storage)
+    alive = partial(writer.generation.position + 2)
+    commit(storage, writer, 2)
+    assert set(dead) <= set(all_keys(storage, commits.JOURNAL))
+    writer.retire(Retention(3))
+    assert [key for key in all_keys(storage, commits.JOURNAL) if key.endswith(".partial")] == [alive]
+    assert steps(storage) == [2, 1]
+
+
 def test_a_failed_save_of_this_run_is_swept_when_asked(storage: Storage) -> None:
     writer = Writer.take_over(storage)
     commit(storage, writer, 1)

@@ -120,6 +120,12 @@ def position_of(key: str) -> int | None:
     return _TOP - int(name) if is_entry and name.isascii() and name.isdigit() else None
 
 
+def position_of_partial(key: str) -> int | None:
+    """The position of the entry that a partial file (see `storage.local`) was to become; None for any other key."""
+    entry, _, rest = key.partition(".json.")
+    return position_of(f"{entry}.json") if rest.endswith(".partial") else None
+
+
 def save_folder(generation: int, number: int, step: int, run_id: str) -> str:
     """The prefix of one save's data: no two saves ever share one, and a person can read it."""
     return f"{DATA}g{generation:06d}-n{number:06d}-step{step:09d}-{run_id}/"

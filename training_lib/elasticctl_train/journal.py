@@ -129,8 +129,9 @@ class Writer:
     def retire(self, keep: Retention) -> None:
         """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
 
-        The first call also deletes what killed runs left: data no commit refers to. Raises FencedError, and deletes
-        nothing more, when another run has taken over: that is looked at before each commit that goes.
+        The first call also deletes what killed runs left: data no commit refers to, entries half-written. Raises
+        FencedError, and deletes nothing more, when another run has taken over: that is looked at before each commit
+        that goes.
         """
         if self._commits is None:
             self._commits = list(read_commits(self._storage))
@@ -149,7 +150,10 @@ class Writer:
         self._swept = False
 
     def _strays(self, kept: Collection[str]) -> list[str]:
-        """What saves have left outside the folders `kept`, but for later saves of this run: ranks may be at one."""
+        """What saves have left outside the folders `kept`, but for later saves of this run: ranks may be at one.
+
+        And entries that older runs were killed at.
+        """
         found = []
         for key in all_keys(self._storage, commits.DATA):
             folder = commits.folder_of(key)
@@ -157,6 +161,10 @@ class Writer:
             if number is None or folder in kept:
                 continue
             if number <= self._saves or commits.run_of(folder) != self._mine.run_id:
+                found.append(key)
+        for key in all_keys(self._storage, commits.JOURNAL):
+            position = commits.position_of_partial(key)
+            if position is not None and position <= self._mine.position:  # those behind it are younger runs' or our own
                 found.append(key)
         return found
 

@@ -2,7 +2,7 @@
 
 An object is written under a `.partial` name, synced to disk and then renamed (or, to be created only if absent, hard
 linked: the one call that is atomic and refuses an existing name). Partial files left by a killed writer show up in
-listings like any object, so whoever sweeps unreferenced objects sweeps them too.
+listings like any object, so whoever sweeps unreferenced objects sweeps them too (`journal`: data and entries).
 """
 
 from __future__ import annotations
