@@ -139,7 +139,7 @@ def rm(
     target: Target,
     steps: Annotated[tuple[int, ...], typer.Argument(metavar="STEP...", parser=options.whole(0))],
     force: Annotated[
-        bool, typer.Option("--force", help="Also the newest whole one of a job that may be running: it starts again.")
+        bool, typer.Option("--force", help="Also the newest one of a job that may be running: it starts again.")
     ] = False,
     yes: options.Yes = False,
     where: Where,
@@ -148,12 +148,18 @@ def rm(
     place = stored.place_of(target, where)
     found = stored.found_at(place)
     doomed = [stored.of_step(found, step) for step in dict.fromkeys(steps)]
-    newest = stored.newest_whole(found)
-    if newest in doomed and place.running and not force:
-        raise UsageError(
-            f"step {newest.step} is the newest whole checkpoint, and what {place.name} would go on from; "
-            f"add --force to delete it all the same"
-        )
+    whole, last = stored.newest_whole(found), stored.newest(found)
+    if place.running and not force:
+        if whole in doomed:
+            raise UsageError(
+                f"step {whole.step} is the newest whole checkpoint, and what {place.name} would go on from; "
+                f"add --force to delete it all the same"
+            )
+        if last in doomed:
+            raise UsageError(
+                f"step {last.step} is the newest checkpoint, though damaged: to delete it stops a run of {place.name} "
+                f"that is saving there, which starts again; add --force to delete it all the same"
+            )
     _delete(place, doomed, found, yes)
 
 

@@ -106,6 +106,11 @@ def newest_whole(found: Sequence[Finding]) -> Commit | None:
     return next((finding.commit for finding in found if finding.commit is not None and not finding.damage), None)
 
 
+def newest(found: Sequence[Finding]) -> Commit | None:
+    """The newest checkpoint, whole or not: whoever deletes it stops a run that is saving there."""
+    return found[0].commit if found else None
+
+
 def delete(place: Place, doomed: Sequence[Commit], found: Sequence[Finding]) -> None:
     """Delete checkpoints, oldest first.
 
@@ -115,8 +120,8 @@ def delete(place: Place, doomed: Sequence[Commit], found: Sequence[Finding]) -> 
     from elasticctl_train import journal
 
     with errors_shown():
-        newest_goes = any(commit.position == found[0].position for commit in doomed)
-        if newest_goes and journal.moved_to(place.storage) is None:  # of a moved job it can never be taken again
+        # A moved job's journal can never be taken again.
+        if newest(found) in doomed and journal.moved_to(place.storage) is None:
             journal.Writer.take_over(place.storage)
         for commit in sorted(doomed, key=lambda commit: commit.position):
             journal.remove(place.storage, commit)

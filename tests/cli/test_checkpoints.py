@@ -149,11 +149,20 @@ def test_rm_deletes_entry_and_data(run: Run, folder: Path) -> None:
     assert len(list((folder / "data").iterdir())) == 2
 
 
-def test_a_damaged_newest_one_may_go(run: Run, folder: Path) -> None:
-    """A glance does not see it; what a job would go on from is known to `verify` alone."""
+def test_a_damaged_newest_one_goes_by_force_or_once_the_job_has_ended(
+    run: Run, job: dict[str, Any], folder: Path
+) -> None:
     next((folder / "data").glob("*step000000040*/*.safetensors")).unlink()
-    assert run("checkpoints", "rm", str(folder), "40", "-y").code == 0
-    assert steps(folder) == [30, 20, 10]
+    done = run("checkpoints", "rm", "digits", "40", "-y")
+    assert (done.code, "step 40 is the newest checkpoint, though damaged: to delete it stops" in done.err) == (2, True)
+    assert steps(folder) == [40, 30, 20, 10]
+    job["status"]["phase"] = "Succeeded"
+    assert run("checkpoints", "rm", "digits", "40", "-y").code == 0
+    next((folder / "data").glob("*step000000030*/*.safetensors")).unlink()
+    job["status"]["phase"] = "Running"
+    assert run("checkpoints", "rm", "digits", "20", "-y").code == 2
+    assert run("checkpoints", "rm", "digits", "30", "-y", "--force").code == 0
+    assert steps(folder) == [20, 10]
 
 
 def test_the_newest_one_of_a_running_job_goes_only_by_force_and_fences_it(run: Run, tmp_path: Path) -> None:
