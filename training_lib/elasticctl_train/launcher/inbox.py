@@ -102,7 +102,7 @@ class Inbox:
         """Send what is left and stop listening."""
         self._closed = True
         self._due.set()
-        self.flush()
+        self._send(LAST_PATIENCE_S)  # the last chance, though it was away a moment ago
         self._socket.close()
 
     def _listen(self) -> None:
