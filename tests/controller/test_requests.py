@@ -44,7 +44,15 @@ def progress(**fields: Any) -> dict[str, Any]:
 def test_a_report_is_taken_over() -> None:
     status = told(
         progress(total_steps=560, epoch=2, total_epochs=8, samples_per_s=8123, metrics={"loss": 0.5, "n": 7}),
-        {"kind": "committed", "generation": 1, "step": 2, "size_bytes": 81234, "duration_s": 0.5, "url": "file:///x"},
+        {
+            "kind": "committed",
+            "generation": 1,
+            "step": 2,
+            "committed": 1,
+            "size_bytes": 81234,
+            "duration_s": 0.5,
+            "url": "file:///x",
+        },
     )
     found = status.progress
     assert (found.step, found.total_steps, found.epoch, found.total_epochs) == (3, 560, 2, 8)
@@ -58,7 +66,7 @@ def test_a_report_is_taken_over() -> None:
 def test_numbers_that_no_object_can_hold_are_left_out(odd: Any) -> None:
     status = told(
         progress(total_steps=odd, epoch=odd, total_epochs=odd, samples_per_s=0.5, metrics={"good": 1.0}),
-        {"kind": "committed", "generation": 1, "step": 2, "size_bytes": odd, "duration_s": 0.5},
+        {"kind": "committed", "generation": 1, "step": 2, "committed": 1, "size_bytes": odd, "duration_s": 0.5},
     )
     assert (status.progress.total_steps, status.progress.epoch, status.progress.total_epochs) == (None, None, None)
     assert status.progress.metrics == {"good": 1.0}
@@ -90,6 +98,7 @@ MESSAGES = st.fixed_dictionaries(
         "kind": st.sampled_from(["progress", "resumed", "committed"]),
         "generation": st.just(1),
         "step": st.just(3) | JSON,
+        "committed": st.just(1) | JSON,
     },
     optional={
         "metrics": st.dictionaries(st.text(max_size=5) | st.just("\ud800"), JSON, max_size=4) | JSON,
