@@ -236,7 +236,7 @@ class ElasticJob:
         top = min(_count(spec.get("maxReplicas"), max(replicas, _count(spec.get("minReplicas"), 0))), MAX_WORKERS)
         asked = _count(spec.get("minReplicas"), replicas)
         low = min(asked, top)
-        numbers = f"minReplicas {asked}, {replicas} replicas, maxReplicas {top}"
+        amiss = "" if asked <= replicas <= top else f"minReplicas {asked}, {replicas} replicas, maxReplicas {top}"
         sharing = from_json(Sharing, spec.get("sharing"))
         return cls(
             name=_text(meta.get("name")),
@@ -250,7 +250,7 @@ class ElasticJob:
             min=low,
             max=top,
             bounded=spec.get("maxReplicas") is not None,
-            contradiction="" if asked <= replicas <= top else numbers,
+            contradiction=amiss,
             restart_policy=_member(RestartPolicy, worker.get("restartPolicy"), RestartPolicy.ON_FAILURE),
             clean_pod_policy=_member(CleanPodPolicy, spec.get("cleanPodPolicy"), CleanPodPolicy.NONE),
             backoff_limit=_count(spec.get("backoffLimit"), DEFAULT_BACKOFF_LIMIT),

@@ -101,16 +101,18 @@ def _train(command: list[str], options: argparse.Namespace, output: Output, on_n
         metadata.Watch(metadata.make_source(options.notice, options.metadata_url), agent.give_notice).start()
     outcome: Failure | None
     try:
-        result = agent.run()
-        outcome = agent.outcome
-        if outcome is None and result.state is not WorkerState.SUCCEEDED:
-            outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(result.state))
-    except (RendezvousError, OSError) as error:
-        output.say(str(error))
-        outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
-    if outcome is not None:
-        outcome.write()  # ahead of all that may take a moment: a worker that has to go may not have it
-    agent.close()
+        try:
+            result = agent.run()
+            outcome = agent.outcome
+            if outcome is None and result.state is not WorkerState.SUCCEEDED:
+                outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(result.state))
+        except (RendezvousError, OSError) as error:
+            output.say(str(error))
+            outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
+        if outcome is not None:
+            outcome.write()  # ahead of all that may take a moment: a worker that has to go may not have it
+    finally:
+        agent.close()
     return 0 if outcome is None else outcome.exit_code
 
 
