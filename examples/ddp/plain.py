@@ -47,6 +47,7 @@ def main() -> None:
             print(f"epoch {epoch}: {right} of {seen} right", flush=True)
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
             torch.save(state, CHECKPOINT)
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -40,6 +40,24 @@ if __name__ == "__main__":
     sys.exit(5)
 """
 
+PEER = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def main():
+    dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=int(os.environ["RANK"]), world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))  # keeps the group's threads alive when it is taken down
+    tensors = [torch.ones(1) for _ in range(1000)]
+    sys.setswitchinterval(1000)  # from here on no thread gets the interpreter from another, as on a crowded machine
+    dist.all_reduce_coalesced(tensors)
+    dist.destroy_process_group()
+
+main()
+sys.exit(5)
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
@@ -115,6 +133,20 @@ def test_errors_look_the_same(tmp_path: Path, starters: list[Starter], source: s
         assert results[0][1] == results[1][1]
 
 
+@pytest.mark.timeout(300)  # two imports of torch, three rounds
+def test_ranks_without_this_library_end_with_their_own_exit_code(tmp_path: Path, starters: list[Starter]) -> None:
+    (tmp_path / "peer.py").write_text(PEER)
+    starter = Starter([sys.executable, str(tmp_path / "peer.py")], environment(), ["torch.nn.parallel.distributed"])
+    starters.append(starter)
+    for attempt in range(3):  # without the moment that a spare gives gloo's threads, every second one aborts
+        meet = f"file://{tmp_path}/meet-{attempt}"
+        starter.warm(2)
+        starter.wait_until_warm(120)
+        ranks = [starter.start({**ranks_environment(), "MEET": meet, "RANK": str(rank)}) for rank in range(2)]
+        ended = [run(rank) for rank in ranks]
+        assert [code for code, _ in ended] == [5, 5], ended
+
+
 def test_a_script_that_is_not_there_is_named(tmp_path: Path, starters: list[Starter]) -> None:
     starter = Starter([sys.executable, str(tmp_path / "none.py")], environment(), ["json"])
     starters.append(starter)
@@ -128,6 +160,7 @@ def test_a_dead_spare_is_replaced_by_a_fresh_process(script: Path, starters: lis
     starter = Starter([sys.executable, str(script)], environment(), ["json"])
     starters.append(starter)
     starter.warm(1)
+    starter.wait_until_warm(60)
     (spare,) = [child for child in psutil.Process().children() if "spare" in child.cmdline()]
     spare.kill()
     psutil.wait_procs([spare], timeout=10)
@@ -137,6 +170,7 @@ def test_a_dead_spare_is_replaced_by_a_fresh_process(script: Path, starters: lis
 def test_spares_end_when_they_are_not_needed(script: Path) -> None:
     starter = Starter([sys.executable, str(script)], environment(), ["json"])
     starter.warm(2)
+    starter.wait_until_warm(60)
     spares = [child for child in psutil.Process().children() if "spare" in child.cmdline()]
     assert len(spares) == 2
     starter.close()

@@ -29,6 +29,8 @@ from tests.waiting import wait_until
 
 BACKENDS = ("file", "s3", "gs")
 TOLD_EVERY = 50
+SHORT_S, LONG_S, LONG_EVERY = 0.06, 2.0, 10
+"""After a commit a process lives on for up to `SHORT_S`; one of so many longer, or nobody would ever clean up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def soak(bed: Bed, kills: int, seed: int) -> Iterator[int]:
         process = ranks.alone(programs.save_to, bed.url, str(bed.acknowledged), 1_000_000, servers.KEYS)
         try:
             wait_until(lambda: not process.is_alive() or len(bed.noted()) > before, 60, every_s=0.001)  # noqa: B023
-            time.sleep(chance.random() * 0.06)
+            time.sleep(chance.random() * (SHORT_S if chance.randrange(LONG_EVERY) else LONG_S))
             assert process.is_alive()
         finally:
             process.kill()

@@ -48,6 +48,7 @@ def running() -> Iterator[Ports]:
 def main() -> None:
     """Serve until standard input ends."""
     import boto3
+    import moto.backends
     import moto.s3.models
     from gcp_storage_emulator.server import create_server
     from moto.server import ThreadedMotoServer
@@ -55,6 +56,7 @@ def main() -> None:
     os.environ |= KEYS
     logging.disable(logging.CRITICAL)
     moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1  # S3 wants 5 MiB: many bytes to move for a test of parts
+    moto.backends.list_of_moto_modules = lambda: ["s3"]  # it looks through its own folder at every request
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     s3_port = server.get_host_and_port()[1]
@@ -64,6 +66,7 @@ def main() -> None:
         None
     )  # all there is, as JSON, with every object: slow, and for no reader
     gcs.start()
+    gcs._api._httpd.socket.listen(64)  # its own queue has 5 places: a connection that finds none comes a second later
     print(json.dumps({"s3": s3_port, "gs": gcs._api._httpd.server_address[1]}), flush=True)
     sys.stdin.read()
     os._exit(0)

@@ -10,6 +10,7 @@ A spare has done what takes long before it is needed. It holds no GPU context, o
 user's until then. Once assigned, it is what `python SCRIPT` would have been: `__main__`, `sys.argv` and `sys.path`.
 """
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -18,9 +19,14 @@ import os
 import runpy
 import signal
 import sys
+import time
 import types
 
 PR_SET_PDEATHSIG = 1
+LET_GO_S = 0.02
+"""How long a spare's interpreter waits before it ends. gloo's threads need it to let go of what they have moved, and
+where it is ending already the process aborts, after all the script's work (https://github.com/pytorch/pytorch/pull/179291).
+"""
 
 
 def main() -> None:
@@ -60,6 +66,7 @@ def wait_and_run(ready_fd: int, modules: list[str]) -> None:
     os.dup2(null, 0)
     os.environ.clear()
     os.environ.update(assignment["env"])
+    atexit.register(time.sleep, LET_GO_S)  # registered first, called last
     run_script(assignment["argv"])
 
 
