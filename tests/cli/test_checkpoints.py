@@ -17,10 +17,13 @@ from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import Commit, Retention
 from elasticctl_train.errors import FencedError
 from elasticctl_train.journal import read_commits
+from elasticctl_train.storage import Storage, all_keys
 from elasticctl_train.storage.local import LocalStorage
 from tests.cli import samples
 from tests.cli.conftest import Run
+from tests.train.conftest import Cloud, aws_keys, cloud, server_ports
 
+__all__ = ["aws_keys", "cloud", "server_ports"]  # fixtures
 STEPS = (10, 20, 30, 40)
 
 
@@ -28,12 +31,12 @@ STEPS = (10, 20, 30, 40)
 def folder(tmp_path: Path) -> Path:
     """A storage with four checkpoints, whose losses fall but for the last."""
     folder = tmp_path / "state"
-    fill(folder)
+    fill(LocalStorage(folder))
     return folder
 
 
-def fill(folder: Path) -> Checkpointer:
-    checkpoints = Checkpointer(LocalStorage(folder), keep=Retention(99))
+def fill(storage: Storage) -> Checkpointer:
+    checkpoints = Checkpointer(storage, keep=Retention(99))
     for step, loss in zip(STEPS, (0.9, 0.5, 0.25, 0.75), strict=True):
         state = {"model": {"w": torch.full((300,), float(step))}, "optimizer": {"momentum": torch.ones(2)}}
         checkpoints.save(state, Label(step, step // 20, {"loss": loss}))
@@ -166,7 +169,7 @@ def test_a_damaged_newest_one_goes_by_force_or_once_the_job_has_ended(
 
 
 def test_the_newest_one_of_a_running_job_goes_only_by_force_and_fences_it(run: Run, tmp_path: Path) -> None:
-    running = fill(tmp_path / "state")
+    running = fill(LocalStorage(tmp_path / "state"))
     assert run("checkpoints", "rm", str(tmp_path / "state"), "40", "-y").code == 2
     assert run("checkpoints", "rm", str(tmp_path / "state"), "40", "-y", "--force").code == 0
     running.save({"model": {}}, Label(50))
@@ -201,6 +204,26 @@ def test_prune_counts_whole_ones_alone(run: Run, folder: Path) -> None:
     next((folder / "data").glob("*step000000040*/*.safetensors")).unlink()
     assert run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y").code == 0
     assert steps(folder) == [40, 30]
+
+
+def test_in_a_bucket_all_is_as_in_a_folder(run: Run, cloud: Cloud, tmp_path: Path) -> None:
+    storage, url = cloud.open(), cloud.url
+    fill(storage)
+    done = run("checkpoints", url)
+    assert (done.code, [line.split("\t")[0] for line in done.out.splitlines()]) == (0, ["STEP", "40", "30", "20", "10"])
+    target = tmp_path / "model.safetensors"
+    assert run("checkpoints", "pull", url, str(target), "--step", "30").code == 0
+    assert safetensors.torch.load_file(target)["w"].tolist() == [30.0] * 300
+    assert run("checkpoints", "verify", url).code == 0
+    (torn,) = [key for key in all_keys(storage, "data") if "step000000020" in key and key.endswith(".safetensors")]
+    storage.put(torn, [bytes(len(storage.get(torn)))])
+    done = run("checkpoints", "verify", url)
+    assert (done.code, done.err.endswith("4 checkpoints, 1 damaged\n")) == (1, True)
+    assert run("checkpoints", "rm", url, "40", "-y").code == 2
+    assert run("checkpoints", "rm", url, "20", "-y").code == 0
+    assert run("checkpoints", "prune", url, "--keep-last", "1", "-y").code == 0
+    assert [commit.step for commit in read_commits(storage)] == [40]
+    assert {key.split("/")[1].split("-")[2] for key in all_keys(storage, "data")} == {"step000000040"}
 
 
 def test_it_asks_on_a_terminal(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

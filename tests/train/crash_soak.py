@@ -28,7 +28,8 @@ from tests.train.states import same
 from tests.waiting import wait_until
 
 BACKENDS = ("file", "s3", "gs")
-TOLD_EVERY = 50
+KILLS_A_JOB = 100
+"""Then the next job begins, at a URL of its own: a journal grows with each kill, and so does a look at all of it."""
 SHORT_S, LONG_S, LONG_EVERY = 0.06, 2.0, 10
 """After a commit a process lives on for up to `SHORT_S`; one of so many longer, or nobody would ever clean up."""
 
@@ -87,19 +88,19 @@ def soak(bed: Bed, kills: int, seed: int) -> Iterator[int]:
 
 
 @contextmanager
-def beds(backends: list[str]) -> Iterator[dict[str, Bed]]:
-    """A bed for each of the backends."""
+def jobs(backends: list[str], count: int) -> Iterator[dict[str, list[Bed]]]:
+    """So many beds on each of the backends."""
     os.environ |= servers.KEYS
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crash-soak-")))
-        urls = {"file": f"{folder}/state"}
+        urls = {"file": [f"{folder}/state-{job}" for job in range(count)]}
         if set(backends) - {"file"}:
             ports = stack.enter_context(servers.running())
             for scheme in ("s3", "gs"):
                 gate = Gate(scheme, getattr(ports, scheme))
                 stack.callback(gate.close)
-                urls[scheme] = gate.url("soak")
-        yield {backend: Bed.at(urls[backend], folder) for backend in backends}
+                urls[scheme] = [gate.url(f"soak-{job}") for job in range(count)]
+        yield {backend: [Bed.at(url, folder) for url in urls[backend]] for backend in backends}
 
 
 def main() -> None:
@@ -109,20 +110,21 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--seed", type=int, default=0, help="of the times at which is killed")
     options = parser.parse_args()
-    with beds(options.backends) as found:
-        for backend, bed in found.items():
-            started_s = time.monotonic()
-            steps = []
-            for step in soak(bed, options.kills, options.seed):
-                steps.append(step)
-                if len(steps) % TOLD_EVERY == 0:
-                    print(f"{backend}: {len(steps)} of {options.kills} kills, resumed at {step}", flush=True)
-            assert steps == sorted(set(steps))
-            bed.check_swept()
-            took_s = time.monotonic() - started_s
-            print(
-                f"{backend}: {len(steps)} kills in {took_s:.0f} s, {len(bed.noted())} commits acknowledged, none lost"
-            )
+    portions = [min(KILLS_A_JOB, options.kills - done) for done in range(0, options.kills, KILLS_A_JOB)]
+    with jobs(options.backends, len(portions)) as found:
+        for backend, beds in found.items():
+            started_s, kills, commits = time.monotonic(), 0, 0
+            for job, (bed, portion) in enumerate(zip(beds, portions, strict=True)):
+                steps = list(soak(bed, portion, options.seed + job))
+                assert steps == sorted(set(steps))
+                bed.check_swept()
+                kills, commits = kills + portion, commits + len(bed.noted())
+                took_s = time.monotonic() - started_s
+                print(
+                    f"{backend}: {kills} of {options.kills} kills in {took_s:.0f} s, {commits} commits acknowledged, "
+                    "none lost",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ from typing import Any
 
 import boto3
 import pytest
+import torch
 
 from elasticctl_train import commits
 from elasticctl_train import storage as storages
+from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.errors import ExistsError, StorageError
 from elasticctl_train.journal import Writer
 from elasticctl_train.storage import Storage, all_keys, location, s3_words
@@ -24,9 +26,11 @@ from elasticctl_train.storage.wire import Answer, Request
 from tests.train import servers
 from tests.train.conftest import QUICK, Cloud
 from tests.train.gate import Fault, Gate, Seen, first
+from tests.train.states import same
 from tests.train.storage_contract import StorageContract
 
 PART_BYTES = 100_000
+LARGE_ELEMENTS = PART_BYTES  # of float32
 LARGE = random.Random(0).randbytes(2 * PART_BYTES + 77)
 COMPLETE = {"method": "POST", "part": "uploadId="}
 
@@ -186,14 +190,22 @@ def expire(seen: Seen) -> Fault | None:
     )
 
 
-def test_credentials_that_expire_in_mid_save_are_found_anew(
-    s3: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def give(credentials: Path, key: str) -> None:
+    credentials.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s3cr3t\n")
+
+
+@pytest.fixture
+def credentials(s3: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of credentials that `expire` knows as old ones, in place of the environment's."""
     for name in servers.KEYS:
         monkeypatch.delenv(name)
     file = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    file.write_text("[default]\naws_access_key_id = AKIAOLD\naws_secret_access_key = s3cr3t\n")
+    give(file, "AKIAOLD")
+    return file
+
+
+def test_credentials_that_expire_are_found_anew(s3: Cloud, credentials: Path) -> None:
     storage = s3.open()
     storage.put("a", [b"x"])
     s3.gate.faults = expire
@@ -202,9 +214,38 @@ def test_credentials_that_expire_in_mid_save_are_found_anew(
     ) as expired:
         storage.put("b", [b"x"])
     assert "s3cr3t" not in str(expired.value)
-    file.write_text("[default]\naws_access_key_id = AKIANEW\naws_secret_access_key = s3cr3t\n")
+    give(credentials, "AKIANEW")
     storage.put("b", [b"x"])
     assert list(all_keys(storage, "")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_a_checkpoint_during_which_credentials_expire(
+    renewed: bool, s3: Cloud, credentials: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def expire_in_the_midst(seen: Seen) -> Fault | None:
+        if "partNumber=2" in seen.target and not expired:
+            expired.append(seen)
+            if renewed:
+                give(credentials, "AKIANEW")
+        return expire(seen) if expired else None
+
+    expired: list[Seen] = []
+    states = [{"model": {"w": torch.full((LARGE_ELEMENTS,), float(step))}} for step in (1, 2)]
+    checkpoints = Checkpointer(s3.open())
+    checkpoints.save(states[0], Label(1))
+    assert checkpoints.settle()
+    s3.gate.faults = expire_in_the_midst
+    checkpoints.save(states[1], Label(2))
+    assert checkpoints.settle() == renewed
+    assert expired
+    if not renewed:
+        assert "the AWS credentials have expired" in str(checkpoints.failure())
+    assert "s3cr3t" not in f"{caplog.text} {checkpoints.failure()}"
+    give(credentials, "AKIANEW")
+    restored = Checkpointer(s3.open()).restore()
+    assert restored is not None
+    assert same(restored.state, states[renewed])
 
 
 @pytest.fixture
