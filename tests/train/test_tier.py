@@ -197,6 +197,14 @@ def test_buffers_take_turns_and_keep_their_memory(base: Path) -> None:
     assert buffers.next() is first
 
 
+def test_without_a_tier_there_is_one_buffer() -> None:
+    alone = Buffers(5000, tier=None, pin=None, one_at_first=False)
+    first = alone.next()
+    alone.turn()
+    assert alone.next() is first
+    assert first.index == 0
+
+
 def test_buffers_that_are_no_longer_wanted_leave_those_after_them_alone(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +229,7 @@ def test_buffers_that_are_no_longer_wanted_leave_those_after_them_alone(
 
 @pytest.mark.parametrize("buffer", [0, 1])
 def test_a_save_without_memory_is_lost_and_the_next_tries_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, buffer: int
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, buffer: int
 ) -> None:
     def made(self: Buffers, index: int) -> Buffer:
         if index == buffer and lacking:

@@ -1,4 +1,6 @@
-"""Two warm buffers per rank: one holds the last snapshot, the other is filled next.
+"""The warm memory that a rank copies its share to: one buffer, which is free again once the save is over.
+
+With a local tier there are two: one holds the last snapshot, the other is filled next.
 
 Memory that has never been touched is given out page by page on first use, which makes a first copy ten times as slow
 as a second. So a thread touches every page beforehand, and page-locks the memory where tensors come from a GPU.
@@ -29,7 +31,7 @@ _PAGE_BYTES = mmap.PAGESIZE
 
 @dataclass(slots=True)
 class Buffer:
-    """`data` (uint8) is one of the two; `index` tells which. `pinned`: page-locked.
+    """`data` (uint8) is the memory; of two, `index` tells which. `pinned`: page-locked.
 
     `targets` are the tensors in it as laid out for `plan`: both are its user's.
     """
@@ -43,15 +45,15 @@ class Buffer:
 
 
 class Buffers:
-    """The pair, each a little more than `size_bytes` large, made in the background."""
+    """A rank's one, or with a tier two, each a little more than `size_bytes` large, made in the background."""
 
     def __init__(self, size_bytes: int, *, tier: Tier | None, pin: torch.device | None, one_at_first: bool) -> None:
-        """`pin` is the GPU that will copy into them. `one_at_first`: the second is made by `make_both`, or on use."""
+        """`pin` is the GPU that will copy into them. `one_at_first`: a second is made by `turn` only."""
         self._size_bytes = size_bytes + _SLACK_BYTES
         self._tier, self._pin = tier, pin
         self._made: dict[int, Future[Buffer]] = {}
         self._next = 0
-        self._begin([0] if one_at_first else [0, 1])
+        self._begin([0] if one_at_first or tier is None else [0, 1])
 
     def fit(self, size_bytes: int) -> bool:
         """Are these of the right size for that much?"""
@@ -63,12 +65,10 @@ class Buffers:
         return self._made[self._next].result()
 
     def turn(self) -> None:
-        """What was filled is to be kept: the other one is next."""
-        self._next = 1 - self._next
-
-    def make_both(self) -> None:
-        """Have the second one made too, beside training."""
-        self._begin([1])
+        """What was filled is to be kept: with a tier, the other one is next, made beside training if there is none."""
+        if self._tier is not None:
+            self._next = 1 - self._next
+            self._begin([self._next])
 
     def close(self) -> None:
         """Make no more of them, and wait for the one that is being made: its file has the name of its successor's."""

@@ -145,7 +145,7 @@ class Checkpointer:
     def prepare(self, state: State, *, local: State | None = None, rank_0_only: Collection[str] = ()) -> None:
         """Get ready to save such states, beside training: without it, the first save takes far longer than others.
 
-        Makes this rank's two buffers. Arguments as for `save`. Raises StateError.
+        Makes this rank's buffers, one or with a local tier two. Arguments as for `save`. Raises StateError.
         """
         self._background.join()
         self._arrange(shares.flatten(state, local or {}), rank_0_only)
@@ -325,13 +325,11 @@ class Checkpointer:
 
     def _keep_snapshot(self) -> None:
         """The last save stands: its buffer holds the newest snapshot, and what a former process left is not needed."""
-        if self._buffers is None:
-            return
-        self._buffers.turn()
         if self._restored_folder and self._tier is not None:
             self._tier.clear()
             self._restored_folder = ""
-        self._buffers.make_both()
+        if self._buffers is not None:
+            self._buffers.turn()
 
     def _commit(self, writer: Writer, folder: str, label: Label, started_s: float) -> None:
         refs, size_bytes = shares.gather(self._storage, folder, self._world.size, self._abandon, SHARE_TIMEOUT_S)
