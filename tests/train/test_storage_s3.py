@@ -30,7 +30,6 @@ from tests.train.states import same
 from tests.train.storage_contract import StorageContract
 
 PART_BYTES = 100_000
-LARGE_ELEMENTS = PART_BYTES  # of float32
 LARGE = random.Random(0).randbytes(2 * PART_BYTES + 77)
 COMPLETE = {"method": "POST", "part": "uploadId="}
 
@@ -231,7 +230,7 @@ def test_a_checkpoint_during_which_credentials_expire(
         return expire(seen) if expired else None
 
     expired: list[Seen] = []
-    states = [{"model": {"w": torch.full((LARGE_ELEMENTS,), float(step))}} for step in (1, 2)]
+    states = [{"model": {"w": torch.full((PART_BYTES,), float(step))}} for step in (1, 2)]
     checkpoints = Checkpointer(s3.open())
     checkpoints.save(states[0], Label(1))
     assert checkpoints.settle()
