@@ -15,6 +15,7 @@ from referencing import Registry, Resource
 from elasticctl import specfile
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.spec import ElasticJob
+from elasticctl_train.storage.local import LocalStorage
 from tests.cli.conftest import Run
 from tests.cli.test_checkpoints import damage, fill
 from tests.cli.test_help import FAMILIES, VERBS
@@ -110,7 +111,7 @@ def test_a_job_that_was_just_made(run: Run, home: Path, tmp_path: Path) -> None:
 
 
 def test_checkpoints(run: Run, tmp_path: Path) -> None:
-    fill(tmp_path / "state")
+    fill(LocalStorage(tmp_path / "state"))
     damage(tmp_path / "state", 20)
     listed = check(run("checkpoints", str(tmp_path / "state"), "-o", "json").out)
     verified = check(run("checkpoints", "verify", str(tmp_path / "state"), "-o", "json").out)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl_train.storage.local import LocalStorage
 from tests.cli.test_checkpoints import fill, steps
 from tests.cli.vt import Terminal
 from tests.cluster_contract import phase, running
@@ -169,7 +170,7 @@ def test_pruning_shows_the_list_and_asks(
 
 
 def test_deleting_checkpoints_asks(tmp_path: Path, terminal: Open) -> None:
-    fill(tmp_path / "state")
+    fill(LocalStorage(tmp_path / "state"))
     seen = terminal("checkpoints", "rm", str(tmp_path / "state"), "10", columns=160)
     seen.shows("delete 1 checkpoint (step 10,", "for good? [y/N]:")
     seen.type("n")
