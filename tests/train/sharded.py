@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from elasticctl_train import Run, SavePolicy, buffers, storage
+from elasticctl_train import Run, SavePolicy, buffers, nearby, storage
 from elasticctl_train.checkpoint import Checkpointer, Label
 from elasticctl_train.commits import Commit
-from elasticctl_train.dist import join, leave
+from elasticctl_train.dist import World, join, leave
 from elasticctl_train.errors import StorageError
 from elasticctl_train.journal import Writer
 from elasticctl_train.storage.local import LocalStorage
@@ -162,9 +162,28 @@ def save_over_meshes(url: str, outcome: str) -> None:
 
 
 def restore_tensors(url: str, how: str, outcome: str) -> None:
-    """Restore them in another spread; each rank compares its part bit by bit and notes how many it has compared."""
+    """Restore them in another spread, first as ranks of one node, then each on a node of its own.
+
+    Each rank compares its part bit by bit and notes how many tensors it has compared.
+    """
     world = join()
     live = tensors_for(how)
+    compared = 0
+    for node in ("one", f"of rank {world.rank}"):
+        be_on(node, f"{outcome}-{world.rank}")
+        compared += compare_restored(url, world, live)
+    Path(f"{outcome}-{world.rank}").write_text(str(compared))
+    leave(world)
+
+
+def be_on(node: str, note: str) -> None:
+    """Have this process take itself for one on `node`; `note` is a path to keep that at."""
+    nearby._BOOT_ID = Path(f"{note}.boot")
+    nearby._BOOT_ID.write_text(node)
+
+
+def compare_restored(url: str, world: World, live: dict[str, torch.Tensor]) -> int:
+    """Restore tensors that are spread like these, and compare: how many are there?"""
     restored = Checkpointer(storage.open(url), world).restore({"model": live})
     assert restored is not None
     found = restored.state["model"]
@@ -180,8 +199,7 @@ def restore_tensors(url: str, how: str, outcome: str) -> None:
             assert torch.equal(found[name], tensor), name
     if restored.local is not None:
         assert int(restored.local["rank"]) == world.rank
-    Path(f"{outcome}-{world.rank}").write_text(str(len(live)))
-    leave(world)
+    return len(live)
 
 
 class Counted(LocalStorage):
@@ -201,10 +219,15 @@ def large_state() -> dict[str, Any]:
     return {"model": {"embedding": embedding, "t": embedding[:7, :3].t(), "flag": torch.tensor([True, False, True])}}
 
 
+def tier_of(node: str) -> str:
+    """The local tier of a node: its folder, if there is one; else it has none."""
+    return node if Path(node).is_dir() else ""
+
+
 def save_on_nodes(url: str, nodes: list[str]) -> None:
-    """Save the large state twice; `nodes` has each rank's folder in shared memory ("": none)."""
+    """Save the large state twice; `nodes` has each rank's."""
     world = join()
-    os.environ["ELASTICCTL_LOCAL_TIER"] = nodes[world.rank]
+    os.environ["ELASTICCTL_LOCAL_TIER"] = tier_of(nodes[world.rank])
     checkpoints = Checkpointer(storage.open(url), world)
     for step in (1, 2):
         checkpoints.save(large_state(), Label(step), local={"rank": torch.tensor(world.rank)})
@@ -246,8 +269,9 @@ def lose_commits(url: str, node: str, fates: list[str]) -> None:
 def restore_without_memory(url: str, outcome: str) -> None:
     """Restore where rank 1 has no memory for what it reads; each rank notes why that failed, and they meet again."""
     world = join()
-    reserve = buffers.anonymous
+    reserve, reserve_shared = buffers.anonymous, nearby.reserve
     buffers.anonymous = lambda size_bytes: reserve(1 << 48 if world.rank == 1 else size_bytes)
+    nearby.reserve = lambda size_bytes: reserve_shared(1 << 48 if world.rank == 1 else size_bytes)
     try:
         Checkpointer(storage.open(url), world).restore()
     except StorageError as e:
@@ -256,13 +280,25 @@ def restore_without_memory(url: str, outcome: str) -> None:
 
 
 def restore_on_nodes(url: str, nodes: list[str], outcome: str) -> None:
-    """Restore the large state, compare it, note how often this rank has read from storage."""
+    """Restore the large state, compare it, note how often this rank has read from storage, and parcels it took part in.
+
+    `nodes` has each rank's.
+    """
     world = join()
-    os.environ["ELASTICCTL_LOCAL_TIER"] = nodes[world.rank]
+    os.environ["ELASTICCTL_LOCAL_TIER"] = tier_of(nodes[world.rank])
+    be_on(nodes[world.rank], f"{outcome}-{world.rank}")
+    share, parcels = World.share, 0
+
+    def counted_share(world: World, data: torch.Tensor, source: int) -> None:
+        nonlocal parcels
+        parcels += 1
+        share(world, data, source)
+
+    World.share = counted_share  # type: ignore[method-assign]
     counted = Counted(Path(url))
     restored = Checkpointer(counted, world).restore()
     assert restored is not None
     assert same(restored.state, large_state())
     assert restored.local is None or int(restored.local["rank"]) == world.rank
-    Path(f"{outcome}-{world.rank}").write_text(str(counted.reads))
+    Path(f"{outcome}-{world.rank}").write_text(f"{counted.reads} {parcels}")
     leave(world)

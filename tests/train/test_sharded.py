@@ -95,7 +95,7 @@ def test_shards_of_every_kind_are_restored_in_another(
     read, _ = exchange.read_alone(storage, next(read_commits(storage)))
     assert same(read["model"], sharded.tensors_for("plain") | {"plain": torch.arange(1000.0)})
     assert ranks.run(sharded.restore_tensors, restored[0], url, restored[1], outcome) == [0] * restored[0]
-    assert all(Path(f"{outcome}-{rank}").read_text() == "5" for rank in range(restored[0]))
+    assert all(Path(f"{outcome}-{rank}").read_text() == "10" for rank in range(restored[0]))
 
 
 def test_in_mixed_precision_it_resumes_bit_by_bit(tmp_path: Path) -> None:

@@ -251,13 +251,6 @@ def test_a_save_without_memory_is_lost_and_the_next_tries_again(
     assert checkpoints.settle()
 
 
-def test_ranks_of_one_node_have_one_word_for_it(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir(mode=0o700)
-    (tmp_path / "b").mkdir(mode=0o700)
-    first, second, elsewhere = (opened(tmp_path / folder, rank) for rank, folder in enumerate("aab"))
-    assert first.node() == second.node() != elsewhere.node()
-
-
 def test_a_node_without_room_for_a_word_restores_all_the_same(tmp_path: Path, base: Path) -> None:
     saved(tmp_path / "state", 1)
     for word in base.glob("*/node"):

@@ -2,26 +2,27 @@
 
 First each share gets one rank that supplies it: one that finds it in its node's tier, or else, evenly spread, one that
 reads it from storage. Only when all shares are there and whole, on all ranks, are they handed on: ranks of the
-supplier's node copy from the shared memory, the others are sent what they want of it, a parcel at a time.
+supplier's node copy from its memory, the others are sent what they want of it, a parcel at a time.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from elasticctl_train import buffers
+from elasticctl_train import buffers, nearby
 from elasticctl_train.commits import Commit, ObjectRef
 from elasticctl_train.dist import World
 from elasticctl_train.documents import check, fetch, twice
 from elasticctl_train.errors import DamagedError, MissingError, StorageError
 from elasticctl_train.filling import Filling
 from elasticctl_train.manifest import Manifest, parse
+from elasticctl_train.nearby import Spot
 from elasticctl_train.storage import Storage
 from elasticctl_train.tier import Tier
 
@@ -38,18 +39,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What one rank could supply from its node's tier: share numbers and the files. `node` is "" without a tier."""
-
-    node: str
-    files: Mapping[int, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Held:
-    """A share's bytes, found whole. `in_tier`: they are the tier's own, and will be overwritten one day."""
+    """A share's bytes, found whole, and where other ranks of this node find them, if they can.
+
+    `in_tier`: they are the tier's own, and will be overwritten one day.
+    """
 
     data: torch.Tensor
+    spot: Spot | None
     in_tier: bool
 
 
@@ -72,25 +69,23 @@ def read(
     cannot be read.
     """
     world = place.world
-    offers = _gather_offers(place, manifest)
+    files = _in_tier(place, manifest)
     sizes_bytes = [document.file.size_bytes for document in manifest.documents]
-    suppliers = choose(sizes_bytes, [offer.files.keys() for offer in offers])
+    suppliers = choose(sizes_bytes, world.gather(list(files)))
     mine = [index for index, supplier in enumerate(suppliers) if supplier == world.rank]
-    held, in_tier = _agree(world, _acquire(place, manifest, mine, offers[world.rank].files))
+    with ExitStack() as opened:
+        held, in_tier, spots = _agree(world, _acquire(place, manifest, mine, files, opened))
+        seen = {index: nearby.find(spot) for index, spot in spots.items() if index not in held}
+        near = {index: data for index, data in seen.items() if data is not None}
+        near_of = world.gather(list(near))
     filling = Filling(world, manifest, alike, world.rank if own_of is None else own_of)
     for index, supplier in enumerate(suppliers):
-        node = offers[supplier].node if index in in_tier else ""
-        near = {
-            supplier,
-            *(rank for rank, offer in enumerate(offers) if node == offer.node != "" and index in offer.files),
-        }
-        data = held.pop(index) if supplier == world.rank else None
-        if data is None and world.rank in near:
-            data = _mapped(offers[world.rank].files[index])
+        data = held.pop(index).data if supplier == world.rank else near.pop(index, None)
         if data is not None:
-            filling.take(index, data, may_keep=index not in in_tier)
-        filling.hand_on(index, supplier, [rank for rank in range(world.size) if rank not in near], data)
-    world.highest(0)  # nobody writes to the tier while another still reads from it
+            filling.take(index, data, may_keep=supplier == world.rank and index not in in_tier)
+        far = [rank for rank in range(world.size) if rank != supplier and index not in near_of[rank]]
+        filling.hand_on(index, supplier, far, data)
+    world.highest(0)  # nobody writes to what another still reads from
     return filling.state(), filling.own()
 
 
@@ -106,72 +101,67 @@ def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> li
     return suppliers
 
 
-def _gather_offers(place: Place, manifest: Manifest) -> list[Offer]:
-    """What every rank could supply from its tier."""
-    node, files = "", {}
-    if place.tier is not None:
-        node, found = place.tier.node(), place.tier.offers()
-        files = {i: str(found[d.file]) for i, d in enumerate(manifest.documents) if d.file in found}
-    gathered = place.world.gather([node, list(files.items())])
-    return [Offer(node, dict(items)) for node, items in gathered]
+def _in_tier(place: Place, manifest: Manifest) -> dict[int, Path]:
+    """The shares this rank could supply from its node's tier, by number, and the files."""
+    found = place.tier.offers() if place.tier is not None else {}
+    return {i: found[document.file] for i, document in enumerate(manifest.documents) if document.file in found}
 
 
 def _acquire(
-    place: Place, manifest: Manifest, mine: Sequence[int], files: Mapping[int, str]
+    place: Place, manifest: Manifest, mine: Sequence[int], files: Mapping[int, Path], opened: ExitStack
 ) -> Iterator[tuple[int, Held | StorageError]]:
-    """The shares this rank supplies, each checked, or why there is none."""
+    """The shares this rank supplies, each checked, or why there is none; their files stay open in `opened`."""
     for index in mine:
         ref = manifest.documents[index].file
         try:
-            found = _from_tier(files[index], ref) if index in files else None
-            yield index, found or _from_storage(place.storage, ref)
+            found = _from_tier(files[index], ref, opened) if index in files else None
+            yield index, found or _from_storage(place, ref, opened)
         except StorageError as e:
             yield index, e
 
 
-def _from_tier(path: str, ref: ObjectRef) -> Held | None:
+def _from_tier(path: Path, ref: ObjectRef, opened: ExitStack) -> Held | None:
     """The bytes in the tier if they are what they are said to be."""
     try:
-        data = _mapped(path)[: ref.size_bytes]
+        file = opened.enter_context(path.open("rb", buffering=0))
+        data = nearby.mapped(file)[: ref.size_bytes]
         check(ref, data.numpy().data)
     except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or torn
         return None
-    return Held(data, in_tier=True)
+    return Held(data, nearby.spot_of(file), in_tier=True)
 
 
-def _mapped(path: str) -> torch.Tensor:
-    with Path(path).open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # never written to, but torch wants it writable
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def _from_storage(storage: Storage, ref: ObjectRef) -> Held:
-    data = buffers.anonymous(ref.size_bytes)
+def _from_storage(place: Place, ref: ObjectRef, opened: ExitStack) -> Held:
+    """The bytes as stored, in memory that other ranks of this node can map."""
+    shared = nearby.reserve(ref.size_bytes) if place.world.size > 1 else None
+    data, file = shared or (buffers.anonymous(ref.size_bytes), None)
+    spot = nearby.spot_of(opened.enter_context(file)) if file is not None else None
     view = data.numpy().data
 
     def fill() -> Held:
-        storage.read_into(ref.key, 0, view)
+        place.storage.read_into(ref.key, 0, view)
         check(ref, view)
-        return Held(data, in_tier=False)
+        return Held(data, spot, in_tier=False)
 
     return twice(fill)
 
 
 def _agree(
     world: World, acquired: Iterable[tuple[int, Held | StorageError]]
-) -> tuple[dict[int, torch.Tensor], set[int]]:
-    """This rank's shares, and which of all ranks' lie in tiers; raises, on every rank, what any rank has met."""
-    held: dict[int, torch.Tensor] = {}
-    tier: list[int] = []
+) -> tuple[dict[int, Held], set[int], dict[int, Spot]]:
+    """This rank's shares, which of all ranks' lie in tiers, and the spots; raises, on every rank, what any has met."""
+    held: dict[int, Held] = {}
     error: StorageError | None = None
     for index, found in acquired:
         if isinstance(found, StorageError):
             error = found if error is None or isinstance(error, _DAMAGE) else error
         else:
-            held[index] = found.data
-            tier += [index] if found.in_tier else []
-    said = world.gather([tier, "" if error is None else str(error), isinstance(error, _DAMAGE)])
-    for _, message, is_damage in sorted(said, key=lambda one: bool(one[2])):  # first what cannot be read at all
+            held[index] = found
+    tier = [index for index, share in held.items() if share.in_tier]
+    spots = [(index, astuple(share.spot)) for index, share in held.items() if share.spot is not None]
+    said = world.gather([tier, spots, "" if error is None else str(error), isinstance(error, _DAMAGE)])
+    for *_, message, is_damage in sorted(said, key=lambda one: bool(one[-1])):  # first what cannot be read at all
         if message:
             raise (DamagedError if is_damage else StorageError)(message) from error
-    return held, {index for indices, _, _ in said for index in indices}
+    in_tier = {index for indices, *_ in said for index in indices}
+    return held, in_tier, {index: Spot(*spot) for _, found, *_ in said for index, spot in found}

@@ -20,7 +20,6 @@ import json
 import logging
 import mmap
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -59,21 +58,6 @@ class Tier:
             log.warning("$%s=%s cannot be used: %s", VARIABLE, base, e.strerror)
             return None
         return cls(folder, rank, generation)
-
-    def node(self) -> str:
-        """A word that ranks have in common exactly when they see the same folder; "" where none can be left there."""
-        path, mine = self._folder / "node", self._folder / f"node.{secrets.token_hex(8)}"
-        try:
-            mine.write_text(mine.suffix)
-            with suppress(FileExistsError):
-                os.link(mine, path)
-            return path.read_text()
-        except OSError as e:  # no room left, most likely: others fill the node's memory too
-            log.info("ranks of this node read for themselves: %s: %s", self._folder, e.strerror)
-            return ""
-        finally:
-            with suppress(OSError):
-                mine.unlink()
 
     def offers(self) -> dict[ObjectRef, Path]:
         """The objects whose bytes lie here, by what is said of them; nothing has been read of them yet."""
