@@ -32,7 +32,10 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a worker ended; one per worker, decided once by `elasticctl_controller.classify`."""
+    """Why a worker ended; one per worker, decided by `elasticctl_controller.classify`.
+
+    Decided once, but that an unresponsive one becomes `NODE_LOST` when its node is found lost.
+    """
 
     SCALED_IN = "ScaledIn"
     PREEMPTED = "Preempted"

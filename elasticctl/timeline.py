@@ -1,7 +1,7 @@
 """What happened to a job, in order of time, from its status and its pods' events. Pure.
 
 An entry never changes once it is told (what ends later is an entry of its own), so that a reader can be told only what
-is new.
+is new. But for one: the loss of a worker that did not answer is told again when its node is found lost.
 """
 
 from __future__ import annotations

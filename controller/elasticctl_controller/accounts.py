@@ -7,13 +7,14 @@ write, so a crash of the controller between any two steps counts nothing twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from elasticctl.codec import Timestamp
 from elasticctl.podtemplate import capacity
 from elasticctl.spec import ElasticJob, Policy, RestartPolicy
 from elasticctl.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling, ScalingPhase
+from elasticctl.wording import span
 from elasticctl_controller.classify import APPLICATION
 from elasticctl_controller.roster import FINISHED, SUSPENDED, End
 
@@ -38,6 +39,16 @@ def charge(job: ElasticJob, status: JobStatus, ends: Sequence[End], finishing: b
     for end in sorted(ends, key=lambda end: (end.at, end.worker.index, end.worker.uid)):
         status = _enter(job.policy, status, end)
     return status
+
+
+def put_down_to_nodes(status: JobStatus, uids: Collection[str], now: float) -> JobStatus:
+    """Correct the accounts of workers that were entered as unresponsive: their nodes have been found lost since."""
+    moved = {Cause.UNRESPONSIVE.value: -len(uids), Cause.NODE_LOST.value: len(uids)}
+    return replace(
+        status,
+        restarts=_add(status.restarts, moved),
+        interruptions=tuple(_explained(item, now) if item.uid in uids else item for item in status.interruptions),
+    )
 
 
 def clock_out(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> JobStatus:
@@ -143,6 +154,11 @@ def _interruption(status: JobStatus, end: End) -> Interruption:
     )
 
 
+def _explained(item: Interruption, now: float) -> Interruption:
+    later = "" if item.at is None else f"{span(now - item.at)} later "
+    return replace(item, cause=Cause.NODE_LOST, message=f"it did not answer, and {later}its node was found lost")
+
+
 def _last_generation_of(status: JobStatus, worker: str) -> int:
     """The generation this worker was lost from; its peers may have formed the next one before we saw the loss."""
     numbers = (item.generation for item in status.generations if worker in item.workers or not item.workers)
@@ -150,4 +166,5 @@ def _last_generation_of(status: JobStatus, worker: str) -> int:
 
 
 def _add(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    return {key: counts.get(key, 0) + more.get(key, 0) for key in sorted({*counts, *more})}
+    sums = {key: counts.get(key, 0) + more.get(key, 0) for key in sorted({*counts, *more})}
+    return {key: count for key, count in sums.items() if count > 0}

@@ -66,6 +66,14 @@ def classify_vanished(worker: WorkerStatus, lost_nodes: Collection[str]) -> Caus
     return Cause.NODE_LOST if worker.node in lost_nodes else Cause.DELETED
 
 
+def is_explained(worker: WorkerStatus, lost_nodes: Collection[str]) -> bool:
+    """True for a worker that was given up because it did not answer, and whose node has been found lost since.
+
+    Its peers miss a worker within seconds, Kubernetes a node only after 40 s, unless set otherwise.
+    """
+    return worker.cause is Cause.UNRESPONSIVE and worker.node in lost_nodes
+
+
 def is_over(pod: Pod) -> bool:
     """True once the worker's container has ended, whether or not a sidecar still runs."""
     return pod.ended or pod.exit_code is not None

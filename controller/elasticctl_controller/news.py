@@ -24,8 +24,8 @@ def contradictions(job: ElasticJob) -> tuple[Event, ...]:
 
 
 def _interruptions(old: JobStatus, new: JobStatus) -> list[Event]:
-    known = {item.uid for item in old.interruptions}
-    fresh = [item for item in new.interruptions if item.uid not in known]
+    known = {(item.uid, item.cause) for item in old.interruptions}  # a cause may be found out later
+    fresh = [item for item in new.interruptions if (item.uid, item.cause) not in known]
     told = []
     for item in fresh[:MAX_EVENTS]:
         details = [f"exit code {item.exit_code}" if item.exit_code is not None else "", item.message]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from elasticctl.codec import Timestamp
 from elasticctl.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase, worker_name
 from elasticctl.status import Cause, JobStatus, Phase, ReplicaStatus, Share, WorkerStatus
-from elasticctl_controller.accounts import charge, clock_out, note_scaling
+from elasticctl_controller.accounts import charge, clock_out, note_scaling, put_down_to_nodes
 from elasticctl_controller.actions import Action, CreateWorker, Decision, DeleteJob, Observed
 from elasticctl_controller.conditions import express
 from elasticctl_controller.ledger import fold_reports, settle
@@ -36,7 +36,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     job = sized(job, observed.share)
     crew = muster(job, observed, now)
     status = clock_out(job, fold_reports(job.status, observed), crew.ends)
-    status = replace(status, share=observed.share)
+    status = put_down_to_nodes(replace(status, share=observed.share), crew.explained, now)
     if status.phase.terminal:
         standing = Standing(status.phase, status.reason, status.message)
     else:

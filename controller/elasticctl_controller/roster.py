@@ -13,10 +13,10 @@ from elasticctl.codec import Timestamp
 from elasticctl.spec import ElasticJob, Pod, PodPhase, worker_name
 from elasticctl.status import Cause, Failure, Generation, JobStatus, WorkerStatus
 from elasticctl_controller.actions import Observed
-from elasticctl_controller.classify import Loss, classify, classify_vanished, ended_at, read_failure
+from elasticctl_controller.classify import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
-SILENT_MESSAGE = '{"verdict": "stuck", "error": "it lives, but did not answer when the group formed again"}'
+SILENT_MESSAGE = '{"verdict": "stuck", "error": "it did not answer when the group formed again"}'
 TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is being deleted
 
 
@@ -37,16 +37,22 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """This job's workers after one look: the roster, the pods behind it by uid, and the ends that are new."""
+    """This job's workers after one look: the roster, the pods behind it by uid, and the ends that are new.
+
+    `explained`: uids of workers whose ends were counted as unresponsive, and whose nodes have now been found lost.
+    """
 
     workers: tuple[WorkerStatus, ...]
     pods: Mapping[str, Pod]
     ends: tuple[End, ...]
+    explained: frozenset[str]
 
 
 def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
     """Bring the roster up to date with what is observed; the order of pods makes no difference."""
     known = {worker.uid: worker for worker in job.status.workers if worker.uid}
+    explained = frozenset(uid for uid, worker in known.items() if is_explained(worker, observed.lost_nodes))
+    known |= {uid: replace(known[uid], cause=Cause.NODE_LOST) for uid in explained}
     own = own_pods(job, observed.pods)
     given_up = {uid for uid, pod in own.items() if uid in observed.silent and not pod.ended}
     pods = {uid: _as_ended(pod) if uid in given_up else pod for uid, pod in own.items()}
@@ -58,7 +64,7 @@ def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
     # A completed worker stays on the roster when its pod is gone: it is why the job is about to succeed.
     completed = {uid: w for uid, w in (known | closed).items() if w.cause is Cause.COMPLETED and uid not in pods}
     workers = completed | {uid: closed.get(uid, worker) for uid, worker in present.items()}
-    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends))
+    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends), explained)
 
 
 def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:

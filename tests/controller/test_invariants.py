@@ -124,6 +124,11 @@ class Cluster(RuleBasedStateMachine):
                 stamp = {"finished_at": self.world.stamp()} if stamped else {}
                 self.world.end_pod(data.draw(st.sampled_from(pods)), fact, **fields, **stamp)
 
+    @precondition(lambda self: self._pods(PodPhase.RUNNING))
+    @rule(data=st.data())
+    def a_worker_stops_answering(self, data):
+        self.world.stop_answering(data.draw(st.sampled_from(self._pods(PodPhase.RUNNING))))
+
     @precondition(lambda self: self.world.ours())
     @rule(data=st.data(), gracefully=st.booleans(), announced=st.booleans())
     def somebody_deletes_a_pod(self, data, gracefully, announced):

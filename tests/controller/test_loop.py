@@ -36,12 +36,16 @@ class Clock:
 
 
 class Failing(LocalWorkload):
-    """A workload of which the next calls of one kind fail."""
+    """A workload of which the next calls of one kind fail, and nodes are lost."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store, "unix:///nowhere")
         self.errors: dict[str, list[Exception]] = {}
         self.calls: list[str] = []
+        self.lost: frozenset[str] = frozenset()
+
+    def lost_nodes(self) -> frozenset[str]:
+        return self.lost
 
     def _note(self, call: str) -> None:
         self.calls.append(call)
@@ -92,6 +96,11 @@ class Bench:
         for pod in self.pods():
             if pod["status"]["phase"] == "Pending":
                 self.store.update_pod(pod["metadata"]["uid"], lambda p: podstatus.running(p, 1, self.clock()))
+
+    def place_pods(self) -> None:
+        """Each on a node of its own."""
+        for index, pod in enumerate(self.pods()):
+            self.store.update_pod(pod["metadata"]["uid"], lambda p, n=f"node-{index}": podstatus.scheduled(p, n, ()))
 
     def end_pod(self, index: int, exit_code: int) -> None:
         how = podstatus.Exit(exit_code, self.clock())
@@ -207,6 +216,31 @@ def test_a_worker_that_somebody_deletes_is_a_member_until_it_has_gone(bench: Ben
     bench.end_pod(1, 143)
     bench.controller.sync(KEY)
     assert bench.alive() == {"job-worker-0"}
+
+
+def test_peers_may_miss_a_worker_before_its_node_is_found_dead(bench: Bench) -> None:
+    job = bench.store.create_job(shell_job("job", "true", 2, minReplicas=1, maxReplicas=3))
+    bench.settle()
+    bench.place_pods()
+    bench.run_pods()
+    bench.settle()
+    bench.clock.now += 60
+    lost = bench.pods()[1]["metadata"]["uid"]
+    bench.rendezvous._groups[KEY].silent.add(lost)
+    bench.settle()
+    gone = bench.pods()[1]["metadata"]
+    # Nobody ends a pod on a dead node: it keeps its name, and another comes for it.
+    assert gone["uid"] == lost
+    assert gone["deletionGracePeriodSeconds"] > 0
+    assert len(bench.pods()) == 3
+    assert bench.status()["restarts"] == {"Unresponsive": 1}
+    bench.workload.lost = frozenset({"node-1"})
+    bench.settle()
+    assert bench.pods()[1]["metadata"]["deletionGracePeriodSeconds"] == 0
+    assert bench.status()["restarts"] == {"NodeLost": 1}
+    assert [(item["uid"], item["cause"]) for item in bench.status()["interruptions"]] == [(lost, "NodeLost")]
+    reasons = [event["reason"] for event in bench.store.list_events(job["metadata"]["uid"])]
+    assert (reasons.count("Unresponsive"), reasons.count("NodeLost")) == (1, 1)
 
 
 def test_a_job_with_a_rendezvous_of_its_own_gets_none_of_ours(bench: Bench) -> None:

@@ -114,17 +114,42 @@ class TestReplacing:
         _, decision = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=SILENT_MESSAGE), a_pod(2)])
         assert (decision.status.restarts, decision.status.failures) == ({"Stuck": 1}, 1)
 
-    def test_a_worker_that_lives_but_answers_no_more_is_deleted_and_replaced(self):
-        silent = frozenset({"uid-1"})
-        job, decision = a_step(a_running_job(), THREE, silent=silent)
+    def test_a_worker_that_answers_no_more_is_deleted_and_replaced(self):
+        job, decision = a_step(a_running_job(), THREE, silent=frozenset({"uid-1"}))
         assert decision.status.restarts == {"Unresponsive": 1}
         assert decision.status.failures == 0, "its node may have died, and Kubernetes not know yet"
         assert decision.status.interruptions[-1].cause is Cause.UNRESPONSIVE
         assert decision.actions == (), "counted first, deleted once that is stored"
-        job, decision = a_step(job, THREE, silent=silent)
-        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1", force=True),)
+        job, decision = a_step(job, THREE)  # the rendezvous forgets whom it is told to be given up
+        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1"),), "in order: it may still hold its GPUs"
         later = NOW + 2
+        assert created(a_step(job, [a_pod(0), a_pod(1, deleting=True), a_pod(2)], now=later)[1]) == [3]
         assert created(a_step(job, [a_pod(0), a_pod(2)], now=later)[1]) == [1]
+
+    def test_a_worker_that_its_peers_missed_first_is_put_down_to_its_node_once_that_is_found_dead(self):
+        job, _ = a_step(a_running_job(), THREE, silent=frozenset({"uid-1"}))
+        job, _ = a_step(job, THREE)
+        pods, lost = [a_pod(0), a_pod(1, deleting=True), a_pod(2), a_pod(3)], frozenset({"node-1"})
+        job, _ = a_step(job, pods)
+        job, decision = a_step(job, pods, NOW + 31, lost_nodes=lost)
+        assert job.status.restarts == {"NodeLost": 1}
+        assert [(item.uid, item.cause, item.at) for item in job.status.interruptions] == [
+            ("uid-1", Cause.NODE_LOST, NOW)
+        ]
+        assert [(event.reason, event.message) for event in decision.events] == [
+            ("NodeLost", "lost worker digits-worker-1: it did not answer, and 31s later its node was found lost")
+        ]
+        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1", force=True),)
+        for later in (pods, [a_pod(0), a_pod(2), a_pod(3)]):
+            again, decision = a_step(job, later, NOW + 32, lost_nodes=lost)
+            assert again.status.restarts == {"NodeLost": 1}
+            assert (again.status.interruptions, decision.events) == (job.status.interruptions, ())
+
+    def test_a_node_that_is_found_dead_as_its_pod_vanishes_counts_all_the_same(self):
+        job, _ = a_step(a_running_job(), THREE, silent=frozenset({"uid-1"}))
+        job, _ = a_step(job, [a_pod(0), a_pod(2)], NOW + 31, lost_nodes=frozenset({"node-1"}))
+        assert job.status.restarts == {"NodeLost": 1}
+        assert [worker.name for worker in job.status.workers] == ["digits-worker-0", "digits-worker-2"]
 
     def test_a_pod_on_a_lost_node_is_replaced_at_once_and_by_force(self):
         job, _ = a_step(a_running_job(), THREE, lost_nodes=frozenset({"node-1"}))

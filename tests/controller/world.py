@@ -27,6 +27,7 @@ FACT_OF_CAUSE = {
     Cause.KILLED: {"killed"},
     Cause.COLLATERAL: {"application", "collateral", "stuck"},
     Cause.STUCK: {"stuck"},
+    Cause.UNRESPONSIVE: {"silent"},
     Cause.APPLICATION: {"application"},
     Cause.COMPLETED: {"success"},
 }
@@ -78,6 +79,7 @@ class World:
     highest_max: int = 0
     share: Share | None = None
     unwanted: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
     job_deleted: bool = False
     made: int = 0
 
@@ -92,7 +94,11 @@ class World:
         faults = faults or Faults()
         job: ElasticJob = self.jobs.cached
         observed = Observed(
-            pods=tuple(self.pods.cached.values()), lost_nodes=self.nodes.cached, share=self.share, leave=self.unwanted
+            pods=tuple(self.pods.cached.values()),
+            lost_nodes=self.nodes.cached,
+            silent=self.silent,
+            share=self.share,
+            leave=self.unwanted,
         )
         decision = reconcile(job, observed, self.now)
         check_decision(job, observed, decision)
@@ -100,6 +106,7 @@ class World:
             return decision
         if decision.status != job.status and (not self._write(job, decision.status) or faults.lose_write_answer):
             return decision
+        self.silent -= {worker.uid for worker in decision.status.workers if worker.cause}  # they are given up
         fates = faults.action_fates or ("ok",)
         for number, action in enumerate(decision.actions):
             if faults.crash_after is not None and number >= faults.crash_after:
@@ -111,6 +118,7 @@ class World:
 
     def crash(self) -> None:
         """The controller starts anew: nothing is left of what it knew, and it lists everything afresh."""
+        self.silent = frozenset()
         for log in (self.jobs, self.pods, self.nodes):
             log.catch_up()
 
@@ -157,7 +165,7 @@ class World:
         """Nothing is counted twice or forgotten, and every cause told is what happened."""
         if old.phase.terminal:
             assert new.phase is old.phase, "a job that was over went on"
-            assert (new.restarts, new.failures) == (old.restarts, old.failures)
+            assert (sum(new.restarts.values()), new.failures) == (sum(old.restarts.values()), old.failures)
         known, present = {w.uid: w for w in old.workers}, {w.uid: w for w in new.workers}
         for worker in old.workers:
             if worker.removal:
@@ -170,12 +178,17 @@ class World:
         grown = {
             cause: new.restarts.get(cause, 0) - old.restarts.get(cause, 0) for cause in {**old.restarts, **new.restarts}
         }
-        assert all(count >= 0 for count in grown.values())
+        assert all(count >= 0 for cause, count in grown.items() if cause != Cause.UNRESPONSIVE)
         assert sum(grown.values()) <= len(fresh)
         assert 0 <= new.failures - old.failures <= sum(grown.get(cause.value, 0) for cause in Cause if cause.counted)
         for worker in ended:
             assert worker.cause is not None
             assert self.facts[worker.uid] & FACT_OF_CAUSE[worker.cause], (worker, self.facts[worker.uid])
+        for worker in old.workers:
+            told = present[worker.uid].cause if worker.uid in present else worker.cause
+            if worker.cause and told is not worker.cause:
+                assert (worker.cause, told) == (Cause.UNRESPONSIVE, Cause.NODE_LOST)
+                assert "node lost" in self.facts[worker.uid]
         assert len(new.interruptions) <= 50
         assert len(new.scalings) <= 20
         assert len(to_json(new)["conditions"]) <= 6
@@ -219,9 +232,15 @@ class World:
         """A terminating pod's grace period is over."""
         self.drop(pod)
 
+    def stop_answering(self, pod: Pod) -> None:
+        """The worker does not join again when the group re-forms."""
+        self.facts[pod.uid].add("silent")
+        self.silent |= {pod.uid}
+
     def lose_node(self, node: str) -> None:
+        """Pods that have gone from it count, while the controller's cache still shows them there."""
         self.nodes.add(self.nodes.latest | {node})
-        for pod in self.ours():
+        for pod in (pod for pods in self.pods.versions[self.pods.seen :] for pod in pods.values()):
             if pod.node == node:
                 self.facts[pod.uid].add("node lost")
 

@@ -49,6 +49,11 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
             [("recovered", "trains again 4.2 s after the loss, 1 step done again")],
         ),
         (replace(RUNNING, interruptions=(BACK,)), replace(RUNNING, interruptions=(BACK,)), []),
+        (
+            replace(RUNNING, interruptions=(replace(LOSS, cause=Cause.UNRESPONSIVE),)),
+            replace(RUNNING, interruptions=(replace(LOSS, cause=Cause.NODE_LOST),)),
+            [],  # that it is lost was told; what it was, the status says
+        ),
         (replace(RUNNING, phase=Phase.RESTARTING), RUNNING, [("recovered", "runs again with 3 workers")]),
         (
             replace(RUNNING, phase=Phase.RESTARTING, progress=Progress(step=3)),
