@@ -58,7 +58,9 @@ class Session:
         with Sink(_LISTING_SINK_BYTES) as sink:
             command = [sys.executable, "-m", "benchmarks.checkpoints.listing", sink.endpoint, str(COMMITS)]
             environ = trials.environment(sink.endpoint, "listing")
-            done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                command, env=environ, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True
+            )
         self.listing = json.loads(done.stdout)
         self.say.print(f"newest of {COMMITS} commits: {self.listing}", markup=False, soft_wrap=True)
 

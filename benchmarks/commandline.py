@@ -31,4 +31,10 @@ def end_as_by_ctrl_c() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    # `timeout` sends it twice, to its command and to the group; the second one must not hit what ends the processes.
+    signal.signal(number, _stay)
     raise KeyboardInterrupt
+
+
+def _stay(number: int, frame: FrameType | None) -> None:
+    """It is ending already."""

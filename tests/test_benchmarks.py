@@ -238,6 +238,23 @@ def test_a_worker_is_killed_with_all_below_it(tree: subprocess.Popen[bytes]) -> 
     wait_until(lambda: gone(child))
 
 
+TWICE = """
+import os, signal, sys
+from benchmarks.commandline import end_as_by_ctrl_c
+end_as_by_ctrl_c()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("all has been ended")
+"""
+
+
+def test_sigterm_is_ctrl_c_once_and_a_second_one_hits_no_cleaning_up() -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "all has been ended\n"
+
+
 def test_processes_are_found_by_their_mark_though_stopped_and_orphaned(tree: subprocess.Popen[bytes]) -> None:
     child = psutil.Process(tree.pid).children()[0]
     child.suspend()

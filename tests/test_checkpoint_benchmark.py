@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -34,6 +38,7 @@ from elasticctl_train import storage as storages
 from elasticctl_train.errors import ExistsError, StorageError
 from elasticctl_train.parallel import each
 from elasticctl_train.storage import Patience, Storage, all_keys
+from tests.waiting import wait_until
 
 # The server.
 
@@ -337,6 +342,53 @@ def test_a_small_run_from_start_to_end(tmp_path: Path) -> None:
     left = {path.name for path in Path("/dev/shm").iterdir()} - before
     assert not [name for name in left if name.startswith("checkpoint-benchmark-")]
     assert processes.sweep(f"elasticctl-tier-4000000-2-0-{os.getpid()}") == 0
+
+
+def test_a_run_that_is_interrupted_shows_what_it_has_found(tmp_path: Path) -> None:
+    """As a terminal does it at Ctrl-C, and `timeout`: the signal goes to all processes of the group."""
+    path, said = tmp_path / "checkpoint.json", tmp_path / "said"
+    command = [sys.executable, "-m", "benchmarks.checkpoint", "--size", "1MB", "--ranks", "1", "--repeats", "1000"]
+    command += ["--idle-saves", "1", "--busy-s", "0.01", "--settle-s", "0", "--no-listing", "--json", str(path)]
+    command += ["--contender", "elasticctl"]
+    with said.open("w") as stderr:
+        benchmark = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
+    below: list[psutil.Process] = []
+    try:
+        wait_until(lambda: " elasticctl  #0 " in said.read_text(), 60)
+        below = wait_until(lambda: saving(benchmark.pid), 60)
+        os.killpg(benchmark.pid, signal.SIGINT)
+        shown, _ = benchmark.communicate(timeout=60)
+        left = [process for process in below if process.is_running()]
+    finally:
+        processes.kill_trees([benchmark.pid, *(process.pid for process in below if process.is_running())])
+        benchmark.wait()
+    *trials_said, last = said.read_text().splitlines()
+    assert last == "stopped; all processes have been ended"
+    assert all(line.startswith("1 MB  x 1  elasticctl  #") for line in trials_said)
+    assert benchmark.returncode == 130
+    assert "CPU seconds per GB" in shown
+    assert len(json.loads(path.read_text())["measurements"]) == len(trials_said) > 0
+    assert left == []
+
+
+def saving(benchmark: int) -> list[psutil.Process]:
+    """The processes below a benchmark's, once a trial is under way: the sink, and a rank."""
+    below = psutil.Process(benchmark).children(recursive=True)
+    return below if len(below) == 2 else []
+
+
+def test_the_sink_ends_with_a_benchmark_that_is_killed() -> None:
+    script = "import time; from benchmarks.checkpoints.trials import Sink; print(Sink(1).endpoint); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-uc", script], stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout
+        address = urlsplit(benchmark.stdout.readline().strip())
+        benchmark.kill()
+
+    def refused() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex((address.hostname, address.port)) == errno.ECONNREFUSED
+
+    wait_until(refused)
 
 
 def test_boto3_saves_on_rank_0_and_restores_on_all(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:

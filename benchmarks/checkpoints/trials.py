@@ -82,10 +82,17 @@ class Sink:
 
     def __init__(self, size_bytes: int) -> None:
         command = [sys.executable, "-m", "benchmarks.checkpoints.sink", "--size-mib", str(-(-size_bytes // _MIB))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        port = self._process.stdout.readline() if self._process.stdout else ""
-        if not port:
-            raise Failed("the sink did not start")
+        # Out of reach of a terminal's Ctrl-C, which goes to a whole process group: it is asked until the last.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            port = self._process.stdout.readline() if self._process.stdout else ""
+            if not port:
+                raise Failed("the sink did not start")
+        except BaseException:
+            self.__exit__()
+            raise
         self.endpoint = f"http://127.0.0.1:{int(port)}"
 
     def __enter__(self) -> Sink:
