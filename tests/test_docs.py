@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -84,13 +85,25 @@ def steps(text: str) -> Iterator[tuple[list[str], str]]:
             yield content.splitlines(), following if next_kind == "text" else ""
 
 
-def settled(cluster: LocalCluster) -> bool:
-    """What a reader sees before going on: every job that has not ended trains on all the workers it should have."""
-    statuses = [ElasticJob.from_manifest(job).status for job in cluster.list_jobs(None)]
-    groups = [(status.desired, status.generations[-1:]) for status in statuses if not status.phase.terminal]
-    return all(
-        newest and newest[0].first_step_at is not None and len(newest[0].workers) == desired
-        for desired, newest in groups
+def settled(cluster: LocalCluster, lost: int) -> bool:
+    """What a reader sees before going on: `lost` workers were missed and made up for, and what was asked is done."""
+    jobs = [ElasticJob.from_manifest(job) for job in cluster.list_jobs(None)]
+    missed = [loss for job in jobs for loss in job.status.interruptions]
+    return (
+        len(missed) == lost
+        and all(loss.recovered_at is not None for loss in missed)
+        and all(trains_as_asked(job) for job in jobs if not job.status.phase.terminal)
+    )
+
+
+def trains_as_asked(job: ElasticJob) -> bool:
+    """Has a group of all the workers that its last change asks for taken a step?"""
+    newest = job.status.generations[-1:]
+    return (
+        job.status.observed_generation == job.generation
+        and bool(newest)
+        and newest[0].first_step_at is not None
+        and len(newest[0].workers) == job.desired
     )
 
 
@@ -99,15 +112,18 @@ def test_the_quickstart_works_as_written(home: Path, local_cluster: LocalCluster
     checkout = home / "checkout"  # a path of its own, so that the page's `kill` can hit no other job
     shutil.copytree(ROOT / "examples", checkout / "examples")
     printed: dict[str, str] = {}
+    lost = 0
     for commands, sample in steps(page("quickstart.md")):
         for command in commands:
             done = run(["bash", "-c", command], checkout, CUDA_VISIBLE_DEVICES="")
             assert done.returncode == 0, f"{command}\n{done.stdout}{run(['bash', '-c', STORY], checkout).stdout}"
             printed[command] = done.stdout
+            lost += command.startswith("kill -9 ")
         shown = on_one_line(VARIES.split(sample.partition("\n")[0])[0])
         assert is_in(shown, printed[commands[-1]])
         if commands[-1] != "elasticctl local down":
-            wait_until(lambda: settled(local_cluster), 60)
+            wait_until(functools.partial(settled, local_cluster, lost), 60)
+    assert lost == 1
     history = printed["elasticctl history digits"]
     assert re.search(r"\tKilled\t[0-9.m]+s\t\d+", history), history
     assert re.search(r"\t2 -> 3\t\w+\t[0-9.m]+s\t\d+", history), history
