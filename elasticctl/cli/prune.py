@@ -88,17 +88,12 @@ def prune(
         print_table(_table(doomed, now))
     if not doomed:
         say(f"no job in namespace {target.namespace} ended longer than {span(which.older_than)} ago")
-        return
-    if dry_run:
+    elif dry_run:
         say(f"{counted(len(doomed), 'job')} would be deleted; --dry-run deletes nothing")
-        return
-    if not (yes or _confirmed(len(doomed))):
+    elif yes or _confirmed(len(doomed)):
+        _delete_all(target, doomed, now, workspaces=state and target.context.provider == LOCAL)
+    else:
         say("nothing is deleted")
-        return
-    gone = [item for item in doomed if _delete(target, item)]
-    _say_what_stays(gone)
-    if state and target.context.provider == LOCAL:
-        _sweep_workspaces(target, {item.job.key for item in gone}, now)
 
 
 def choose(manifests: Sequence[Manifest], which: Which, now: float) -> list[Doomed]:
@@ -150,6 +145,14 @@ def _uses(manifest: Manifest, url: str, folder: Path) -> bool:
     found = hardware(ElasticJob.from_manifest(manifest))
     start = found.env.get(START_FROM_VARIABLE, "").rpartition("#")[0]
     return any(other and (other == url or own_folder(other) == folder) for other in (found.storage, start))
+
+
+def _delete_all(target: Target, doomed: Sequence[Doomed], now: float, *, workspaces: bool) -> None:
+    """Delete jobs with what goes along, and say what stays; `workspaces`: those too that no job names any more."""
+    gone = [item for item in doomed if _delete(target, item)]
+    _say_what_stays(gone)
+    if workspaces:
+        _sweep_workspaces(target, {item.job.key for item in gone}, now)
 
 
 def _delete(target: Target, item: Doomed) -> bool:
