@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.local.store import EVENTS_PER_JOB, Change, Store
+from elasticctl.cluster.local.events import PER_JOB
+from elasticctl.cluster.local.store import Change, Store
 from elasticctl.errors import ClusterError, ConflictError, NotFoundError, StorageFullError
 from tests.jobs import shell_job
 
@@ -126,12 +127,12 @@ def test_a_job_made_again_is_not_deleted_for_the_old_one(store: Store) -> None:
 def test_events_are_counted_up_and_bounded(store: Store) -> None:
     job = store.create_job(shell_job("job", "true"))
     uid = job["metadata"]["uid"]
-    for number in range(EVENTS_PER_JOB + 10):
+    for number in range(PER_JOB + 10):
         store.record_event(uid, job, "Normal", "Said", f"thing {number}")
     for _ in range(3):
         store.record_event(uid, job, "Warning", "Again", "the same")
     events = store.list_events(uid)
-    assert len(events) == EVENTS_PER_JOB
+    assert len(events) == PER_JOB
     assert (events[-1]["message"], events[-1]["count"]) == ("the same", 3)
     assert events[0]["message"] == "thing 11"
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.local import events
 from elasticctl.cluster.local.database import Database
 from elasticctl.cluster.local.objects import admitted, grace_of, marked_deleted, patched
 from elasticctl.cluster.local.podstatus import disrupted
@@ -27,7 +28,6 @@ from elasticctl.errors import ConflictError, NotFoundError
 from elasticctl.spec import LABEL_JOB
 
 FORMAT_VERSION = 1
-EVENTS_PER_JOB = 200
 
 _SCHEMA = """
 CREATE TABLE objects (
@@ -38,11 +38,6 @@ CREATE TABLE objects (
 CREATE INDEX objects_of_job ON objects (kind, namespace, job);
 CREATE TABLE incarnations (uid TEXT PRIMARY KEY, job_uid TEXT NOT NULL, worker TEXT NOT NULL);
 CREATE INDEX incarnations_of_job ON incarnations (job_uid);
-CREATE TABLE events (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, job_uid TEXT NOT NULL, reason TEXT NOT NULL, message TEXT NOT NULL,
-    about_uid TEXT NOT NULL, json TEXT NOT NULL
-);
-CREATE INDEX events_of_job ON events (job_uid);
 CREATE TABLE revision (value INTEGER NOT NULL);
 INSERT INTO revision VALUES (0);
 """
@@ -74,7 +69,7 @@ class Store:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self._database = Database(path, _SCHEMA, FORMAT_VERSION)
+        self._database = Database(path, _SCHEMA + events.SCHEMA, FORMAT_VERSION)
         self._clock = clock
         self._lock = threading.RLock()
         self._listeners: list[Callable[[Change], None]] = []
@@ -156,7 +151,7 @@ class Store:
             if uid not in (None, job_uid):
                 raise NotFoundError(f"job {namespace}/{name} is not the one it was: it has been made again since")
             db.execute("DELETE FROM objects WHERE uid = ?", (job_uid,))
-            db.execute("DELETE FROM events WHERE job_uid = ?", (job_uid,))
+            events.drop(db, job_uid)
             owned = "SELECT json FROM objects WHERE uid IN (SELECT uid FROM incarnations WHERE job_uid = ?)"
             for (text,) in db.execute(owned, (job_uid,)).fetchall():
                 pod = json.loads(text)
@@ -265,36 +260,16 @@ class Store:
     def record_event(self, job_uid: str, about: Mapping[str, Any], type_: str, reason: str, message: str) -> None:
         """Add an event about an object (a job or one of its pods); the same again only counts up.
 
-        The newest `EVENTS_PER_JOB` of a job are kept. An event of a job that is gone is dropped.
+        The newest `events.PER_JOB` of a job are kept. An event of a job that is gone is dropped.
         """
-        metadata, now = about["metadata"], to_rfc3339(self._clock())
         with self._transaction() as db:
-            if not db.execute("SELECT 1 FROM objects WHERE uid = ?", (job_uid,)).fetchone():
-                return
-            last = db.execute(
-                "SELECT id, json FROM events WHERE job_uid = ? AND about_uid = ? AND reason = ? AND message = ?",
-                (job_uid, metadata["uid"], reason, message),
-            ).fetchone()
-            event = json.loads(last[1]) if last else _new_event(about, type_, reason, message, now)
-            event["count"] += 1
-            event["lastTimestamp"] = now
-            if last:
-                db.execute("DELETE FROM events WHERE id = ?", (last[0],))
-            db.execute(
-                "INSERT INTO events (job_uid, reason, message, about_uid, json) VALUES (?, ?, ?, ?, ?)",
-                (job_uid, reason, message, metadata["uid"], json.dumps(event)),
-            )
-            db.execute(
-                "DELETE FROM events WHERE job_uid = ? AND id NOT IN"
-                " (SELECT id FROM events WHERE job_uid = ? ORDER BY id DESC LIMIT ?)",
-                (job_uid, job_uid, EVENTS_PER_JOB),
-            )
+            if db.execute("SELECT 1 FROM objects WHERE uid = ?", (job_uid,)).fetchone():
+                events.add(db, job_uid, events.first(about, type_, reason, message, self._now()))
 
     def list_events(self, job_uid: str) -> list[Manifest]:
         """Return a job's events and its pods', oldest first."""
         with self._database.reading() as db:
-            rows = db.execute("SELECT json FROM events WHERE job_uid = ? ORDER BY id", (job_uid,))
-            return [json.loads(row[0]) for row in rows]
+            return events.of_job(db, job_uid)
 
     # What belongs to no job, and lies in no namespace.
 
@@ -388,20 +363,3 @@ def _check_version(stored: Manifest, expected: object) -> None:
         raise ConflictError(
             f"job {metadata['namespace']}/{metadata['name']} has changed since it was read: read it again and repeat"
         )
-
-
-def _new_event(about: Mapping[str, Any], type_: str, reason: str, message: str, now: str) -> Manifest:
-    metadata = about["metadata"]
-    involved = {"kind": about.get("kind", "Pod"), "name": metadata["name"], "uid": metadata["uid"]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"namespace": metadata["namespace"], "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}"},
-        "involvedObject": involved,
-        "type": type_,
-        "reason": reason,
-        "message": message,
-        "count": 0,
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-    }
