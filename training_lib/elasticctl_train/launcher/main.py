@@ -9,6 +9,7 @@ comes from the `ELASTICCTL_*` variables that the controller gives every worker.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -47,10 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     if shipper is None:
         return _run(command, options, output, lambda: None)
     output.keep = shipper.add
-    try:
+    with contextlib.closing(shipper):
         return _run(command, options, output, shipper.hurry)
-    finally:
-        shipper.close()
 
 
 def _run(command: list[str], options: argparse.Namespace, output: Output, on_notice: Callable[[], None]) -> int:
@@ -63,10 +62,8 @@ def _run(command: list[str], options: argparse.Namespace, output: Output, on_not
         return EXIT_FAILED
     if copy is None:
         return _train(command, options, output, on_notice)
-    try:
+    with contextlib.closing(copy):
         return _train(copy.enter(command, os.environ), options, output, on_notice)
-    finally:
-        copy.close()
 
 
 def _train(command: list[str], options: argparse.Namespace, output: Output, on_notice: Callable[[], None]) -> int:
@@ -100,7 +97,7 @@ def _train(command: list[str], options: argparse.Namespace, output: Output, on_n
     if options.notice != metadata.OFF:
         metadata.Watch(metadata.make_source(options.notice, options.metadata_url), agent.give_notice).start()
     outcome: Failure | None
-    try:
+    with contextlib.closing(agent):
         try:
             result = agent.run()
             outcome = agent.outcome
@@ -111,8 +108,6 @@ def _train(command: list[str], options: argparse.Namespace, output: Output, on_n
             outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
         if outcome is not None:
             outcome.write()  # ahead of all that may take a moment: a worker that has to go may not have it
-    finally:
-        agent.close()
     return 0 if outcome is None else outcome.exit_code
 
 
