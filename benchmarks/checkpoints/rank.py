@@ -241,10 +241,11 @@ def _status(pid: int) -> dict[str, int]:
 
 
 def _unmapped_bytes(folder: str) -> int:
-    """Memory of the local tier's files that this process has not mapped, and so does not count as its own."""
+    """Memory of the local tier's files that no rank has mapped, and so none counts as its own."""
     if not folder:
         return 0
-    mapped = Path("/proc/self/maps").read_text()
+    ranks = psutil.Process(os.getppid()).children()
+    mapped = "".join(Path(f"/proc/{rank.pid}/maps").read_text() for rank in ranks)
     files = [path for path in Path(folder).rglob("*") if path.is_file() and str(path) not in mapped]
     return sum(path.stat().st_blocks * 512 for path in files)
 
