@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -20,6 +19,7 @@ from benchmarks.replicas import ADDRESS, Replicas
 from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection
 from tests.cluster.commands import kubectl, lab
 from tests.cluster.trainer import HOST_FOLDER, IMAGE
+from tests.ports import free_port
 from tests.torchelastic import NAME, NAMESPACE, torchelastic_job
 from tests.waiting import wait_until
 
@@ -77,11 +77,6 @@ def wait_world(world: int, timeout_s: float = 150) -> None:
     """Wait until that many train together, for ten steps from now on."""
     since = len(steps())
     wait_until(lambda: [s.world for s in steps()[since:]][-10:] == [world] * 10, timeout_s, every_s=0.2)
-
-
-def free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from elasticctl_controller.kueue.model import LEFT
 from tests.controller.kueue.samples import admission, queued, stored
 from tests.jobs import shell_job
 from tests.kube.control import ControlApi
-from tests.kube.test_manager import Replica, free_port
+from tests.kube.test_manager import Replica
 from tests.kube.test_rights import allowed, asked
 from tests.kube.test_sharing import GPU, add_node, jobs, pods, run_pods, status
 from tests.waiting import wait_until
@@ -100,11 +100,11 @@ def controller(control: ControlApi, tmp_path: Path) -> Iterator[Replica]:
     flavor = {"nodeLabels": {"capacity": "spot"}, "tolerations": [{"key": "spot", "operator": "Exists"}]}
     control.put(f"{KUEUE}/resourceflavors/spot", {"metadata": {"name": "spot"}, "spec": flavor})
     add_node(control, "n1", 8)
-    replica = Replica(control, tmp_path, "only", free_port())
-    wait_until(replica.leads)
-    yield replica
-    assert replica.end(signal.SIGTERM) == 0
-    assert "error" not in replica.log.read_text()
+    with Replica(control, tmp_path, "only") as replica:
+        wait_until(replica.leads)
+        yield replica
+        assert replica.end(signal.SIGTERM) == 0
+        assert "error" not in replica.log.read_text()
 
 
 def test_a_job_waits_starts_where_it_was_admitted_gives_way_and_comes_back(
@@ -240,15 +240,15 @@ def test_what_kueue_refuses_is_an_event_of_the_job(control: ControlApi, controll
 
 
 def test_without_kueue_a_job_says_so_and_obeys_suspend(control: ControlApi, tmp_path: Path) -> None:
-    replica = Replica(control, tmp_path, "only", free_port())
-    add_node(control, "n1", 8)
-    submit(control)
-    wait_until(lambda: waits(control, "waits for Kueue, which is not installed"))
-    assert control.names(pods("a")) == []
-    change(control, suspend=False)  # by somebody's own integration
-    wait_until(lambda: trains(control, 2))
-    assert control.asked("GET", KUEUE) == 1  # once, and then after a while
-    assert replica.end() == 0
+    with Replica(control, tmp_path, "only") as replica:
+        add_node(control, "n1", 8)
+        submit(control)
+        wait_until(lambda: waits(control, "waits for Kueue, which is not installed"))
+        assert control.names(pods("a")) == []
+        change(control, suspend=False)  # by somebody's own integration
+        wait_until(lambda: trains(control, 2))
+        assert control.asked("GET", KUEUE) == 1  # once, and then after a while
+        assert replica.end() == 0
 
 
 def test_nothing_is_asked_of_kueue_without_a_job_that_names_a_queue(control: ControlApi, controller: Replica) -> None:

@@ -27,6 +27,7 @@ from elasticctl_controller.manager import read_key
 from tests.controller.notify.hooks import Hook, serving
 from tests.jobs import shell_job
 from tests.kube.control import ControlApi
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
@@ -34,17 +35,15 @@ PODS = "/api/v1/namespaces/default/pods"
 SYSTEM_PODS = "/api/v1/namespaces/system/pods"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 class Replica:
-    """One controller process."""
+    """One controller process, which is ended at the latest with the `with` block."""
 
-    def __init__(self, api: ControlApi, folder: Path, name: str, rendezvous_port: int, *flags: str) -> None:
+    def __init__(
+        self, api: ControlApi, folder: Path, name: str, *flags: str, rendezvous_port: int | None = None
+    ) -> None:
         self.metrics_port, self.health_port = free_port(), free_port()
-        self.rendezvous_port, self.log = rendezvous_port, folder / f"{name}.log"
+        self.rendezvous_port = free_port() if rendezvous_port is None else rendezvous_port
+        self.log = folder / f"{name}.log"
         config = {
             "current-context": "c",
             "clusters": [{"name": "c", "cluster": {"server": api.url}}],
@@ -55,11 +54,18 @@ class Replica:
         (folder / "key").write_text(secrets.token_hex(32))
         argv = [sys.executable, "-W", "error", "-m", "elasticctl_controller.manager", "--bind", "127.0.0.1"]
         argv += ["--rendezvous-url", "http://rendezvous:7777", "--token-key-file", str(folder / "key")]
-        argv += ["--rendezvous-port", str(rendezvous_port), "--metrics-port", str(self.metrics_port)]
+        argv += ["--rendezvous-port", str(self.rendezvous_port), "--metrics-port", str(self.metrics_port)]
         argv += ["--health-port", str(self.health_port), "--leader-election-namespace", "system", *flags]
         environ = os.environ | {"KUBECONFIG": str(folder / "kubeconfig")}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(argv, env=environ, stderr=output)
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.end(signal.SIGKILL)
 
     def get(self, port: int, path: str) -> tuple[int, str]:
         """The status and the text of a page; (0, "") when nobody answers."""
@@ -92,14 +98,11 @@ class Replica:
 @pytest.fixture
 def replicas(control: ControlApi, tmp_path: Path) -> Iterator[list[Replica]]:
     """One that leads and one that waits."""
-    first = Replica(control, tmp_path, "first", free_port())
-    wait_until(first.leads)
-    second = Replica(control, tmp_path, "second", free_port())
-    wait_until(second.ready)
-    yield [first, second]
-    for replica in (first, second):
-        if replica.process.poll() is None:
-            replica.end(signal.SIGKILL)
+    with Replica(control, tmp_path, "first") as first:
+        wait_until(first.leads)
+        with Replica(control, tmp_path, "second") as second:
+            wait_until(second.ready)
+            yield [first, second]
 
 
 def test_news_goes_to_the_webhook_of_the_jobs_own_namespace(control: ControlApi, replicas: list[Replica]) -> None:
@@ -153,12 +156,13 @@ def test_who_loses_the_lease_ends_at_once(control: ControlApi, replicas: list[Re
 
 def test_a_new_leader_waits_for_its_port(control: ControlApi, tmp_path: Path) -> None:
     """On a host's own network: the leader before it may hold the port for a moment yet."""
-    with socket.create_server(("127.0.0.1", 0)) as before:
-        replica = Replica(control, tmp_path, "first", before.getsockname()[1])
+    before = socket.create_server(("127.0.0.1", 0))
+    with before, Replica(control, tmp_path, "first", rendezvous_port=before.getsockname()[1]) as replica:
         wait_until(lambda: "cannot listen on port" in replica.log.read_text())
         assert replica.leads()
-    wait_until(replica.meets)
-    assert replica.end() == 0
+        before.close()
+        wait_until(replica.meets)
+        assert replica.end() == 0
 
 
 def test_a_restart_makes_nothing_twice(control: ControlApi, replicas: list[Replica], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from elasticctl.spec import ElasticJob
 from elasticctl.status import JobStatus, Phase
 from tests.jobs import shell_job
 from tests.kube.control import ControlApi
-from tests.kube.test_manager import Replica, free_port
+from tests.kube.test_manager import Replica
 from tests.waiting import wait_until
 
 API = "/apis/elastic.pytorch.org/v1alpha1"
@@ -72,11 +72,11 @@ def controller(control: ControlApi, tmp_path: Path) -> Iterator[Replica]:
     add_node(control, "n1", 4, **{INSTANCE_LABEL: "g4dn.12xlarge"})
     add_quota(control, "a", t4=2)
     add_quota(control, "b", t4=2)
-    replica = Replica(control, tmp_path, "only", free_port(), "--sharing")
-    wait_until(replica.leads)
-    yield replica
-    assert replica.end(signal.SIGTERM) == 0
-    assert "error" not in replica.log.read_text()
+    with Replica(control, tmp_path, "only", "--sharing") as replica:
+        wait_until(replica.leads)
+        yield replica
+        assert replica.end(signal.SIGTERM) == 0
+        assert "error" not in replica.log.read_text()
 
 
 def trained(control: ControlApi, namespace: str, name: str, workers: int) -> bool:
@@ -130,10 +130,10 @@ def test_a_pod_group_is_there_before_the_pods_that_name_it(control: ControlApi, 
 
 
 def test_nodes_to_come_are_waited_for_by_pods(control: ControlApi, tmp_path: Path) -> None:
-    replica = Replica(control, tmp_path, "only", free_port(), "--sharing", "--capacity", "gpu=2")
-    control.put(f"{jobs('a')}/early", shell_job("early", "true", 2, namespace="a", container=GPU, minReplicas=2))
-    wait_until(lambda: len(control.names(pods("a"))) == 2)
-    assert replica.end() == 0
+    with Replica(control, tmp_path, "only", "--sharing", "--capacity", "gpu=2") as replica:
+        control.put(f"{jobs('a')}/early", shell_job("early", "true", 2, namespace="a", container=GPU, minReplicas=2))
+        wait_until(lambda: len(control.names(pods("a"))) == 2)
+        assert replica.end() == 0
 
 
 def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeFloor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from tests.ports import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CLOUDS = ["elasticctl_train.storage.s3", "elasticctl_train.storage.gcs"]  # a second of imports each, else in every rank
@@ -16,9 +17,7 @@ CONTEXT.set_forkserver_preload(["tests.train.programs", "tests.train.sharded", *
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:
     """Start `program(*arguments)` on each rank, with the environment torchrun would give it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes: list[BaseProcess] = [
         CONTEXT.Process(target=_rank, args=(program, rank, world_size, port, arguments)) for rank in range(world_size)
     ]

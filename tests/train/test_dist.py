@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
 
 import pytest
+
+from tests.ports import free_port
 
 END = """
 import sys
@@ -34,10 +35,7 @@ torch.distributed.all_reduce_coalesced(tensors, group={group})
     ],
 )
 def test_a_rank_ends_with_its_own_exit_code(group: str, end: str, code: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     with ExitStack() as stack:
         ended = [
             stack.enter_context(
