@@ -29,14 +29,14 @@ from rich.table import Table
 
 from benchmarks.chaos_events import DidNotHappen, Event, Job, Mischief
 from benchmarks.chaos_proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
+from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.manifests import render
+from elasticctl.api.spec import JobSpec
+from elasticctl.api.status import Cause, JobStatus, Phase
+from elasticctl.api.templates import DEFAULT, find
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.daemon import shut_down
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
-from elasticctl.errors import ElasticctlError
-from elasticctl.manifests import render
-from elasticctl.spec import JobSpec
-from elasticctl.status import Cause, JobStatus, Phase
-from elasticctl.templates import DEFAULT, find
+from elasticctl.cluster.local.supervisor import shut_down
 
 SCRIPT = Path(__file__).with_name("chaos_train.py")
 SAMPLES, GLOBAL_BATCH, STEP_S, SAVE_EVERY_STEPS = 250, 16, 0.02, 10

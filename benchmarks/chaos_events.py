@@ -14,14 +14,14 @@ from pathlib import Path
 import psutil
 
 from benchmarks.chaos_proof import Record, Resume
+from elasticctl.api.errors import ConflictError, NotFoundError
+from elasticctl.api.spec import ElasticJob, Manifest
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.daemon import supervisor_info
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE
-from elasticctl.cluster.local.podstatus import ANNOTATION_PID
-from elasticctl.errors import ConflictError, NotFoundError
-from elasticctl.spec import ElasticJob, Manifest
-from elasticctl_train.journal import read_commits, read_entries
-from elasticctl_train.storage.local import LocalStorage
+from elasticctl.cluster.local.supervisor import supervisor_info
+from elasticctl_controller.local.objects import ANNOTATION_PID
+from elasticctl_store.checkpoints.journal import read_commits, read_entries
+from elasticctl_store.storage.local import LocalStorage
 
 NAMESPACE = "default"
 GRACE_S = 30.0

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import Checkpointer, Like, Restored
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Like, Restored
 
 PIXELS, HIDDEN, CLASSES = 64, 32, 10
 NO_END = 1_000_000

@@ -34,7 +34,7 @@ from benchmarks import cli_places, results
 from benchmarks.cli_places import Place, Talk, kubectl
 from benchmarks.commandline import count
 from benchmarks.startup import elasticctl
-from elasticctl.spec import PLURAL
+from elasticctl.api.spec import PLURAL
 
 HELP_AIM_MS, MANY_AIM_MS, RATIO_AIM, CORES_AIM = 150.0, 1000.0, 2.0, 1.0
 _LINE = re.compile(rb"worker-(\d+)\b.*line (\d+)$")

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 from benchmarks.commandline import as_installed
 from benchmarks.startup import elasticctl
-from elasticctl import config
+from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.base import Cluster, Manifest
-from elasticctl.config import Config, Context
-from elasticctl.errors import NotFoundError
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from elasticctl.settings import contexts
+from elasticctl.settings.contexts import Config, Context
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 TALKER = "talks"
 _TALK = (
@@ -125,7 +125,7 @@ def local() -> Iterator[OwnCluster]:
 
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
         os.environ["ELASTICCTL_HOME"] = home
-        environ = {**as_installed(), "ELASTICCTL_CONTEXT": config.LOCAL}
+        environ = {**as_installed(), "ELASTICCTL_CONTEXT": contexts.LOCAL}
         try:
             yield OwnCluster("local", environ, LocalCluster(local_paths()))
         finally:
@@ -149,7 +149,7 @@ def fake() -> Iterator[FakeCluster]:
 def kube(image: str, python: str) -> Iterator[OwnCluster]:
     """The cluster that $KUBECONFIG points at, with the controller in it."""
     from elasticctl.cluster.kube.client import KubeCluster
-    from elasticctl.cluster.kube.connection import connect
+    from elasticctl.kubeapi.connection import connect
 
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
         environ = _kube_environ(Path(home), os.environ["KUBECONFIG"])
@@ -168,8 +168,8 @@ def kubectl(*words: str) -> list[str]:
 
 
 def _kube_environ(home: Path, kubeconfig: str) -> Mapping[str, str]:
-    context = Context("bench", config.KUBERNETES)
-    config.save(Config("bench", (Context(config.LOCAL, config.LOCAL), context)), home / "config.yaml")
+    context = Context("bench", contexts.KUBERNETES)
+    contexts.save(Config("bench", (Context(contexts.LOCAL, contexts.LOCAL), context)), home / "config.yaml")
     # kubectl keeps what it has discovered below HOME.
     return {**as_installed(), "ELASTICCTL_HOME": str(home), "KUBECONFIG": kubeconfig, "HOME": str(home)}
 

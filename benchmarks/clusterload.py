@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, resource_path
-from elasticctl.cluster.kube.pruning import prune_pod
-from elasticctl.cluster.kube.reflector import Reflector, Resource
-from elasticctl.cluster.kube.store import ObjectStore
-from elasticctl.codec import Manifest
-from elasticctl.errors import NotFoundError
-from elasticctl.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import NotFoundError
+from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
+from elasticctl.kubeapi.cache import ObjectStore
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
+from elasticctl.kubeapi.watch import Reflector, Resource
+from elasticctl_controller.kube.pruning import prune_pod
 
 T = TypeVar("T")
 

@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from benchmarks import processes
+from elasticctl.api.errors import ElasticctlError, NotFoundError
+from elasticctl.api.spec import LABEL_INDEX
+from elasticctl.api.status import Cause, Phase
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.daemon import shut_down
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
-from elasticctl.errors import ElasticctlError, NotFoundError
-from elasticctl.spec import LABEL_INDEX
-from elasticctl.status import Cause, Phase
+from elasticctl.cluster.local.supervisor import shut_down
 
 SCRIPT = str(Path(__file__).with_name("recovery_train.py"))
 STORE_SERVER = str(Path(__file__).with_name("store_server.py"))

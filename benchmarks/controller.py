@@ -36,8 +36,8 @@ from benchmarks.clusterload import NOBODY, Load, Missing, names, until
 from benchmarks.commandline import count, end_as_by_ctrl_c
 from benchmarks.replicas import Replica, Replicas, prepare
 from benchmarks.results import percentile
-from elasticctl.cluster.kube.connection import Connection, connect
-from elasticctl.errors import ElasticctlError
+from elasticctl.api.errors import ElasticctlError
+from elasticctl.kubeapi.connection import Connection, connect
 
 CREATED_LIMIT_S = 300.0
 QUIET_S, REST_S = 10.0, 60.0

@@ -15,10 +15,10 @@ import threading
 import time
 from typing import Any
 
-from elasticctl.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, worker_labels, worker_name
-from tests.certificates import issue, pem, server_context
-from tests.jobs import shell_job
-from tests.kube_client.fakeapi import FakeApi, Object, Request
+from elasticctl.api.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, worker_labels, worker_name
+from tests.support.certificates import issue, pem, server_context
+from tests.support.fakeapi import FakeApi, Object, Request
+from tests.support.jobs import shell_job
 
 JOBS = f"/apis/{API_VERSION}/namespaces/default/{PLURAL}"
 PODS = "/api/v1/namespaces/default/pods"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.results import Spread
 from benchmarks.timeline import Expected, Step, outcome
-from elasticctl.codec import from_rfc3339
+from elasticctl.api.codec import from_rfc3339
 
 PHASES = {
     "opened": "the service opens the group",

@@ -31,10 +31,10 @@ from benchmarks.replicas import Replicas, prepare
 from benchmarks.results import Spread
 from benchmarks.timeline import Expected, Outcome, Step, outcome
 from benchmarks.trials import StepsFile, is_steady
-from elasticctl.cluster.kube.connection import Connection, connect, resource_path
-from elasticctl.codec import Manifest
-from elasticctl.errors import ElasticctlError, NotFoundError
-from elasticctl.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER, worker_name
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import ElasticctlError, NotFoundError
+from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER, worker_name
+from elasticctl.kubeapi.connection import Connection, connect, resource_path
 
 NAME, NAMESPACE, IMAGE = "pod-recovery", "default", "lab/trainer:dev"
 SCRIPT = Path(__file__).with_name("recovery_train.py")

@@ -29,7 +29,7 @@ from benchmarks.contenders import CONTENDERS, HANG_TIMEOUT_S, MAX_WORKERS, REPLA
 from benchmarks.results import Measurement
 from benchmarks.scenarios import QUICK, SCENARIOS
 from benchmarks.trials import Record, StepsFile, run_trial
-from elasticctl.errors import ElasticctlError
+from elasticctl.api.errors import ElasticctlError
 
 STEP_S = 0.02
 SAVE_EVERY_STEPS = 20

@@ -54,7 +54,8 @@ class Marks:
         """Note also when the parts of `Run(...)` are done."""
         if not self._lines:
             return
-        from elasticctl_train import checkpoint, dist
+        from elasticctl_train import dist
+        from elasticctl_train.checkpoint import checkpointer as checkpoint
 
         library: Any = dist
         library.join = self._noting("joined", library.join)

@@ -28,8 +28,8 @@ from aiohttp import web
 
 from benchmarks import results
 from benchmarks.results import Spread
-from elasticctl.status import JobStatus
-from elasticctl_controller.rendezvous import RendezvousService
+from elasticctl.api.status import JobStatus
+from elasticctl_controller.rendezvous.service import RendezvousService
 
 KEY, JOB_UID, TOKEN = "default/job", "job-uid", "benchmark"
 FORM_AIM_S, REFORM_AIM_S, MEMORY_AIM_MIB = 1.0, 0.3, 100.0

@@ -20,10 +20,10 @@ from pathlib import Path
 import yaml
 
 from benchmarks.clusterload import until
-from elasticctl.cluster.kube.connection import Connection
-from elasticctl.errors import ConflictError, ElasticctlError
-from elasticctl.quota import PLURAL as QUOTAS
-from elasticctl.spec import API_VERSION, PLURAL
+from elasticctl.api.errors import ConflictError, ElasticctlError
+from elasticctl.api.quota import PLURAL as QUOTAS
+from elasticctl.api.spec import API_VERSION, PLURAL
+from elasticctl.kubeapi.connection import Connection
 
 ADDRESS = os.environ.get("ELASTICCTL_TEST_ADDRESS", "10.88.0.1")
 SYSTEM = "elasticctl-system"
@@ -83,7 +83,7 @@ class Replicas:
         """Start one more; `kubeconfig` is its way to the API server, if not everybody's, `flags` more of its own."""
         self._made += 1
         port, log = 18080 + 2 * self._made, self._folder / f"controller-{self._made}.log"
-        argv = [sys.executable, "-m", "elasticctl_controller.manager", "--bind", ADDRESS]
+        argv = [sys.executable, "-m", "elasticctl_controller.kube.manager", "--bind", ADDRESS]
         argv += ["--rendezvous-url", f"http://{ADDRESS}:{RENDEZVOUS_PORT}", "--rendezvous-port", str(rendezvous_port)]
         argv += ["--metrics-port", str(port), "--health-port", str(port + 1)]
         argv += ["--token-key-file", str(self._folder / "key"), "--leader-election-namespace", SYSTEM, *flags]

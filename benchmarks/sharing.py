@@ -24,7 +24,7 @@ from rich.console import Console
 from benchmarks.commandline import count
 from benchmarks.week import policies, results, scale, trace
 from benchmarks.week.engine import simulate
-from elasticctl import prices
+from elasticctl.api import cost
 
 LOADS = (0.7, 1.0, 1.3, 2.0)
 INSTANCE, INSTANCE_GPUS = "g4dn.12xlarge", 4
@@ -85,7 +85,7 @@ def _weeks(args: argparse.Namespace, settings: trace.Settings, say: Console) -> 
 
 def gpu_usd_per_h() -> float:
     """What a GPU of a spot node with four T4 costs, by the price list."""
-    listed = prices.price_list("aws")
+    listed = cost.price_list("aws")
     if listed is None:
         raise LookupError("prices.toml lists no prices for AWS")
     return listed.per_hour[INSTANCE] * listed.spot_share / INSTANCE_GPUS

@@ -11,14 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elasticctl.api.errors import ElasticctlError
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.daemon import shut_down
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
-from elasticctl.errors import ElasticctlError
-from tests.waiting import wait_until
+from elasticctl.cluster.local.supervisor import shut_down
+from tests.support.waiting import wait_until
 
 # Started in the background, a process has SIGINT ignored, and so would all it starts: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+pytest_plugins = ["tests.support.cli", "tests.support.clouds", "tests.support.kube"]
 
 
 @pytest.fixture

@@ -10,21 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.cli.listing import Shape, job_table
-from elasticctl.cli.output import tabbed
-from elasticctl.cli.portrait import drawn, portrait
-from elasticctl.cli.totals import totals_lines
-from elasticctl.cli.views import failure_lines, history_table, status_table
+from elasticctl.api.history import goodput, left_s, share_done, steps_per_s, timeline
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus
+from elasticctl.api.text import span
+from elasticctl.cli.framework.output import tabbed
+from elasticctl.cli.views.description import drawn, portrait
+from elasticctl.cli.views.job import failure_lines, history_table, status_table
+from elasticctl.cli.views.job_list import Shape, job_table
+from elasticctl.cli.views.totals import totals_lines
 from elasticctl.dashboard.facts import details
 from elasticctl.diagnosis import Case, diagnose
-from elasticctl.goodput import goodput
-from elasticctl.pace import left_s, share_done, steps_per_s
 from elasticctl.simulation.evidence import evidence_of
-from elasticctl.spec import ElasticJob
-from elasticctl.status import JobStatus
-from elasticctl.timeline import timeline
-from elasticctl.wording import span
-from tests.anything import JSON, shaped
+from tests.support.anything import JSON, shaped
 
 NOW = 1_700_000_000.0
 SPECS = st.fixed_dictionaries(

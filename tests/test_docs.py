@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from elasticctl import specfile
+from elasticctl.api import validation
+from elasticctl.api.codec import camel
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import Cause, JobStatus
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.codec import camel
-from elasticctl.spec import ElasticJob
-from elasticctl.status import Cause, JobStatus
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -194,7 +194,7 @@ def test_the_training_example_trains_and_resumes(tmp_path: Path) -> None:
 STOPPING = """
 import time
 from elasticctl_train import SavePolicy, storage
-from elasticctl_train.journal import read_commits
+from elasticctl_store.checkpoints.journal import read_commits
 
 def stop_once_committed(step):
     deadline = time.monotonic() + 60
@@ -268,12 +268,12 @@ def test_example_manifests_are_valid(name: str) -> None:
     blocks = fences(page(name), "yaml")
     assert blocks
     for block in blocks:
-        specfile.load(block, name)
+        validation.load(block, name)
 
 
 def spec_fields() -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every field of the CRD's spec down to the pod template, with its schema."""
-    schema = specfile.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    schema = validation.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 
     def walk(around: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for name, inner in around.get("properties", {}).items():
@@ -357,7 +357,7 @@ def test_every_verb_and_option_is_described() -> None:
 
 def test_every_option_of_the_launcher_is_described() -> None:
     described = {name.split()[0] for name in rows(page("launcher.md"))}
-    assert long_options(help_of("elasticctl_train.launcher.main")) <= described
+    assert long_options(help_of("elasticctl_launcher.main")) <= described
 
 
 # The map, and the site.

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl import config
-from elasticctl.config import Config, Context
-from elasticctl.spec import API_VERSION, PLURAL
-from tests.jobs import shell_job
-from tests.kube_client.fakeapi import FakeApi
+from elasticctl.api.spec import API_VERSION, PLURAL
+from elasticctl.settings import contexts
+from elasticctl.settings.contexts import Config, Context
+from tests.support.fakeapi import FakeApi
+from tests.support.jobs import shell_job
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {
@@ -124,7 +124,7 @@ def lab(tmp_path: Path) -> Iterator[dict[str, str]]:
         "users": [{"name": "me", "user": {"token": "t"}}],
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(content))
-    config.save(Config("lab", (Context("local", "local"), Context("lab", "kubernetes"))), tmp_path / "config.yaml")
+    contexts.save(Config("lab", (Context("local", "local"), Context("lab", "kubernetes"))), tmp_path / "config.yaml")
     yield {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     server.close()
 
@@ -132,9 +132,9 @@ def lab(tmp_path: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize(
     ("args", "needless"),
     [
-        (["list"], {"elasticctl.diagnosis", "elasticctl.prices"}),
-        (["list", "-o", "json"], {"elasticctl.cost", "elasticctl.podtemplate"}),
-        (["status", "digits"], {"elasticctl.prices"}),
+        (["list"], {"elasticctl.diagnosis", "elasticctl.api.cost"}),
+        (["list", "-o", "json"], {"elasticctl.api.cost", "elasticctl.api.podtemplate"}),
+        (["status", "digits"], {"elasticctl.api.cost"}),
     ],
 )
 def test_a_cluster_is_asked_with_little(
@@ -143,9 +143,9 @@ def test_a_cluster_is_asked_with_little(
     """Nothing of logs, watches, quotas and proxies; and of what a job costs, and why it waits, where that is said."""
     cluster = {f"elasticctl.cluster.{name}" for name in ("kube.logs", "kube.reflector", "storedlogs")}
     loaded = loaded_by(args, tmp_path, **lab)
-    assert "elasticctl.cluster.kube.connection" in loaded
+    assert "elasticctl.kubeapi.connection" in loaded
     assert not loaded & (HEAVY - {"yaml"})
-    assert not loaded & (cluster | {"elasticctl.quota", "elasticctl.timeline", "urllib.request"} | needless)
+    assert not loaded & (cluster | {"elasticctl.api.quota", "elasticctl.api.history", "urllib.request"} | needless)
 
 
 def test_no_time_is_spent_on_garbage(tmp_path: Path) -> None:

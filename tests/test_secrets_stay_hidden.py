@@ -18,13 +18,11 @@ import pytest
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
-from elasticctl_train import storage as storages
-from elasticctl_train.storage import all_keys
-from tests.cli.conftest import Run, run
-from tests.train.conftest import Cloud, aws_keys, s3, server_ports
-from tests.waiting import wait_until
-
-__all__ = ["aws_keys", "run", "s3", "server_ports"]
+from elasticctl_store import storage as storages
+from elasticctl_store.storage import all_keys
+from tests.support.cli import Run
+from tests.support.clouds import Cloud
+from tests.support.waiting import wait_until
 
 TOKEN, ACCESS_KEY = "planted-hub-5d11c0", "planted/aws+0b77e2"
 SCRIPT = """\

@@ -127,9 +127,9 @@ class Ours:
         self._checkpoints: Any = None
 
     def _open(self) -> Any:
-        from elasticctl_train import storage
-        from elasticctl_train.checkpoint import Checkpointer
-        from elasticctl_train.commits import Retention
+        from elasticctl_store import storage
+        from elasticctl_store.checkpoints.commits import Retention
+        from elasticctl_train.checkpoint.checkpointer import Checkpointer
 
         if self._checkpoints is None:
             keep = Retention(last=1)
@@ -141,7 +141,7 @@ class Ours:
         self._open().prepare(trainee.state())
 
     def save(self, trainee: Trainee, number: int) -> None:
-        from elasticctl_train.checkpoint import Label
+        from elasticctl_train.checkpoint.checkpointer import Label
 
         self._commit = Commit()
         self._checkpoints.save(trainee.state(), Label(step=number))
@@ -173,7 +173,7 @@ class Entry:
     modules: tuple[str, ...]
 
 
-_OURS = Entry(Ours, ("elasticctl_train.checkpoint", "elasticctl_train.storage.s3"))
+_OURS = Entry(Ours, ("elasticctl_train.checkpoint.checkpointer", "elasticctl_store.storage.s3"))
 CONTENDERS: Mapping[str, Entry] = {
     "boto3": Entry(Boto3, ("boto3",)),
     "dcp-thread": Entry(Dcp, ("boto3",)),

@@ -12,9 +12,10 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from elasticctl_train import commits, storage
-from elasticctl_train.commits import Commit, ObjectRef
-from elasticctl_train.journal import read_commits
+from elasticctl_store import storage
+from elasticctl_store.checkpoints import commits
+from elasticctl_store.checkpoints.commits import Commit, ObjectRef
+from elasticctl_store.checkpoints.journal import read_commits
 
 _THREADS = 4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benchmarks.week.trace import Job, Settings
-from elasticctl_controller.sharing.model import Claim, Worker
-from elasticctl_controller.sharing.resizing import Growth, weigh
+from elasticctl_controller.core.sharing.model import Claim, Worker
+from elasticctl_controller.core.sharing.resizing import Growth, weigh
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.week.trace import Settings
-from elasticctl_controller.sharing.decide import decide
-from elasticctl_controller.sharing.model import Claim, Node, Pool, Project, Rules
+from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.model import Claim, Node, Pool, Project, Rules
 
 POOL = "gpu"
 

@@ -7,8 +7,8 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 
-from elasticctl_controller.sharing.decide import decide
-from elasticctl_controller.sharing.model import Claim, Decision, Node, Pool, Project, Worker
+from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.model import Claim, Decision, Node, Pool, Project, Worker
 
 POOL = "gpu"
 SLOTS_PER_NODE = 8

@@ -15,9 +15,9 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command, get_group
 
-from elasticctl.cli.command import Group, Help, new_app, overview
-from elasticctl.errors import ElasticctlError
-from elasticctl.wording import did_you_mean
+from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.text import did_you_mean
+from elasticctl.cli.framework.command import Group, Help, new_app, overview
 
 if TYPE_CHECKING:
     # Typer hands these to the methods that a subclass overrides, and does not export them.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from elasticctl.api.errors import ClusterError
+from elasticctl.api.text import shown
 from elasticctl.cluster.base import Cluster
-from elasticctl.config import LOCAL, Context
-from elasticctl.errors import ClusterError
-from elasticctl.wording import shown
+from elasticctl.settings.contexts import LOCAL, Context
 
 
 def connect(context: Context, *, starts: bool = True) -> Cluster:

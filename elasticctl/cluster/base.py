@@ -1,6 +1,6 @@
 """`Cluster`: what a person does with a place that runs jobs, whichever place it is.
 
-Two implementations, one contract test (tests/cluster_contract.py): `local.client.LocalCluster` and `kube.KubeCluster`.
+Two implementations, one contract test (tests/support/cluster_contract): `LocalCluster` and `KubeCluster`.
 Objects are Kubernetes JSON (`Manifest`), because that is what both speak. Every method may raise `UnreachableError`;
 methods that take a job's name raise `NotFoundError` when it is not there.
 """
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticctl.codec import Manifest as Manifest
+from elasticctl.api.codec import Manifest as Manifest
 
 if TYPE_CHECKING:
-    from elasticctl.spec import ElasticJob
+    from elasticctl.api.spec import ElasticJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Cluster(Protocol):
 
 def pod_order(pod: Manifest) -> tuple[int, str]:
     """A key by which pods are in order of their workers' indices."""
-    from elasticctl.spec import LABEL_INDEX  # not for those who only list jobs
+    from elasticctl.api.spec import LABEL_INDEX  # not for those who only list jobs
 
     text = pod["metadata"].get("labels", {}).get(LABEL_INDEX, "")
     return (int(text) if text.isascii() and text.isdigit() else 0, pod["metadata"]["name"])

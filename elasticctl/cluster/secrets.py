@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticctl.config import LOCAL, Context
-from elasticctl.errors import ClusterError, UsageError
-from elasticctl.wording import shown
+from elasticctl.api.errors import ClusterError, UsageError
+from elasticctl.api.text import shown
+from elasticctl.settings.contexts import LOCAL, Context
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,200}[a-z0-9])?")
 
@@ -55,8 +55,8 @@ def secrets_of(context: Context) -> SecretStore:
 
         return Secrets(local_paths())
     try:
-        from elasticctl.cluster.kube.connection import connect
         from elasticctl.cluster.kube.secrets import KubeSecrets
+        from elasticctl.kubeapi.connection import connect
     except ModuleNotFoundError as e:
         raise ClusterError(
             f"context {shown(context.name)} is a Kubernetes cluster, and {e.name} is not installed:"

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticctl.api.errors import ConflictError, UsageError
+from elasticctl.api.spec import MAX_WORKERS, ElasticJob
+from elasticctl.api.text import listed, shown
 from elasticctl.cluster.base import Cluster, Manifest
-from elasticctl.errors import ConflictError, UsageError
-from elasticctl.spec import MAX_WORKERS, ElasticJob
-from elasticctl.wording import listed, shown
 
 Scaled = Callable[[Manifest, int], Mapping[str, Any]]
 """From a job and a number of workers to the merge patch that `elasticctl scale` makes."""

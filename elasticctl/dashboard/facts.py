@@ -6,23 +6,157 @@ come from whoever wrote the job: they are cut to a length here, and never taken 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from elasticctl.codec import Manifest
-from elasticctl.cost import cost, rate_of
-from elasticctl.curve import Curve
-from elasticctl.dashboard.board import Row
-from elasticctl.dashboard.course import training, wanted
+from elasticctl.api.codec import Manifest, to_json
+from elasticctl.api.cost import cost, rate_of
+from elasticctl.api.history import Entry, goodput, steps_per_s, timeline
+from elasticctl.api.podtemplate import SPOT, capacity, hardware
+from elasticctl.api.quota import Held, Holding, Stock, holdings, stocks
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import Cause, Curve, Interruption, JobStatus, Phase, Scaling, WorkerStatus
 from elasticctl.diagnosis import Case, Finding, Severity, diagnose
-from elasticctl.goodput import goodput
-from elasticctl.pace import steps_per_s
-from elasticctl.podtemplate import SPOT, capacity, hardware
-from elasticctl.spec import ElasticJob
-from elasticctl.status import Cause, Interruption, JobStatus, Phase, Scaling, WorkerStatus
-from elasticctl.timeline import Entry, timeline
+
+Row = dict[str, Any]
+"""A job in a few fields, as JSON; `uid` tells it from all others."""
+
+MAX_GONE = 1_000
+"""So many deletions are remembered; a viewer that missed more is sent everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is new up to `version`; `whole`: these are all rows there are, otherwise those that changed."""
+
+    version: int
+    whole: bool
+    rows: tuple[Row, ...]
+    gone: tuple[str, ...] = ()
+
+
+class Board:
+    """Rows by uid. `version` grows by one whenever something changes."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._rows: dict[str, Row] = {}
+        self._changed: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
+        self._complete_since = 0
+
+    def show(self, rows: Iterable[Row]) -> bool:
+        """These are the rows now; True when that is news."""
+        now = {row["uid"]: row for row in rows}
+        changed = [uid for uid, row in now.items() if self._rows.get(uid) != row]
+        gone = self._rows.keys() - now.keys()
+        if not changed and not gone:
+            return False
+        self.version += 1
+        for uid in gone:
+            self._changed.pop(uid)
+            self._gone[uid] = self.version
+        for uid in changed:
+            self._gone.pop(uid, None)
+            self._changed[uid] = self.version
+        for uid in list(self._gone)[: max(0, len(self._gone) - MAX_GONE)]:
+            self._complete_since = max(self._complete_since, self._gone.pop(uid))
+        self._rows = now
+        return True
+
+    def since(self, version: int | None) -> Update:
+        """What a viewer that knows `version` has to hear; None: one that knows nothing."""
+        if version is None or not self._complete_since <= version <= self.version:
+            return Update(self.version, True, tuple(self._rows.values()))
+        rows = tuple(self._rows[uid] for uid, at in self._changed.items() if at > version)
+        return Update(self.version, False, rows, tuple(uid for uid, at in self._gone.items() if at > version))
+
+
+Steps = list[tuple[float, int]]
+"""(moment in seconds since the epoch, how many from then on), in order of time."""
+
+
+def training(job: ElasticJob) -> Steps:
+    """How many workers were in the group: none from when it is told to stop until the next one has formed.
+
+    A status knows the last groups only; what was before them is not told.
+    """
+    status = job.status
+    steps: Steps = []
+    for group, following in zip_longest(status.generations, status.generations[1:]):
+        if group.formed_at is None:
+            continue
+        steps.append((float(group.formed_at), len(group.workers)))
+        if following is not None and following.opened_at is not None:
+            steps.append((max(float(following.opened_at), float(group.formed_at)), 0))
+    stopped_at = _stopped_at(status)
+    if steps and stopped_at is not None:
+        steps.append((max(stopped_at, steps[-1][0]), 0))
+    return steps
+
+
+def wanted(job: ElasticJob, now: float) -> Steps:
+    """How many workers the job was meant to have, as far back as its status knows; it goes on to its end, or to now."""
+    scalings = [item for item in job.status.scalings if item.at is not None]
+    if job.created_at is None:
+        return []
+    steps = [(float(job.created_at), scalings[0].from_workers if scalings else job.desired)]
+    steps += [(float(item.at), item.to_workers) for item in scalings if item.at is not None]
+    end = job.status.completion_time if job.status.completion_time is not None else now
+    return [*steps, (max(float(end), steps[-1][0]), steps[-1][1])]
+
+
+def _stopped_at(status: JobStatus) -> float | None:
+    """When training stopped for the time being, or for good."""
+    if status.phase.terminal:
+        return status.completion_time
+    if status.phase is not Phase.SUSPENDED:
+        return None
+    moments = [item.last_transition_time for item in status.conditions if item.type == "Suspended"]
+    return next((moment for moment in moments if moment is not None), None)
+
+
+Projects = dict[str, Any]
+"""As `projects` returns it; without pools where nothing is shared."""
 
 MAX_TEXT = 500
+MAX_ROWS = 200
+MAX_JOBS = 100
+
+
+def projects(quotas: Iterable[Manifest], held: Sequence[Held], notes: Sequence[str], *, all_seen: bool) -> Projects:
+    """Each pool with its projects, then the jobs; `notes` say what is missing of it, `all_seen` that no job is."""
+    rows = holdings(quotas, held)
+    pools = stocks(rows, held, all_seen=all_seen)
+    return {
+        "pools": [_pool(stock, [row for row in rows if row.pool == stock.pool]) for stock in pools],
+        "waiting": _jobs([item for item in held if not item.workers]),
+        "running": _jobs([item for item in held if item.workers]),
+        "notes": [note[:MAX_TEXT] for note in notes],
+    }
+
+
+def _pool(stock: Stock, rows: Sequence[Holding]) -> dict[str, Any]:
+    """All bars of a pool are drawn to one scale: so many slots fill the width."""
+    scale = max((row.held + row.unused for row in rows), default=0)
+    if stock.slots is not None:  # a limit that is beyond all that there is limits nothing
+        scale = max([scale, *(row.limit for row in rows if row.limit is not None and row.limit <= stock.slots)])
+    shown = [to_json(row) for row in rows[:MAX_ROWS]]
+    return {**to_json(stock), "scale": scale, "projects": shown, "more": len(rows) - len(shown)}
+
+
+def _jobs(held: Sequence[Held]) -> dict[str, Any]:
+    shown = [{**to_json(item), **_texts(item)} for item in held[:MAX_JOBS]]
+    return {"jobs": shown, "more": len(held) - len(shown)}
+
+
+def _texts(item: Held) -> dict[str, str]:
+    """What others have written, cut to a length."""
+    return {"message": item.message[:MAX_TEXT], "change": item.change[:MAX_TEXT], "reason": item.reason[:MAX_TEXT]}
+
+
 MAX_WORKERS = 200
 MAX_ENTRIES = 100
 

@@ -3,17 +3,109 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
-from elasticctl.cluster.base import Manifest
-from elasticctl.dashboard.board import Board, Row
-from elasticctl.dashboard.facts import row
-from elasticctl.dashboard.projects import Projects
-from elasticctl.dashboard.threads import beside
-from elasticctl.errors import ElasticctlError
-from elasticctl.spec import ElasticJob
+from elasticctl.api.errors import ElasticctlError, ForbiddenError
+from elasticctl.api.quota import Held, held_by, held_of
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cluster.base import Cluster, Manifest
+from elasticctl.dashboard.facts import Board, Projects, Row, projects, row
+
+T = TypeVar("T")
+
+
+async def beside(call: Callable[[], T]) -> T:
+    """Run `call` in a thread of its own, and return or raise what it does; left alone when this is cancelled."""
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # from here on it can be left alone, but not be cancelled
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as e:  # noqa: BLE001 - handed over to who waits
+            outcome.set_exception(e)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=run, name="dashboard-call", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
+
+
+EVERY_S = 10.0
+REST_FACTOR = 9.0
+"""What takes long is not asked again before so many times as long: the cluster has other things to do."""
+
+NO_QUOTAS = "Your credentials may not list quotas: what is guaranteed, and limits, are not shown."
+OWN_ONLY = "Your credentials may not list the jobs of other namespaces: only what those of {} hold is shown."
+FROM_BEFORE = "{} What is shown of other projects is from before."
+
+
+class Survey:
+    """Asks `cluster`; `namespace` is the page's own, None: all of them. One thread at a time may use it."""
+
+    def __init__(self, cluster: Cluster, namespace: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster, self._namespace, self._clock = cluster, namespace, clock
+        self._quotas: list[Manifest] = []
+        self._others: list[Held] = []
+        self._own: list[Held] | None = None
+        self._known: dict[str, tuple[str, Held | None]] = {}
+        self._notes: list[str] = []
+        self._all_seen, self._due_at, self._rests_until = True, 0.0, 0.0
+
+    def look(self, jobs: Iterable[ElasticJob]) -> Projects:
+        """What is to be shown; `jobs` are those of the page, as they have just been read. Never raises.
+
+        The cluster is asked when it is time to, and at once when what these jobs hold has changed.
+        """
+        own, began = held_by(jobs), self._clock()
+        if began >= self._due_at or (own != self._own and began >= self._rests_until):
+            self._own = own
+            try:
+                self._ask(own)
+            except ElasticctlError as e:
+                self._notes = [FROM_BEFORE.format(e)]
+            ended = self._clock()
+            self._rests_until = ended + REST_FACTOR * (ended - began)
+            self._due_at = max(began + EVERY_S, self._rests_until)
+        held = sorted([*own, *self._others], key=lambda item: (item.project, item.pool, item.job))
+        return projects(self._quotas, held, self._notes, all_seen=self._all_seen)
+
+    def _ask(self, own: list[Held]) -> None:
+        notes = []
+        try:
+            self._quotas = self._cluster.list_quotas()
+        except ForbiddenError:
+            self._quotas = []
+            notes.append(NO_QUOTAS)
+        others: list[Held] = []
+        self._all_seen = True
+        if self._namespace is not None and (own or self._quotas):
+            try:
+                others = self._held_elsewhere(self._cluster.list_jobs(None))
+            except ForbiddenError:
+                self._all_seen = False
+                notes.append(OWN_ONLY.format(self._namespace))
+        self._others, self._notes = others, notes
+
+    def _held_elsewhere(self, manifests: Iterable[Manifest]) -> list[Held]:
+        """Of a thousand jobs most are as they were: those are not read again."""
+        before, self._known = self._known, {}
+        for manifest in manifests:
+            metadata = manifest["metadata"]
+            if metadata.get("namespace") == self._namespace:
+                continue
+            uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
+            known = before.get(uid)
+            if known is None or known[0] != version:
+                known = version, held_of(ElasticJob.from_manifest(manifest))
+            self._known[uid] = known
+        return [held for _, held in self._known.values() if held is not None]
+
 
 POLL_S = 2.0
 SHARE = 0.1

@@ -26,16 +26,13 @@ from typing import Any
 
 from aiohttp import web
 
+from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.dashboard.access import COOKIE, Gate, is_foreign, is_local
 from elasticctl.dashboard.assets import Asset, assets
 from elasticctl.dashboard.changes import Scaled, Wish, carry_out
-from elasticctl.dashboard.facts import details
-from elasticctl.dashboard.feed import Feed, Key
-from elasticctl.dashboard.projects import Projects
-from elasticctl.dashboard.survey import Survey
-from elasticctl.dashboard.threads import beside
-from elasticctl.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, UsageError
+from elasticctl.dashboard.facts import Projects, details
+from elasticctl.dashboard.feed import Feed, Key, Survey, beside
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 4096

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from elasticctl.codec import Manifest, from_rfc3339
-from elasticctl.podtemplate import Hardware, at, hardware
-from elasticctl.spec import ElasticJob, PodPhase
-from elasticctl.status import Generation, JobStatus, Phase
+from elasticctl.api.codec import Manifest, from_rfc3339
+from elasticctl.api.podtemplate import Hardware, at, hardware
+from elasticctl.api.spec import ElasticJob, PodPhase
+from elasticctl.api.status import Generation, JobStatus, Phase
 
 _WAITING_IS_NORMAL = frozenset({"", "ContainerCreating", "PodInitializing"})
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from elasticctl.api.status import Cause, Failure, Phase
+from elasticctl.api.text import counted, span
 from elasticctl.diagnosis.case import Case, Finding, Mend, Severity, short
-from elasticctl.status import Cause, Failure, Phase
-from elasticctl.wording import counted, span
 
 _DEADLINE = "DeadlineExceeded"
 _SAYS_NOTHING = (Cause.APPLICATION, "Error")

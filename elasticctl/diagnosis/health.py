@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from elasticctl.api.status import Cause, Interruption, Phase
+from elasticctl.api.text import counted, counted_are, span, times
 from elasticctl.diagnosis.case import Case, Finding, Mend, Severity
 from elasticctl.diagnosis.endings import tell_failure
-from elasticctl.status import Cause, Interruption, Phase
-from elasticctl.wording import counted, counted_are, span, times
 
 LATELY_S = 3600.0
 """Interruptions younger than this are worth telling."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from elasticctl.api.status import Phase
+from elasticctl.api.text import counted, counted_are, joined, span, times
 from elasticctl.diagnosis.case import Case, Finding, Mend, PodWait, Severity, short
 from elasticctl.diagnosis.endings import tell_failure
-from elasticctl.status import Phase
-from elasticctl.wording import counted, counted_are, joined, span, times
 
 LONG_START_S = 60.0
 """A worker that starts, imports or meets the others for longer than this deserves a warning."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticctl.cost import worker_seconds
-from elasticctl.goodput import trained_s
-from elasticctl.podtemplate import hardware
-from elasticctl.simulation.curve import Point
-from elasticctl.spec import ElasticJob
-from elasticctl.status import Cause, JobStatus
+from elasticctl.api.cost import worker_seconds
+from elasticctl.api.history import trained_s
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import Cause, JobStatus
+from elasticctl.simulation.scaling_curve import Point
 
 LEAST_STEPS, LEAST_S = 10, 1.0
 """What a group of some size has to have done for its rate to say anything."""

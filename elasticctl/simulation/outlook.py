@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elasticctl.simulation.curve import Curve
+from elasticctl.simulation.scaling_curve import Curve
 
 SHORTEST_S, LONGEST_S = 5.0, 600.0
 """Between these the training library chooses its interval between saves."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from elasticctl.cli.output import Table, console, fitted, grid
+from elasticctl.cli.framework.output import Table, console, fitted, grid
 
 AT = 1_700_000_000.0
 
 
 def at(seconds: float) -> str:
     """AT + seconds as it stands in a status."""
-    from elasticctl.codec import to_rfc3339
+    from elasticctl.api.codec import to_rfc3339
 
     return to_rfc3339(AT + seconds)
 

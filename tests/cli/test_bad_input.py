@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.support.cli import Run
 
 GOOD = """\
 apiVersion: elastic.pytorch.org/v1alpha1
@@ -162,7 +162,7 @@ def test_a_bug_of_ours_is_one_line_unless_asked(
     def broken() -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("elasticctl.cli.contexts.contexts", broken)
+    monkeypatch.setattr("elasticctl.cli.verbs.setup.config.contexts", broken)
     done = run("config", "view")
     assert (done.code, done.err.splitlines()[-1]) == (
         1,

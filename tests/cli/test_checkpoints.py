@@ -12,18 +12,17 @@ import pytest
 import safetensors.torch
 import torch
 
-from elasticctl.cli import stored
-from elasticctl_train.checkpoint import Checkpointer, Label
-from elasticctl_train.commits import Commit, Retention
-from elasticctl_train.errors import FencedError
-from elasticctl_train.journal import read_commits
-from elasticctl_train.storage import Storage, all_keys
-from elasticctl_train.storage.local import LocalStorage
+from elasticctl.cli import job_storage
+from elasticctl_store.checkpoints.commits import Commit, Retention
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.errors import FencedError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.cli import samples
-from tests.cli.conftest import Run
-from tests.train.conftest import Cloud, aws_keys, cloud, server_ports
+from tests.support.cli import Run
+from tests.support.clouds import Cloud
 
-__all__ = ["aws_keys", "cloud", "server_ports"]  # fixtures
 STEPS = (10, 20, 30, 40)
 
 
@@ -62,7 +61,9 @@ def job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     manifest = samples.job()
     container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     container["env"][0]["value"] = folder.as_uri()
-    monkeypatch.setattr("elasticctl.cli.target.reach", lambda where: SimpleNamespace(find=lambda name: manifest))
+    monkeypatch.setattr(
+        "elasticctl.cli.framework.target.reach", lambda where: SimpleNamespace(find=lambda name: manifest)
+    )
     return manifest
 
 
@@ -238,15 +239,15 @@ def test_it_asks_on_a_terminal(run: Run, folder: Path, monkeypatch: pytest.Monke
     ("count", "said"), [(0, "0 B"), (812, "812 B"), (1400, "1.4 kB"), (3_200_000_000, "3.2 GB"), (10**16, "10000.0 TB")]
 )
 def test_sizes_are_short(count: int, said: str) -> None:
-    assert stored.size(count) == said
+    assert job_storage.size(count) == said
 
 
 def test_a_meter_shows_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with stored.meter("step 4", 100) as on_bytes:
+    with job_storage.meter("step 4", 100) as on_bytes:
         on_bytes(50)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with stored.meter("step 4", 100) as on_bytes:
+    with job_storage.meter("step 4", 100) as on_bytes:
         on_bytes(100)
     assert "step 4" in capsys.readouterr().err

@@ -14,10 +14,9 @@ import pytest
 import typer
 from typer.main import get_command
 
-from elasticctl.cli import options
-from elasticctl.cli.command import family, new_app, verb
-from elasticctl.cli.flatten import flattened
-from elasticctl.cli.options import Assignment
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import family, flattened, new_app, verb
+from elasticctl.cli.framework.options import Assignment
 
 
 class Colour(StrEnum):

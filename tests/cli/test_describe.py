@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.cli.output import Table, aligned
-from elasticctl.cli.portrait import drawn, portrait
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cli.framework.output import Table, aligned
+from elasticctl.cli.views.description import drawn, portrait
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
-from elasticctl.spec import ElasticJob
-from tests.cli.conftest import Run
 from tests.cli.samples import AT, FAILED, at, job
 from tests.cli.test_real import Start
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

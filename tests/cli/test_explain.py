@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from elasticctl.cli.explain import told
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cli.verbs.inspect.explain import told
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
-from elasticctl.spec import ElasticJob
-from tests.cli.conftest import Run
 from tests.cli.samples import AT, FAILED, job
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 
 def lines(width: int) -> list[str]:

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli import attempt, failover
+from elasticctl.api.errors import UsageError
+from elasticctl.cli.submit import attempt, failover
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.errors import UsageError
-from tests.cli.conftest import Run, without_aws
-from tests.kube_client.fakeapi import FakeApi, Request
-from tests.waiting import wait_until
+from tests.support.cli import Run, without_aws
+from tests.support.fakeapi import FakeApi, Request
+from tests.support.waiting import wait_until
 
 JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
 PODS = "/api/v1/namespaces/default/pods"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elasticctl.cli.gathering import gather, pieces_of
-from elasticctl.cli.ignoring import DEFAULTS
-from elasticctl.errors import UsageError
-from elasticctl_train.workspace.listing import File, Folder, Link
+from elasticctl.api.errors import UsageError
+from elasticctl.cli.submit.ignore_rules import DEFAULTS
+from elasticctl.cli.submit.workspace import gather, pieces_of
+from elasticctl_store.workspace.listing import File, Folder, Link
 
 LIMIT = 1_000_000
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_always_written_to_is_refused(tmp_path: Path, monkeypatch
             file.write(f"{next(writes)}\n")
         return fstat(descriptor)
 
-    monkeypatch.setattr("elasticctl.cli.gathering.os.fstat", touched)
+    monkeypatch.setattr("elasticctl.cli.submit.workspace.os.fstat", touched)
     with pytest.raises(UsageError, match=r"log.txt changed while it was read: submit again, or leave it out"):
         gather(tmp_path, LIMIT)
     assert next(writes) == 6

@@ -11,7 +11,7 @@ import typer
 from typer.main import get_group
 
 from elasticctl.cli.main import app, main
-from tests.cli.conftest import Run
+from tests.support.cli import Run
 
 ROOT = get_group(app)
 VERBS = ROOT.list_commands(typer.Context(ROOT))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.totals import totals, totals_lines
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cli.views.totals import totals, totals_lines
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.spec import ElasticJob
-from tests.cli.conftest import Run
 from tests.cli.samples import AT, at, job
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 GROUPS: list[dict[str, Any]] = [
     {"generation": 1, "openedAt": at(8), "firstStepAt": at(11), "resumedStep": 0, "lastStep": 100},

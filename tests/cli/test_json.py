@@ -12,15 +12,15 @@ import pytest
 import yaml
 from referencing import Registry, Resource
 
-from elasticctl import specfile
+from elasticctl.api import validation
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.spec import ElasticJob
-from elasticctl_train.storage.local import LocalStorage
-from tests.cli.conftest import Run
+from elasticctl_store.storage.local import LocalStorage
 from tests.cli.test_checkpoints import damage, fill
 from tests.cli.test_help import FAMILIES, VERBS
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/json.md").read_text("utf-8")
@@ -56,7 +56,7 @@ def check(text: str) -> Any:
 
 def check_job(job: Any) -> None:
     """A job is also what the CRD says."""
-    version = specfile.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    version = validation.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     jsonschema.Draft202012Validator(version).validate(job)
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.leftovers import YOUNG_S, named, sweep
+from elasticctl.cli.job_storage import YOUNG_S, named, sweep
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl_train import storage as storages
-from elasticctl_train.workspace import store
-from elasticctl_train.workspace.listing import File, Listing
-from elasticctl_train.workspace.unpacking import unpack
+from elasticctl_store import storage as storages
+from elasticctl_store.workspace import transfer
+from elasticctl_store.workspace.listing import File, Listing
+from elasticctl_store.workspace.transfer import unpack
 from tests.cli import samples
-from tests.cli.conftest import Run
+from tests.support.cli import Run
 
 NOW = 2_000_000_000.0
 
@@ -29,7 +29,7 @@ def send(folder: Path, origin: str, *contents: bytes) -> str:
     def read(file: File) -> Iterator[bytes]:
         yield by_digest[file.sha256]
 
-    store.send(storages.open(str(folder)), listing, origin * 32, read, lambda count: None)
+    transfer.send(storages.open(str(folder)), listing, origin * 32, read, lambda count: None)
     return listing.digest
 
 

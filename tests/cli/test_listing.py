@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.listing import Shape, job_table
-from elasticctl.cli.output import bar, tabbed
-from elasticctl.cli.screen import most_telling
-from elasticctl.cli.views import status_table
-from elasticctl.wording import span
+from elasticctl.api.text import span
+from elasticctl.cli.framework.output import bar, tabbed
+from elasticctl.cli.views.job import status_table
+from elasticctl.cli.views.job_list import Shape, job_table
+from elasticctl.cli.views.screen import most_telling
 from tests.cli import snapshots
 from tests.cli.samples import AT, FAILED, at, cloud_job, drawn, job
 
@@ -102,8 +102,8 @@ def test_a_full_screen_shows_what_goes_on_and_what_ended_last() -> None:
 
 MANY = f"""
 import time
-from elasticctl.cli.listing import Shape, job_table
-from elasticctl.cli.output import tabbed
+from elasticctl.cli.views.job_list import Shape, job_table
+from elasticctl.cli.framework.output import tabbed
 from tests.cli.samples import cloud_job
 jobs = [cloud_job(f"job-{{number}}") for number in range(1000)]
 began = time.process_time()

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.logs import Lines
+from elasticctl.api.errors import NotFoundError, UsageError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import Generation, JobStatus
+from elasticctl.cli.verbs.inspect.logs import Lines
 from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.errors import NotFoundError, UsageError
-from elasticctl.spec import ElasticJob
-from elasticctl.status import Generation, JobStatus
-from elasticctl_train.logs.book import Incarnation
-from tests.cli.conftest import Run
-from tests.cluster_contract import phase
-from tests.jobs import shell_job
-from tests.stored import launched, store
-from tests.waiting import wait_until
+from elasticctl_store.stored_logs import Incarnation
+from tests.support.cli import Run
+from tests.support.cluster_contract import phase
+from tests.support.jobs import shell_job
+from tests.support.stored import launched, store
+from tests.support.waiting import wait_until
 
 GROUP = JobStatus(generations=(Generation(1, ("train-worker-2", "train-worker-0")),))
 LINES = [

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
-from tests.cli.conftest import Run
-from tests.cluster_contract import phase, running
-from tests.jobs import FOREVER, shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.cluster_contract import phase, running
+from tests.support.jobs import FOREVER, shell_job
+from tests.support.waiting import wait_until
 
 NO_JOB = 'no job "{}" in context local, namespace default{}; `elasticctl list` shows all'
 

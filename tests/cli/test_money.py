@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.money import cost_text, plan_line, saved_line
-from elasticctl.cli.output import tabbed
-from elasticctl.cli.totals import totals_lines
-from elasticctl.cli.views import status_table
-from elasticctl.cost import cost, rate
-from tests.cli.conftest import Run
+from elasticctl.api.cost import cost, rate
+from elasticctl.cli.framework.output import tabbed
+from elasticctl.cli.views.cost import cost_text, plan_line, saved_line
+from elasticctl.cli.views.job import status_table
+from elasticctl.cli.views.totals import totals_lines
+from tests.api.test_cost import made
 from tests.cli.samples import AT, job
-from tests.test_cost import made
+from tests.support.cli import Run
 
 
 def test_the_plan_of_a_cloud_job_has_its_price(

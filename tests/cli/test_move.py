@@ -15,37 +15,35 @@ from typing import Any
 
 import pytest
 
-from elasticctl.catalog import gpu_type, place
-from elasticctl.cli import target
-from elasticctl.cli.gathering import gather, pieces_of
-from elasticctl.cli.moving import Stay, elsewhere, in_place, workspace_of
+from elasticctl.api.codec import Manifest
+from elasticctl.api.cost import rate_of
+from elasticctl.api.errors import UsageError
+from elasticctl.api.gpu_types import gpu_type, place
+from elasticctl.api.manifests import render
+from elasticctl.api.podtemplate import at, capacity, hardware, node_labels
+from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ElasticJob, JobSpec
+from elasticctl.api.templates import find
+from elasticctl.cli.framework import target
+from elasticctl.cli.submit.copies import Stay, elsewhere, in_place, workspace_of
+from elasticctl.cli.submit.workspace import gather, pieces_of
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.daemon import shut_down
-from elasticctl.codec import Manifest
-from elasticctl.config import LOCAL, Context
-from elasticctl.cost import rate_of
-from elasticctl.errors import UsageError
-from elasticctl.manifests import render
-from elasticctl.podtemplate import at, capacity, hardware, node_labels
-from elasticctl.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ElasticJob, JobSpec
-from elasticctl.templates import find
-from elasticctl_train import storage as storages
-from elasticctl_train.checkpoint import Checkpointer
-from elasticctl_train.commits import Moved
-from elasticctl_train.journal import Writer, moved_to, read_commits, read_entries
-from elasticctl_train.workspace import store
-from tests.cli.conftest import Run
+from elasticctl.cluster.local.supervisor import shut_down
+from elasticctl.settings.contexts import LOCAL, Context
+from elasticctl_store import storage as storages
+from elasticctl_store.checkpoints.commits import Moved
+from elasticctl_store.checkpoints.journal import Writer, moved_to, read_commits, read_entries
+from elasticctl_store.workspace import transfer
+from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.cli.two_places import Places
 from tests.conftest import processes_of
-from tests.jobs import shell_job
-from tests.train.conftest import Cloud, aws_keys, gs, s3, server_ports
-from tests.train.gate import Fault, Seen
+from tests.store.checkpoints.test_verify import saved
+from tests.support.cli import Run
+from tests.support.clouds import Cloud
+from tests.support.gate import Fault, Seen
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 from tests.train.states import same
-from tests.train.test_archive import saved
-from tests.waiting import wait_until
-
-__all__ = ["aws_keys", "gs", "s3", "server_ports"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
 STEPS = 48
@@ -104,7 +102,7 @@ class World:
         """Have the script's folder in a storage as a workspace, and gone from here; its reference."""
         folder, url = self.script.parent, (self.homes[0] / "workspaces").as_uri()
         listing = gather(folder, None).listing
-        store.send(storages.open(url), listing, "here", lambda file: pieces_of(folder, file), lambda count: None)
+        transfer.send(storages.open(url), listing, "here", lambda file: pieces_of(folder, file), lambda count: None)
         self.script.rename(self.script.with_suffix(".kept"))
         return f"{url}#{listing.digest}"
 
@@ -286,7 +284,7 @@ def test_when_the_new_place_fails_late_it_is_started_there_by_the_next_one(
 
 
 def _unreachable(*args: object) -> Manifest:
-    from elasticctl.errors import UnreachableError
+    from elasticctl.api.errors import UnreachableError
 
     raise UnreachableError("no answer")
 

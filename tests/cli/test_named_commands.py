@@ -14,7 +14,7 @@ import typer
 from typer.main import get_command, get_group
 
 from elasticctl.cli.main import app
-from tests.cli.conftest import Run
+from tests.support.cli import Run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from elasticctl import notify
-from elasticctl.cli.again import Rerun, again
-from elasticctl.cli.news import manifest_with_news
+from elasticctl.api import notifications
+from elasticctl.api.errors import UsageError
+from elasticctl.api.spec import ANNOTATION_NOTIFY
+from elasticctl.cli.submit.copies import Rerun, again
+from elasticctl.cli.submit.manifest import manifest_with_news
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.secrets import Secrets
-from elasticctl.config import Context
-from elasticctl.errors import UsageError
-from elasticctl.spec import ANNOTATION_NOTIFY
-from tests.cli.conftest import Run
-from tests.controller.notify.hooks import Hook, serving
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from elasticctl.settings.contexts import Context
+from tests.support.cli import Run
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
+from tests.support.webhooks import Hook, serving
 
 
 @pytest.mark.parametrize("text", ["secret:slack", "file:/run/hook", "env:SLACK_URL"])
 def test_references(text: str) -> None:
-    assert str(notify.parse(text)) == text
-    assert notify.parse("slack") == notify.parse("secret:slack")
+    assert str(notifications.parse(text)) == text
+    assert notifications.parse("slack") == notifications.parse("secret:slack")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_references(text: str) -> None:
 )
 def test_what_is_none_is_refused_and_a_url_is_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        notify.parse(text)
+        notifications.parse(text)
     assert "planted" not in str(error.value)
 
 
@@ -100,7 +100,7 @@ def test_a_job_tells_of_its_life(local_cluster: LocalCluster, home: Path) -> Non
     """From the supervisor, whoever has submitted it: the start, a loss, and the end."""
     with serving(Hook()) as hook:
         local_cluster.list_jobs(None)  # makes the state folder
-        Secrets(local_cluster.paths).write("default", notify.SECRET, {"slack": hook.url})
+        Secrets(local_cluster.paths).write("default", notifications.SECRET, {"slack": hook.url})
         script = f"until [ -e {home}/stop ]; do sleep 0.05; done"
         local_cluster.create_job(telling(shell_job("told", script, workers=2, minReplicas=1)))
         wait_until(lambda: "started" in hook.kinds)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.cli.plan import Request, Size, check_name, job_spec, name_from, size_of, storage_url, summary
-from elasticctl.config import Context
-from elasticctl.errors import UsageError
-from elasticctl.spec import MAX_WORKERS
+from elasticctl.api.errors import UsageError
+from elasticctl.api.spec import MAX_WORKERS
+from elasticctl.cli.submit.plan import Request, Size, check_name, job_spec, name_from, size_of, storage_url, summary
+from elasticctl.settings.contexts import Context
 
 LOCAL = Context("local", "local")
 AWS = Context("prod", "aws", image="example/train:1", storage="s3://b/j", gpu_type="t4", gpus_per_node=4)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.preempt import choose_worker
+from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cli.verbs.run.preempt import choose_worker
 from elasticctl.cluster.base import LogQuery, Manifest
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
-from elasticctl.spec import ElasticJob
-from tests.cli.conftest import Run
-from tests.cluster_contract import running
-from tests.jobs import FOREVER, shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.cluster_contract import running
+from tests.support.jobs import FOREVER, shell_job
+from tests.support.waiting import wait_until
 
 LAUNCH = ["elasticctl-launch", "--nproc-per-node", "2", "--"]
 JOB: dict[str, Any] = {

@@ -8,14 +8,14 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from elasticctl.cli.prune import Which, choose, own_folder
+from elasticctl.cli.verbs.run.prune import Which, choose, own_folder
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
-from tests.cli.conftest import Run
 from tests.cli.samples import AT, at, job
 from tests.cli.test_terminal import Spawn, terminal  # noqa: F401 - a fixture
-from tests.jobs import FOREVER, shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.jobs import FOREVER, shell_job
+from tests.support.waiting import wait_until
 
 JOBS = [
     job("late", phase="Succeeded", completionTime=at(90)),

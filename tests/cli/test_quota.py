@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.again import Rerun, again
-from elasticctl.cli.holdings import bar, left, table, told
-from elasticctl.cli.listing import job_table
-from elasticctl.cli.views import history_table, scalings, status_table
+from elasticctl.api.quota import Holding, Quota, Stock, held_by, holdings
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cli.submit.copies import Rerun, again
+from elasticctl.cli.views.job import history_table, scalings, status_table
+from elasticctl.cli.views.job_list import job_table
+from elasticctl.cli.views.quota import bar, left, table, told
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
-from elasticctl.holdings import Holding, Stock, held_by, holdings
-from elasticctl.quota import Quota
-from elasticctl.spec import ElasticJob
-from tests.cli.conftest import Run
 from tests.cli.samples import AT, at, job
-from tests.jobs import FOREVER, shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.jobs import FOREVER, shell_job
+from tests.support.waiting import wait_until
 
 FULL = {"workers": 4, "borrowed": 2, "pool": "t4", "slotsPerWorker": 2, "reason": "Full",
         "message": "has all 4 workers that it asks for; borrows 4 GPUs from b"}  # fmt: skip

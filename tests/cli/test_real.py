@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
-from tests.cli.conftest import Run
-from tests.cluster_contract import running
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.cluster_contract import running
+from tests.support.waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

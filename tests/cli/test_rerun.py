@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.again import Rerun, again, beside, next_name, origin
-from elasticctl.cli.plan import below
+from elasticctl.api.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
+from elasticctl.cli.submit.copies import Rerun, again, beside, next_name, origin
+from elasticctl.cli.submit.plan import below
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
-from tests.cli.conftest import Run
 from tests.cli.samples import job
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from tests.support.cli import Run
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 TRAIN = """\
 import sys

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.scale import Wish
-from elasticctl.cli.scaling import Change, apply, await_workers, roll_back, scale_patch
-from elasticctl.cli.target import Target
+from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
+from elasticctl.api.spec import ANNOTATION_SCALED_BY, ElasticJob
+from elasticctl.cli.framework.target import Target
+from elasticctl.cli.verbs.run.scale import Change, Wish, apply, await_workers, roll_back, scale_patch
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.config import Context
-from elasticctl.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
-from elasticctl.spec import ANNOTATION_SCALED_BY, ElasticJob
-from tests.cli.conftest import Run
-from tests.jobs import FOREVER, shell_job
-from tests.waiting import wait_until
+from elasticctl.settings.contexts import Context
+from tests.support.cli import Run
+from tests.support.jobs import FOREVER, shell_job
+from tests.support.waiting import wait_until
 
 JOB: dict[str, Any] = {
     "metadata": {"name": "digits", "namespace": "default", "resourceVersion": "7", "uid": "u"},

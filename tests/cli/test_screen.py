@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl_train.storage.local import LocalStorage
+from elasticctl_store.storage.local import LocalStorage
 from tests.cli.test_checkpoints import fill, steps
 from tests.cli.vt import Terminal
-from tests.cluster_contract import phase, running
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from tests.support.cluster_contract import phase, running
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 Open = Callable[..., Terminal]
 QUESTION = "Detach and let kept go on, or cancel it? [D]etach, [c]ancel:"

@@ -13,13 +13,13 @@ import jsonschema
 import pytest
 import yaml
 
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.paths import local_paths
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl.diagnosis import diagnose
 from elasticctl.diagnosis.case import Case
-from elasticctl.spec import ElasticJob
 from tests.cli import samples
-from tests.cli.conftest import Run
+from tests.support.cli import Run
 
 PLANTED = "planted-77aa"
 

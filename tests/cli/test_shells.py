@@ -12,8 +12,8 @@ import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
 from tests.cli.vt import Terminal
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 SHELLS = {

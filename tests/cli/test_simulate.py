@@ -9,13 +9,13 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from elasticctl.cli.prospects import basis_of_job, basis_of_table, notes, outlooks, plot, table
+from elasticctl.api.errors import UsageError
+from elasticctl.cli.views.simulation import basis_of_job, basis_of_table, notes, outlooks, plot, table
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.errors import UsageError
 from elasticctl.simulation import Evidence, Point
-from tests.cli.conftest import Run
 from tests.cli.test_rerun import TRAIN
 from tests.cli.test_terminal import Spawn, terminal
+from tests.support.cli import Run
 
 __all__ = ["terminal"]  # a fixture
 

@@ -11,8 +11,8 @@ import pexpect
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
 
 Spawn = Callable[..., "pexpect.spawn[str]"]
 

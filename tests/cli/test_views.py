@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.cli.listing import Shape, job_table
-from elasticctl.cli.output import tabbed
-from elasticctl.cli.views import history_table, status_table
-from elasticctl.spec import ElasticJob
-from elasticctl.wording import span
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.text import span
+from elasticctl.cli.framework.output import tabbed
+from elasticctl.cli.views.job import history_table, status_table
+from elasticctl.cli.views.job_list import Shape, job_table
 from tests.cli.samples import AT, FAILED, at, drawn, job
 
 NOW = AT + 60.4

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
+from elasticctl.api.codec import Manifest
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.codec import Manifest
 from tests.cli.walk import Place, Walk
-from tests.jobs import shell_job
-from tests.kube_client.conftest import api
-from tests.kube_client.fakeapi import FakeApi
-
-__all__ = ["api"]  # a fixture
+from tests.support.fakeapi import FakeApi
+from tests.support.jobs import shell_job
 
 ROOT = Path(__file__).parents[2]
 

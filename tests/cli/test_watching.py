@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli import asking, outcome, screen, watching
-from elasticctl.cli.asking import Answers
-from elasticctl.cli.output import console
-from elasticctl.cli.screen import Frame, drawn
-from elasticctl.errors import BusyError, NotFoundError, UnreachableError
+from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError
+from elasticctl.cli.framework import polling
+from elasticctl.cli.framework.output import console
+from elasticctl.cli.framework.polling import Answers
+from elasticctl.cli.submit import follow
+from elasticctl.cli.views import screen, watch
+from elasticctl.cli.views.screen import Frame, drawn
 from tests.cli.samples import job
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "REDRAW_EVERY_S", 0.001)
+    monkeypatch.setattr(watch, "REDRAW_EVERY_S", 0.001)
 
 
 def replies(*given: Any) -> Callable[[], Any]:
@@ -58,7 +60,7 @@ def test_a_slow_cluster_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> 
     slept: list[float] = []
     clock = itertools.count(0.0, 1.0)  # a second passes at each look: an answer takes one
     fake = SimpleNamespace(sleep=slept.append, monotonic=lambda: next(clock), time=time.time)
-    monkeypatch.setattr(asking, "time", fake)
+    monkeypatch.setattr(polling, "time", fake)
     found = Answers(replies(*"abc"), 0.001).each()
     assert [next(found) for _ in range(3)] == ["a", "b", "c"]
     assert all(pause_s >= 4.0 for pause_s in slept)
@@ -79,18 +81,18 @@ def place(*answers: Any) -> Any:
 
 
 def test_who_waits_waits_through_an_outage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(outcome, "POLL_EVERY_S", 0.001)
+    monkeypatch.setattr(follow, "POLL_EVERY_S", 0.001)
     gone = [UnreachableError("no answer"), BusyError("busy")]
-    assert outcome.await_end(place(job(), *gone, job(), job(phase="Succeeded")), "digits") == 0
+    assert follow.await_end(place(job(), *gone, job(), job(phase="Succeeded")), "digits") == 0
     assert capsys.readouterr().err.splitlines()[0] == "asking again: no answer"
-    monkeypatch.setattr(outcome, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(follow, "PATIENCE_S", 0.0)
     with pytest.raises(UnreachableError):
-        outcome.await_end(place(job(), *gone), "digits")
+        follow.await_end(place(job(), *gone), "digits")
 
 
 def test_trouble_is_said_once_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     gone = UnreachableError("gone")
-    watching.watch_job(place(job(), gone, gone, job(phase="Succeeded")), "digits")
+    watch.watch_job(place(job(), gone, gone, job(phase="Succeeded")), "digits")
     said = capsys.readouterr()
     assert [line.split("\t")[1] for line in said.out.splitlines()] == ["PHASE", "Running", "Succeeded"]
     assert said.err.count("gone") == 1

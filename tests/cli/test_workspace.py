@@ -13,15 +13,13 @@ import yaml
 
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl_train import storage as storages
-from elasticctl_train.workspace.unpacking import unpack
-from tests.cli.conftest import Run
-from tests.cluster_contract import running
-from tests.train import servers
-from tests.train.conftest import Cloud, aws_keys, cloud, server_ports
-from tests.waiting import wait_until
-
-__all__ = ["aws_keys", "cloud", "server_ports"]
+from elasticctl_store import storage as storages
+from elasticctl_store.workspace.transfer import unpack
+from tests.support import servers
+from tests.support.cli import Run
+from tests.support.clouds import Cloud
+from tests.support.cluster_contract import running
+from tests.support.waiting import wait_until
 
 SCRIPT = """\
 import os, time
@@ -143,7 +141,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return manifest
 
     double = SimpleNamespace(create_job=create_job, list_jobs=lambda namespace: [])
-    monkeypatch.setattr("elasticctl.cli.submit.connect", lambda context: double)
+    monkeypatch.setattr("elasticctl.cli.verbs.run.submit.connect", lambda context: double)
     return jobs
 
 

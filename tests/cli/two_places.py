@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from elasticctl.cli import main, target
+from elasticctl.cli import main
+from elasticctl.cli.framework import target
 from elasticctl.cluster.base import Cluster
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
-from elasticctl.config import Context
+from elasticctl.settings.contexts import Context
 
 
 class Places:

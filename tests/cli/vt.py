@@ -12,7 +12,7 @@ from typing import Any
 import pexpect
 import pyte
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ELASTICCTL = (sys.executable, "-m", "elasticctl.cli")
 _OTHER_SCREEN = 1049

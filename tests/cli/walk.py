@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticctl.api.codec import Manifest
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.main import main
-from elasticctl.codec import Manifest
-from elasticctl.spec import ElasticJob
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 PROMISED: Mapping[str, tuple[str, ...]] = {
     "submit": (

@@ -1,107 +1,156 @@
-"""What a worker said whose pod is gone, read from the job's storage, on a real cluster."""
+"""Which incarnations only the storage has, and what is said when it cannot be read."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks.replicas import Replicas
-from elasticctl.cluster.base import LogLine, LogQuery
-from elasticctl.cluster.kube.client import KubeCluster
-from elasticctl.cluster.kube.connection import Connection
-from elasticctl.errors import NotFoundError
-from elasticctl_train.logs import archive
-from elasticctl_train.storage.local import LocalStorage
-from tests.cluster.trainer import HOST_FOLDER, IMAGE
-from tests.cluster_contract import phase, running
-from tests.jobs import shell_job
-from tests.waiting import wait_until
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus, Phase, Scaling, WorkerStatus
+from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.stored_logs import Handover, Past, StoredLogs, chosen, someone_is_gone
+from elasticctl_store.stored_logs import Incarnation
+from tests.support.jobs import shell_job
+from tests.support.stored import launched, store
 
-NAME = "talks"
-FOLDER = HOST_FOLDER / NAME
-COUNTS = """
-import os, time
-number, life = 0, f"{os.environ['ELASTICCTL_POD_UID']}/{os.environ['ELASTICCTL_GENERATION']}"
-while True:
-    print(f"line {number} of {life}", flush=True)
-    number += 1
-    time.sleep(0.02)
-"""
+LIVES = [Past("w0", 1.0, "a"), Past("w0", 2.0, "b"), Past("w0", 3.0, "c"), Past("w1", 1.5, "d"), Past("w2", 4.0, "e")]
 
 
-@pytest.fixture
-def cluster(api: Connection, replicas: Replicas) -> Iterator[KubeCluster]:
-    """The cluster, without the job before and after."""
-    found = KubeCluster(api)
-    delete(found)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
-    FOLDER.chmod(0o777)  # workers are nobody in particular
-    yield found
-    delete(found)
+@pytest.mark.parametrize(
+    ("live", "query", "expected"),
+    [
+        ({}, {}, "cde"),
+        ({"w0": "c", "w1": "d", "w2": "e"}, {}, ""),
+        ({"w0": "new", "w1": "d"}, {}, "e"),
+        ({"w0": "c"}, {"previous": True}, "ab"),
+        ({"w0": "new"}, {"previous": True}, "abc"),
+        ({}, {"previous": True}, "ab"),
+        ({"w0": "c"}, {"everything": True}, "abde"),
+        ({"w0": "c"}, {"everything": True, "workers": ("w0",)}, "ab"),
+        ({}, {"workers": ("w1", "w9")}, "d"),
+    ],
+)
+def test_what_only_the_storage_has(live: dict[str, str], query: dict[str, object], expected: str) -> None:
+    found = chosen(reversed(LIVES), live, LogQuery(**query))  # type: ignore[arg-type]
+    assert "".join(past.uid for past in found) == expected
 
 
-def delete(cluster: KubeCluster) -> None:
-    try:
-        cluster.delete_job("default", NAME)
-    except NotFoundError:
-        return
-    wait_until(lambda: NAME not in [job["metadata"]["name"] for job in cluster.list_jobs("default")], 60)
-
-
-def lines_of(lines: Sequence[LogLine]) -> dict[str, list[int]]:
-    """The numbers that ranks have printed, in order, by pod and generation."""
-    found: dict[str, list[int]] = {}
-    for match in filter(None, (re.fullmatch(r"line (\d+) of (.*)", line.text) for line in lines)):
-        found.setdefault(match[2], []).append(int(match[1]))
-    return found
-
-
-def test_a_worker_that_is_gone_is_still_heard(cluster: KubeCluster) -> None:
-    """The folder is at the same path here and in the pods, as a bucket would be."""
-    container = {
-        "image": IMAGE,
-        "command": [str(Path(sys.executable).parent / "elasticctl-launch"), "--preload", "none", "--"],
-        "args": [sys.executable, "-c", COUNTS],
-        "env": [{"name": "ELASTICCTL_STORAGE", "value": FOLDER.as_uri()}],
-        "volumeMounts": [{"name": "state", "mountPath": str(FOLDER)}],
-    }
-    manifest = shell_job(NAME, "", 2, container=container, minReplicas=1, cleanPodPolicy="All")
-    pod = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    pod["volumes"] = [{"name": "state", "hostPath": {"path": str(FOLDER), "type": "Directory"}}]
-    job_uid = cluster.create_job(manifest)["metadata"]["uid"]
-
-    def stored(uid: str) -> int:
-        logs = archive.find(LocalStorage(FOLDER), job_uid)
-        return sum(1 for log in logs if log.incarnation.uid == uid for _ in log.lines())
-
-    heard: list[LogLine] = []
-    follower = threading.Thread(
-        target=lambda: heard.extend(cluster.logs("default", NAME, LogQuery(follow=True))), daemon=True
+@given(st.sets(st.sampled_from("abcde")), st.booleans())
+def test_nothing_is_taken_twice_or_left_out(alive: set[str], new: bool) -> None:
+    """The newest and the earlier ones are all, and who lives is read where it lives."""
+    live = {past.worker: past.uid for past in LIVES if past.uid in alive}
+    if new:
+        live["w0"] = "new"
+    newest, previous, everything = (
+        chosen(LIVES, live, query) for query in (LogQuery(), LogQuery(previous=True), LogQuery(everything=True))
     )
-    follower.start()
-    wait_until(lambda: len(running(cluster, NAME)) == 2, 120)
-    victim = running(cluster, NAME)[0]["metadata"]["uid"]
-    wait_until(lambda: stored(victim) > 200, 120)
-    cluster.evict_pod("default", f"{NAME}-worker-0", grace_s=0.0)
-    wait_until(lambda: victim not in [pod["metadata"]["uid"] for pod in running(cluster, NAME)], 60)
-    wait_until(lambda: len(running(cluster, NAME)) == 2, 120)
-    successor = running(cluster, NAME)[0]["metadata"]["uid"]
-    wait_until(lambda: stored(successor) > 200, 120)
-    before = lines_of(list(cluster.logs("default", NAME, LogQuery(previous=True))))
-    assert {life.partition("/")[0] for life in before} == {victim}
-    cluster.patch_job("default", NAME, {"spec": {"cancel": True}})
-    wait_until(lambda: phase(cluster, NAME) == "Cancelled" and not cluster.list_pods("default", NAME), 120)
-    follower.join(60)
-    assert not follower.is_alive()
-    read, followed = lines_of(list(cluster.logs("default", NAME, LogQuery(everything=True)))), lines_of(heard)
-    assert {life.partition("/")[0] for life in read} >= {victim, successor}
-    for life, numbers in read.items():
-        assert numbers == list(range(len(numbers))), "each once, in order, from the first on"
-        assert followed[life][: len(numbers)] == numbers, "who followed has them too"
+    assert sorted(newest + previous, key=LIVES.index) == everything
+    assert {past.uid for past in everything} | set(live.values()) >= {past.uid for past in LIVES}
+    assert not {past.uid for past in everything} & set(live.values())
+
+
+@pytest.mark.parametrize(
+    ("status", "live", "workers", "gone"),
+    [
+        (JobStatus(), [], (), False),
+        (JobStatus(), ["j-worker-0"], (), False),
+        (JobStatus(workers=(WorkerStatus("j-worker-0"),)), [], (), False),
+        (JobStatus(workers=(WorkerStatus("j-worker-0", started_at=Timestamp(1)),)), [], (), True),
+        (JobStatus(restarts={"NodeLost": 1}), ["j-worker-0"], (), True),
+        (JobStatus(restarts={"NodeLost": 1}), ["j-worker-0", "j-worker-1"], (), False),
+        (JobStatus(restarts={"NodeLost": 1}), ["j-worker-0"], ("j-worker-0",), False),
+        (JobStatus(restarts={"NodeLost": 1}), ["j-worker-0"], ("j-worker-1",), True),
+        (JobStatus(phase=Phase.SUCCEEDED), [], (), True),
+        (JobStatus(scalings=(Scaling(from_workers=3, to_workers=2),)), ["j-worker-0", "j-worker-1"], (), True),
+    ],
+)
+def test_the_storage_is_asked_only_when_somebody_is_gone(
+    status: JobStatus, live: list[str], workers: tuple[str, ...], gone: bool
+) -> None:
+    job = ElasticJob(name="j", desired=2, status=status)
+    assert someone_is_gone(job, live, LogQuery(workers=workers)) is gone
+
+
+def job_at(url: str) -> ElasticJob:
+    manifest = shell_job("j", "true", container=launched(url))
+    manifest["metadata"]["uid"] = "job-uid"
+    return ElasticJob.from_manifest(manifest)
+
+
+def test_lines_are_merged_by_time_and_deleted_in_the_end(tmp_path: Path) -> None:
+    url = tmp_path.as_uri()
+    for worker in range(3):
+        life = Incarnation("job-uid", f"j-worker-{worker}", 10.0 * worker, f"uid-{worker}")
+        store(url, life, *((100.0 + 3 * n + worker, f"{n}") for n in range(5)))
+    logs = StoredLogs(job_at(url), pytest.fail)
+    found = [(line.worker[-1], line.text) for line in logs.past({"j-worker-1": "uid-1"}, LogQuery())]
+    assert found == [(worker, str(n)) for n in range(5) for worker in "02"]
+    last = [line.text for line in logs.past({}, LogQuery(tail=1, since=112.5))]
+    assert last == ["4", "4"]
+    read = Handover(whole=True)
+    for n in range(3):
+        read.note(100.0 + 3 * n + 0.01, str(n))
+    assert [line.text for line in logs.rest("j-worker-0", "uid-0", read, LogQuery())] == ["3", "4"]
+    assert logs.delete() == 6
+    assert list(logs.past({}, LogQuery())) == []
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        shell_job("j", "true"),
+        shell_job("j", "true", container={"env": launched("file:///nowhere")["env"]}),
+        shell_job("j", "true", container={"command": launched("")["command"]}),
+    ],
+)
+def test_a_job_without_a_storage_or_our_launcher_keeps_none(manifest: dict[str, object]) -> None:
+    logs = StoredLogs(ElasticJob.from_manifest(manifest), pytest.fail)
+    assert not logs.kept
+    assert list(logs.past({}, LogQuery())) == []
+    assert logs.delete() == 0
+
+
+def test_a_storage_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    logs = StoredLogs(job_at((tmp_path / "of-the-workers").as_uri()), said.append)
+    for _ in range(2):
+        assert list(logs.past({}, LogQuery())) == []
+        assert list(logs.of("j-worker-0", "uid", LogQuery())) == []
+    assert len(said) == 1
+    assert "of-the-workers is no folder of this machine" in said[0]
+    assert logs.delete() == 0
+
+
+def test_who_has_no_credentials_is_told_so_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    said: list[str] = []
+    logs = StoredLogs(job_at("s3://bucket/job?endpoint=http://127.0.0.1:9"), said.append)
+    began = time.monotonic()
+    assert list(logs.past({}, LogQuery())) == []
+    assert time.monotonic() - began < 15
+    assert len(said) == 1
+    assert "credentials" in said[0]
+
+
+def test_a_damaged_object_is_said_and_the_others_are_shown(tmp_path: Path) -> None:
+    said: list[str] = []
+    url = tmp_path.as_uri()
+    for worker in range(2):
+        life = Incarnation("job-uid", f"j-worker-{worker}", 10.0, f"uid-{worker}")
+        store(url, life, *((100.0 + n, f"{n}") for n in range(6)))
+        if worker:
+            (tmp_path / life.key(4)).write_bytes(b"torn")
+    found = [(line.worker[-1], line.text) for line in StoredLogs(job_at(url), said.append).past({}, LogQuery())]
+    assert [text for worker, text in found if worker == "0"] == list("012345")
+    assert [text for worker, text in found if worker == "1"] == list("012")
+    assert len(said) == 1
+    assert "000000000004.gz" in said[0]

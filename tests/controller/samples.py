@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from elasticctl.codec import Timestamp, from_json, to_json
-from elasticctl.spec import ElasticJob, Pod, PodPhase, worker_name
-from elasticctl.status import Generation, JobStatus
-from elasticctl_controller.actions import CreateWorker, Decision, DeleteWorker, Observed
-from elasticctl_controller.reconcile import reconcile
+from elasticctl.api.codec import Timestamp, from_json, to_json
+from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
+from elasticctl.api.status import Generation, JobStatus
+from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteWorker, Observed
+from elasticctl_controller.core.reconcile import reconcile
 
 NOW = 1_000_000.0
 JOB_UID = "job-uid-1"

@@ -10,12 +10,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from elasticctl.codec import Timestamp, from_json, from_rfc3339, to_json, to_rfc3339
-from elasticctl.spec import ElasticJob, Pod, PodPhase, worker_name
-from elasticctl.status import Cause, JobStatus, Share, WorkerStatus
-from elasticctl_controller.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
-from elasticctl_controller.reconcile import reconcile, sized
-from elasticctl_controller.roster import own_pods
+from elasticctl.api.codec import Timestamp, from_json, from_rfc3339, to_json, to_rfc3339
+from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
+from elasticctl.api.status import Cause, JobStatus, Share, WorkerStatus
+from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.core.reconcile import reconcile, sized
+from elasticctl_controller.core.workers import own_pods
 
 START = 1_000_000.0
 FACT_OF_CAUSE = {

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from elasticctl.api.errors import ConflictError, ElasticctlError, ForbiddenError, NotFoundError
+from elasticctl.api.quota import Quota
 from elasticctl.cluster.base import Manifest
-from elasticctl.errors import ConflictError, ElasticctlError, ForbiddenError, NotFoundError
-from elasticctl.quota import Quota
 from tests.cli.samples import job
 
 

@@ -11,13 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.spec import ElasticJob
 from tests.dashboard.conftest import CHROMIUM, FLAGS
 from tests.dashboard.process import Dashboard
 from tests.dashboard.visitor import Visitor
-from tests.jobs import FOREVER, shell_job
-from tests.waiting import wait_until
+from tests.support.jobs import FOREVER, shell_job
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"

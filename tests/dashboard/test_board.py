@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl.dashboard.board import MAX_GONE, Board, Row, Update
+from elasticctl.dashboard.facts import MAX_GONE, Board, Row, Update
 
 
 def rows(**values: int) -> list[Row]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cli.dashboard import _scaled
+from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.cli.verbs.inspect.dashboard import _scaled
 from elasticctl.dashboard.changes import Wish, carry_out
-from elasticctl.errors import ConflictError, NotFoundError, UsageError
 from tests.cli.samples import FAILED, job
 from tests.dashboard.cluster import Jobs
 

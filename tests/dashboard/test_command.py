@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import processes_of
 from tests.dashboard.process import Dashboard, Guest, Serve
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_the_printed_link_opens_the_page_and_another_is_offered(serve: Serve) -> None:

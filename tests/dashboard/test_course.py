@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticctl.dashboard.course import training, wanted
-from elasticctl.spec import ElasticJob
+from elasticctl.api.spec import ElasticJob
+from elasticctl.dashboard.facts import training, wanted
 from tests.cli.samples import AT, at, job
 
 GROUPS = [

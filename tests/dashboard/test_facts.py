@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticctl.api.spec import ElasticJob
 from elasticctl.dashboard.facts import MAX_TEXT, MAX_WORKERS, details, row
-from elasticctl.spec import ElasticJob
+from tests.api.test_codec import JSON, KEYS
 from tests.cli.samples import AT, FAILED, at, job
-from tests.test_codec import JSON, KEYS
 
 CURVE = {
     "since": at(2),

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticctl.api.errors import UnreachableError
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.errors import UnreachableError
-from elasticctl.spec import ElasticJob
 from tests.cli.samples import FAILED, at, job
 from tests.dashboard.cluster import Jobs, many
 from tests.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
 from tests.dashboard.process import Serve
 from tests.dashboard.visitor import Visitor, hosted
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

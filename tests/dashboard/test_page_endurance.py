@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from elasticctl.errors import ConflictError
+from elasticctl.api.errors import ConflictError
 from tests.cli.samples import at, job
 from tests.dashboard.cluster import Jobs, many
 from tests.dashboard.looks import PATIENCE_MS, see
 from tests.dashboard.visitor import Visitor, hosted
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 

@@ -8,16 +8,15 @@ from typing import Any, cast
 
 from hypothesis import given
 
+from elasticctl.api.errors import UnreachableError
+from elasticctl.api.quota import Quota, held_by
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster
-from elasticctl.dashboard.projects import MAX_JOBS, MAX_ROWS, MAX_TEXT, Projects, projects
-from elasticctl.dashboard.survey import EVERY_S, NO_QUOTAS, OWN_ONLY, Survey
-from elasticctl.errors import UnreachableError
-from elasticctl.holdings import held_by
-from elasticctl.quota import Quota
-from elasticctl.spec import ElasticJob
+from elasticctl.dashboard.facts import MAX_JOBS, MAX_ROWS, MAX_TEXT, Projects, projects
+from elasticctl.dashboard.feed import EVERY_S, NO_QUOTAS, OWN_ONLY, Survey
+from tests.api.test_codec import JSON
 from tests.cli.samples import job
 from tests.dashboard.cluster import Jobs, sharing
-from tests.test_codec import JSON
 
 LENT = sharing("train", "vision", 6, "has all 6 workers that it asks for; borrows 2 GPUs from speech", borrowed=2)
 WAITS = sharing("tune", "speech", 0, "waits for 2 GPUs that speech is guaranteed")

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticctl.api.quota import Quota
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.sharing import LocalSharing
-from elasticctl.dashboard.survey import NO_QUOTAS, OWN_ONLY
-from elasticctl.quota import Quota
+from elasticctl.dashboard.feed import NO_QUOTAS, OWN_ONLY
 from tests.cli.samples import job
 from tests.dashboard.cluster import Jobs, sharing
 from tests.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
 from tests.dashboard.process import Serve
 from tests.dashboard.visitor import Visitor, hosted
-from tests.jobs import FOREVER, shell_job
+from tests.support.jobs import FOREVER, shell_job
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

@@ -15,11 +15,11 @@ import pytest
 from aiohttp import ClientResponse, ClientSession, CookieJar
 from aiohttp.test_utils import TestServer
 
-from elasticctl.cli.dashboard import _scaled
+from elasticctl.api.errors import UnreachableError
+from elasticctl.cli.verbs.inspect.dashboard import _scaled
 from elasticctl.dashboard import server
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Place
-from elasticctl.errors import UnreachableError
 from tests.cli.samples import job
 from tests.dashboard.cluster import Jobs, many, sharing
 

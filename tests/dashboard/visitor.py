@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
-from elasticctl.cli.dashboard import _scaled
+from elasticctl.cli.verbs.inspect.dashboard import _scaled
 from elasticctl.cluster.base import Cluster
 from elasticctl.dashboard.server import HOST, Dashboard, Place
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from elasticctl.codec import Manifest
-from elasticctl.status import JobStatus
-from elasticctl_controller.rendezvous import RendezvousService
+from elasticctl.api.codec import Manifest
+from elasticctl.api.status import JobStatus
+from elasticctl_controller.rendezvous.service import RendezvousService
 
 KEY = "default/job"
 TOKEN = "right-token"  # a test's, not a secret
@@ -75,7 +75,7 @@ class Lab:
 
     def start(self, name: str, *command: str, options: tuple[str, ...] = (), **env: str) -> None:
         """Start our launcher for the worker `name`; `options` are the launcher's."""
-        self.run(name, [sys.executable, "-m", "elasticctl_train.launcher.main", *options, "--", *command], **env)
+        self.run(name, [sys.executable, "-m", "elasticctl_launcher.main", *options, "--", *command], **env)
 
     def run(self, name: str, argv: list[str], **env: str) -> None:
         """Start any process as the worker `name`."""

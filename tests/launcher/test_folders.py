@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_train.launcher import folders
-from elasticctl_train.launcher.folders import OwnFolder, sweep
+from elasticctl_launcher import folders
+from elasticctl_launcher.folders import OwnFolder, sweep
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from elasticctl_train.launcher.folders import OwnFolder
+from elasticctl_launcher.folders import OwnFolder
 folder = OwnFolder(Path(sys.argv[1]))
 (folder.path / "snapshot").write_bytes(b"state")
 print(folder.path, flush=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from elasticctl_train.launcher.inbox import LAST_PATIENCE_S, MAX_PENDING, Inbox
-from elasticctl_train.launcher.service import ServiceAway, ServiceError, ServiceRefused
-from tests.waiting import wait_until
+from elasticctl_launcher.rank_reports import LAST_PATIENCE_S, MAX_PENDING, Inbox
+from elasticctl_launcher.service_client import ServiceAway, ServiceError, ServiceRefused
+from tests.support.waiting import wait_until
 
 
 class Service:

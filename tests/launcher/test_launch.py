@@ -11,10 +11,10 @@ import time
 import psutil
 import pytest
 
-from elasticctl.codec import from_json
-from elasticctl.status import Failure, JobStatus
-from elasticctl_controller.membership import REJOIN_S
-from elasticctl_train.launcher.agent import DRAIN_S
+from elasticctl.api.codec import from_json
+from elasticctl.api.status import Failure, JobStatus
+from elasticctl_controller.core.membership import REJOIN_S
+from elasticctl_launcher.agent import DRAIN_S
 
 from .conftest import Lab
 
@@ -270,7 +270,7 @@ def test_a_command_that_does_not_exist_fails_with_its_name(lab: Lab) -> None:
 def test_usage_errors_are_one_line(arguments: tuple[str, ...], line: str) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICCTL_")}
     done = subprocess.run(
-        [sys.executable, "-m", "elasticctl_train.launcher.main", *arguments],
+        [sys.executable, "-m", "elasticctl_launcher.main", *arguments],
         env=environment,
         capture_output=True,
         text=True,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_train.launcher import logship
-from elasticctl_train.logs import archive
-from elasticctl_train.logs.book import Line
-from elasticctl_train.storage.local import LocalStorage
+from elasticctl_launcher import log_upload
+from elasticctl_store import stored_logs
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_store.stored_logs import Line
 
 from .conftest import Lab
 
@@ -45,7 +45,7 @@ def talk(lab: Lab, *options: str, nproc: int = 1) -> LocalStorage:
 
 
 def stored(storage: LocalStorage) -> list[Line]:
-    return [line for log in archive.find(storage, "job-uid") for line in log.lines()]
+    return [line for log in stored_logs.find(storage, "job-uid") for line in log.lines()]
 
 
 def printed(lab: Lab) -> list[str]:
@@ -92,7 +92,7 @@ def test_killed_outright_it_loses_its_last_seconds_only(lab: Lab) -> None:
     lab.kill("a-0")
     found, said = stored(storage), printed(lab)
     assert [line.text for line in found] == said[: len(found)]
-    assert killed_at - found[-1].at < 2 * logship.FLUSH_S
+    assert killed_at - found[-1].at < 2 * log_upload.FLUSH_S
 
 
 @pytest.mark.parametrize("options", [("--log-upload", "off"), ()])

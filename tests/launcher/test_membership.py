@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.codec import Timestamp
-from elasticctl.status import Generation, JobStatus, Progress, WorkerStatus
-from elasticctl_controller.membership import (
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.status import Generation, JobStatus, Progress, WorkerStatus
+from elasticctl_controller.core.membership import (
     ADOPT_S,
     DRAIN_S,
     FIRST_SETTLE_S,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elasticctl_train.launcher import metadata
-from elasticctl_train.launcher.metadata import (
+from elasticctl_launcher import spot_notice
+from elasticctl_launcher.spot_notice import (
     AUTO,
     AWS,
     AWS_REBALANCE,
@@ -25,7 +25,7 @@ from elasticctl_train.launcher.metadata import (
     check_url,
     make_source,
 )
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 from .metadata_server import (
     ACTION,
@@ -57,11 +57,11 @@ Notices = queue.SimpleQueue[str]
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[[metadata.Source], Notices]]:
+def watch() -> Iterator[Callable[[spot_notice.Source], Notices]]:
     """Starts a watch; what it has noticed comes out of the queue."""
     watches = []
 
-    def start(source: metadata.Source) -> Notices:
+    def start(source: spot_notice.Source) -> Notices:
         notices: Notices = queue.SimpleQueue()
         watches.append(Watch(source, notices.put, POLL_S))
         watches[-1].start()

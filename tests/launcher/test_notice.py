@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl.codec import from_json
-from elasticctl.status import Failure
+from elasticctl.api.codec import from_json
+from elasticctl.api.status import Failure
 
 from .conftest import KEY, Lab
 from .metadata_server import ACTION, ACTION_PATH, PREEMPTED_PATH, fake_metadata

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from elasticctl_train.launcher import output
-from elasticctl_train.launcher.output import Output
-from tests.waiting import wait_until
+from elasticctl_launcher import output
+from elasticctl_launcher.output import Output
+from tests.support.waiting import wait_until
 
 
 def test_copies_are_in_the_order_of_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:

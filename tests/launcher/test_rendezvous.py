@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticctl.status import JobStatus
-from elasticctl_controller.rendezvous import steady_clock
-from elasticctl_controller.requests import BURST, RATE_PER_S, Limiter, Refused
-from elasticctl_train.launcher.service import ServiceAway, ServiceClient, ServiceRefused
-from tests.waiting import wait_until
+from elasticctl.api.status import JobStatus
+from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Limiter, Refused
+from elasticctl_controller.rendezvous.service import steady_clock
+from elasticctl_launcher.service_client import ServiceAway, ServiceClient, ServiceRefused
+from tests.support.waiting import wait_until
 
 from .conftest import KEY, TOKEN, Lab
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticctl_train.launcher.imports import installed_imports
-from elasticctl_train.launcher.main import _preload
-from elasticctl_train.launcher.spares import PythonCommand, Starter
+from elasticctl_launcher.main import _preload
+from elasticctl_launcher.spares import PythonCommand, Starter, installed_imports
 
 SCRIPT = """
 import json, multiprocessing, os, sys

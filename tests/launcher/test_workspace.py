@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.gathering import gather, pieces_of
-from elasticctl_train import storage as storages
-from elasticctl_train.errors import TrainError
-from elasticctl_train.launcher.folders import PREFIX
-from elasticctl_train.launcher.workspace import unpacked
-from elasticctl_train.workspace import store
-from tests.train.conftest import Cloud, aws_keys, cloud, server_ports
+from elasticctl.cli.submit.workspace import gather, pieces_of
+from elasticctl_launcher.folders import PREFIX
+from elasticctl_launcher.workspace import unpacked
+from elasticctl_store import storage as storages
+from elasticctl_store.errors import TrainError
+from elasticctl_store.workspace import transfer
+from tests.support.clouds import Cloud
 
 from .conftest import Lab
-
-__all__ = ["aws_keys", "cloud", "server_ports"]
 
 SCRIPT = """
 import os, sys
@@ -53,7 +51,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def sent(source: Path, url: str) -> str:
     """Send the folder; what a manifest would say of it."""
     listing = gather(source, None).listing
-    store.send(storages.open(url), listing, "0" * 32, lambda file: pieces_of(source, file), lambda count: None)
+    transfer.send(storages.open(url), listing, "0" * 32, lambda file: pieces_of(source, file), lambda count: None)
     return f"{url}#{listing.digest}"
 
 
@@ -157,7 +155,7 @@ def test_a_large_one_is_announced(
     (tmp_path / "project/data.bin").write_bytes(bytes(2_500_000))
     reference = sent(tmp_path / "project", str(tmp_path / "kept"))
     caplog.set_level("INFO")
-    monkeypatch.setattr("elasticctl_train.launcher.workspace.LARGE_BYTES", 2_000_000)
+    monkeypatch.setattr("elasticctl_launcher.workspace.LARGE_BYTES", 2_000_000)
     copy = unpacked({"ELASTICCTL_WORKSPACE": reference})
     assert copy is not None
     copy.close()

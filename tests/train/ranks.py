@@ -8,10 +8,10 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CLOUDS = ["elasticctl_train.storage.s3", "elasticctl_train.storage.gcs"]  # a second of imports each, else in every rank
+CLOUDS = ["elasticctl_store.storage.s3", "elasticctl_store.storage.gcs"]  # a second of imports each, else in every rank
 CONTEXT.set_forkserver_preload(["tests.train.programs", "tests.train.sharded", *CLOUDS])
 
 

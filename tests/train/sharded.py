@@ -14,16 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from elasticctl_train import Run, SavePolicy, buffers, nearby, storage
-from elasticctl_train.checkpoint import Checkpointer, Label
-from elasticctl_train.commits import Commit
+from elasticctl_store import storage
+from elasticctl_store.checkpoints.commits import Commit
+from elasticctl_store.checkpoints.journal import Writer
+from elasticctl_store.errors import StorageError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train import Run, SavePolicy
+from elasticctl_train.checkpoint import buffers, local_tier
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import World, join, leave
-from elasticctl_train.errors import StorageError
-from elasticctl_train.journal import Writer
-from elasticctl_train.storage.local import LocalStorage
+from tests.support.waiting import wait_until
 from tests.train.programs import Numbers
 from tests.train.states import same
-from tests.waiting import wait_until
 
 torch.set_num_threads(1)
 
@@ -178,8 +180,8 @@ def restore_tensors(url: str, how: str, outcome: str) -> None:
 
 def be_on(node: str, note: str) -> None:
     """Have this process take itself for one on `node`; `note` is a path to keep that at."""
-    nearby._BOOT_ID = Path(f"{note}.boot")
-    nearby._BOOT_ID.write_text(node)
+    local_tier._BOOT_ID = Path(f"{note}.boot")
+    local_tier._BOOT_ID.write_text(node)
 
 
 def compare_restored(url: str, world: World, live: dict[str, torch.Tensor]) -> int:
@@ -269,9 +271,9 @@ def lose_commits(url: str, node: str, fates: list[str]) -> None:
 def restore_without_memory(url: str, outcome: str) -> None:
     """Restore where rank 1 has no memory for what it reads; each rank notes why that failed, and they meet again."""
     world = join()
-    reserve, reserve_shared = buffers.anonymous, nearby.reserve
+    reserve, reserve_shared = buffers.anonymous, local_tier.reserve
     buffers.anonymous = lambda size_bytes: reserve(1 << 48 if world.rank == 1 else size_bytes)
-    nearby.reserve = lambda size_bytes: reserve_shared(1 << 48 if world.rank == 1 else size_bytes)
+    local_tier.reserve = lambda size_bytes: reserve_shared(1 << 48 if world.rank == 1 else size_bytes)
     try:
         Checkpointer(storage.open(url), world).restore()
     except StorageError as e:

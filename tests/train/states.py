@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from elasticctl_train.tensors import DTYPES
+from elasticctl_train.checkpoint.tensors import DTYPES
 
 SHAPES = [(), (0,), (1,), (3,), (2, 3), (0, 4), (2, 0, 3), (4, 1, 2)]
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 END = """
 import sys

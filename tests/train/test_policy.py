@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl_train.commits import Retention
-from elasticctl_train.errors import TrainError
+from elasticctl_store.checkpoints.commits import Retention
+from elasticctl_store.errors import TrainError
 from elasticctl_train.policy import (
     LONGEST_S,
     NOTICE_CHECK_S,

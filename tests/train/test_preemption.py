@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_train.journal import read_commits
-from elasticctl_train.preemption import Notice
-from elasticctl_train.storage.local import LocalStorage
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.progress import Notice
 from tests.train import programs, ranks
-from tests.train.test_ranks import trained
+from tests.train.checkpoint.test_ranks import trained
 
 END = {"epochs": 200, "samples": 1000, "global_batch": 8, "every_steps": 100_000}
 """More than can be done in the time, saved too rarely to matter: only notice commits a step."""

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_train.data import Cursor, EpochPlan
-from elasticctl_train.progress import Progress
-from elasticctl_train.report import Reporter
+from elasticctl_train.data.plan import Cursor, EpochPlan
+from elasticctl_train.progress import Progress, Reporter
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.errors import DataError, FencedError, RestoreError, SaveError, StateError
+from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy, TrainError
-from elasticctl_train.errors import DataError, FencedError, RestoreError, SaveError, StateError
-from elasticctl_train.journal import read_commits
-from elasticctl_train.storage.local import LocalStorage
 from tests.train.programs import Numbers
 from tests.train.states import same
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticctl_train import Run, SavePolicy, commits, policy
-from elasticctl_train.commits import Generation
-from elasticctl_train.journal import Writer, read_commits
+from elasticctl_store.checkpoints import commits
+from elasticctl_store.checkpoints.commits import Generation
+from elasticctl_store.checkpoints.journal import Writer, read_commits
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train import Run, SavePolicy, policy
 from elasticctl_train.policy import PRIOR_S
-from elasticctl_train.storage.local import LocalStorage
 
 
 def test_how_often_it_was_interrupted_is_known_from_the_journal(

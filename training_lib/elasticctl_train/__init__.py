@@ -11,10 +11,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elasticctl_train.checkpoint import Checkpointer, Label
-    from elasticctl_train.data import EpochPlan
-    from elasticctl_train.errors import TrainError
-    from elasticctl_train.loaders import ElasticDataLoader, ElasticSampler
+    from elasticctl_store.errors import TrainError
+    from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+    from elasticctl_train.data.loaders import ElasticDataLoader, ElasticSampler
+    from elasticctl_train.data.plan import EpochPlan
     from elasticctl_train.policy import SavePolicy
     from elasticctl_train.run import Run
 

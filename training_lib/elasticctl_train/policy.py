@@ -21,8 +21,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from elasticctl_train.commits import Retention
-from elasticctl_train.errors import TrainError
+from elasticctl_store.checkpoints.commits import Retention
+from elasticctl_store.errors import TrainError
 
 log = logging.getLogger("elasticctl_train")
 

@@ -13,15 +13,19 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from elasticctl_train import data, dist, loaders, parts, rng, shards, streams
-from elasticctl_train.checkpoint import Restored
-from elasticctl_train.data import Cursor, EpochPlan, Feed
-from elasticctl_train.errors import DataError
-from elasticctl_train.loaders import ElasticLoader, length_of, make_loader
-from elasticctl_train.parts import Stateful
+from elasticctl_store.errors import DataError
+from elasticctl_train import dist, rng
+from elasticctl_train.checkpoint import shards
+from elasticctl_train.checkpoint import state as parts
+from elasticctl_train.checkpoint.checkpointer import Restored
+from elasticctl_train.checkpoint.state import Stateful
+from elasticctl_train.data import loaders, streams
+from elasticctl_train.data import plan as data
+from elasticctl_train.data.loaders import ElasticLoader, length_of, make_loader
+from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
+from elasticctl_train.data.streams import StreamLoader, StreamPlan
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
-from elasticctl_train.streams import StreamLoader, StreamPlan
 
 
 class Run:

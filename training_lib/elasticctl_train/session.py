@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from elasticctl_train import dist, journal, storage
-from elasticctl_train.checkpoint import Checkpointer, Label, Like, Restored
-from elasticctl_train.commits import Commit
-from elasticctl_train.data import Cursor
-from elasticctl_train.errors import TrainError
+from elasticctl_store import storage
+from elasticctl_store.checkpoints import journal
+from elasticctl_store.checkpoints.commits import Commit
+from elasticctl_store.errors import TrainError
+from elasticctl_train import dist
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, Restored
+from elasticctl_train.data.plan import Cursor
 from elasticctl_train.policy import PRIOR_S, Cadence, SavePolicy, between_interruptions_s
-from elasticctl_train.preemption import Notice
-from elasticctl_train.progress import Progress
-from elasticctl_train.report import Reporter
+from elasticctl_train.progress import Notice, Progress, Reporter
 
 log = logging.getLogger("elasticctl_train")
 

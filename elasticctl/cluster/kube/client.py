@@ -8,14 +8,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
-from elasticctl.cluster.kube.connection import MAX_STREAMS, MERGE_PATCH, Connection, connect, resource_path
-from elasticctl.cluster.kube.paging import all_items
-from elasticctl.cluster.kube.refusals import NoSuchApiError
-from elasticctl.codec import from_rfc3339
-from elasticctl.config import Context
-from elasticctl.errors import ConflictError, ForbiddenError, NotFoundError
-from elasticctl.spec import (
+from elasticctl.api.codec import from_rfc3339
+from elasticctl.api.errors import ConflictError, ForbiddenError, NotFoundError
+from elasticctl.api.spec import (
     ANNOTATION_PREEMPTED,
     API_VERSION,
     GROUP,
@@ -26,6 +21,10 @@ from elasticctl.spec import (
     ElasticJob,
     worker_name,
 )
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
+from elasticctl.kubeapi.connection import MAX_STREAMS, MERGE_PATCH, Connection, all_items, connect, resource_path
+from elasticctl.kubeapi.refusals import NoSuchApiError
+from elasticctl.settings.contexts import Context
 
 
 class KubeCluster:
@@ -67,7 +66,7 @@ class KubeCluster:
 
     def list_quotas(self) -> list[Manifest]:
         """Return the ElasticQuotas of all projects, by name; none where the cluster knows no such thing."""
-        from elasticctl.quota import KIND as QUOTA_KIND  # few verbs ask, and all are to start fast
+        from elasticctl.api.quota import KIND as QUOTA_KIND  # few verbs ask, and all are to start fast
 
         try:
             quotas = self._items(_quotas())
@@ -79,7 +78,7 @@ class KubeCluster:
 
     def put_quota(self, manifest: Manifest) -> Manifest:
         """Store a project's ElasticQuota in place of the one it has; SpecError when it cannot be one."""
-        from elasticctl.quota import check_quota
+        from elasticctl.api.quota import check_quota
 
         wanted = check_quota(manifest).to_manifest()
         try:
@@ -114,7 +113,7 @@ class KubeCluster:
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
         """Take a worker away, with `grace_s` seconds of notice, rounded up to whole ones; see `Cluster.evict_pod`."""
-        from elasticctl.cluster.kube.logs import has_ended
+        from elasticctl.cluster.kube.read_logs import has_ended
 
         path = resource_path("v1", namespace, "pods", name)
         pod = self._call("GET", path)
@@ -142,10 +141,10 @@ class KubeCluster:
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`. NotFoundError for those of earlier incarnations."""
         # All that reading logs takes: not for those who only list jobs.
-        from elasticctl.cluster.kube.logfollow import Following
-        from elasticctl.cluster.kube.logs import read_logs
-        from elasticctl.cluster.kube.reflector import Resource
-        from elasticctl.cluster.storedlogs import StoredLogs, someone_is_gone
+        from elasticctl.cluster.kube.follow_logs import Following
+        from elasticctl.cluster.kube.read_logs import read_logs
+        from elasticctl.cluster.stored_logs import StoredLogs, someone_is_gone
+        from elasticctl.kubeapi.watch import Resource
 
         found = ElasticJob.from_manifest(self.get_job(namespace, job))
         stored = StoredLogs(found, self._say)
@@ -211,7 +210,7 @@ def _jobs(namespace: str | None, name: str = "") -> str:
 
 
 def _quotas(project: str = "") -> str:
-    from elasticctl.quota import PLURAL as QUOTA_PLURAL
+    from elasticctl.api.quota import PLURAL as QUOTA_PLURAL
 
     return resource_path(API_VERSION, None, QUOTA_PLURAL, project)
 

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elasticctl import deployment
-from elasticctl.cluster.kube.connection import APPLY_PATCH, Connection, resource_path
-from elasticctl.cluster.kube.paging import all_items
-from elasticctl.cluster.kube.refusals import NoSuchApiError
-from elasticctl.codec import Manifest
-from elasticctl.errors import BusyError, ClusterError, ConflictError, NotFoundError, UnreachableError
-from elasticctl.spec import API_VERSION, PLURAL, ElasticJob
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import BusyError, ClusterError, ConflictError, NotFoundError, UnreachableError
+from elasticctl.api.spec import API_VERSION, PLURAL, ElasticJob
+from elasticctl.kubeapi import installation
+from elasticctl.kubeapi.connection import APPLY_PATCH, Connection, all_items, resource_path
+from elasticctl.kubeapi.refusals import NoSuchApiError
 
 FIELD_MANAGER = "elasticctl"
 KEY_BYTES = 32
@@ -46,7 +45,7 @@ class Installer:
     def running(self, namespace: str) -> Manifest | None:
         """The controller's Deployment as it is now; None when there is none."""
         try:
-            path = resource_path("apps/v1", namespace, "deployments", deployment.DEPLOYMENT)
+            path = resource_path("apps/v1", namespace, "deployments", installation.DEPLOYMENT)
             return self._connection.request("GET", path)
         except NotFoundError:
             return None
@@ -66,7 +65,7 @@ class Installer:
 
     def await_available(self, namespace: str, timeout_s: float) -> None:
         """Wait until the new controller runs, all replicas of it; ClusterError, with what keeps it, otherwise."""
-        path = resource_path("apps/v1", namespace, "deployments", deployment.DEPLOYMENT)
+        path = resource_path("apps/v1", namespace, "deployments", installation.DEPLOYMENT)
         deadline = time.monotonic() + timeout_s
         said = ""
         while True:
@@ -122,15 +121,15 @@ class Installer:
         try:
             self._apply(manifest)
         except ClusterError as e:
-            if deployment.RULES not in str(e):
+            if installation.RULES not in str(e):
                 raise
             self._say("rules between fields are left out: the command line and the controller keep them instead")
-            self._apply(deployment.without_rules(manifest))
+            self._apply(installation.without_rules(manifest))
         self._await_established(manifest)
 
     def _keep_key(self, namespace: str) -> None:
         """Make the key of the tokens, once: running workers hold tokens made from it."""
-        manifest = deployment.key_secret(namespace, secrets.token_hex(KEY_BYTES))
+        manifest = installation.key_secret(namespace, secrets.token_hex(KEY_BYTES))
         try:
             self._connection.request("POST", path_of(manifest).rpartition("/")[0], manifest)
         except ConflictError:
@@ -169,15 +168,15 @@ class Installer:
         """In order: the definition and with it all jobs, what stands in the namespace, and the namespace if ours."""
         namespace = next(item for item in manifests if item["kind"] == "Namespace")
         yield from (item for item in manifests if item["kind"] == _CRD)
-        yield deployment.key_secret(namespace["metadata"]["name"], "")
+        yield installation.key_secret(namespace["metadata"]["name"], "")
         yield from (item for item in reversed(manifests) if item["kind"] not in (_CRD, "Namespace"))
-        yield deployment.lease(namespace["metadata"]["name"])  # when nobody has the right to make it again
+        yield installation.lease(namespace["metadata"]["name"])  # when nobody has the right to make it again
         found = self._found(namespace)
         if found is not None and _is_ours(found):
             yield namespace
 
     def _pod_troubles(self, namespace: str) -> Iterator[str]:
-        params = {"labelSelector": f"{deployment.LABEL}={deployment.LABEL_VALUE}"}
+        params = {"labelSelector": f"{installation.LABEL}={installation.LABEL_VALUE}"}
         pods = self._connection.request("GET", resource_path("v1", namespace, "pods"), None, params)
         for pod in pods.get("items") or []:
             for trouble in pod_troubles(pod):
@@ -223,7 +222,7 @@ def name_of(manifest: Manifest) -> str:
 
 def _is_ours(namespace: Manifest) -> bool:
     labels: dict[str, Any] = namespace["metadata"].get("labels") or {}
-    return labels.get(deployment.LABEL_MANAGER) == FIELD_MANAGER
+    return labels.get(installation.LABEL_MANAGER) == FIELD_MANAGER
 
 
 def _version(manifest: Manifest) -> str:

@@ -9,11 +9,11 @@ import base64
 from collections.abc import Mapping
 from contextlib import suppress
 
-from elasticctl.cluster.kube.connection import MERGE_PATCH, Connection, resource_path
+from elasticctl.api.codec import from_rfc3339
+from elasticctl.api.errors import NotFoundError
+from elasticctl.api.spec import GROUP
 from elasticctl.cluster.secrets import Known, check_name
-from elasticctl.codec import from_rfc3339
-from elasticctl.errors import NotFoundError
-from elasticctl.spec import GROUP
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 
 LABEL_SECRET = f"{GROUP}/secret"
 """On those that were set by `elasticctl secret`: others, such as tokens, are nobody's to list."""

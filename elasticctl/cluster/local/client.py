@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from elasticctl.api.codec import to_json
+from elasticctl.api.errors import NotFoundError, UnreachableError
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
 from elasticctl.cluster.local.connection import (
     SHARING_PATH,
@@ -15,15 +17,13 @@ from elasticctl.cluster.local.connection import (
     quotas_path,
     request,
 )
-from elasticctl.cluster.local.daemon import ensure_supervisor
 from elasticctl.cluster.local.logs import LogFiles, read_logs
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
-from elasticctl.codec import to_json
-from elasticctl.errors import NotFoundError, UnreachableError
+from elasticctl.cluster.local.supervisor import ensure_supervisor
 
 if TYPE_CHECKING:
+    from elasticctl.api.spec import ElasticJob
     from elasticctl.cluster.local.sharing import LocalSharing
-    from elasticctl.spec import ElasticJob
 
 _REPEATABLE = ("GET", "PATCH", "PUT")
 """Harmless when done twice: a merge patch gives the same result, or is refused because the version has moved on."""
@@ -111,8 +111,8 @@ class LocalCluster:
 
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`."""
-        from elasticctl.cluster.storedlogs import StoredLogs  # not for those who only list jobs
-        from elasticctl.spec import ElasticJob
+        from elasticctl.api.spec import ElasticJob
+        from elasticctl.cluster.stored_logs import StoredLogs  # not for those who only list jobs
 
         def files() -> LogFiles:
             return LogFiles.from_json(self._object("GET", jobs_path(namespace, job, "logs")))

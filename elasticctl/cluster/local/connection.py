@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from elasticctl.errors import (
+from elasticctl.api.errors import (
     ClusterError,
     ConflictError,
     NotFoundError,

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from elasticctl.api.codec import from_rfc3339
+from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.base import LogLine, LogQuery
-from elasticctl.cluster.handover import Handover
-from elasticctl.codec import from_rfc3339
-from elasticctl.errors import NotFoundError
+from elasticctl.cluster.stored_logs import Handover
 
 if TYPE_CHECKING:
-    from elasticctl.cluster.storedlogs import StoredLogs
+    from elasticctl.cluster.stored_logs import StoredLogs
 
 POLL_S = 0.1
 LIST_EVERY_S = 0.4

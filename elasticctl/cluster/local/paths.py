@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl.errors import ClusterError, StorageFullError
+from elasticctl.api.errors import ClusterError, StorageFullError
 
 HOME_VARIABLE = "ELASTICCTL_HOME"
 POD_UID_VARIABLE = "ELASTICCTL_POD_UID"

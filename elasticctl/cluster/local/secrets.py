@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from elasticctl.cluster.local import objects
+from elasticctl.api.errors import ClusterError, NotFoundError
 from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
 from elasticctl.cluster.secrets import Known, check_name, is_name
-from elasticctl.errors import ClusterError, NotFoundError
+from elasticctl_controller.local import objects
 
 SUFFIX = ".json"
 MAX_BYTES = 1 << 20

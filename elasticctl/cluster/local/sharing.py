@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticctl.api.codec import from_json, to_json
+from elasticctl.api.errors import SpecError
+from elasticctl.api.podtemplate import GPU_RESOURCE, hardware
+from elasticctl.api.quota import CPU_SLOTS, MAX_SLOTS
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.text import shown
 from elasticctl.cluster.base import Manifest
-from elasticctl.codec import from_json, to_json
-from elasticctl.errors import SpecError
-from elasticctl.podtemplate import GPU_RESOURCE, hardware
-from elasticctl.quota import CPU_SLOTS, MAX_SLOTS
-from elasticctl.spec import ElasticJob
-from elasticctl.wording import shown
 
 NAME = "local"
 """The one object of its kind in the store."""

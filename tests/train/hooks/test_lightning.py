@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from elasticctl_store.checkpoints.commits import Commit
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.errors import RestoreError
+from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import ElasticDataLoader
-from elasticctl_train.commits import Commit
-from elasticctl_train.errors import RestoreError
-from elasticctl_train.journal import read_commits
-from elasticctl_train.storage.local import LocalStorage
 from tests.train import ranks
 from tests.train.hooks import programs
 from tests.train.hooks.programs import GLOBAL_BATCH, SAMPLES, Samples

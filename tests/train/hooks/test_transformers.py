@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_train.errors import RestoreError, TrainError
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.errors import RestoreError, TrainError
+from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.hooks.transformers import ElasticCallback
-from elasticctl_train.journal import read_commits
-from elasticctl_train.storage.local import LocalStorage
 from tests.train import ranks
 from tests.train.hooks import programs
 

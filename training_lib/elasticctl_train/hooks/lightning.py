@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from elasticctl_train import dist, parts, rng
-from elasticctl_train.checkpoint import Restored
-from elasticctl_train.data import Cursor
-from elasticctl_train.errors import TrainError
-from elasticctl_train.loaders import is_shared_position
+from elasticctl_store.errors import TrainError
+from elasticctl_train import dist, rng
+from elasticctl_train.checkpoint import state as parts
+from elasticctl_train.checkpoint.checkpointer import Restored
+from elasticctl_train.data.loaders import is_shared_position
+from elasticctl_train.data.plan import Cursor
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
 

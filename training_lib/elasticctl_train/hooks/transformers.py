@@ -27,10 +27,11 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from elasticctl_train import dist, parts, rng
-from elasticctl_train.data import Cursor
-from elasticctl_train.errors import TrainError
-from elasticctl_train.parts import Stateful
+from elasticctl_store.errors import TrainError
+from elasticctl_train import dist, rng
+from elasticctl_train.checkpoint import state as parts
+from elasticctl_train.checkpoint.state import Stateful
+from elasticctl_train.data.plan import Cursor
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
 

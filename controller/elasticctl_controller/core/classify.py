@@ -1,0 +1,181 @@
+"""Why a worker ended: one cause per worker, from the evidence the cluster and the launcher left.
+
+Exit codes alone cannot tell a preemption from a bug: an agent of torchrun that gets SIGTERM exits with 1, as a script
+that raises does. So the evidence is looked at in a fixed order, the strongest first: what we did ourselves, what the
+cluster says about pod and node, what the kernel did, what peers suffered, and only then the application.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from elasticctl.api.codec import Timestamp, from_json
+from elasticctl.api.spec import Pod, PodPhase
+from elasticctl.api.status import Cause, Failure, WorkerStatus
+
+COLLATERAL_WINDOW_S = 30.0  # how long after a peer's loss a survivor's failure is put down to it
+CLOCK_SKEW_S = 5.0  # end times come from the clocks of several nodes and from watches that lag
+MAX_MESSAGE_CHARS = 65_536
+MAX_LINES, MAX_LINE_CHARS = 20, 400
+
+APPLICATION, COLLATERAL, STUCK, PREEMPTED = "application", "collateral", "stuck", "preempted"
+_VERDICTS = (APPLICATION, COLLATERAL, STUCK, PREEMPTED, "killed")
+_SHUTDOWN_REASONS = frozenset({"Terminated", "Shutdown", "NodeShutdown", "Preempting"})
+_KILLED_CODES = frozenset({137, 143})  # 128 + SIGKILL, 128 + SIGTERM
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A peer's end that can drag others along. `exact`: a container's own end, so no skew is allowed for."""
+
+    at: Timestamp
+    exact: bool
+
+
+def classify(
+    pod: Pod, worker: WorkerStatus | None, lost_nodes: Collection[str], losses: Iterable[Loss], now: float
+) -> Cause | None:
+    """Return why this worker ended, or None while it has not.
+
+    `worker` is what the job's status says of it, `losses` are the ends of its peers; `now` stands in for an end time
+    that nobody recorded. A pod that somebody else deletes, or whose node is gone, has ended: it cannot be kept.
+    """
+    over, lost = is_over(pod), is_lost(pod, lost_nodes)
+    if worker is not None and worker.removal:
+        return Cause.SCALED_IN if over or lost else None
+    if not (over or lost or pod.deleting):
+        return None
+    failure = parse_failure(pod.message)
+    verdict = failure.verdict if failure else ""
+    cause = _from_cluster(pod, lost) or _from_exit(pod, verdict)
+    if cause is not None:
+        return cause
+    if verdict == STUCK:
+        return Cause.STUCK  # found on the worker itself: no peer's loss stops a process
+    if verdict == COLLATERAL or _dragged_along(pod, losses, now):
+        return Cause.COLLATERAL
+    return Cause.APPLICATION
+
+
+def classify_vanished(worker: WorkerStatus, lost_nodes: Collection[str]) -> Cause:
+    """Return why a worker that the cluster no longer lists has ended."""
+    if worker.removal:
+        return Cause.SCALED_IN
+    return Cause.NODE_LOST if worker.node in lost_nodes else Cause.DELETED
+
+
+def is_explained(worker: WorkerStatus, lost_nodes: Collection[str]) -> bool:
+    """True for a worker that was given up because it did not answer, and whose node has been found lost since.
+
+    Its peers miss a worker within seconds, Kubernetes a node only after 40 s, unless set otherwise.
+    """
+    return worker.cause is Cause.UNRESPONSIVE and worker.node in lost_nodes
+
+
+def is_over(pod: Pod) -> bool:
+    """True once the worker's container has ended, whether or not a sidecar still runs."""
+    return pod.ended or pod.exit_code is not None
+
+
+def is_lost(pod: Pod, lost_nodes: Collection[str]) -> bool:
+    """True when the pod's node can no longer answer for it."""
+    return pod.node in lost_nodes or pod.phase is PodPhase.UNKNOWN
+
+
+def ended_at(pod: Pod, now: float) -> Timestamp:
+    """When the worker ended as far as known; never in the future."""
+    return Timestamp(now if pod.finished_at is None else min(pod.finished_at, now))
+
+
+def parse_failure(message: str) -> Failure | None:
+    """Read the launcher's report from a termination message; None when it is anything else. Never raises."""
+    if not message.startswith("{") or len(message) > MAX_MESSAGE_CHARS:
+        return None
+    try:
+        found = from_json(Failure, json.loads(message))
+    except (ValueError, RecursionError):
+        return None
+    if found.verdict not in _VERDICTS:
+        return None
+    return replace(
+        found,
+        worker=clean_text(found.worker),
+        rank=_small(found.rank),
+        exit_code=_small(found.exit_code),
+        signal=clean_text(found.signal),
+        error=clean_text(found.error),
+        last_lines=tuple(clean_text(line) for line in found.last_lines[-MAX_LINES:]),
+        generation=_small(found.generation) or 0,
+    )
+
+
+def read_failure(pod: Pod) -> Failure:
+    """How the worker failed, as its launcher told or, where none did, as far as the pod shows."""
+    told = parse_failure(pod.message)
+    if told is not None:
+        return replace(told, exit_code=pod.exit_code if told.exit_code is None else told.exit_code)
+    lines = [clean_text(line) for line in pod.message[-MAX_MESSAGE_CHARS:].splitlines() if line.strip()][-MAX_LINES:]
+    error = lines[-1].strip() if lines else clean_text(pod.reason)
+    return Failure(exit_code=pod.exit_code, error=error, last_lines=tuple(lines))
+
+
+def clean_text(text: str) -> str:
+    """Cut to `MAX_LINE_CHARS` and replace what UTF-8 cannot hold, so that it can always be stored."""
+    return text[:MAX_LINE_CHARS].encode("utf-8", "replace").decode("utf-8")
+
+
+def _from_cluster(pod: Pod, lost: bool) -> Cause | None:
+    """What the cluster itself says: disruption conditions, pod reasons, nodes, deletions."""
+    if pod.disruption_target:
+        return Cause.PREEMPTED
+    if pod.reason == "Evicted":
+        return Cause.APPLICATION if _own_storage_limit(pod.message) else Cause.EVICTED
+    if pod.reason in _SHUTDOWN_REASONS:
+        return Cause.PREEMPTED
+    if pod.reason.startswith("OutOf") or pod.reason == "UnexpectedAdmissionError":
+        return Cause.EVICTED
+    if pod.reason == "NodeLost" or (lost and not _succeeded(pod)):
+        return Cause.NODE_LOST
+    return Cause.DELETED if pod.deleting else None
+
+
+def _from_exit(pod: Pod, verdict: str) -> Cause | None:
+    """What the end of the process says, as far as it says it by itself."""
+    if pod.reason == "OOMKilled":
+        return Cause.OOM_KILLED
+    if verdict == PREEMPTED:
+        return Cause.PREEMPTED
+    if _succeeded(pod):
+        return Cause.COMPLETED
+    nobody_saw_it = pod.exit_code is None and not pod.reason
+    return Cause.KILLED if pod.exit_code in _KILLED_CODES or nobody_saw_it else None
+
+
+def _succeeded(pod: Pod) -> bool:
+    return pod.phase is PodPhase.SUCCEEDED or pod.exit_code == 0
+
+
+def _own_storage_limit(message: str) -> bool:
+    """True for the kubelet's messages about the pod's own ephemeral storage or emptyDir limit."""
+    return "exceed" in message and "limit" in message
+
+
+def _dragged_along(pod: Pod, losses: Iterable[Loss], now: float) -> bool:
+    """True when the worker was alive at a peer's loss and failed shortly after it.
+
+    A worker made after the loss is not excused by it: else a script that crashes at once would never be counted.
+    """
+    end = ended_at(pod, now)
+    start = pod.started_at if pod.started_at is not None else pod.created_at
+    return any(
+        loss.at - (0.0 if loss.exact else CLOCK_SKEW_S) <= end <= loss.at + COLLATERAL_WINDOW_S
+        and start is not None
+        and start < loss.at
+        for loss in losses
+    )
+
+
+def _small(number: int | None) -> int | None:
+    return number if number is not None and -(2**31) <= number < 2**31 else None

@@ -1,0 +1,183 @@
+"""The history of training: what the rendezvous service was told, folded into the job's status.
+
+The service keeps its knowledge in memory and may have restarted; the status is what lasts. So nothing that was once
+known is forgotten here, and nothing is added up twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TypeVar
+
+from elasticctl.api.codec import Timestamp, from_json, to_json
+from elasticctl.api.spec import PodPhase
+from elasticctl.api.status import (
+    CheckpointStatus,
+    Curve,
+    Generation,
+    Interruption,
+    JobStatus,
+    Progress,
+    Scaling,
+    ScalingPhase,
+    extended,
+)
+from elasticctl_controller.core.actions import Observed
+
+MAX_GENERATIONS = 20
+MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
+"""Of workers, in all generations that are kept: a status has to fit an object, and a group may have 2,000."""
+
+T = TypeVar("T", Generation, Progress, CheckpointStatus)
+
+
+def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
+    """Take over generations, progress and checkpoint, and count the steps that each new generation did again."""
+    generations = _merge(status.generations, observed.generations, status.generation)
+    stepped = {item.generation for item in status.generations if _resumed(item)}
+    redone = (steps_redone(generations, item) or 0 for item in generations if item.generation not in stepped)
+    progress = _progress(status.progress, observed.progress)
+    return replace(
+        status,
+        generations=_newest(generations),
+        generation=max((item.generation for item in generations), default=status.generation),
+        steps_redone=status.steps_redone + sum(redone),
+        progress=progress,
+        curve=extended(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
+        checkpoint=_checkpoint(status.checkpoint, observed.checkpoint),
+        growth=observed.growth,
+    )
+
+
+def settle(status: JobStatus) -> JobStatus:
+    """Close interruptions and scalings whose group has taken its first step since."""
+    return replace(
+        status,
+        interruptions=tuple(_recovered(item, status.generations) for item in status.interruptions),
+        scalings=(*status.scalings[:-1], *(_done(item, status) for item in status.scalings[-1:])),
+    )
+
+
+def steps_redone(generations: Sequence[Generation], current: Generation) -> int | None:
+    """Steps that `current` repeats: from the step it resumed at to the last one taken before it.
+
+    None while it has not resumed and taken its first step. A generation that was cut off before its first step took
+    none, so the one before it is what counts.
+    """
+    if not _resumed(current):
+        return None
+    before = [g for g in generations if g.generation < current.generation and g.last_step is not None]
+    last_step = max(before, key=lambda g: g.generation).last_step if before else None
+    return max(0, (last_step or 0) - (current.resumed_step or 0))
+
+
+def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
+    """True when nothing but the training's own advance tells `new` from `old`, so that a write of it can wait."""
+
+    def without_progress(status: JobStatus) -> JobStatus:
+        generations = tuple(replace(item, last_step=None) for item in status.generations)
+        return replace(
+            status,
+            progress=Progress(),
+            curve=Curve(),
+            checkpoint=CheckpointStatus(),
+            generations=generations,
+            last_reconcile_time=None,
+        )
+
+    return old != new and without_progress(old) == without_progress(new)
+
+
+def _merge(stored: Sequence[Generation], seen: Sequence[Generation], newest: int) -> tuple[Generation, ...]:
+    """Union by number; a number that is neither kept nor new fell off the end long ago and was counted then."""
+    merged = {item.generation: item for item in stored}
+    for item in map(_as_stored, seen):
+        known = merged.get(item.generation)
+        if known is not None:
+            merged[item.generation] = _overlay(known, item)
+        elif item.generation > newest:
+            merged[item.generation] = item
+    return tuple(merged[number] for number in sorted(merged))
+
+
+def _newest(generations: Sequence[Generation]) -> tuple[Generation, ...]:
+    """The last ones, as many as may be kept: fewer of a large group."""
+    names = list(itertools.accumulate(len(item.workers) for item in reversed(generations)))
+    fitting = sum(count <= MAX_NAMES for count in names[:MAX_GENERATIONS])
+    return tuple(generations[-max(LEAST_GENERATIONS, fitting) :])
+
+
+def _overlay(known: Generation, seen: Generation) -> Generation:
+    """`seen` over `known`; what the service no longer knows stays, and steps only grow."""
+    kept = {f.name: getattr(known, f.name) for f in fields(Generation) if getattr(seen, f.name) in (None, "", ())}
+    merged = replace(seen, **kept)
+    steps = [step for step in (known.last_step, seen.last_step) if step is not None]
+    return replace(merged, last_step=max(steps, default=None))
+
+
+def _as_stored(item: T) -> T:
+    """The value as it will be read back: times lose what is finer than a microsecond, so compare what was written."""
+    return from_json(type(item), to_json(item))
+
+
+def _resumed(item: Generation) -> bool:
+    return item.first_step_at is not None and item.resumed_step is not None
+
+
+def _progress(stored: Progress, seen: Progress | None) -> Progress:
+    if seen is None or seen.step is None:
+        return stored
+    rate = seen.samples_per_s
+    return _as_stored(
+        replace(
+            seen,
+            # JSON has no NaN, and a NaN never equals itself: a loss gone bad would be written again for ever.
+            metrics={key: value for key, value in seen.metrics.items() if math.isfinite(value)},
+            samples_per_s=rate if rate is not None and math.isfinite(rate) else None,
+        )
+    )
+
+
+def _checkpoint(stored: CheckpointStatus, seen: CheckpointStatus | None) -> CheckpointStatus:
+    if seen is None or seen.step is None or (stored.at or 0.0) > (seen.at or 0.0):
+        return stored
+    return replace(_as_stored(seen), committed=max(stored.committed, seen.committed))
+
+
+def _recovered(item: Interruption, generations: Sequence[Generation]) -> Interruption:
+    after = (g for g in generations if g.generation > item.generation and g.first_step_at is not None)
+    first = next(after, None)
+    if item.recovered_at is not None or first is None or first.first_step_at is None or item.at is None:
+        return item
+    opened_at = next(g for g in generations if g.generation > item.generation).opened_at
+    since = item.at if opened_at is None else min(item.at, opened_at)  # a group hears of a loss before its end is seen
+    return replace(
+        item,
+        recovered_at=first.first_step_at,
+        recovery_s=max(0.0, first.first_step_at - since),
+        steps_redone=steps_redone(generations, first),
+    )
+
+
+def _done(item: Scaling, status: JobStatus) -> Scaling:
+    """Done with the first step of a group of that many; where no group is known, once that many run."""
+    generations = status.generations
+    newest = generations[-1] if generations else None
+    if newest is None and item.phase is ScalingPhase.IN_PROGRESS:
+        running = sum(worker.phase == PodPhase.RUNNING and worker.cause is None for worker in status.workers)
+        return replace(item, phase=ScalingPhase.DONE) if running == item.to_workers else item
+    if item.done_at is not None or item.at is None or newest is None or newest.first_step_at is None:
+        return item
+    if len(newest.workers) != item.to_workers:
+        return item
+    done_at = max(item.at, newest.first_step_at)
+    return replace(
+        item,
+        phase=ScalingPhase.DONE,
+        done_at=Timestamp(done_at),
+        recovery_s=done_at - item.at,
+        steps_redone=steps_redone(generations, newest),
+    )

@@ -1,0 +1,153 @@
+"""Where a job stands: its phase, and why, from its workers and what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from elasticctl.api.codec import Timestamp, to_rfc3339
+from elasticctl.api.spec import ElasticJob, PodPhase
+from elasticctl.api.status import Condition, ConditionType, JobStatus, Phase
+from elasticctl_controller.core.restarts import describe_failure, failure_of, fatal_failure
+from elasticctl_controller.core.workers import Crew, completed_at, is_active
+
+# Running and Restarting replace each other; the others stay once set.
+_EXCLUSIVE = {ConditionType.RUNNING: ConditionType.RESTARTING, ConditionType.RESTARTING: ConditionType.RUNNING}
+# Cancelled has no type of its own there: tools that wait for an end know only Succeeded and Failed.
+_TYPE = {
+    Phase.RUNNING: ConditionType.RUNNING,
+    Phase.RESTARTING: ConditionType.RESTARTING,
+    Phase.SUSPENDED: ConditionType.SUSPENDED,
+    Phase.SUCCEEDED: ConditionType.SUCCEEDED,
+    Phase.FAILED: ConditionType.FAILED,
+    Phase.CANCELLED: ConditionType.FAILED,
+}
+
+
+def express(conditions: tuple[Condition, ...], phase: Phase, message: str, now: float) -> tuple[Condition, ...]:
+    """Return the conditions of a job in this phase, unchanged where they say so already."""
+    if not _has(conditions, ConditionType.CREATED):
+        conditions = _put(conditions, ConditionType.CREATED, "True", "ElasticJobCreated", "", now)
+    kind, reason = _TYPE.get(phase), f"ElasticJob{phase.value}"
+    if phase is not Phase.SUSPENDED and _has(conditions, ConditionType.SUSPENDED, "True"):
+        conditions = _put(conditions, ConditionType.SUSPENDED, "False", "ElasticJobResumed", "", now)
+    if phase is Phase.SUSPENDED or phase.terminal:
+        for going in (ConditionType.RUNNING, ConditionType.RESTARTING):
+            if _has(conditions, going, "True"):
+                conditions = _put(conditions, going, "False", reason, "", now)
+    if kind is None:
+        return conditions
+    opposite = _EXCLUSIVE.get(kind)
+    conditions = tuple(item for item in conditions if item.type != opposite)
+    return _put(conditions, kind, "True", reason, message if phase.terminal else "", now)
+
+
+def has_run(conditions: tuple[Condition, ...]) -> bool:
+    """True when the job has been running before."""
+    return _has(conditions, ConditionType.RUNNING) or _has(conditions, ConditionType.RESTARTING)
+
+
+def _has(conditions: tuple[Condition, ...], kind: ConditionType, status: str = "") -> bool:
+    return any(item.type == kind and (not status or item.status == status) for item in conditions)
+
+
+def _put(
+    conditions: tuple[Condition, ...], kind: ConditionType, status: str, reason: str, message: str, now: float
+) -> tuple[Condition, ...]:
+    at = Timestamp(now)
+    old = next((item for item in conditions if item.type == kind), None)
+    new = Condition(kind.value, status, reason, message, at, at)
+    if old is None:
+        return (*conditions, new)
+    if (old.status, old.reason, old.message) == (status, reason, message):
+        return conditions
+    if old.status == status:
+        new = replace(new, last_transition_time=old.last_transition_time)
+    return tuple(new if item.type == kind else item for item in conditions)
+
+
+FINISHING = "Finishing"
+QUEUED = "Queued"
+NOT_ADMITTED = "NotAdmitted"
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The answer: a phase, a reason in one word, a message for a person."""
+
+    phase: Phase
+    reason: str
+    message: str
+
+
+def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standing:
+    """Decide the phase of a job that has not ended yet; `status` holds the accounts of this pass.
+
+    In this order: the user's cancel, success (a completed worker means that training is done), a spent budget, the
+    deadline, suspension (until it is admitted, or by its owner), having to wait for one's share, and else how many
+    workers run.
+    """
+    if job.cancel:
+        return Standing(Phase.CANCELLED, "Cancelled", "cancelled on request")
+    done_at = completed_at(crew.workers)
+    if done_at is not None:
+        return _finish(job, status, crew, done_at, now)
+    fatal = fatal_failure(job, status, crew.ends)
+    if fatal is not None:
+        return Standing(Phase.FAILED, fatal, _blame(job, status, crew))
+    deadline = deadline_at(job, status)
+    if deadline is not None and now >= deadline:
+        return Standing(Phase.FAILED, DEADLINE_EXCEEDED, f"active for longer than {job.deadline_s:g} s")
+    if job.held:
+        return Standing(Phase.SUSPENDED, NOT_ADMITTED, job.held)
+    if job.suspend:
+        return Standing(Phase.SUSPENDED, "Suspended", "suspended on request; resume to go on")
+    if status.share is not None and not status.share.workers:
+        phase = Phase.SUSPENDED if has_run(status.conditions) else Phase.PENDING
+        return Standing(phase, QUEUED, status.share.message)
+    return _progressing(job, status, crew, now)
+
+
+def deadline_at(job: ElasticJob, status: JobStatus) -> float | None:
+    """When `activeDeadlineSeconds` is over, in seconds since the epoch; None when there is no such time."""
+    return None if job.deadline_s is None or status.start_time is None else status.start_time + job.deadline_s
+
+
+def stragglers_until(job: ElasticJob, done_at: float) -> float:
+    """Until when workers that have not completed are waited for."""
+    return done_at + job.policy.straggler_seconds
+
+
+def _finish(job: ElasticJob, status: JobStatus, crew: Crew, done_at: float, now: float) -> Standing:
+    """Wait for the others of the group that completed; one that was still on its way into it has nothing to add."""
+    group = status.generations[-1].workers if status.generations else ()
+    behind = sum(is_active(worker) and (not group or worker.name in group) for worker in crew.workers)
+    if behind == 0 or now >= stragglers_until(job, done_at):
+        first = min(crew.workers, key=lambda worker: (worker.ended_at != done_at, worker.index))
+        return Standing(Phase.SUCCEEDED, "Completed", f"worker {first.name} completed")
+    until = to_rfc3339(stragglers_until(job, done_at))
+    return Standing(Phase.RUNNING, FINISHING, f"training is done; {behind} workers have until {until} to end")
+
+
+def _blame(job: ElasticJob, status: JobStatus, crew: Crew) -> str:
+    counted = [end for end in crew.ends if end.cause.counted]
+    last = failure_of(counted[-1]) if counted else status.first_failure
+    budget = f"failures: {status.failures}, backoffLimit: {job.backoff_limit}"
+    return f"{describe_failure(last)}; {budget}" if last else budget
+
+
+def _progressing(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standing:
+    active = [worker for worker in crew.workers if is_active(worker)]
+    running = sum(worker.phase == PodPhase.RUNNING for worker in active)
+    needed = max(1, job.min)
+    if running >= needed:
+        return Standing(Phase.RUNNING, "Running", f"{running} of {job.desired} workers running")
+    phase = Phase.RESTARTING if has_run(status.conditions) else Phase.PENDING
+    if job.desired == 0:
+        return Standing(phase, "NoWorkersWanted", "scaled to 0 workers")
+    until = status.backoff.until
+    if until is not None and now < until and len(active) < job.desired:
+        return Standing(
+            phase, "BackOff", f"workers failed {status.backoff.failures} times in a row; next try {to_rfc3339(until)}"
+        )
+    return Standing(phase, "WaitingForWorkers", f"{running} of at least {needed} workers running")

@@ -1,0 +1,170 @@
+"""What ends cost: the counts by cause, the restart budget, the pause before the next attempt, the history.
+
+Only causes with `Cause.counted` use up `backoffLimit`. Everything here is derived from ends that are stored in the same
+write, so a crash of the controller between any two steps counts nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.podtemplate import capacity
+from elasticctl.api.spec import ElasticJob, Policy, RestartPolicy
+from elasticctl.api.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling, ScalingPhase
+from elasticctl.api.text import span
+from elasticctl_controller.core.classify import APPLICATION
+from elasticctl_controller.core.workers import FINISHED, SUSPENDED, End
+
+MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
+QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced at once
+HEALTHY_LIFE_S = 120.0  # a failed worker that lived as long as this starts a new row of failures
+CLOCK_STEP_S = 1.0  # Kubernetes cuts start times to whole seconds
+MAX_ROW = 64  # failures in a row that still lengthen the pause
+PERMANENT_EXIT_CODES = range(1, 128)  # restartPolicy ExitCode: as TorchElastic, 128 and above can be tried again
+
+
+def charge(job: ElasticJob, status: JobStatus, ends: Sequence[End], finishing: bool) -> JobStatus:
+    """Enter new ends into the accounts.
+
+    Ends we brought about by suspending or finishing are nobody's restart, and once a worker has completed
+    (`finishing`) the failures of others disturb nothing: those are counted by cause, and go no further.
+    """
+    counts = Counter(end.cause.value for end in ends if end.worker.removal not in (SUSPENDED, FINISHED))
+    status = replace(status, restarts=_add(status.restarts, counts))
+    if finishing:
+        return status
+    for end in sorted(ends, key=lambda end: (end.at, end.worker.index, end.worker.uid)):
+        status = _enter(job.policy, status, end)
+    return status
+
+
+def put_down_to_nodes(status: JobStatus, uids: Collection[str], now: float) -> JobStatus:
+    """Correct the accounts of workers that were entered as unresponsive: their nodes have been found lost since."""
+    moved = {Cause.UNRESPONSIVE.value: -len(uids), Cause.NODE_LOST.value: len(uids)}
+    return replace(
+        status,
+        restarts=_add(status.restarts, moved),
+        interruptions=tuple(_explained(item, now) if item.uid in uids else item for item in status.interruptions),
+    )
+
+
+def clock_out(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> JobStatus:
+    """Add up how long ended workers ran, by the capacity that the job asks for: what they cost follows from it.
+
+    Unlike `charge`, for every end, also of workers that are stopped once the job is over.
+    """
+    ran_s = sum(max(0.0, end.at - end.worker.started_at) for end in ends if end.worker.started_at is not None)
+    if not ran_s:
+        return status
+    kind = capacity(job.template) or "unknown"
+    total_s = status.worker_seconds.get(kind, 0.0) + ran_s
+    return replace(status, worker_seconds={**status.worker_seconds, kind: round(total_s, 3)})
+
+
+def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> str | None:
+    """Return the reason these ends, or the budget already spent, fail the job; None when it goes on."""
+    if job.restart_policy is RestartPolicy.NEVER and any(end.cause.counted for end in ends):
+        return "RestartPolicyNever"
+    permanent = (end for end in ends if end.cause is Cause.APPLICATION and end.exit_code in PERMANENT_EXIT_CODES)
+    if job.restart_policy is RestartPolicy.EXIT_CODE and any(permanent):
+        return "PermanentExitCode"
+    return "BackoffLimitExceeded" if status.failures > job.backoff_limit else None
+
+
+def failure_of(end: End) -> Failure:
+    """The report of this worker's failure, complete with who and when."""
+    told = end.failure
+    error = told.error or end.cause.value
+    return replace(told, verdict=told.verdict or APPLICATION, error=error, worker=end.worker.name, at=told.at or end.at)
+
+
+def describe_failure(failure: Failure) -> str:
+    """One line: worker, rank, exit code or signal, error."""
+    details = [
+        f"rank {failure.rank}" if failure.rank is not None else "",
+        f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
+        failure.signal,
+    ]
+    inside = ", ".join(part for part in details if part)
+    where = f"worker {failure.worker}" + (f" ({inside})" if inside else "")
+    return f"{where}: {failure.error}" if failure.error else where
+
+
+def note_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
+    """Write down a change of the wanted number of workers since the last pass.
+
+    Of a job that its owner has suspended, or that waits for its first share since, none has changed.
+    """
+    first_pass = not status.conditions
+    still_none = not job.desired and not status.active
+    if first_pass or status.desired == job.desired or job.suspend or still_none:
+        return status
+    scaling = Scaling(
+        at=Timestamp(now),
+        from_workers=status.desired,
+        to_workers=job.desired,
+        by=job.scaled_by,
+        message=status.share.change if status.share is not None else "",
+        # Of a job that has none nobody reports anything: it is gone as soon as its workers have been told.
+        phase=ScalingPhase.IN_PROGRESS if job.desired else ScalingPhase.DONE,
+    )
+    before = tuple(_overtaken(item) for item in status.scalings)
+    return replace(status, scalings=(*before, scaling)[-MAX_SCALINGS:])
+
+
+def _overtaken(item: Scaling) -> Scaling:
+    return replace(item, phase=ScalingPhase.SUPERSEDED) if item.phase is ScalingPhase.IN_PROGRESS else item
+
+
+def _enter(policy: Policy, status: JobStatus, end: End) -> JobStatus:
+    if not end.cause.interruption:
+        return status
+    quick = end.lived_s is not None and end.lived_s < QUICK_DEATH_S
+    if end.cause.counted or quick:
+        status = replace(status, backoff=_pause(policy, status.backoff, end))
+    if end.cause.counted:
+        first = status.first_failure or failure_of(end)
+        status = replace(status, failures=status.failures + 1, first_failure=first)
+    return replace(status, interruptions=(*status.interruptions, _interruption(status, end))[-MAX_INTERRUPTIONS:])
+
+
+def _pause(policy: Policy, backoff: Backoff, end: End) -> Backoff:
+    """Lengthen the pause once a round: workers that were alive before the last pause ended belong to its round."""
+    row = min(backoff.failures, MAX_ROW)
+    if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
+        row = 1
+    elif backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S:
+        row = min(row + 1, MAX_ROW)
+    pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0 ** (max(row, 1) - 1))
+    return Backoff(failures=max(row, 1), until=Timestamp(max(backoff.until or 0.0, end.at + pause_s)))
+
+
+def _interruption(status: JobStatus, end: End) -> Interruption:
+    return Interruption(
+        at=end.at,
+        worker=end.worker.name,
+        uid=end.worker.uid,
+        cause=end.cause,
+        message=end.failure.error,
+        exit_code=end.exit_code,
+        generation=_last_generation_of(status, end.worker.name),
+    )
+
+
+def _explained(item: Interruption, now: float) -> Interruption:
+    later = "" if item.at is None else f"{span(now - item.at)} later "
+    return replace(item, cause=Cause.NODE_LOST, message=f"it did not answer, and {later}its node was found lost")
+
+
+def _last_generation_of(status: JobStatus, worker: str) -> int:
+    """The generation this worker was lost from; its peers may have formed the next one before we saw the loss."""
+    numbers = (item.generation for item in status.generations if worker in item.workers or not item.workers)
+    return max(numbers, default=status.generation)
+
+
+def _add(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    sums = {key: counts.get(key, 0) + more.get(key, 0) for key in sorted({*counts, *more})}
+    return {key: count for key, count in sums.items() if count > 0}

@@ -1,0 +1,274 @@
+"""How many workers each claim on a pool gets: counts alone, as if a worker fitted anywhere (`packing` sees to nodes).
+
+The division is made anew each time, in an order that says who comes first; what claims have now only breaks ties and
+holds back what can wait. So it does not depend on the path that led to it, and made again it is the same.
+
+1. Each project's guarantee is set aside for it, as far as its claims can use it without anything beyond it.
+2. Each claim gets its least or nothing. Next is who is within a guarantee, then who has the higher priority, then whose
+   project has borrowed least for its weight, then who came first. Who does not fit is passed over, and those behind use
+   what is free; as soon as it fits it goes before them. A job that runs is not suspended for one of equal priority
+   that has waited for less than `patience_s`.
+3. What is set aside and cannot be used by whom it was set aside for is given free, and 2 is done again.
+4. What is left goes to those who run and want more, one worker at a time: within guarantees first, then to the project
+   that has borrowed least for its weight, there to the highest priority, and then to the job with the fewest slots.
+   Of equals, who has a worker keeps it; and a job whose size has just changed keeps what it has for `settle_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+
+from elasticctl_controller.core.sharing.model import Claim, Project, Rules
+
+LEAST_WEIGHT = 1e-9
+RELEASES = 16
+"""How often claims come to their least again because something that was set aside has been given free."""
+
+
+@dataclass(slots=True)
+class Account:
+    """A project's part of the pool, in slots; `reserved` is set aside for it, used or not."""
+
+    project: Project
+    guaranteed: int
+    limit: int | None
+    reserved: int = 0
+    used: int = 0
+
+    @property
+    def aside(self) -> int:
+        """What is set aside and unused."""
+        return self.reserved - self.used if self.reserved > self.used else 0
+
+    @property
+    def over(self) -> int:
+        """What it uses beyond its guarantee."""
+        return self.used - self.guaranteed if self.used > self.guaranteed else 0
+
+    def allows(self, slots: int) -> bool:
+        """Does its limit allow so many more?"""
+        return self.limit is None or self.used + slots <= self.limit
+
+    def share(self, within: bool) -> float:
+        """How much it has of what is due to it: of its guarantee, or beyond that by weight."""
+        if within:
+            return self.used / max(1, self.guaranteed)
+        over = self.used - self.guaranteed
+        return over / max(self.project.weight, LEAST_WEIGHT) if over > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Seeker:
+    """A claim while its pool is divided. `most`: its own, or fewer where fewer fit on the nodes.
+
+    `fresh`: it waits, and has not waited for long. `keeps`: workers that are not taken from it for fairness' sake.
+    `limited`: its project's limit stood in its way.
+    """
+
+    claim: Claim
+    account: Account
+    place: int
+    most: int
+    fresh: bool
+    keeps: int
+    given: int = 0
+    borrowed: int = 0
+    limited: bool = False
+
+    @property
+    def need(self) -> int:
+        """The slots of its least."""
+        return self.claim.least * self.claim.slots_per_worker
+
+    @property
+    def holds(self) -> bool:
+        """Would the next worker be one that it was granted already?"""
+        return self.given < self.claim.granted
+
+
+@dataclass(slots=True)
+class Division:
+    """A pool that is being divided: what is free of it, and how much of that is set aside for somebody."""
+
+    free: int
+    accounts: Sequence[Account]
+    guarantees: bool
+    admitted: list[Seeker] = field(default_factory=list)
+    aside: int = 0
+
+    @classmethod
+    def begun(cls, slots: int, accounts: Sequence[Account]) -> Division:
+        """A pool of which nobody has anything yet."""
+        for account in accounts:
+            account.used = 0
+        guarantees = any(account.guaranteed > 0 for account in accounts)
+        return cls(slots, accounts, guarantees, aside=sum(account.reserved for account in accounts))
+
+    def room(self, account: Account) -> int:
+        """The slots that this project can take without touching what is set aside for others."""
+        return self.free - (self.aside - account.aside)
+
+    def take(self, seeker: Seeker, workers: int) -> None:
+        """Give so many more workers to a claim."""
+        account, each = seeker.account, seeker.claim.slots_per_worker
+        slots, used = workers * each, account.used
+        account.used += slots
+        seeker.given += workers
+        self.free -= slots
+        if used < account.reserved:
+            self.aside -= min(slots, account.reserved - used)
+        if self.guarantees and account.used > account.guaranteed:
+            seeker.borrowed += -(-min(slots, account.used - account.guaranteed) // each)
+
+    def take_back(self, seeker: Seeker, workers: int) -> None:
+        """Undo `take`, after all have been served."""
+        slots = workers * seeker.claim.slots_per_worker
+        seeker.given -= workers
+        seeker.borrowed = min(seeker.borrowed, seeker.given)
+        seeker.account.used -= slots
+        self.free += slots
+
+    def release(self, usable: Mapping[str, int]) -> bool:
+        """Give free what projects cannot use of what is set aside for them; was there any?"""
+        released = False
+        for account in self.accounts:
+            idle = account.aside - min(account.aside, usable.get(account.project.name, 0))
+            if idle > 0:
+                account.reserved -= idle
+                self.aside -= idle
+                released = True
+        return released
+
+
+def seekers(
+    claims: Iterable[Claim], accounts: Mapping[str, Account], caps: Mapping[str, int], rules: Rules, now: float
+) -> list[Seeker]:
+    """The claims in the order they came, as who seeks; `caps` are what fits of some on the nodes."""
+    ordered = sorted(claims, key=lambda claim: (claim.submitted_at, claim.key))
+    return [
+        Seeker(
+            claim=claim,
+            account=accounts[claim.project],
+            place=place,
+            most=min(claim.most, caps.get(claim.key, claim.most)),
+            fresh=claim.granted <= 0 and now < claim.changed_at + rules.patience_s,
+            keeps=claim.granted if now < claim.changed_at + rules.settle_s else 0,
+        )
+        for place, claim in enumerate(ordered)
+    ]
+
+
+def divide(slots: int, accounts: Sequence[Account], seeking: Sequence[Seeker]) -> Division:
+    """Fill in `given` of all who seek. What comes back lists those who have some in the order they came to it."""
+    queues = _queues(seeking)
+    for account in accounts:
+        account.reserved = _reserve(account, queues.get(account.project.name, ()))
+    for _ in range(RELEASES):
+        division = _admit(slots, accounts, queues)
+        if not division.release(_growth(division)):
+            break
+    _grow(division)
+    if division.free > 0 and division.release({}):  # what is too little for a worker of whom it was set aside for
+        _grow(division)
+    return division
+
+
+def _growth(division: Division) -> dict[str, int]:
+    """The slots by project that those who have their least could still use."""
+    found: dict[str, int] = {}
+    for one in division.admitted:
+        name = one.account.project.name
+        found[name] = found.get(name, 0) + (one.most - one.given) * one.claim.slots_per_worker
+    return found
+
+
+def _queues(seeking: Sequence[Seeker]) -> dict[str, list[Seeker]]:
+    """The claims by project, in the order in which each project's come to their least."""
+    queues: dict[str, list[Seeker]] = {}
+    for one in sorted(seeking, key=lambda one: (-one.claim.priority, one.fresh, one.place)):
+        queues.setdefault(one.account.project.name, []).append(one)
+    return queues
+
+
+def _reserve(account: Account, queue: Iterable[Seeker]) -> int:
+    """How much of its guarantee a project's claims can use, without anything beyond it."""
+    most = account.guaranteed if account.limit is None else min(account.guaranteed, max(0, account.limit))
+    used = more = 0
+    for one in queue if most else ():
+        if one.claim.least <= one.most and used + one.need <= most:
+            used += one.need
+            more += (one.most - one.claim.least) * one.claim.slots_per_worker
+    return min(most, used + more)
+
+
+def _admit(slots: int, accounts: Sequence[Account], queues: Mapping[str, Sequence[Seeker]]) -> Division:
+    """Give those their least who come first and fit."""
+    division = Division.begun(slots, accounts)
+    next_of = {name: iter(queue) for name, queue in queues.items()}
+    heads = [_turn(one, name) for name, queue in next_of.items() if (one := next(queue, None))]
+    heapify(heads)
+    while heads:
+        *_, name, one = turn = heads[0]
+        one.given = one.borrowed = 0
+        one.limited = not one.account.allows(one.need)
+        room = division.free if turn[0] == 0 else division.room(one.account)
+        if not one.limited and one.need <= room and one.most >= one.claim.least:
+            division.take(one, one.claim.least)
+            division.admitted.append(one)
+        following = next(next_of[name], None)
+        if following is None:
+            heappop(heads)
+        else:
+            heapreplace(heads, _turn(following, name))
+    return division
+
+
+def _turn(one: Seeker, name: str) -> tuple[int, int, bool, float, int, str, Seeker]:
+    """When a project's next claim comes to its least: the lower the sooner."""
+    within = one.account.used + one.need <= one.account.reserved
+    return (0 if within else 1, -one.claim.priority, one.fresh, one.account.share(within), one.place, name, one)
+
+
+def _grow(division: Division) -> None:
+    """Give what is left, worker by worker, to those who have their least and want more."""
+    queues: dict[str, list[tuple[bool, int, int, bool, int, Seeker]]] = {}
+    for one in division.admitted:
+        if one.given < one.most:
+            queues.setdefault(one.account.project.name, []).append(_want(one))
+    for queue in queues.values():
+        heapify(queue)
+    heads = [_claimant(queue[0][-1], name) for name, queue in queues.items()]
+    heapify(heads)
+    while heads and division.free > 0:
+        tier, *_, name = heads[0]
+        queue = queues[name]
+        one = queue[0][-1]
+        each = one.claim.slots_per_worker
+        one.limited = not one.account.allows(each)
+        if one.limited or each > (division.free if tier == 0 else division.room(one.account)):
+            heappop(queue)
+        else:
+            division.take(one, 1)
+            if one.given < one.most:
+                heapreplace(queue, _want(one))
+            else:
+                heappop(queue)
+        if queue:
+            heapreplace(heads, _claimant(queue[0][-1], name))
+        else:
+            heappop(heads)
+
+
+def _want(one: Seeker) -> tuple[bool, int, int, bool, int, Seeker]:
+    """Who of a project comes to the next worker: the lower the sooner."""
+    level = one.given * one.claim.slots_per_worker
+    return (one.given >= one.keeps, -one.claim.priority, level, not one.holds, one.place, one)
+
+
+def _claimant(one: Seeker, name: str) -> tuple[int, float, bool, str]:
+    """Which project comes to the next worker, which would be this claim's: the lower the sooner."""
+    within = one.account.used + one.claim.slots_per_worker <= one.account.reserved
+    tier = 0 if within else 1 if one.given < one.keeps else 2
+    return (tier, one.account.share(within), not one.holds, name)

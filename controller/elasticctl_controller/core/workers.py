@@ -1,0 +1,195 @@
+"""The roster: which workers this job has, and which of them have ended since the last look.
+
+`status.workers` remembers each worker by the uid of its pod. That is what makes every end counted exactly once: an end
+is put on the roster, and stored, before the pod is deleted, and a worker that vanishes without us is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
+from elasticctl.api.status import Cause, Failure, Generation, JobStatus, WorkerStatus
+from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.classify import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
+
+SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
+SILENT_MESSAGE = '{"verdict": "stuck", "error": "it did not answer when the group formed again"}'
+TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is being deleted
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A worker's end, seen for the first time.
+
+    `lived_s` is from its start (its creation if it never started) to its end; None when neither is known.
+    """
+
+    worker: WorkerStatus
+    cause: Cause
+    at: Timestamp
+    lived_s: float | None = None
+    exit_code: int | None = None
+    failure: Failure = Failure()
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """This job's workers after one look: the roster, the pods behind it by uid, and the ends that are new.
+
+    `explained`: uids of workers whose ends were counted as unresponsive, and whose nodes have now been found lost.
+    """
+
+    workers: tuple[WorkerStatus, ...]
+    pods: Mapping[str, Pod]
+    ends: tuple[End, ...]
+    explained: frozenset[str]
+
+
+def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
+    """Bring the roster up to date with what is observed; the order of pods makes no difference."""
+    known = {worker.uid: worker for worker in job.status.workers if worker.uid}
+    explained = frozenset(uid for uid, worker in known.items() if is_explained(worker, observed.lost_nodes))
+    known |= {uid: replace(known[uid], cause=Cause.NODE_LOST) for uid in explained}
+    own = own_pods(job, observed.pods)
+    given_up = {uid for uid, pod in own.items() if uid in observed.silent and not pod.ended}
+    pods = {uid: _as_ended(pod) if uid in given_up else pod for uid, pod in own.items()}
+    present = {uid: _refresh(known.get(uid), pod, job) for uid, pod in pods.items()}
+    ends = _vanished(known, pods, observed.lost_nodes, now)
+    ends += _ended(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
+    ends = [_seen_from_outside(end) if end.worker.uid in given_up else end for end in ends]
+    closed = {end.worker.uid: replace(end.worker, cause=end.cause, ended_at=end.at) for end in ends}
+    # A completed worker stays on the roster when its pod is gone: it is why the job is about to succeed.
+    completed = {uid: w for uid, w in (known | closed).items() if w.cause is Cause.COMPLETED and uid not in pods}
+    workers = completed | {uid: closed.get(uid, worker) for uid, worker in present.items()}
+    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends), explained)
+
+
+def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
+    """The pods this job made, by uid: ours by owner and by name; labels can be edited, names cannot."""
+    return {
+        pod.uid: pod
+        for pod in pods
+        if pod.uid and pod.owner_uid and pod.owner_uid == job.uid and worker_index(job.name, pod.name) is not None
+    }
+
+
+def worker_index(job: str, pod: str) -> int | None:
+    """The index in a worker's name; None when it is no name of this job's workers."""
+    tail = pod.removeprefix(worker_name(job, 0)[:-1])
+    if not (tail.isascii() and tail.isdigit() and len(tail) < 6):
+        return None
+    return int(tail) if worker_name(job, int(tail)) == pod else None
+
+
+def is_active(worker: WorkerStatus) -> bool:
+    """True for a worker that is there to stay: it has not ended and nobody is removing it."""
+    return worker.cause is None and not worker.removal
+
+
+def is_member(worker: WorkerStatus, generation: Generation) -> bool:
+    """True for a member of that group, not for one that has taken over a member's name since."""
+    if worker.started_at is None or generation.formed_at is None:
+        return worker.name in generation.workers
+    return worker.name in generation.workers and worker.started_at <= generation.formed_at
+
+
+def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:
+    """When the first worker ended with success; None while none has."""
+    return min((w.ended_at for w in workers if w.cause is Cause.COMPLETED and w.ended_at is not None), default=None)
+
+
+def _refresh(worker: WorkerStatus | None, pod: Pod, job: ElasticJob) -> WorkerStatus:
+    known = worker or WorkerStatus(name=pod.name, uid=pod.uid, index=worker_index(job.name, pod.name) or 0)
+    return replace(
+        known,
+        phase=TERMINATING if pod.deleting and not pod.ended else pod.phase.value,
+        node=pod.node or known.node,
+        started_at=known.started_at if pod.started_at is None else pod.started_at,
+    )
+
+
+def _vanished(
+    known: Mapping[str, WorkerStatus], pods: Mapping[str, Pod], lost_nodes: Collection[str], now: float
+) -> list[End]:
+    gone = [worker for uid, worker in known.items() if uid not in pods and worker.cause is None]
+    return [
+        End(worker, classify_vanished(worker, lost_nodes), Timestamp(now), _lived_s(worker.started_at, now))
+        for worker in sorted(gone, key=_order)
+    ]
+
+
+def _ended(
+    present: Mapping[str, WorkerStatus],
+    pods: Mapping[str, Pod],
+    lost_nodes: Collection[str],
+    losses: list[Loss],
+    now: float,
+) -> list[End]:
+    """Classify the pods that have ended: first those that speak for themselves, then those that peers may excuse."""
+    ends: list[End] = []
+    unsure: list[Pod] = []
+    for uid in sorted(pods, key=lambda uid: _order(present[uid])):
+        if present[uid].cause is not None:
+            continue
+        cause = classify(pods[uid], present[uid], lost_nodes, (), now)
+        if cause in (Cause.APPLICATION, Cause.STUCK):
+            unsure.append(pods[uid])
+        elif cause is not None:
+            ends.append(_end(present[uid], pods[uid], cause, now))
+    losses = losses + _losses(ends)
+    for pod in sorted(unsure, key=lambda pod: (ended_at(pod, now), *_order(present[pod.uid]))):
+        cause = classify(pod, present[pod.uid], lost_nodes, losses, now)
+        if cause is not None:
+            ends.append(_end(present[pod.uid], pod, cause, now))
+            losses = losses + _losses(ends[-1:])
+    return ends
+
+
+def _as_ended(pod: Pod) -> Pod:
+    """A worker that lives but no longer answers is as good as ended: deleted and replaced as one."""
+    return replace(pod, phase=PodPhase.FAILED, reason="Unresponsive", message=SILENT_MESSAGE)
+
+
+def _seen_from_outside(end: End) -> End:
+    """Whether it hangs or its node has died, and Kubernetes does not know yet, nobody can tell: no budget is spent."""
+    return replace(end, cause=Cause.UNRESPONSIVE) if end.cause is Cause.STUCK else end
+
+
+def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:
+    at = ended_at(pod, now)
+    return End(
+        worker,
+        cause,
+        at,
+        lived_s=_lived_s(pod.created_at if pod.started_at is None else pod.started_at, at),
+        exit_code=pod.exit_code,
+        failure=read_failure(pod),
+    )
+
+
+def _lived_s(start: Timestamp | None, end: float) -> float | None:
+    return None if start is None else max(0.0, end - start)
+
+
+def _past_losses(status: JobStatus) -> list[Loss]:
+    """Losses already stored: interruptions, workers that completed, and reductions, whose leavers upset the rest."""
+    interruptions = [
+        Loss(item.at, item.cause.counted)
+        for item in status.interruptions
+        if item.at is not None and item.cause is not None and item.cause is not Cause.COLLATERAL
+    ]
+    completed = completed_at(status.workers)
+    reductions = [Loss(s.at, False) for s in status.scalings if s.at is not None and s.to_workers < s.from_workers]
+    return interruptions + reductions + ([] if completed is None else [Loss(completed, True)])
+
+
+def _losses(ends: Iterable[End]) -> list[Loss]:
+    """The ends that can drag others along: all but those that were dragged along themselves."""
+    return [Loss(e.at, e.cause.counted or e.cause is Cause.COMPLETED) for e in ends if e.cause is not Cause.COLLATERAL]
+
+
+def _order(worker: WorkerStatus) -> tuple[int, str]:
+    return worker.index, worker.uid

@@ -1,0 +1,79 @@
+"""The command line of the controller on Kubernetes."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticctl.api.quota import POOLS
+from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What it was started with; ports of 0 are chosen by the system."""
+
+    rendezvous_url: str
+    token_key_file: Path
+    rendezvous_port: int
+    metrics_port: int
+    health_port: int
+    leader_election_namespace: str
+    bind: str
+    context: str
+    api_qps: float
+    api_burst: int
+    node_grace_s: float
+    sharing: bool
+    capacity: dict[str, int]
+
+
+def parse(argv: list[str] | None = None) -> Flags:
+    """Read the command line; exits with 2 when it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="elasticctl_controller.kube.manager", description="The controller on Kubernetes."
+    )
+    add = parser.add_argument
+    add("--rendezvous-url", required=True, metavar="URL", help="where workers reach the leader's rendezvous port")
+    add("--token-key-file", required=True, type=Path, metavar="FILE", help="the key of the workers' tokens, in hex")
+    add("--rendezvous-port", type=int, default=7777, metavar="PORT")
+    add("--metrics-port", type=int, default=8080, metavar="PORT", help="serves /metrics")
+    add("--health-port", type=int, default=8081, metavar="PORT", help="serves /healthz and /readyz")
+    add("--leader-election-namespace", default="elasticctl-system", metavar="NAMESPACE", help="where the Lease is")
+    add("--bind", default="", metavar="ADDRESS", help="listen on this address alone")
+    add("--context", default="", metavar="NAME", help="a kubeconfig's context; by default the cluster this runs in")
+    add("--api-qps", type=_positive, default=300.0, metavar="N", help="requests a second to the API server")
+    add("--api-burst", type=int, default=600, metavar="N", help="that many requests at once")
+    add(
+        "--node-grace-s",
+        type=_positive,
+        default=UNKNOWN_GRACE_S,
+        metavar="S",
+        help="how long a node may be silent after Kubernetes has given it up, before its workers are replaced",
+    )
+    add("--sharing", action="store_true", help="share GPUs between projects: quotas, priorities, automatic sizes")
+    add(
+        "--capacity",
+        type=_capacity,
+        action="append",
+        default=[],
+        metavar="KIND=N",
+        help="an autoscaler may bring the GPUs of this type to N: so many are given out, and waited for",
+    )
+    given = vars(parser.parse_args(argv))
+    return Flags(**{**given, "capacity": dict(given["capacity"])})
+
+
+def _capacity(text: str) -> tuple[str, int]:
+    kind, _, slots = text.partition("=")
+    if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text}: KIND=N is needed, with a KIND of {', '.join(POOLS)}")
+    return kind, int(slots)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: more than 0 is needed")
+    return value

@@ -1,0 +1,292 @@
+"""The controller on Kubernetes: the process of its Deployment.
+
+    python -m elasticctl_controller.kube.manager --rendezvous-url http://elasticctl-rendezvous.elasticctl-system.svc:7777
+
+Every replica watches; one leads: it alone runs the loop, writes, and opens the rendezvous port. A Service finds it by
+a label that it puts on its own pod. A replica that loses the lease exits at once, so that there are never two.
+Killed at any point, the next one carries on: the truth is in the API server, and workers need no controller to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from pathlib import Path
+
+from aiohttp import web
+
+import elasticctl
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import ClusterError, ElasticctlError
+from elasticctl.api.spec import LABEL_INDEX, ElasticJob
+from elasticctl.kubeapi import installation
+from elasticctl.kubeapi.connection import Connection, connect, in_cluster
+from elasticctl.kubeapi.watch import Reflector
+from elasticctl_controller.core.owned_objects import (
+    build_budget,
+    build_group_service,
+    build_pod_group,
+    build_token_secret,
+    token,
+)
+from elasticctl_controller.core.pods import build_service, harden
+from elasticctl_controller.core.sharing.model import Rules
+from elasticctl_controller.kube import jsonlog
+from elasticctl_controller.kube.capacity import KubeFloor
+from elasticctl_controller.kube.election import Candidate, Election, LeaderLabel
+from elasticctl_controller.kube.flags import Flags, parse
+from elasticctl_controller.kube.kueue import Desk, KueueObjects
+from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.metrics import Metrics
+from elasticctl_controller.kube.owned_objects import Belongings, Makers
+from elasticctl_controller.kube.prometheus import CONTENT_TYPE
+from elasticctl_controller.kube.webhooks import of_cluster
+from elasticctl_controller.kube.workload import KubeWorkload, Settings
+from elasticctl_controller.loop.arbiter import Arbiter, Terms
+from elasticctl_controller.loop.controller import Controller, Scheduling
+from elasticctl_controller.loop.notifier import Noticing, told_as_events
+from elasticctl_controller.loop.outbox import Outbox
+from elasticctl_controller.loop.workqueue import WorkQueue
+from elasticctl_controller.rendezvous.service import RendezvousService
+
+EXIT_LEASE_LOST = 1
+SYNC_POLL_S = 0.05
+PORT_PATIENCE_S, PORT_RETRY_S = 20.0, 0.5
+"""How long a new leader waits for its port: on a host's own network the one before it may not have ended yet."""
+LOOPS = 8
+"""Jobs that are worked on at once: a pass mostly waits for the API server."""
+CONNECTIONS = 40
+"""Passes make 16 requests at a time and one each; three to seven watches, the events and the lease come on top."""
+
+log = logging.getLogger(__name__)
+
+
+class Manager:
+    """Everything that runs in the process, and how it starts and ends."""
+
+    def __init__(self, flags: Flags, connection: Connection, key: bytes) -> None:
+        self._flags, self._connection = flags, connection
+        self._host = socket.gethostname()
+        self._metrics, self._queue = Metrics(), WorkQueue()
+        candidate = Candidate(flags.leader_election_namespace, installation.LEASE, f"{self._host}_{uuid.uuid4()}")
+        self._election = Election(
+            connection, candidate, self._elected, exit_at_once, on_answer=lambda: self._workload.api_answered()
+        )
+        bucket = TokenBucket(flags.api_qps, flags.api_burst)
+        api = LimitedApi(connection, bucket, self._election.holds, self._metrics.note_request)
+        makers = Makers(functools.partial(companions, key), build_budget)
+        settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
+        self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.note_replaced)
+        self._rendezvous = RendezvousService(
+            functools.partial(token, key),
+            self._reported,
+            may_act=self._election.holds,
+            find_job=self._workload.get_job,
+        )
+        self._outbox = Outbox(of_cluster(api), told_as_events(self._workload))
+        self._noticing = Noticing(self._workload, self._outbox)
+        self._floor = KubeFloor(api, self._workload) if flags.sharing else None
+        self._arbiter = None
+        if self._floor is not None:
+            terms = Terms(True, Rules(), flags.capacity)
+            self._arbiter = Arbiter(self._floor, lambda: terms, lambda key: self._controller.look_at(key))
+        self._kueue = KueueObjects(api, lambda key: self._controller.look_at(key))
+        self._controller = Controller(
+            self._noticing,
+            self._rendezvous,
+            queue=self._queue,
+            on_pass=self._metrics.note_pass,
+            threads=LOOPS,
+            scheduling=self._scheduling(),
+        )
+        self._label = LeaderLabel(api, flags.leader_election_namespace, self._host) if in_cluster() else None
+        self._metrics.watch(self._workload.jobs.items, self._queue.__len__, self._election.holds)
+        self._ending, self._leads = asyncio.Event(), asyncio.Event()
+        self._acting = False
+        self._runners: list[web.AppRunner] = []
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        """Watch, lead once elected, until SIGTERM or SIGINT; raises what keeps it from doing so."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._ending.set)
+        await self._serve(self._health_app(), self._flags.health_port)
+        await self._serve(self._metrics_app(), self._flags.metrics_port)
+        self._workload.start()
+        if self._floor is not None and self._arbiter is not None:
+            self._floor.start(self._arbiter.changed)
+        self._election.start()
+        log.info("version %s watches %s", elasticctl.__version__, self._connection.server)
+        leading = asyncio.create_task(self._lead())
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait((leading, ending), return_when=asyncio.FIRST_COMPLETED)
+            if leading.done():
+                leading.result()  # it ends by an error alone
+        finally:
+            leading.cancel()
+            await asyncio.to_thread(self._wind_up)
+            for runner in self._runners:
+                await runner.cleanup()
+        log.info("ended")
+
+    async def _lead(self) -> None:
+        """Wait to be elected, then begin to act."""
+        await self._leads.wait()
+        while not self._synced():
+            await asyncio.sleep(SYNC_POLL_S)
+        if self._arbiter is not None:
+            self._arbiter.start()
+        self._outbox.start()
+        self._noticing.start()
+        self._controller.start()
+        self._acting = True
+        await self._open_rendezvous()
+        if self._label is not None:
+            await self._label.keep(self._election.holds)
+        await asyncio.Event().wait()
+
+    def _wind_up(self) -> None:
+        # The lease last: whoever takes it finds nobody who still acts.
+        if self._acting:
+            if self._arbiter is not None:
+                self._arbiter.stop()
+            self._controller.stop()
+        self._kueue.stop()
+        self._noticing.stop()
+        self._outbox.stop()
+        if self._floor is not None:
+            self._floor.stop()
+        self._workload.stop()
+        if self._label is not None and self._election.holds():
+            self._label.remove()
+        self._election.stop()
+        self._connection.close()
+
+    def _scheduling(self) -> Scheduling:
+        desk = Desk(self._kueue, self._workload.patch_job)
+        return Scheduling(queueing=desk) if self._arbiter is None else Scheduling(self._arbiter.allotment, desk)
+
+    def _reflectors(self) -> list[Reflector]:
+        more = self._floor.reflectors if self._floor is not None else ()
+        return [*self._workload.reflectors, *more]
+
+    def _synced(self) -> bool:
+        return all(reflector.wait_synced(0) for reflector in self._reflectors())
+
+    def _elected(self) -> None:
+        self._loop.call_soon_threadsafe(self._leads.set)
+
+    def _reported(self, key: str) -> None:
+        self._controller.reported(key)
+
+    async def _open_rendezvous(self) -> None:
+        deadline = self._loop.time() + PORT_PATIENCE_S
+        while True:
+            try:
+                await self._serve(self._rendezvous.app(), self._flags.rendezvous_port)
+            except ClusterError as e:
+                if self._loop.time() > deadline:
+                    raise
+                log.warning("%s; trying again", e)
+                await asyncio.sleep(PORT_RETRY_S)
+            else:
+                return
+
+    async def _serve(self, app: web.Application, port: int) -> None:
+        runner = web.AppRunner(app, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._flags.bind or None, port, backlog=1024).start()
+        except OSError as e:
+            await runner.cleanup()
+            raise ClusterError(f"cannot listen on port {port}: {e.strerror}") from e
+        self._runners.append(runner)
+
+    def _health_app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        return app
+
+    def _metrics_app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/metrics", self._page)
+        return app
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        """Whether all threads live: a cluster that is away for a while is no reason to be started again."""
+        parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
+        watches = [*self._reflectors(), *self._kueue.reflectors]
+        parts |= {"watches": all(reflector.alive for reflector in watches)}
+        parts |= {"nodes": self._workload.alive}
+        parts |= {"sharing": self._arbiter is None or self._arbiter.alive or not self._acting}
+        dead = [name for name, alive in parts.items() if not alive]
+        return web.Response(status=500 if dead else 200, text=f"dead: {', '.join(dead)}\n" if dead else "ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        """Whether everything has been listed: from then on this replica can lead at once."""
+        synced = self._synced()
+        return web.Response(status=200 if synced else 503, text="ok\n" if synced else "still listing\n")
+
+    async def _page(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
+    """What has to be there before a pod: its own Service, or that of all workers and the token's Secret; a PodGroup."""
+    group = [build_pod_group(job)] if job.sharing.pod_group is not None else []
+    if job.rdzv_endpoint:
+        return [*group, build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
+    return [*group, build_group_service(job), build_token_secret(job, token(key, job.uid))]
+
+
+def outfit(job: ElasticJob, pod: Manifest) -> Manifest:
+    """The pod as it is created; that of a TorchElastic job is left as its template has it."""
+    return pod if job.rdzv_endpoint else harden(pod)
+
+
+def exit_at_once() -> None:
+    """End the process without another step: somebody else may be leading by now."""
+    logging.shutdown()
+    os._exit(EXIT_LEASE_LOST)
+
+
+def read_key(path: Path) -> bytes:
+    """The key of the workers' tokens, in hexadecimal in a file; ClusterError when it cannot be used."""
+    try:
+        key = bytes.fromhex(path.read_text(encoding="ascii"))
+    except OSError as e:
+        raise ClusterError(f"cannot read the tokens' key {path}: {e.strerror}") from e
+    except ValueError as e:
+        raise ClusterError(f"the tokens' key in {path} is not hexadecimal; `elasticctl install` makes one") from e
+    if len(key) < 16:
+        raise ClusterError(f"the tokens' key in {path} has {len(key)} bytes; at least 16 are needed")
+    return key
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the controller; returns the process's exit code."""
+    flags = parse(argv)
+    jsonlog.set_up()
+    try:
+        asyncio.run(_run(flags))
+    except ElasticctlError as e:
+        log.error("%s", e)
+        return e.exit_code
+    return 0
+
+
+async def _run(flags: Flags) -> None:
+    key = read_key(flags.token_key_file)
+    await Manager(flags, connect(flags.context, CONNECTIONS), key).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""The controller's hands on Kubernetes: `loop.controller.Workload` over reflectors and raw requests.
+
+Jobs and pods are read from stores that watches fill; what this process writes goes into them as soon as the API server
+has answered, so that the next pass sees it (`store.ObjectStore.learn`). Nodes are watched too: the pods of one that is
+lost are reported, whatever the API still says of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elasticctl.api.codec import Manifest, to_json
+from elasticctl.api.errors import ConflictError, NotFoundError
+from elasticctl.api.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob, Pod
+from elasticctl.api.status import JobStatus
+from elasticctl.kubeapi.cache import ObjectStore, key_of
+from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
+from elasticctl.kubeapi.watch import Reflector, Resource
+from elasticctl_controller.kube.events import EventRecorder
+from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.metrics import Losses
+from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth
+from elasticctl_controller.kube.owned_objects import Belongings
+from elasticctl_controller.kube.pruning import prune_job, prune_node, prune_pod
+
+log = logging.getLogger(__name__)
+
+EVENTS_PER_S, EVENTS_BURST = 50.0, 500
+"""Requests of a bucket of their own: news of a thousand pods must not hold up the next pods."""
+
+Outfit = Callable[[ElasticJob, Manifest], Manifest]
+"""From the pod that the controller asks for to the one that is created here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the cluster is worked on.
+
+    `rendezvous_endpoint` is the URL at which workers meet, `instance` this process's name in events, `node_grace_s`
+    how long a node that is no longer heard of may be so.
+    """
+
+    rendezvous_endpoint: str
+    instance: str
+    node_grace_s: float = UNKNOWN_GRACE_S
+
+
+class KubeWorkload:
+    """See the module's docstring; `outfit` finishes a pod, `belongings` makes what it needs beside it.
+
+    `on_replaced(seconds)` hears how long each lost worker took to be created again.
+    """
+
+    def __init__(
+        self,
+        api: LimitedApi,
+        settings: Settings,
+        belongings: Belongings,
+        outfit: Outfit,
+        on_replaced: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.rendezvous_endpoint = settings.rendezvous_endpoint
+        self._api, self._belongings, self._outfit = api, belongings, outfit
+        self._events = EventRecorder(api.apart(EVENTS_PER_S, EVENTS_BURST), settings.instance)
+        self._health = NodeHealth(settings.node_grace_s)
+        self._losses = Losses(on_replaced)
+        self.jobs = ObjectStore(prune_job)
+        self.pods = ObjectStore(prune_pod, index_of=_job_key)
+        self.nodes = ObjectStore(prune_node)
+        self.reflectors = (
+            Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self.jobs),
+            Reflector(api, Resource("/api/v1/pods", f"{LABEL_GROUP}={GROUP}"), self.pods),
+            Reflector(api, Resource("/api/v1/nodes"), self.nodes),
+        )
+        self._callback: Callable[[str], None] = lambda key: None
+        self._node_news, self._stopping = threading.Event(), False
+        self._node_thread = threading.Thread(target=self._follow_nodes, name="nodes", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self.nodes.subscribe(self._node_changed)
+        self.pods.subscribe(self._pod_changed)
+        for reflector in self.reflectors:
+            reflector.start()
+        self._events.start()
+        self._node_thread.start()
+
+    def stop(self) -> None:
+        """End the watches, and write the events that wait."""
+        self._stopping = True
+        self._node_news.set()
+        self._node_thread.join()
+        self._events.stop()
+        for reflector in self.reflectors:
+            reflector.stop()
+
+    @property
+    def alive(self) -> bool:
+        """True from `start` to `stop`, unless the thread that follows nodes has died, which is an error."""
+        return self._node_thread.is_alive()
+
+    def wait_synced(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything has been listed once; True once it has."""
+        return all(reflector.wait_synced(timeout_s) for reflector in self.reflectors)
+
+    def subscribe(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(key)` for every job there is, and from now on whenever a job or a pod of it changes."""
+        self._callback = callback
+
+        def job_changed(old: Manifest | None, new: Manifest | None) -> None:
+            callback(key_of(new or old or {}))
+            if new is None and old is not None:
+                self._belongings.forget(old["metadata"].get("uid", ""))
+
+        self.jobs.subscribe(job_changed)
+
+    def api_answered(self) -> None:
+        """The API server has answered this process; to be called every few seconds while it does."""
+        if self._health.api_answered():
+            self._node_news.set()
+
+    def get_job(self, key: str) -> Manifest | None:
+        """Return the job's manifest, or None when it is gone."""
+        return self.jobs.get(key)
+
+    def list_pods(self, job: ElasticJob) -> list[Manifest]:
+        """Return the pods with the job's label, whoever owns them, but for those of which only the name is left."""
+        return [pod for pod in self.pods.group(job.key) if not is_vanishing(pod)]
+
+    def lost_nodes(self) -> frozenset[str]:
+        """Return the names of nodes that are gone or NotReady for longer than their grace."""
+        return self._health.lost()
+
+    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
+        """Create a pod of the job, and first what it needs; ConflictError when its name is taken."""
+        pod = self._outfit(job, dict(manifest))
+        self._belongings.ensure(job, pod)
+        with self._losses.replacing(_place(pod)):
+            self.pods.learn(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
+
+    def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
+        """Ask for the deletion of this very pod, without its grace period when forced; one that is gone is fine."""
+        options = delete_options(uid) | ({"gracePeriodSeconds": 0} if force else {})
+        if not force:
+            self._losses.removing(uid)
+        try:
+            answer = self._api.request("DELETE", resource_path("v1", job.namespace, "pods", name), options)
+        except (NotFoundError, ConflictError):  # gone, or another pod bears the name by now
+            self.pods.forget(f"{job.namespace}/{name}", uid)
+            return
+        if force and not answer.get("metadata", {}).get("finalizers"):
+            self.pods.forget(f"{job.namespace}/{name}", uid)
+            return
+        if answer.get("metadata", {}).get("deletionTimestamp") is not None:
+            self.pods.learn(answer)
+
+    def write_status(self, job: ElasticJob, status: JobStatus) -> None:
+        """Store the status; ConflictError when the job has changed since it was read, or is gone."""
+        metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": metadata | {"resourceVersion": job.resource_version},
+            "spec": (self.jobs.get(job.key) or {}).get("spec", {}),  # not changed here, but a part of what is checked
+            "status": without_empty(to_json(status)),
+        }
+        try:
+            self.jobs.learn(self._api.request("PUT", _job_path(job, "status"), body))
+        except NotFoundError as e:
+            raise ConflictError(f"job {job.key} is gone") from e
+        self._belongings.keep_budget(replace(job, desired=status.desired))
+
+    def patch_job(self, job: ElasticJob, patch: Manifest) -> None:
+        """Change this very job's object; ConflictError when it is gone."""
+        body = {**patch, "metadata": {"uid": job.uid, **patch.get("metadata", {})}}
+        try:
+            self.jobs.learn(self._api.request("PATCH", _job_path(job), body, content_type=MERGE_PATCH))
+        except NotFoundError as e:
+            raise ConflictError(f"job {job.key} is gone") from e
+
+    def delete_job(self, job: ElasticJob) -> None:
+        """Delete this very job and all it has; fine when it is gone."""
+        options = delete_options(job.uid) | {"propagationPolicy": "Background"}
+        with suppress(NotFoundError, ConflictError):
+            self._api.request("DELETE", _job_path(job), options)
+
+    def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
+        """Add an event about the job."""
+        self._events.record(job, type_, reason, message)
+
+    def _pod_changed(self, old: Manifest | None, new: Manifest | None) -> None:
+        pod = new or old or {}
+        if new is not None and self._health.pod_names(new["spec"].get("nodeName", "")):
+            self._node_news.set()
+        if is_loss(old, new):
+            self._losses.lost(_place(pod), pod["metadata"].get("uid", ""))
+        elif old is None:
+            self._losses.settled(_place(pod))
+        self._callback(_job_key(pod))
+
+    def _node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
+        self._health.node_changed(old, new)
+        self._node_news.set()
+
+    def _follow_nodes(self) -> None:
+        """Have the jobs with pods on a node looked at once it counts as lost."""
+        told: frozenset[str] = frozenset()
+        while not self._stopping:
+            self._node_news.clear()
+            lost = self._health.lost()
+            if lost != told:
+                self._tell_of(lost - told)
+            told = lost
+            self._node_news.wait(self._health.next_loss_s())
+
+    def _tell_of(self, nodes: frozenset[str]) -> None:
+        pods = self.pods.items()
+        for pod in pods:
+            if pod["spec"].get("nodeName") in nodes:
+                self._losses.lost(_place(pod), pod["metadata"].get("uid", ""))
+                self._callback(_job_key(pod))
+        if nodes:
+            log.info("lost nodes: %s", ", ".join(sorted(nodes)))
+        self._health.forget_unnamed({pod["spec"].get("nodeName", "") for pod in pods})
+
+
+def delete_options(uid: str) -> Manifest:
+    """The body of a deletion that hits this very object or none."""
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+
+
+def without_empty(data: Any) -> Any:
+    """JSON data without the fields that are "": what is missing reads the same, and rosters are long."""
+    if isinstance(data, dict):
+        return {name: without_empty(value) for name, value in data.items() if value != ""}
+    if isinstance(data, list):
+        return [without_empty(item) for item in data]
+    return data
+
+
+def is_vanishing(pod: Manifest) -> bool:
+    """True for a pod that is deleted without grace: the next event says that it is gone, and its name is free."""
+    metadata = pod["metadata"]
+    return (
+        "deletionTimestamp" in metadata
+        and metadata.get("deletionGracePeriodSeconds") == 0
+        and not metadata.get("finalizers")
+    )
+
+
+def is_loss(old: Manifest | None, new: Manifest | None) -> bool:
+    """True for a change by which a pod that ran or was to run no longer does."""
+    return old is not None and _is_live(old) and (new is None or not _is_live(new))
+
+
+def _is_live(pod: Manifest) -> bool:
+    over = pod["status"].get("phase") in ("Succeeded", "Failed")
+    return not over and "deletionTimestamp" not in pod["metadata"]
+
+
+def _job_key(pod: Manifest) -> str:
+    metadata = pod["metadata"]
+    return f"{metadata.get('namespace', '')}/{metadata.get('labels', {}).get(LABEL_JOB, '')}"
+
+
+def _place(manifest: Mapping[str, Any]) -> str:
+    """What a pod's replacement has in common with it, and a pod of that name of a later job has not."""
+    pod = Pod.from_manifest(manifest)
+    return f"{pod.owner_uid}/{pod.name}"
+
+
+def _job_path(job: ElasticJob, part: str = "") -> str:
+    return resource_path(API_VERSION, job.namespace, PLURAL, job.name, part)

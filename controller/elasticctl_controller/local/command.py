@@ -1,0 +1,246 @@
+"""From a Pod manifest to the command of a process of this machine. Pure.
+
+What a kubelet would do with the worker's container, as far as it makes sense for a process: command and args, env with
+`fieldRef` and `$(NAME)` references, secrets by reference, `workingDir`, the GPU limit. Images, volumes and probes have
+no meaning here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticctl.api.podtemplate import GPU_RESOURCE
+from elasticctl.api.spec import WORKER_CONTAINER
+from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.local.gpus import VISIBLE
+from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE
+
+TERMINATION_LOG = "ELASTICCTL_TERMINATION_LOG"
+
+_PASSED_ON = frozenset(
+    {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", HOME_VARIABLE}
+)
+
+
+def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a worker's env starts from; its container's own env goes over it.
+
+    PATH begins with this Python's folder, so that `python` and `elasticctl-launch` are the ones elasticctl runs with.
+    """
+    base = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+    base["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
+    base["PYTHONUNBUFFERED"] = "1"
+    return base
+
+
+def token_file(pod_dir: Path) -> Path:
+    """Where the worker finds its bearer token for the rendezvous service."""
+    return pod_dir / "token"
+
+
+def termination_log(pod_dir: Path) -> Path:
+    """Where the worker may leave a message about its end, as in a Kubernetes container."""
+    return pod_dir / "termination-log"
+
+
+def pinned_environment(pod_dir: Path, uid: str, gpus: tuple[str, ...]) -> dict[str, str]:
+    """What is so whatever the container's env says: paths into the pod's folder, its identity, its GPUs."""
+    return {
+        POD_UID_VARIABLE: uid,
+        "ELASTICCTL_RDZV_TOKEN_FILE": str(token_file(pod_dir)),
+        TERMINATION_LOG: str(termination_log(pod_dir)),
+        VISIBLE: ",".join(gpus),
+    }
+
+
+POD_IP = "127.0.0.1"
+
+_REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
+_KEYED_FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+
+ReadSecret = Callable[[str], Mapping[str, str] | None]
+"""Name -> values by key, or None when there is no such secret."""
+
+
+class StartError(Exception):
+    """The manifest asks for something that this machine cannot start; the text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start: `working_dir` "" means the worker's own folder."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    working_dir: str
+
+
+def no_secrets(_: str) -> None:
+    """What reads no secret, because there is none."""
+
+
+def command_of(
+    pod: Manifest, base: Mapping[str, str], pinned: Mapping[str, str], read_secret: ReadSecret = no_secrets
+) -> Command:
+    """Work out the worker's command; `base` is below the container's own env, `pinned` above it. Raises StartError."""
+    container = worker_container(pod)
+    env, hidden = {**base, **pinned}, set[str]()
+    for ref in _wanted(container):
+        values = read_secret(ref.secret)
+        if ref.key is None:
+            found = {f"{ref.prefix}{key}": value for key, value in (values or {}).items()}
+            env |= found
+            hidden |= found.keys()
+    for entry in _mappings(container.get("env")):
+        name, key_ref = str(entry.get("name")), _key_ref(entry)
+        if key_ref is None:
+            text = _value(entry, pod)
+            env[name] = _expanded(text, env)
+            hidden = hidden | {name} if _names(text) & hidden else hidden - {name}
+            continue
+        value = (read_secret(key_ref.secret) or {}).get(key_ref.key or "")
+        if value is not None:
+            env[name] = value
+            hidden.add(name)
+    env |= pinned
+    words = [*_texts(container.get("command"), "command"), *_texts(container.get("args"), "args")]
+    if not words:
+        raise StartError("command: the local cluster has no images, so the container has to say what to run")
+    shown = next((name for word in words for name in sorted(_names(word) & (hidden - pinned.keys()))), None)
+    if shown is not None:
+        raise StartError(f"args: $({shown}) would show a secret to everybody who can run ps; read the variable instead")
+    argv = tuple(_expanded(word, env) for word in words)
+    return Command(argv=argv, env=env, working_dir=str(container.get("workingDir") or ""))
+
+
+def missing_secret(pod: Manifest, read_secret: ReadSecret) -> str:
+    """What a worker waits for, in Kubernetes' words: a secret that is not there, or a key of one; "": nothing.
+
+    Raises StartError for a reference that is none.
+    """
+    for ref in _wanted(worker_container(pod)):
+        values = read_secret(ref.secret)
+        if ref.optional:
+            continue
+        if values is None:
+            return f'secret "{ref.secret}" not found'
+        if ref.key is not None and ref.key not in values:
+            return f'secret "{ref.secret}" has no key "{ref.key}"'
+    return ""
+
+
+def worker_container(pod: Manifest) -> Mapping[str, Any]:
+    """Return the container that trains: the one of TorchElastic's name, or else the first."""
+    containers = list(_mappings(pod.get("spec", {}).get("containers")))
+    if not containers:
+        raise StartError("spec.containers: there is none")
+    return next((c for c in containers if c.get("name") == WORKER_CONTAINER), containers[0])
+
+
+def gpus_wanted(pod_spec: Mapping[str, Any]) -> int:
+    """Return how many GPUs the containers of a pod (or of a pod template) ask for together."""
+    wanted = 0
+    for container in _mappings(pod_spec.get("containers")):
+        limits = (
+            container.get("resources", {}).get("limits", {}) if isinstance(container.get("resources"), dict) else {}
+        )
+        text = str(limits.get(GPU_RESOURCE, 0)) if isinstance(limits, dict) else "0"
+        wanted += int(text[:20]) if text.isascii() and text.isdigit() else 0  # Python reads no thousands of digits
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _SecretRef:
+    """A reference: all keys of a secret (`key` None), their names behind `prefix`, or one."""
+
+    secret: str
+    key: str | None
+    optional: bool = False
+    prefix: str = ""
+
+
+def _wanted(container: Mapping[str, Any]) -> Iterator[_SecretRef]:
+    """All that a container refers to."""
+    for entry in _mappings(container.get("envFrom")):
+        source = entry.get("secretRef")
+        if not isinstance(source, dict) or not isinstance(source.get("name"), str):
+            raise StartError("envFrom: only secretRef works on the local cluster; give other values with env")
+        yield _SecretRef(source["name"], None, source.get("optional") is True, str(entry.get("prefix") or ""))
+    for entry in _mappings(container.get("env")):
+        ref = _key_ref(entry)
+        if ref is not None:
+            yield ref
+
+
+def _key_ref(entry: Mapping[str, Any]) -> _SecretRef | None:
+    """The key of a secret that a variable is to be; None for any other variable."""
+    source = entry.get("valueFrom")
+    ref = source.get("secretKeyRef") if isinstance(source, dict) else None
+    if ref is None:
+        return None
+    if not isinstance(ref, dict) or not isinstance(ref.get("name"), str) or not isinstance(ref.get("key"), str):
+        raise StartError(f"env {entry.get('name')}: a secretKeyRef has a name and a key")
+    return _SecretRef(ref["name"], ref["key"], ref.get("optional") is True)
+
+
+def _value(entry: Mapping[str, Any], pod: Manifest) -> str:
+    source = entry.get("valueFrom")
+    if source is None:
+        return str(entry.get("value") or "")
+    field = source.get("fieldRef", {}).get("fieldPath") if isinstance(source, dict) else None
+    if not isinstance(field, str):
+        raise StartError(
+            f"env {entry.get('name')}: only fieldRef and secretKeyRef work on the local cluster; give the value itself"
+        )
+    return _field(pod, field)
+
+
+def _field(pod: Manifest, path: str) -> str:
+    metadata = pod["metadata"]
+    plain = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata["uid"],
+        "spec.nodeName": pod.get("spec", {}).get("nodeName", ""),
+        "status.podIP": POD_IP,
+        "status.hostIP": POD_IP,
+    }
+    if path in plain:
+        return str(plain[path])
+    keyed = _KEYED_FIELD.fullmatch(path)
+    if keyed is None:
+        raise StartError(f"fieldRef {path!r} is not known on the local cluster")
+    return str(metadata.get(keyed[1], {}).get(keyed[2], ""))
+
+
+def _expanded(text: str, env: Mapping[str, str]) -> str:
+    """Replace `$(NAME)` by the variable's value as Kubernetes does: `$$` is one `$`, an unknown name stays as it is."""
+
+    def replacement(found: re.Match[str]) -> str:
+        return "$" if found[1] else env.get(found[2], found[0])
+
+    return _REFERENCE.sub(replacement, text)
+
+
+def _names(text: str) -> set[str]:
+    """The variables that a text refers to."""
+    return {found[2] for found in _REFERENCE.finditer(text) if found[2] is not None}
+
+
+def _texts(value: object, field: str) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) and "\0" not in item for item in value):
+        raise StartError(f"{field}: a list of strings is needed")
+    return value
+
+
+def _mappings(value: object) -> Iterator[Mapping[str, Any]]:
+    return (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())

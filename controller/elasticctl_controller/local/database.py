@@ -1,0 +1,94 @@
+"""One SQLite file, opened so that a write that has returned survives a killed process and a power cut.
+
+Transactions from several threads, all or nothing; SQLite's errors as ours, one line each.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from elasticctl.api.errors import ClusterError, StorageFullError
+
+
+class Database:
+    """The file and its lock. `schema` makes an empty one; `version` is that of its format.
+
+    Raises ClusterError when the file cannot be read, is damaged, or was written by a newer elasticctl; StorageFullError
+    when a write finds no room. The file is never removed or overwritten.
+    """
+
+    def __init__(self, path: Path, schema: str, version: int) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+        with self._explained():
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare(schema, version)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection for reading."""
+        with self._lock, self._explained():
+            yield self._connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection for one transaction: it is on disk when the block has ended, or has changed nothing."""
+        with self._lock, self._explained():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _prepare(self, schema: str, version: int) -> None:
+        connection = self._connection
+        connection.execute("PRAGMA busy_timeout = 5000")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise sqlite3.DatabaseError(damage)
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        if found > version:
+            raise ClusterError(f"{self._path} was written by a newer elasticctl (format {found}): use that one")
+        if found == 0:
+            connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {version}; COMMIT;")
+
+    def _is_full(self, error: sqlite3.Error) -> bool:
+        """True for SQLite's own code, and for the I/O errors that a full disk gives where it maps a file."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        io_error = code & 0xFF == sqlite3.SQLITE_IOERR
+        return code == sqlite3.SQLITE_FULL or (io_error and shutil.disk_usage(self._path.parent).free == 0)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as e:
+            if self._is_full(e):
+                raise StorageFullError(
+                    f"cannot write {self._path}: the disk is full. Nothing was changed; free some space and try again"
+                ) from e
+            if isinstance(e, sqlite3.OperationalError):
+                raise ClusterError(f"cannot use {self._path}: {e}. Check the disk and the file's permissions") from e
+            raise ClusterError(
+                f"{self._path} is damaged ({e}). It was left as it is: restore it from a backup, or move it away to"
+                " start without its jobs"
+            ) from e

@@ -1,0 +1,217 @@
+"""The local cluster's background process: store, controller loop, rendezvous service and the workers' keeper.
+
+`python -m elasticctl_controller.local.supervisor [--detach]`, one per state folder. With `--detach` it goes into the
+background and the command returns once its sockets answer, with 0, or 1 when it could not start. The main thread
+serves the sockets; the controller and the keeper have a thread each. Killed at any point, the next one carries on: the
+truth is in the store and in the process table, and workers do not need a supervisor to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import functools
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from aiohttp import web
+
+import elasticctl
+from elasticctl.api.codec import to_rfc3339
+from elasticctl.api.errors import ClusterError, ElasticctlError
+from elasticctl.cluster.local import gpus as gpu_inventory
+from elasticctl.cluster.local.paths import LocalPaths, local_paths, storage_error
+from elasticctl.cluster.local.sharing import SETTLE_S
+from elasticctl_controller.core.owned_objects import token
+from elasticctl_controller.core.sharing.model import Rules
+from elasticctl_controller.local import webhooks
+from elasticctl_controller.local.http_api import Api
+from elasticctl_controller.local.keeper import Keeper
+from elasticctl_controller.local.processes import write_private
+from elasticctl_controller.local.store import Store
+from elasticctl_controller.local.workload import LocalWorkload
+from elasticctl_controller.loop.arbiter import Arbiter, Terms
+from elasticctl_controller.loop.controller import Controller, Scheduling
+from elasticctl_controller.loop.notifier import Noticing, told_as_events
+from elasticctl_controller.loop.outbox import Outbox
+from elasticctl_controller.rendezvous.service import RendezvousService
+
+DRAIN_LIMIT_S = 600.0
+SECRET_BYTES = 32
+RULES = Rules(settle_s=SETTLE_S)
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Everything that runs in the process, and how it starts and ends."""
+
+    def __init__(self, paths: LocalPaths) -> None:
+        self._paths = paths
+        self._lock = _only_one(paths)
+        self._store = Store(paths.database)
+        secret = _secret(paths)
+        gpus = gpu_inventory.discover(os.environ)
+        token_for = functools.partial(token, secret)
+        self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus))
+        self._rendezvous = RendezvousService(token_for, self._reported, find_job=self._workload.get_job)
+        self._arbiter = Arbiter(self._workload, self._terms, self._given)
+        self._outbox = Outbox(webhooks.of_machine(paths), told_as_events(self._workload))
+        self._noticing = Noticing(self._workload, self._outbox)
+        scheduling = Scheduling(self._arbiter.allotment)
+        self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
+        self._keeper = Keeper(
+            self._store,
+            paths,
+            token_for=token_for,
+            gpus=gpus,
+            cpu_slots=self._workload.cpu_slots,
+            on_exit=self._rendezvous.lose,
+        )
+        info = {
+            "pid": os.getpid(),
+            "version": elasticctl.__version__,
+            "startedAt": to_rfc3339(time.time()),
+            "gpus": list(gpus),
+        }
+        self._api = Api(self._store, info, gpus, self._shut_down)
+        self._ending = asyncio.Event()
+        self._stop_workers = False
+
+    async def run(self, ready: int | None) -> None:
+        """Serve until told to end; `ready` is a descriptor to close, after one byte, once the sockets answer."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ending.set)
+        runners = [
+            await _serve(self._api.app(), self._paths.api_socket),
+            await _serve(self._rendezvous.app(), self._paths.rendezvous_socket),
+        ]
+        self._keeper.start()
+        self._store.subscribe(lambda change: self._arbiter.changed())
+        self._arbiter.start()
+        self._outbox.start()
+        self._noticing.start()
+        self._controller.start()
+        log.info("version %s serves %s", elasticctl.__version__, self._paths.state)
+        if ready is not None:
+            os.write(ready, b"1")
+            os.close(ready)
+        await self._ending.wait()
+        await asyncio.to_thread(self._wind_up)
+        for runner in runners:
+            await runner.cleanup()
+        self._store.close()
+        log.info("ended")
+
+    def _wind_up(self) -> None:
+        # The controller first: it would make new workers for those that are being stopped.
+        self._arbiter.stop()
+        self._controller.stop()
+        if self._stop_workers and not self._keeper.drain().wait(DRAIN_LIMIT_S):
+            log.error("some workers did not end within %.0f s", DRAIN_LIMIT_S)
+        self._keeper.stop()
+        self._noticing.stop()
+        self._outbox.stop()
+
+    def _shut_down(self, stop_workers: bool) -> None:
+        self._stop_workers = stop_workers
+        self._ending.set()
+
+    def _terms(self) -> Terms:
+        return Terms(self._workload.sharing().on, RULES)
+
+    def _given(self, key: str) -> None:
+        self._controller.look_at(key)
+
+    def _reported(self, key: str) -> None:
+        self._controller.reported(key)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the supervisor; returns the process's exit code."""
+    parser = argparse.ArgumentParser(prog="elasticctl_controller.local.supervisor")
+    parser.add_argument("--detach", action="store_true", help="go into the background and return once it answers")
+    options = parser.parse_args(argv)
+    os.umask(0o077)
+    ready = None
+    if options.detach:
+        ready, started = _into_background()
+        if started is not None:
+            return started
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    try:
+        asyncio.run(_run(ready))
+    except ElasticctlError as e:
+        log.error("%s", e)
+        return 1
+    return 0
+
+
+async def _run(ready: int | None) -> None:
+    paths = local_paths()
+    paths.create()
+    await Supervisor(paths).run(ready)
+
+
+def _into_background() -> tuple[int | None, int | None]:
+    """Fork; returns (descriptor to report readiness on, None) in the child, (None, exit code) in the parent."""
+    receive, send = os.pipe()
+    if os.fork() == 0:
+        os.close(receive)
+        os.setsid()
+        os.chdir("/")
+        return send, None
+    os.close(send)
+    return None, 0 if os.read(receive, 1) else 1
+
+
+def _only_one(paths: LocalPaths) -> int:
+    """Take the lock that a supervisor holds as long as it lives; ClusterError when another has it."""
+    try:
+        descriptor = os.open(paths.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+        raise ClusterError(f"another supervisor serves {paths.state} already") from e
+    except OSError as e:
+        raise storage_error(f"lock {paths.supervisor_lock}", e) from e
+    return descriptor
+
+
+def _secret(paths: LocalPaths) -> bytes:
+    """Read the key of the workers' tokens, or make it."""
+    try:
+        if not paths.secret.exists():
+            fresh = paths.secret.with_suffix(".tmp")
+            write_private(fresh, secrets.token_hex(SECRET_BYTES))
+            fresh.replace(paths.secret)
+        return bytes.fromhex(paths.secret.read_text(encoding="ascii"))
+    except ValueError as e:
+        raise ClusterError(f"{paths.secret} is damaged: remove it (running workers then have to be restarted)") from e
+    except OSError as e:
+        raise storage_error(f"keep a secret at {paths.secret}", e) from e
+
+
+async def _serve(app: web.Application, socket: Path) -> web.AppRunner:
+    """Serve on a Unix socket; a socket file that is already there is of a supervisor that was killed."""
+    runner = web.AppRunner(app, shutdown_timeout=1.0)
+    await runner.setup()
+    with suppress(FileNotFoundError):
+        socket.unlink()
+    try:
+        await web.UnixSite(runner, str(socket), backlog=1024).start()
+    except OSError as e:
+        raise storage_error(f"listen on {socket}", e) from e
+    return runner
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The controller's hands on the local cluster: `loop.controller.Workload` over the store, in one process."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elasticctl.api.codec import to_json
+from elasticctl.api.errors import ConflictError, NotFoundError
+from elasticctl.api.quota import KIND as QUOTA
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus
+from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.local.sharing import KIND as SHARING
+from elasticctl.cluster.local.sharing import LocalSharing, node
+from elasticctl_controller.local.store import Change, Store
+
+
+class LocalWorkload:
+    """Reads and writes jobs and pods in `store`; `rendezvous_endpoint` is what workers are told to meet at.
+
+    `gpus` is how many GPUs this machine has to hand out.
+    """
+
+    def __init__(self, store: Store, rendezvous_endpoint: str, gpus: int = 0) -> None:
+        self._store, self._gpus = store, gpus
+        self.rendezvous_endpoint = rendezvous_endpoint
+
+    def subscribe(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(key)` for every job there is, and from now on whenever a job or a pod of it changes."""
+
+        def changed(change: Change) -> None:
+            if change.job:
+                callback(f"{change.namespace}/{change.job}")
+
+        self._store.subscribe(changed)
+        for job in self._store.list_jobs():
+            callback(f"{job['metadata']['namespace']}/{job['metadata']['name']}")
+
+    def get_job(self, key: str) -> Manifest | None:
+        """Return the job, or None when it is gone."""
+        namespace, _, name = key.partition("/")
+        try:
+            return self._store.get_job(namespace, name)
+        except NotFoundError:
+            return None
+
+    def list_pods(self, job: ElasticJob) -> list[Manifest]:
+        """Return the pods with the job's label, whoever owns them."""
+        return self._store.list_pods(job.namespace, job.name)
+
+    def lost_nodes(self) -> frozenset[str]:
+        """No node is ever lost: the only one is the one that this runs on."""
+        return frozenset()
+
+    # What is shared: `elasticctl_controller.loop.arbiter.Floor`.
+
+    def sharing(self) -> LocalSharing:
+        """Return how this machine is shared."""
+        return LocalSharing.from_manifest(next(iter(self._store.list_objects(SHARING)), None))
+
+    def cpu_slots(self) -> int:
+        """Return how many ranks without GPUs may run at once; 0: any number."""
+        return self.sharing().slots(self._gpus, os.cpu_count() or 1)
+
+    def all_jobs(self) -> list[Manifest]:
+        """Return every job."""
+        return self._store.list_jobs()
+
+    def healthy_nodes(self) -> list[Manifest]:
+        """Return this machine."""
+        return [node(platform.node(), self._gpus, self.cpu_slots())]
+
+    def quotas(self) -> list[Manifest]:
+        """Return every ElasticQuota."""
+        return self._store.list_objects(QUOTA)
+
+    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
+        """Create a pod of the job; ConflictError when its name is taken."""
+        self._store.create_pod(manifest, job.uid)
+
+    def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
+        """Ask for the deletion of this very pod, without its grace period when forced; one that is gone is fine."""
+        self._store.delete_pod(uid, grace_s=0.0 if force else None)
+
+    def write_status(self, job: ElasticJob, status: JobStatus) -> None:
+        """Store the status; ConflictError when the job has changed since it was read, or is gone."""
+        try:
+            self._store.write_job_status(job.namespace, job.name, to_json(status), job.resource_version)
+        except NotFoundError as e:
+            raise ConflictError(f"job {job.key} is gone") from e
+
+    def delete_job(self, job: ElasticJob) -> None:
+        """Delete this very job and all it has; fine when it is gone."""
+        try:
+            self._store.delete_job(job.namespace, job.name, uid=job.uid)
+        except NotFoundError:
+            return
+
+    def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
+        """Add an event about the job."""
+        about = {"kind": "ElasticJob", "metadata": {"namespace": job.namespace, "name": job.name, "uid": job.uid}}
+        self._store.record_event(job.uid, about, type_, reason, message)

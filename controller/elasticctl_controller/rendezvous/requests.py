@@ -1,0 +1,151 @@
+"""What the rendezvous service accepts: requests checked field by field, and the reports of ranks.
+
+Everything here comes from a worker, which is the user's code: sizes and ranges are bounded, and garbage is refused with
+a 4xx (`Refused`) or, within a batch of reports, passed over. What an API server could not store (a NaN, a number beyond
+64 bits, half a character) would keep the job's status from ever being written again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from elasticctl.api.status import Progress
+from elasticctl_controller.core.membership import MAX_METRICS, Group, Member, World
+
+MAX_TEXT = 512
+MAX_MEMBERS = 10_000
+BURST, RATE_PER_S = 20_000.0, 10_000.0
+MAX_GENERATION = MAX_STEP = 1 << 53
+
+
+class Refused(Exception):
+    """A request that is answered with an HTTP error and changes nothing."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Limiter:
+    """A token bucket per job: a script gone wild must not take the service from the other jobs.
+
+    Lets `BURST` requests through at once and `RATE_PER_S` in the long run, which is several times what the 2,000
+    workers of the largest job need.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def check(self, key: str, now_s: float) -> None:
+        """Take one token of the job `key`; raises Refused (429) when there is none. `now_s` is of a monotonic clock."""
+        tokens, at = self._buckets.get(key, (BURST, now_s))
+        tokens = min(BURST, tokens + (now_s - at) * RATE_PER_S)
+        if tokens < 1:
+            raise Refused(429, f"too many requests for job {key}")
+        self._buckets[key] = (tokens - 1, now_s)
+
+    def forget(self, key: str) -> None:
+        """Drop the bucket of a job that is over."""
+        self._buckets.pop(key, None)
+
+
+async def read_body(request: web.Request) -> Mapping[str, Any]:
+    try:
+        body = await request.json()
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "the body is not JSON") from error
+    if not isinstance(body, Mapping):
+        raise Refused(400, "the body is not a JSON object")
+    return body
+
+
+def read_text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+        raise Refused(400, f"{name}: text of 1 to {MAX_TEXT} characters is expected")
+    return _clean(value)
+
+
+def read_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    value = body.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
+        raise Refused(400, f"{name}: an integer of {low} to {high - 1} is expected")
+    return value
+
+
+def read_member(body: object) -> Member:
+    if not isinstance(body, Mapping):
+        raise Refused(400, "a member is an object")
+    return Member(
+        uid=read_text(body, "uid"),
+        name=read_text(body, "name"),
+        host=read_text(body, "host"),
+        port=read_int(body, "port", 1, 65536),
+        slots=read_int(body, "slots", 1, 4096),
+    )
+
+
+def read_world(body: Mapping[str, Any], uid: str, generation: int) -> World:
+    """The world that the caller `uid` says it is in."""
+    members = body.get("members")
+    if not isinstance(members, list) or len(members) > MAX_MEMBERS:
+        raise Refused(400, f"members: a list of at most {MAX_MEMBERS} is expected")
+    world = World(generation, tuple(read_member(item) for item in members))
+    if all(member.uid != uid for member in world.members):
+        raise Refused(400, "members: the caller is not among them")
+    return world
+
+
+def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
+    """Take over one report of a rank; True when the job's status should show it. Garbage is passed over."""
+    kind, generation, step = message.get("kind"), _whole(message.get("generation")), _whole(message.get("step"))
+    if generation is None or step is None:
+        return False
+    if kind == "progress":
+        group.note_step(generation, _progress(message), now)
+    elif kind == "resumed":
+        group.note_resumed(generation, step)
+    elif kind == "committed":
+        number = _whole(message.get("committed"))
+        if number is None:
+            return False
+        url, size_bytes = _clean(str(message.get("url", ""))[:MAX_TEXT]), _whole(message.get("size_bytes")) or 0
+        group.note_commit(generation, number, step, url, size_bytes, _finite(message.get("duration_s")) or 0.0, now)
+    else:
+        return False
+    return True
+
+
+def _progress(message: Mapping[str, Any]) -> Progress:
+    metrics = message.get("metrics")
+    numbers = metrics if isinstance(metrics, Mapping) else {}
+    finite = {_clean(str(name)[:64]): _finite(value) for name, value in list(numbers.items())[:MAX_METRICS]}
+    return Progress(
+        step=_whole(message.get("step")),
+        total_steps=_whole(message.get("total_steps")),
+        epoch=_whole(message.get("epoch")),
+        total_epochs=_whole(message.get("total_epochs")),
+        samples_per_s=_finite(message.get("samples_per_s")),
+        metrics={name: value for name, value in finite.items() if value is not None},
+    )
+
+
+def _whole(value: object) -> int | None:
+    """A count that every reader of JSON takes for the same; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_STEP else None
+
+
+def _finite(value: object) -> float | None:
+    """A number that JSON can hold; None for anything else. A Python integer may be too large for a float."""
+    if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
+        return None
+    return float(value)
+
+
+def _clean(text: str) -> str:
+    """Without what UTF-8 cannot hold: halves of characters, as undecodable bytes of a log become."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,350 @@
+"""The rendezvous service: who is in the training group, over HTTP.
+
+One aiohttp application serves every job: `POST /v1/jobs/{namespace}/{name}/{verb}` with a JSON body and the job's
+bearer token. `join`, `watch` and `finish` are long polls, answered within `POLL_S`; `leave`, `fail` and `report` answer
+at once. The controller's thread says who is alive through `set_group`; the handlers run on the application's event
+loop. All state is in `membership.Group`, under one lock; nothing is on disk: agents fill a restarted service in again.
+What is answered is fenced as what is written: of two services that form a group at once, agents hear one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import CheckpointStatus, Generation, JobStatus, Progress
+from elasticctl_controller.core.membership import Group, World
+from elasticctl_controller.rendezvous.requests import (
+    MAX_GENERATION,
+    Limiter,
+    Refused,
+    note_report,
+    read_body,
+    read_int,
+    read_member,
+    read_text,
+    read_world,
+)
+
+POLL_S = 20.0
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""A `watch` may name its whole world: some 100 bytes a member."""
+MAX_REPORTS = 256
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """What the service knows of a job, for its status.
+
+    `silent` are the uids of workers that live but did not join again when the group re-formed; `growth` says why
+    newcomers that are ready are not taken in yet.
+    """
+
+    progress: Progress | None = None
+    checkpoint: CheckpointStatus | None = None
+    generations: tuple[Generation, ...] = ()
+    silent: frozenset[str] = frozenset()
+    growth: str = ""
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch as of now, going on evenly: a clock that is set must not move the group's deadlines."""
+    offset_s = time.time() - time.monotonic()
+    return lambda: offset_s + time.monotonic()
+
+
+class RendezvousService:
+    """The service and the controller's handle on it; see the module's docstring.
+
+    `token_for(job_uid)` gives a job's bearer token; `on_change(key)` is called from the event loop's thread when a
+    job's view changed in a way its status should show. `may_act` says whether this is still the service: once it is
+    not, every answer is 503, and agents ask again elsewhere. `find_job(key)` gives the cluster's manifest of a job that
+    the controller has not told of yet, having just started: its agents are answered 503 until it has.
+    """
+
+    def __init__(
+        self,
+        token_for: Callable[[str], str],
+        on_change: Callable[[str], None],
+        clock: Callable[[], float] | None = None,
+        may_act: Callable[[], bool] = lambda: True,
+        find_job: Callable[[str], Mapping[str, Any] | None] = lambda key: None,
+    ) -> None:
+        self._token_for, self._on_change, self._clock = token_for, on_change, clock or steady_clock()
+        self._may_act, self._find_job = may_act, find_job
+        self._limiter = Limiter()
+        self._lock = threading.Lock()
+        self._groups: dict[str, Group] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._encoded: dict[str, tuple[World, str]] = {}
+
+    def app(self) -> web.Application:
+        """The aiohttp application; serve it on any socket."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app.router.add_post("/v1/jobs/{namespace}/{name}/{verb}", self._handle)
+        app.on_startup.append(self._started)
+        return app
+
+    async def _started(self, _: web.Application) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    # The controller's side; thread-safe.
+
+    def set_group(
+        self,
+        key: str,
+        *,
+        status: JobStatus,
+        job_uid: str,
+        alive: Mapping[str, str],
+        minimum: int,
+        leaving: frozenset[str] = frozenset(),
+        automatic: bool = False,
+    ) -> None:
+        """Say who is alive (uid -> worker name), who of them has been told to go, and whether the size is automatic.
+
+        `status` seeds a job that this service does not know yet.
+        """
+        with self._lock:
+            group = self._groups.get(key)
+            if group is None or group.job_uid != job_uid:
+                group = self._groups[key] = Group.restored(job_uid, status)
+            group.automatic = automatic
+            if (group.alive, group.min, group.leaving) == (alive, minimum, leaving):
+                return
+            group.set_alive(alive, minimum, self._clock(), leaving)
+        self._wake(key)
+
+    def lose(self, key: str, uid: str) -> None:
+        """A worker has just ended: tell its group at once, ahead of the controller's next pass."""
+        with self._lock:
+            group = self._groups.get(key)
+            if group is None or uid not in group.alive:
+                return
+            others = {other: name for other, name in group.alive.items() if other != uid}
+            group.set_alive(others, group.min, self._clock(), group.leaving)
+        self._wake(key)
+
+    def view(self, key: str) -> GroupView:
+        """What is known of a job; empty for one that is not."""
+        with self._lock:
+            group = self._groups.get(key)
+            if group is None:
+                return GroupView()
+            records, silent = tuple(group.records), frozenset(group.silent)
+            return GroupView(group.progress, group.checkpoint, records, silent, group.growth)
+
+    def drop(self, key: str) -> None:
+        """Forget a job; its agents are answered 410."""
+        with self._lock:
+            self._groups.pop(key, None)
+            self._limiter.forget(key)
+            self._encoded.pop(key, None)
+        self._wake(key)
+
+    def _wake(self, key: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake_here, key)
+
+    def _wake_here(self, key: str) -> None:
+        event = self._changed.pop(key, None)
+        if event is not None:
+            event.set()
+
+    # The agents' side; on the event loop.
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            answer = await self._answer(request)
+            response = web.json_response(answer) if isinstance(answer, dict) else web.json_response(text=answer)
+        except Refused as error:
+            response = web.json_response({"error": str(error)}, status=error.status)
+        if not self._may_act():
+            # A refusal would be wrong too: whoever leads by now may know this worker.
+            response = web.json_response({"error": "this replica no longer leads"}, status=503)
+            response.force_close()
+        return response
+
+    async def _answer(self, request: web.Request) -> dict[str, Any] | str:
+        verbs: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any] | str]]] = {
+            "join": self._join,
+            "watch": self._watch,
+            "finish": self._finish,
+            "notice": self._notice,
+            "leave": self._leave,
+            "fail": self._fail,
+            "report": self._report,
+        }
+        verb = verbs.get(request.match_info["verb"])
+        if verb is None:
+            raise Refused(404, "unknown verb")
+        key = f"{request.match_info['namespace']}/{request.match_info['name']}"
+        self._authorise(key, request.headers.get("Authorization", ""))
+        self._limiter.check(key, time.monotonic())
+        return await verb(key, await read_body(request))
+
+    def _authorise(self, key: str, header: str) -> None:
+        with self._lock:
+            group = self._groups.get(key)
+        uid = group.job_uid if group else self._uid_of_running(key)
+        if uid is None:
+            raise Refused(410, f"no running job {key}")  # the same for a job that is over and one that never was
+        # A header may hold any bytes; those that are no text come as surrogates.
+        given = header.encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, f"Bearer {self._token_for(uid)}".encode()):
+            raise Refused(401, f"wrong token for job {key}")
+        if group is None:
+            raise Refused(503, f"job {key} is being looked at")
+
+    def _uid_of_running(self, key: str) -> str | None:
+        """The uid of a job that the cluster has and that is not over."""
+        manifest = self._find_job(key)
+        job = None if manifest is None else ElasticJob.from_manifest(manifest)
+        return None if job is None or job.deleting or job.status.phase.terminal else job.uid
+
+    async def _join(self, key: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
+        member, generation = read_member(body), read_int(body, "generation", 0, MAX_GENERATION)
+        with self._lock:
+            group = self._group(key)
+            if member.uid not in group.alive:
+                raise Refused(409, f"worker {member.name} is not one of the live workers of {key}")
+            group.join(member, generation, self._clock())
+        self._wake_here(key)
+
+        def world(group: Group) -> World | None:
+            if member.uid not in group.alive:
+                raise Refused(409, f"worker {member.name} is no longer one of the live workers of {key}")
+            found = group.world
+            return found if found and member.uid in group.order and found.generation > generation else None
+
+        formed = await self._poll(key, world)
+        if formed is None:
+            return {"state": "waiting"}
+        self._on_change(key)
+        return self._encode(key, formed)
+
+    def _encode(self, key: str, world: World) -> str:
+        """The world as JSON, encoded once: every member gets the same. A rerun's first is another world."""
+        cached = self._encoded.get(key)
+        if cached is None or cached[0] is not world:
+            members = [asdict(member) for member in world.members]
+            text = json.dumps({"state": "formed", "generation": world.generation, "members": members})
+            cached = self._encoded[key] = (world, text)
+        return cached[1]
+
+    async def _watch(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
+        world = read_world(body, uid, generation) if "members" in body else None
+        with self._lock:
+            group = self._group(key)
+            if uid in group.alive and group.adopts(generation):
+                if world is None:
+                    return {"state": "unknown", "reason": "the service was restarted: say who the members are"}
+                group.adopt(world, self._clock())
+
+        def news(group: Group) -> tuple[str, str] | None:
+            if uid not in group.alive:
+                return "stale", "removed"
+            if group.world is None:
+                return "stale", group.reason
+            if group.world.generation != generation or uid not in group.order:
+                return "stale", "another generation"
+            return ("drain", group.drain.reason) if group.drain and body.get("draining") is not True else None
+
+        state, reason = await self._poll(key, news) or ("current", "")
+        return {"state": state, "reason": reason}
+
+    async def _finish(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
+        with self._lock:
+            self._group(key).finish(uid)
+        self._wake_here(key)
+
+        def done(group: Group) -> str | None:
+            if group.world is None or group.world.generation != generation:
+                return "done"  # the others went on without us: our ranks have nothing left to do
+            return "done" if group.finish(uid) else None
+
+        return {"state": await self._poll(key, done) or "waiting"}
+
+    async def _notice(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            group = self._group(key)
+            uid = read_text(body, "uid")
+            name = group.alive.get(uid, "a worker")
+            group.notice(uid, f"{name} has to go: {read_text(body, 'reason')}", self._clock())
+        self._wake_here(key)
+        return {}
+
+    async def _leave(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            group = self._group(key)
+            uid = read_text(body, "uid")
+            name = group.alive.get(uid, "a worker")
+            group.leave(uid, f"{name} leaves: {read_text(body, 'reason')}", self._clock())
+        self._wake_here(key)
+        return {}
+
+    async def _fail(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
+        with self._lock:
+            group = self._group(key)
+            blamed = group.fail(
+                uid, group.alive.get(uid, uid), generation, of_peers=body.get("of_peers") is True, now=self._clock()
+            )
+        self._wake_here(key)
+        return {"verdict": "exit" if blamed else "rejoin"}
+
+    async def _report(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or len(messages) > MAX_REPORTS:
+            raise Refused(400, f"messages: a list of at most {MAX_REPORTS} is expected")
+        now, changed = self._clock(), False
+        with self._lock:
+            group = self._group(key)
+            for message in messages:
+                if isinstance(message, Mapping):
+                    changed |= note_report(group, message, now)
+        if changed:
+            self._wake_here(key)  # newcomers may have been waiting for a first step
+            self._on_change(key)
+        return {}
+
+    def _group(self, key: str) -> Group:
+        group = self._groups.get(key)
+        if group is None:
+            raise Refused(410, f"no running job {key}")
+        return group
+
+    async def _poll(self, key: str, ready: Callable[[Group], T | None]) -> T | None:
+        """Wait until `ready` has an answer, at most `POLL_S`; settle the group when one of its deadlines passes."""
+        deadline = time.monotonic() + POLL_S
+        while True:
+            with self._lock:
+                group = self._group(key)
+                before = group.world
+                settle_s = group.settle(self._clock())
+                answer = ready(group)
+                moved = group.world is not before
+            if moved:
+                self._wake_here(key)
+            left_s = deadline - time.monotonic()
+            if answer is not None or left_s <= 0:
+                return answer
+            changed = self._changed.setdefault(key, asyncio.Event())
+            try:
+                await asyncio.wait_for(changed.wait(), min(left_s, settle_s if settle_s is not None else POLL_S))
+            except TimeoutError:
+                continue

@@ -1,0 +1,202 @@
+"""What happened to a job, in order of time, from its status and its pods' events. Pure.
+
+An entry never changes once it is told (what ends later is an entry of its own), so that a reader can be told only what
+is new. But for one: the loss of a worker that did not answer is told again when its node is found lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from elasticctl.api.codec import Manifest, from_rfc3339
+from elasticctl.api.podtemplate import at
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import Condition, Generation, Interruption, JobStatus, Phase, Scaling
+from elasticctl.api.text import counted, span
+
+_LEAST_S = 1.0
+"""Shorter than this, what a group has done says little about its pace."""
+
+
+def steps_per_s(status: JobStatus) -> float | None:
+    """Steps a second of the group that trains now, from its first step on; None before that can be told.
+
+    Of this group only: one of another size had another pace.
+    """
+    group = status.generations[-1] if status.generations else None
+    step, at = status.progress.step, status.progress.at
+    if status.phase is not Phase.RUNNING or group is None or group.first_step_at is None or step is None or at is None:
+        return None
+    took_s = at - group.first_step_at
+    done = step - (group.resumed_step or 0) - 1  # the first step had ended by then
+    return done / took_s if done > 0 and took_s >= _LEAST_S else None
+
+
+def share_done(status: JobStatus) -> float | None:
+    """How much of all steps is done, from 0 to 1; None where the script does not say how many there are."""
+    step, total = status.progress.step, status.progress.total_steps
+    if step is None or not total or total < 0:
+        return None
+    return min(1.0, max(0.0, step / total))
+
+
+def left_s(status: JobStatus) -> float | None:
+    """Seconds until the last step at the present pace; None where that cannot be told."""
+    pace, step, total = steps_per_s(status), status.progress.step, status.progress.total_steps
+    if pace is None or step is None or total is None:
+        return None
+    return max(0, total - step) / pace
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Seconds of wall time, and of them those in which training moved forward, or did steps that were lost.
+
+    `whole`: it is of the job's whole life; otherwise of the groups that its status still knows.
+    """
+
+    wall_s: float
+    forward_s: float
+    redone_s: float
+    whole: bool = True
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return min(1.0, self.forward_s / self.wall_s) if self.wall_s > 0 else 0.0
+
+
+def goodput(status: JobStatus, now: float) -> Goodput | None:
+    """What came of a job's time up to `now` (seconds since the epoch), or its end; None before the first step."""
+    groups = status.generations
+    end = status.completion_time if status.completion_time is not None else now
+    begin = _begin(status)
+    if begin is None or end <= begin or not any(group.first_step_at is not None for group in groups):
+        return None
+    forward_s = redone_s = 0.0
+    for position, group in enumerate(groups):
+        spent_s = trained_s(status, position, end)
+        lost_s = spent_s * _lost_share(group, groups[position + 1 :])
+        forward_s += spent_s - lost_s
+        redone_s += lost_s
+    return Goodput(end - begin, forward_s, redone_s, whole=groups[0].generation <= 1)
+
+
+def _begin(status: JobStatus) -> float | None:
+    """When the clock started: with the job, or the oldest group that is still known."""
+    if not status.generations:
+        return None
+    first = status.generations[0]
+    moments = [first.opened_at, first.formed_at, first.first_step_at]
+    if first.generation <= 1:
+        moments.append(status.start_time)  # a resumed job's is later than its first group
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def trained_s(status: JobStatus, position: int, end: float) -> float:
+    """Seconds from the first step of a group until it was told to stop, or until `end`; 0 before that step."""
+    group, later = status.generations[position], status.generations[position + 1 :]
+    if group.first_step_at is None:
+        return 0.0
+    moments: tuple[float | None, ...] = (end if status.progress.at is None else min(end, status.progress.at),)
+    if later:
+        moments = (later[0].opened_at, later[0].formed_at, later[0].first_step_at, group.first_step_at)
+    stop = next(moment for moment in moments if moment is not None)
+    return max(0.0, stop - group.first_step_at)
+
+
+def _lost_share(group: Generation, later: Sequence[Generation]) -> float:
+    """The share of a group's steps that a later one did again."""
+    resumed = next((item.resumed_step for item in later if item.resumed_step is not None), None)
+    if resumed is None or group.last_step is None:
+        return 0.0
+    taken = group.last_step - (group.resumed_step or 0)
+    return min(1.0, max(0, group.last_step - resumed) / taken) if taken > 0 else 0.0
+
+
+_LAST_LINE_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that happened: when (seconds since the epoch), what in a word or two, to whom, and the rest."""
+
+    at: float
+    what: str
+    about: str
+    details: str = ""
+
+
+def timeline(job: ElasticJob, events: Iterable[Manifest] = ()) -> list[Entry]:
+    """Everything that the job's status and its pods' events tell, in order of time.
+
+    Of interruptions, scalings and generations a status keeps the last ones only, and of checkpoints the newest.
+    """
+    status = job.status
+    entries = [
+        *_of(job.created_at, "created", job.name, f"{counted(job.desired, 'worker')} wanted ({job.bounds})"),
+        *(entry for item in status.conditions for entry in _condition(job, item)),
+        *(entry for item in status.generations for entry in _generation(item)),
+        *(entry for item in status.interruptions for entry in _interruption(item)),
+        *(entry for item in status.scalings for entry in _scaling(job, item)),
+        *_checkpoint(job),
+        *(entry for event in events for entry in _event(event)),
+    ]
+    return sorted(entries, key=lambda entry: entry.at)
+
+
+def _of(moment: float | None, what: str, about: str, details: str = "") -> Iterator[Entry]:
+    if moment is not None:
+        yield Entry(moment, what, about, details)
+
+
+def _condition(job: ElasticJob, item: Condition) -> Iterator[Entry]:
+    if item.type == "Created" or (item.status != "True" and item.type != "Suspended"):
+        return  # told otherwise: by its creation, and by what it is now
+    word = item.type.lower() if item.status == "True" else "resumed"
+    yield from _of(item.last_transition_time, word, job.name, item.message)
+
+
+def _generation(item: Generation) -> Iterator[Entry]:
+    about = f"generation {item.generation}"
+    yield from _of(item.formed_at, "group formed", about, f"{counted(len(item.workers), 'worker')}: {item.reason}")
+    behind = "" if item.resumed_step is None else f"from step {item.resumed_step}"
+    yield from _of(item.first_step_at, "first step", about, behind)
+
+
+def _interruption(item: Interruption) -> Iterator[Entry]:
+    cause = item.cause.value if item.cause else "lost"
+    code = "" if item.exit_code is None else f"exit code {item.exit_code}"
+    said = ": ".join(part for part in (cause, code, item.message[:_LAST_LINE_CHARS]) if part)
+    yield from _of(item.at, "interruption", item.worker, said)
+    cost = "" if item.recovery_s is None else f"after {span(item.recovery_s)}"
+    if item.steps_redone is not None:
+        cost = ", ".join(part for part in (cost, f"{counted(item.steps_redone, 'step')} done again") if part)
+    yield from _of(item.recovered_at, "recovered", item.worker, cost)
+
+
+def _scaling(job: ElasticJob, item: Scaling) -> Iterator[Entry]:
+    change = f"{item.from_workers} -> {item.to_workers} workers"
+    wish = f", by {item.by}" if item.by else ""
+    why = f": {item.message}" if item.message else ""
+    yield from _of(item.at, "scaling", job.name, f"{change}{wish}{why}")
+    took = "" if item.recovery_s is None else f"{counted(item.to_workers, 'worker')} after {span(item.recovery_s)}"
+    yield from _of(item.done_at, "scaled", job.name, took)
+
+
+def _checkpoint(job: ElasticJob) -> Iterator[Entry]:
+    item = job.status.checkpoint
+    if item.step is None:
+        return
+    took = "" if item.duration_s is None else f", in {span(item.duration_s)}"
+    yield from _of(item.at, "checkpoint", f"step {item.step}", f"number {item.committed}{took}")
+
+
+def _event(event: Manifest) -> Iterator[Entry]:
+    """What the cluster says about pods; what the controller says about the job is in the status already."""
+    if at(event, "involvedObject", "kind") != "Pod":
+        return
+    moment = from_rfc3339(at(event, "firstTimestamp")) or from_rfc3339(at(event, "eventTime"))
+    about, message = str(at(event, "involvedObject", "name")), str(at(event, "message") or "")
+    yield from _of(moment, str(at(event, "reason")), about, " ".join(message.split()))

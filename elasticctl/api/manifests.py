@@ -1,0 +1,183 @@
+"""JobSpec -> ElasticJob manifest, through a job template (Jinja2, sandboxed).
+
+A value never meets the YAML parser. While the template renders, each value that it would print is set aside and a
+token printed in its place; the text is then read as YAML, and the tokens in the resulting data are replaced by the
+values. So whatever a name, an argument or a variable contains, and wherever a template's author puts it, it can become
+neither structure nor another type; and a list or a mapping can be put in whole.
+
+Pure but for reading package data: no clock, no environment, no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+import jinja2.sandbox
+
+from elasticctl.api import validation
+from elasticctl.api.errors import SpecError, TemplateError
+from elasticctl.api.spec import JobSpec, Manifest
+from elasticctl.api.templates import Template
+from elasticctl.api.text import shown
+
+MAX_STEPS = 100_000
+MAX_OUTPUT_CHARS = 1 << 20
+
+# Private-use characters: legal in YAML, without meaning to it, and without upper case.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+
+
+def render(spec: JobSpec, template: Template) -> Manifest:
+    """Render and check a manifest.
+
+    Raises TemplateError, with the template's line, when the template is at fault, and SpecError, with the field, when
+    a value in the result is.
+    """
+    values = _Values(template.text, repr(spec))
+    text = _rendered(template, spec, values)
+    source = f"template {template.name}, as rendered"
+    document = validation.parse(text, source)
+    try:
+        filled = validation.Document(values.fill(document.data), document.lines, source)
+    except TemplateError as e:
+        raise TemplateError(_where(template, None) + str(e)) from e
+    validation.validate(filled)
+    manifest: Manifest = filled.data
+    return manifest
+
+
+class _Values:
+    """Values set aside during one rendering, and the tokens that stand for them."""
+
+    def __init__(self, *seed: str) -> None:
+        # A value cannot hold a token of this rendering: it would have to contain its own digest.
+        digest = hashlib.sha256("\0".join(seed).encode("utf-8", "surrogatepass")).digest()
+        self._mark = f"{_OPEN}{int.from_bytes(digest[:16], 'big')}{_OPEN}"
+        self._token = re.compile(f"{self._mark}(\\d+){_CLOSE}")
+        self._kept: list[Any] = []
+
+    def keep(self, value: Any) -> str:
+        """Set a value aside; Jinja calls this for everything that a template prints."""
+        self._kept.append(_plain(value))
+        return f"{self._mark}{len(self._kept) - 1}{_CLOSE}"
+
+    def fill(self, data: Any) -> Any:
+        """`data` with each token replaced: by the value itself where it stands alone, by its text elsewhere."""
+        if isinstance(data, dict):
+            return {self._text(key): self.fill(value) for key, value in data.items()}
+        if isinstance(data, list):
+            return [self.fill(item) for item in data]
+        if not isinstance(data, str):
+            return data
+        alone = self._token.fullmatch(data)
+        return self.fill(self._kept[int(alone[1])]) if alone else self._text(data)
+
+    def _text(self, text: str) -> str:
+        return self._token.sub(lambda token: self._inline(self._kept[int(token[1])]), text)
+
+    def _inline(self, value: Any) -> str:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, bool | int | float):
+            return str(value).lower() if isinstance(value, bool) else str(value)
+        kind = "nothing" if value is None else "a list" if isinstance(value, list) else "a mapping"
+        raise TemplateError(f"{kind} ({shown(value)}) cannot stand inside a text or as a key")
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON data; TemplateError when it is none."""
+    if isinstance(value, jinja2.Undefined):
+        str(value)  # raises: the environment's undefined values are strict
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, str):
+        return _unicode(str(value))
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        return {_unicode(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    raise TemplateError(f"a template can print text, finite numbers, lists and mappings, not {type(value).__name__}")
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as e:
+        raise SpecError(f"the value {shown(text)} is not Unicode text; a manifest can hold nothing else") from e
+    return text
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """No files, no private attributes, and a bound on loops and calls, so that a template ends."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.steps = 0
+        self.filters["bounded"] = self._bounded
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        self._step()
+        return super().call(*args, **kwargs)
+
+    def _bounded(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self._step()
+            yield item
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise TemplateError(f"more than {MAX_STEPS} loop turns and calls")
+
+
+def _rendered(template: Template, spec: JobSpec, values: _Values) -> str:
+    """The template's text with tokens for values."""
+    environment = _Sandbox(undefined=jinja2.StrictUndefined, finalize=values.keep, keep_trailing_newline=True)
+    environment.filters["literal"] = escape_expansion
+    try:
+        tree = environment.parse(template.text)
+        for loop in tree.find_all(jinja2.nodes.For):
+            loop.iter = jinja2.nodes.Filter(loop.iter, "bounded", [], [], None, None, lineno=loop.lineno)
+        text = ""
+        for piece in environment.from_string(tree).generate(job=spec):
+            text += piece
+            if len(text) > MAX_OUTPUT_CHARS:
+                raise TemplateError(f"it renders to more than {MAX_OUTPUT_CHARS} characters")
+    except SpecError:
+        raise
+    except jinja2.TemplateSyntaxError as e:
+        raise TemplateError(_where(template, e.lineno) + (e.message or "syntax error")) from e
+    except Exception as e:
+        # A template is foreign code: it can raise anything.
+        message = "no files can be included" if isinstance(e, TypeError) and "no loader" in str(e) else str(e)
+        raise TemplateError(_where(template, _line(e.__traceback__)) + message) from e
+    return text
+
+
+def escape_expansion(text: str) -> str:
+    """`text` such that Kubernetes, which replaces $(NAME) in args and variables, hands on exactly `text`."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
+
+
+def _where(template: Template, line: int | None) -> str:
+    return f"template {template.path or template.name}{f':{line}' if line else ''}: "
+
+
+def _line(traceback: TracebackType | None) -> int | None:
+    """The template's line that an exception passed through; Jinja maps its code's lines back."""
+    line = None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == "<template>":
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line

@@ -1,0 +1,55 @@
+"""Where a job's news goes: a reference to a webhook's URL. The URL itself is a secret and is in no manifest; pure.
+
+secret:KEY    the key of the secret `elasticctl-notify` in the job's namespace; `KEY` alone means the same
+file:PATH     a file whose one line it is; on the local cluster alone
+env:NAME      a variable of the local cluster's supervisor; on the local cluster alone
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import shown
+
+SECRET = "elasticctl-notify"  # noqa: S105 - the name of one
+"""The one Secret that the controller may read, in every namespace."""
+KINDS = ("secret", "file", "env")
+_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`kind` is one of `KINDS`; `name` the key, the path or the variable."""
+
+    kind: str
+    name: str
+
+    @property
+    def local_only(self) -> bool:
+        """True for what is not to be had of a Kubernetes cluster."""
+        return self.kind != "secret"
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+def parse(text: str) -> Reference:
+    """Read a reference. Raises UsageError, which does not repeat what may be the secret."""
+    kind, separator, name = text.partition(":")
+    if name.startswith("//") and kind != "file":
+        raise UsageError(
+            f"this looks like the webhook's URL, which is a secret: store it (`elasticctl secret set {SECRET} KEY`, or"
+            f" kubectl create secret generic {SECRET}) and give its KEY instead"
+        )
+    if not separator:
+        kind, name = "secret", text
+    good = {"secret": _KEY.fullmatch(name), "file": name.startswith("/"), "env": _VARIABLE.fullmatch(name)}
+    if kind not in good:
+        raise UsageError(f"news can go to secret:KEY, file:PATH or env:NAME, not to {shown(kind)}:…")
+    if not good[kind]:
+        forms = {"secret": "a key of a secret", "file": "an absolute path", "env": "the name of a variable"}
+        raise UsageError(f"{shown(name)} is not {forms[kind]}: news can go to secret:KEY, file:PATH or env:NAME")
+    return Reference(kind, name)

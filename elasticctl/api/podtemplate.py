@@ -1,0 +1,135 @@
+"""What a job's pod template says: GPUs, storage, command, image, nodes. Pure, and lenient with any content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
+from elasticctl.api.spec import WORKER_CONTAINER, ElasticJob
+
+STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
+START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
+"""`<URL>#<step>`: the commit of another run's storage that a job without commits of its own starts from."""
+WORKSPACE_VARIABLE = "ELASTICCTL_WORKSPACE"
+"""`<URL>#<digest>`: the folder that goes along with the job."""
+WORKSPACE_FROM_VARIABLE = "ELASTICCTL_WORKSPACE_FROM"
+"""That folder's path where the job was submitted."""
+LAUNCHER = "elasticctl-launch"
+
+SPOT, ON_DEMAND = "spot", "onDemand"
+"""Kinds of capacity, as keys of `status.workerSeconds`."""
+
+GPU_RESOURCE = "nvidia.com/gpu"
+_RANKS = "--nproc-per-node"
+_MOST = 1_000_000  # GPUs or ranks of a worker: more means nothing, and is reckoned with all the same
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What each worker of a job has and runs; zeros and blanks where its pod template says nothing.
+
+    `ranks_per_worker` is how many ranks a worker's launcher starts (1 where the template does not say); `command` is
+    the whole argv; `env` the variables with a plain value.
+    """
+
+    gpus_per_worker: int = 0
+    storage: str = ""
+    ranks_per_worker: int = 1
+    image: str = ""
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def launched(self) -> bool:
+        """True when our launcher runs the ranks, so that groups, and perhaps progress, are known."""
+        return bool(self.command) and self.command[0].rpartition("/")[2] == LAUNCHER
+
+
+def hardware(job: ElasticJob) -> Hardware:
+    """Read the worker container of a job's pod template; never raises."""
+    container = worker_container(job.template)
+    env = at(container, "env")
+    values = {
+        str(at(item, "name")): str(at(item, "value"))
+        for item in (env if isinstance(env, list) else [])
+        if isinstance(at(item, "name"), str) and isinstance(at(item, "value"), str)
+    }
+    command = [str(word) for key in ("command", "args") for word in _list(at(container, key))]
+    image = at(container, "image")
+    return Hardware(
+        gpus_per_worker=_number(at(container, "resources", "limits", GPU_RESOURCE)) or 0,
+        storage=values.get(STORAGE_VARIABLE, ""),
+        ranks_per_worker=max(1, _number(_after(_RANKS, command[: _end_of_ours(command)])) or 1),
+        image=image if isinstance(image, str) else "",
+        command=tuple(command),
+        env=values,
+    )
+
+
+def worker_container(template: Mapping[str, Any]) -> Any:
+    """The container that trains: the one called `elasticjob-worker`, or else the first; {} where there is none."""
+    containers = _list(at(template, "spec", "containers"))
+    named = (item for item in containers if at(item, "name") == WORKER_CONTAINER)
+    return next(named, containers[0] if containers else {})
+
+
+def node_labels(template: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Label -> the values of it that a node may have, of all the nodes that will do; none: it must be absent."""
+    found: dict[str, tuple[str, ...]] = {}
+    affinity = at(template, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in _list(at(affinity, "nodeSelectorTerms")):
+        for one in _list(at(term, "matchExpressions")):
+            key = str(at(one, "key"))
+            if at(one, "operator") == "In":
+                found[key] = (*found.get(key, ()), *map(str, _list(at(one, "values"))))
+            elif at(one, "operator") == "DoesNotExist":
+                found.setdefault(key, ())
+    selector = at(template, "spec", "nodeSelector")
+    for key, value in selector.items() if isinstance(selector, Mapping) else ():
+        found[str(key)] = (str(value),)
+    return {key: tuple(dict.fromkeys(values)) for key, values in found.items()}
+
+
+def capacity(template: Mapping[str, Any]) -> str:
+    """What workers ask for: `spot`, `onDemand`, or "" where they take either or do not say."""
+    labels = node_labels(template)
+    wanted = {
+        SPOT if value == spot else ON_DEMAND
+        for label, spot, on_demand in AWS_CAPACITY_LABELS
+        for value in labels.get(label, ())
+        if value in (spot, on_demand)
+    }
+    if GKE_SPOT_LABEL in labels:
+        wanted.add(SPOT if "true" in labels[GKE_SPOT_LABEL] else ON_DEMAND)
+    return wanted.pop() if len(wanted) == 1 else ""
+
+
+def at(data: Any, *path: str) -> Any:
+    """The value at `path` of an object of any content, or None."""
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _after(flag: str, words: list[str]) -> str | None:
+    following = words[words.index(flag) + 1 :] if flag in words else []
+    return following[0] if following else None
+
+
+def _end_of_ours(words: list[str]) -> int:
+    """Where the launcher's own words end and the script's begin."""
+    return words.index("--") if "--" in words else len(words)
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return min(max(value, 0), _MOST)
+    if not (isinstance(value, str) and value.isascii() and value.isdigit()):
+        return None
+    return min(int(value), _MOST) if len(value) < 20 else _MOST  # Python refuses to read thousands of digits

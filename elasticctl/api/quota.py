@@ -1,0 +1,227 @@
+"""Who holds what of a shared cluster, who waits for whom and why: from quotas and jobs' shares, for all who show it.
+
+The command line and the dashboard tell the same because both ask here. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import SpecError
+from elasticctl.api.gpu_types import GPU_TYPES
+from elasticctl.api.spec import API_VERSION, ElasticJob
+from elasticctl.api.text import did_you_mean, listed, shown
+
+KIND = "ElasticQuota"
+PLURAL = "elasticquotas"
+GPU, CPU = "gpu", "cpu"
+POOLS = (*GPU_TYPES, GPU, CPU)
+CPU_SLOTS = "elasticctl.dev/cpu-slots"
+"""What a node offers that has processors to share."""
+HELD = "held"
+"""In the status of a node, beside what is allocatable there: what pods that are no workers hold of it, by resource."""
+MAX_SLOTS = 1_000_000
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One project's part, in slots by kind: guaranteed (missing: 0) and at most (missing: no limit).
+
+    `weight` is its share, beside the other projects', of what nobody is guaranteed or uses.
+    """
+
+    project: str
+    weight: float = 1.0
+    guaranteed: Mapping[str, int] = field(default_factory=dict)
+    limit: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> Quota:
+        """Read an ElasticQuota object of any content; never raises."""
+        spec = _mapping(manifest.get("spec"))
+        weight = spec.get("weight")
+        usable = isinstance(weight, int | float) and not isinstance(weight, bool) and MIN_WEIGHT <= weight <= MAX_WEIGHT
+        return cls(
+            project=str(_mapping(manifest.get("metadata")).get("name", "")),
+            weight=float(weight) if usable and weight is not None else 1.0,
+            guaranteed=_slots(spec.get("guaranteed")),
+            limit=_slots(spec.get("limit")),
+        )
+
+    def to_manifest(self) -> Manifest:
+        """The object as it is stored."""
+        spec = {"weight": self.weight, "guaranteed": dict(self.guaranteed), "limit": dict(self.limit)}
+        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.project}, "spec": spec}
+
+
+def check_quota(manifest: object) -> Quota:
+    """Refuse what cannot be stored as an ElasticQuota; SpecError names the field, the value and what would do."""
+    if not isinstance(manifest, Mapping):
+        raise SpecError(f"an {KIND} is a mapping, not {type(manifest).__name__}")
+    for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if manifest.get(name) != wanted:
+            raise SpecError(f"must be {wanted!r}, not {shown(manifest.get(name))}", path=name)
+    spec = _mapping(manifest.get("spec"))
+    weight = spec.get("weight", 1)
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise SpecError(f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {shown(weight)}", path="spec.weight")
+    for part in ("guaranteed", "limit"):
+        _check_slots(spec.get(part, {}), f"spec.{part}")
+    quota = Quota.from_manifest(manifest)
+    for pool, slots in quota.guaranteed.items():
+        if slots > quota.limit.get(pool, math.inf):
+            raise SpecError(
+                f"{slots} {pool} are guaranteed, and the limit is {quota.limit[pool]}", path=f"spec.guaranteed.{pool}"
+            )
+    return quota
+
+
+def _check_slots(given: object, path: str) -> None:
+    if not isinstance(given, Mapping):
+        raise SpecError(f"must be a mapping of kinds to numbers, not {shown(given)}", path=path)
+    for pool, slots in given.items():
+        if pool not in POOLS:
+            near = did_you_mean(str(pool), POOLS)
+            raise SpecError(f"{shown(pool)} is not {listed(POOLS)}{near}", path=path)
+        if not isinstance(slots, int) or isinstance(slots, bool) or not 0 <= slots <= MAX_SLOTS:
+            raise SpecError(f"must be a whole number from 0 to {MAX_SLOTS}, not {shown(slots)}", path=f"{path}.{pool}")
+
+
+def _slots(given: object) -> dict[str, int]:
+    items = _mapping(given).items()
+    return {str(k): v for k, v in items if isinstance(v, int) and not isinstance(v, bool) and v >= 0}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one job has, in slots of a pool, and why; `job` is its name, `project` its namespace.
+
+    `pool_slots` is how many slots the pool has, as the job was last told; 0: it was not.
+    """
+
+    project: str
+    job: str
+    pool: str
+    workers: int
+    wanted: int
+    slots: int
+    borrowed: int
+    reason: str
+    message: str
+    change: str
+    pool_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A project's part of a pool, in slots; `limit` None: none. `waiting` counts its jobs that have nothing.
+
+    `unused` is what is guaranteed to it and not held by right: its own whenever its jobs ask for it, lent until then.
+    """
+
+    project: str
+    pool: str
+    weight: float
+    held: int
+    guaranteed: int
+    limit: int | None
+    borrowed: int
+    unused: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """A pool as a whole: `held` of its `slots`, and `free`; None where that is not known.
+
+    Slots count that an autoscaler may add, as it was said how many. Nobody knows how many there are where nobody holds
+    any, nor how many are free where not all jobs may be seen.
+    """
+
+    pool: str
+    unit: str
+    held: int
+    slots: int | None
+    free: int | None
+
+
+def held_of(job: ElasticJob) -> Held | None:
+    """What a job has; None for one that has ended, or in which sharing has no say."""
+    share = job.status.share
+    if share is None or job.status.phase.terminal or not share.pool:
+        return None
+    return Held(
+        project=job.namespace,
+        job=job.name,
+        pool=share.pool,
+        workers=share.workers,
+        wanted=job.desired,
+        slots=share.workers * share.slots_per_worker,
+        borrowed=share.borrowed * share.slots_per_worker,
+        reason=share.reason,
+        message=share.message,
+        change=share.change,
+        pool_slots=share.pool_slots,
+    )
+
+
+def held_by(jobs: Iterable[ElasticJob]) -> list[Held]:
+    """What each job has that shares, by project, pool and name."""
+    found = (item for item in map(held_of, jobs) if item is not None)
+    return sorted(found, key=lambda item: (item.project, item.pool, item.job))
+
+
+def holdings(quotas: Iterable[Manifest], held: Iterable[Held]) -> list[Holding]:
+    """A row for each project and pool that either a quota or a job names."""
+    known = {quota.project: quota for quota in map(Quota.from_manifest, quotas)}
+    mine: defaultdict[tuple[str, str], list[Held]] = defaultdict(list)
+    for item in held:
+        mine[item.project, item.pool].append(item)
+    named = {(quota.project, pool) for quota in known.values() for pool in (*quota.guaranteed, *quota.limit)}
+    return [
+        _holding(project, pool, known.get(project, Quota(project)), mine.get((project, pool), ()))
+        for project, pool in sorted(named | mine.keys())
+    ]
+
+
+def stocks(rows: Iterable[Holding], held: Iterable[Held], *, all_seen: bool) -> list[Stock]:
+    """A line for each pool of `rows`; `all_seen`: no job's part of it is missing."""
+    sizes: dict[str, int] = {}
+    for item in held:
+        if item.pool_slots:  # they hear of nodes that come and go one by one: the least is sure to be there
+            sizes[item.pool] = min(item.pool_slots, sizes.get(item.pool, item.pool_slots))
+    taken: defaultdict[str, int] = defaultdict(int)
+    for row in rows:
+        taken[row.pool] += row.held
+    found = []
+    for pool, slots_held in sorted(taken.items()):
+        slots = sizes.get(pool)
+        free = max(0, slots - slots_held) if slots is not None and all_seen else None
+        found.append(Stock(pool, "CPU slot" if pool == CPU else "GPU", slots_held, slots, free))
+    return found
+
+
+def _holding(project: str, pool: str, quota: Quota, mine: Sequence[Held]) -> Holding:
+    held, borrowed = sum(item.slots for item in mine), sum(item.borrowed for item in mine)
+    guaranteed = quota.guaranteed.get(pool, 0)
+    return Holding(
+        project=project,
+        pool=pool,
+        weight=quota.weight,
+        held=held,
+        guaranteed=guaranteed,
+        limit=quota.limit.get(pool),
+        borrowed=borrowed,
+        unused=max(0, guaranteed - (held - borrowed)),
+        waiting=sum(item.workers == 0 for item in mine),
+    )

@@ -1,0 +1,386 @@
+"""The job as it is asked for: `JobSpec` (what a researcher types) and `ElasticJob` (what the controller acts on).
+
+A `JobSpec` is rendered to an ElasticJob manifest by a job template (`api.manifests`); the manifest is the one
+format on disk, on the wire and in the cluster. `ElasticJob.from_manifest` reads the part of it that decides how many
+workers there should be and what to do when one ends. `Pod` is a worker as the cluster reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from elasticctl.api.codec import Manifest as Manifest
+from elasticctl.api.codec import Timestamp, camel, from_json, from_rfc3339
+from elasticctl.api.status import JobStatus
+
+E = TypeVar("E", bound=StrEnum)
+
+GROUP = "elastic.pytorch.org"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "ElasticJob"
+PLURAL = "elasticjobs"
+WORKER_CONTAINER = "elasticjob-worker"
+
+LABEL_GROUP = "group-name"
+LABEL_JOB = "job-name"
+LABEL_TYPE = "replica-type"
+LABEL_INDEX = "replica-index"
+ANNOTATION_SCALED_BY = f"{GROUP}/scaled-by"
+ANNOTATION_NOTIFY = f"{GROUP}/notify"
+"""Where the job's news goes: a reference to a webhook's URL (`elasticctl.api.notifications`)."""
+ANNOTATION_RERUN_OF = f"{GROUP}/rerun-of"
+"""The name of the job that a rerun repeats."""
+ANNOTATION_MOVING_TO = f"{GROUP}/moving-to"
+"""`CONTEXT URL` that a move has begun to."""
+ANNOTATION_MOVED_TO = f"{GROUP}/moved-to"
+ANNOTATION_MOVED_FROM = f"{GROUP}/moved-from"
+"""`CONTEXT URL` at which the job went on, and from which it came."""
+ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
+"""Which search for capacity made the job: no other may take it back."""
+ANNOTATION_PREEMPTED = f"{GROUP}/preempted"
+"""On a pod that `preempt` is about to delete: it ends as one does whose machine is taken back."""
+ANNOTATION_ADMITTED = f"{GROUP}/admitted"
+"""The uid of the Workload by whose admission the controller started the job."""
+KUEUE = "kueue.x-k8s.io"
+QUEUE_LABEL = f"{KUEUE}/queue-name"
+"""On a job that Kueue admits: the built-in sharing leaves it alone."""
+PRIORITY_CLASS_LABEL = f"{KUEUE}/priority-class"
+"""On such a job: its rank there."""
+
+DEFAULT_BACKOFF_LIMIT = 3
+MAX_WORKERS = 2_000  # the roster of all workers has to fit an object of the API server (1.5 MB)
+MAX_PRIORITY = 1_000
+MAX_SECONDS = 10 * 365 * 86_400.0  # longer times than this mean "for ever", and stay within what a date can hold
+
+
+class RestartPolicy(StrEnum):
+    """What an ended worker means for the job; see docs/elasticjob.md."""
+
+    EXIT_CODE = "ExitCode"
+    ON_FAILURE = "OnFailure"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which workers are removed once the job is over."""
+
+    NONE = "None"
+    RUNNING = "Running"
+    ALL = "All"
+
+
+class PodPhase(StrEnum):
+    """Kubernetes' pod phases."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One training job in a researcher's words: what a job template renders.
+
+    `command` is the script and its arguments as the launcher runs them; `workers` x `gpus_per_worker` = all GPUs
+    (`gpus_per_worker` 0: CPU ranks); `automatic`: how many is chosen between the bounds. `gpu_type` is a name of
+    `elasticctl.api.gpu_types`; `storage` is a URL; times are in seconds. A worker runs on a node that fits any one of
+    `node_terms`: label -> the values that do (none: the label must be absent).
+
+    `workspace` is `URL#DIGEST` of the folder that goes along, `workspace_from` its path where it was submitted. Of
+    `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    namespace: str = "default"
+    workers: int = 1
+    min_workers: int | None = None
+    max_workers: int | None = None
+    automatic: bool = False
+    priority: int = 0
+    suspend: bool = False
+    ranks_per_worker: int = 1
+    gpus_per_worker: int = 0
+    gpu_type: str = ""
+    spot: bool = True
+    provider: str = "local"
+    image: str = ""
+    service_account: str = ""
+    working_dir: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    secret_env: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    storage: str = ""
+    workspace: str = ""
+    workspace_from: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_terms: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+    tolerations: tuple[Mapping[str, str], ...] = ()
+    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    backoff_limit: int = DEFAULT_BACKOFF_LIMIT
+    deadline_s: int | None = None
+    hang_timeout_s: int | None = None
+    ttl_s: int | None = None
+    grace_s: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRef:
+    """One incarnation of a worker, named for removal: the name alone would hit its successor too."""
+
+    name: str = ""
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`spec.policy`, ours: times in seconds. The hang timeout is torch's own default for a collective."""
+
+    backoff_seconds: float = 1.0
+    backoff_max_seconds: float = 60.0
+    straggler_seconds: float = 30.0
+    hang_timeout_seconds: float = 1800.0
+
+
+class PodGroups(StrEnum):
+    """Schedulers that start a group of pods together, by the PodGroup that they know."""
+
+    VOLCANO = "Volcano"
+    COSCHEDULING = "Coscheduling"
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """`spec.sharing`: is the number of workers chosen for the job, and whom does it outrank (higher: more)?
+
+    `pod_group`: the scheduler, not ours, that is to start the minimum of them together.
+    """
+
+    automatic: bool = False
+    priority: int = 0
+    pod_group: PodGroups | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticJob:
+    """An ElasticJob object as the controller sees it; `template` is the pod template, opaque here.
+
+    Built leniently: out-of-range numbers are clamped, so `0 <= min <= desired <= max <= MAX_WORKERS` always holds.
+    `desired` is how many workers the job would have at best; of a job of automatic size, as many as it may.
+    `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `contradiction`: the numbers where they had to
+    be clamped, as a server without CEL lets anything pass. `queue` is Kueue's, if it is to admit the job;
+    `priority_class` is its rank there, and `admitted` the Workload that it was started by. `held`, which no object has,
+    says why the job is kept suspended though its owner wants it to run.
+    """
+
+    name: str = ""
+    namespace: str = "default"
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    created_at: Timestamp | None = None
+    deleting: bool = False
+    desired: int = 0
+    min: int = 0
+    max: int = 0
+    bounded: bool = False
+    contradiction: str = ""
+    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
+    backoff_limit: int = DEFAULT_BACKOFF_LIMIT
+    deadline_s: float | None = None
+    ttl_s: float | None = None
+    suspend: bool = False
+    cancel: bool = False
+    rdzv_endpoint: str = ""
+    remove_workers: tuple[WorkerRef, ...] = ()
+    policy: Policy = Policy()
+    sharing: Sharing = Sharing()
+    queue: str = ""
+    priority_class: str = ""
+    admitted: str = ""
+    held: str = ""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    scaled_by: str = ""
+    moving_to: str = ""
+    moved_to: str = ""
+    notify: str = ""
+    status: JobStatus = JobStatus()
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def bounds(self) -> str:
+        """`1-4`: the fewest and the most workers it trains with; `1+` where it names no most."""
+        return f"{self.min}-{self.max}" if self.bounded else f"{self.min}+"
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> ElasticJob:
+        """Read an ElasticJob object of any content; never raises."""
+        meta, spec = _mapping(manifest.get("metadata")), _mapping(manifest.get("spec"))
+        worker = _mapping(_mapping(spec.get("replicaSpecs")).get("Worker"))
+        replicas = _count(worker.get("replicas"), 1)
+        top = min(_count(spec.get("maxReplicas"), max(replicas, _count(spec.get("minReplicas"), 0))), MAX_WORKERS)
+        asked = _count(spec.get("minReplicas"), replicas)
+        low = min(asked, top)
+        amiss = "" if asked <= replicas <= top else f"minReplicas {asked}, {replicas} replicas, maxReplicas {top}"
+        sharing = from_json(Sharing, spec.get("sharing"))
+        return cls(
+            name=_text(meta.get("name")),
+            namespace=_text(meta.get("namespace")) or "default",
+            uid=_text(meta.get("uid")),
+            resource_version=_text(meta.get("resourceVersion")),
+            generation=_count(meta.get("generation"), 0),
+            created_at=from_rfc3339(meta.get("creationTimestamp")),
+            deleting=meta.get("deletionTimestamp") is not None,
+            desired=top if sharing.automatic else min(max(replicas, low), top),
+            min=low,
+            max=top,
+            bounded=spec.get("maxReplicas") is not None,
+            contradiction=amiss,
+            restart_policy=_member(RestartPolicy, worker.get("restartPolicy"), RestartPolicy.ON_FAILURE),
+            clean_pod_policy=_member(CleanPodPolicy, spec.get("cleanPodPolicy"), CleanPodPolicy.NONE),
+            backoff_limit=_count(spec.get("backoffLimit"), DEFAULT_BACKOFF_LIMIT),
+            deadline_s=_seconds(spec.get("activeDeadlineSeconds")),
+            ttl_s=_seconds(spec.get("ttlSecondsAfterFinished")),
+            suspend=spec.get("suspend") is True,
+            cancel=spec.get("cancel") is True,
+            rdzv_endpoint=_text(spec.get("rdzvEndpoint")),
+            remove_workers=tuple(from_json(WorkerRef, ref) for ref in _sequence(spec.get("removeWorkers"))),
+            policy=_policy(_mapping(spec.get("policy"))),
+            sharing=replace(sharing, priority=min(max(sharing.priority, -MAX_PRIORITY), MAX_PRIORITY)),
+            queue=_text(_mapping(meta.get("labels")).get(QUEUE_LABEL)),
+            priority_class=_text(_mapping(meta.get("labels")).get(PRIORITY_CLASS_LABEL)),
+            admitted=_text(_mapping(meta.get("annotations")).get(ANNOTATION_ADMITTED)),
+            template=_mapping(worker.get("template")),
+            scaled_by=_text(_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
+            moving_to=_text(_mapping(meta.get("annotations")).get(ANNOTATION_MOVING_TO)),
+            moved_to=_text(_mapping(meta.get("annotations")).get(ANNOTATION_MOVED_TO)),
+            notify=_text(_mapping(meta.get("annotations")).get(ANNOTATION_NOTIFY)),
+            status=from_json(JobStatus, manifest.get("status")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One worker's pod as observed; `index` is None when its labels are garbage.
+
+    `message` is the container's termination message (a `Failure` as JSON when our launcher wrote it).
+    """
+
+    name: str
+    uid: str
+    index: int | None
+    owner_uid: str
+    phase: PodPhase
+    created_at: Timestamp | None = None
+    started_at: Timestamp | None = None
+    finished_at: Timestamp | None = None
+    deleting: bool = False
+    node: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    disruption_target: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """True once no container of it will run again."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> Pod:
+        """Read a Kubernetes Pod object of any content; never raises."""
+        meta, status = _mapping(manifest.get("metadata")), _mapping(manifest.get("status"))
+        owner = next(
+            (_mapping(ref) for ref in _sequence(meta.get("ownerReferences")) if _mapping(ref).get("controller")), {}
+        )
+        spec = _mapping(manifest.get("spec"))
+        ended = _mapping(_mapping(_worker_status(spec, status).get("state")).get("terminated"))
+        exit_code = ended.get("exitCode")
+        return cls(
+            name=_text(meta.get("name")),
+            uid=_text(meta.get("uid")),
+            index=_index(_mapping(meta.get("labels")).get(LABEL_INDEX)),
+            owner_uid=_text(owner.get("uid")),
+            phase=_member(PodPhase, status.get("phase"), PodPhase.PENDING),
+            created_at=from_rfc3339(meta.get("creationTimestamp")),
+            started_at=from_rfc3339(status.get("startTime")),
+            finished_at=from_rfc3339(ended.get("finishedAt")),
+            deleting=meta.get("deletionTimestamp") is not None,
+            node=_text(spec.get("nodeName")),
+            exit_code=exit_code if isinstance(exit_code, int) else None,
+            reason=_text(status.get("reason")) or _text(ended.get("reason")),
+            message=_text(ended.get("message")) or _text(status.get("message")),
+            disruption_target=ANNOTATION_PREEMPTED in _mapping(meta.get("annotations"))
+            or any(
+                _mapping(item).get("type") == "DisruptionTarget" and _mapping(item).get("status") == "True"
+                for item in _sequence(status.get("conditions"))
+            ),
+        )
+
+
+def worker_name(job: str, index: int) -> str:
+    """The pod's name, and its Service's, as TorchElastic had it."""
+    return f"{job}-worker-{index}"
+
+
+def worker_labels(job: str, index: int) -> dict[str, str]:
+    """TorchElastic's four labels."""
+    return {LABEL_GROUP: GROUP, LABEL_JOB: job, LABEL_TYPE: "worker", LABEL_INDEX: str(index)}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+
+
+def _seconds(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        return None
+    return float(min(value, MAX_SECONDS))
+
+
+def _policy(data: Mapping[str, Any]) -> Policy:
+    given = {f.name: _seconds(data.get(camel(f.name))) for f in fields(Policy)}
+    return Policy(**{name: value for name, value in given.items() if value is not None})
+
+
+def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Status of the worker's container; the statuses come in another order than the containers of the spec."""
+    names = [_mapping(item).get("name") for item in _sequence(spec.get("containers"))]
+    wanted = WORKER_CONTAINER if WORKER_CONTAINER in names or not names else names[0]
+    statuses = [_mapping(item) for item in _sequence(status.get("containerStatuses"))]
+    return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
+
+
+def _index(value: object) -> int | None:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6 else None
+
+
+def _member(kind: type[E], value: object, default: E) -> E:
+    return next((member for member in kind if member.value == value), default)

@@ -1,0 +1,371 @@
+"""What a job's status tells: the words the controller writes and the CLI reads.
+
+Times are `Timestamp`s: seconds since the epoch, UTC. Durations are seconds. All of it is stored as the `status` of the
+ElasticJob object through `elasticctl.api.codec`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from elasticctl.api.codec import Timestamp
+
+T = TypeVar("T")
+
+MAX_POINTS = 120
+"""Some 4 KB of JSON with two metrics, and as many points as a small chart can show apart."""
+MAX_METRICS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points in order of time, as columns: `at_s` is seconds after `since`, `samples_per_s` over the whole group.
+
+    A column that began later is shorter: its last value belongs to the last point, and so on backwards.
+    """
+
+    since: Timestamp | None = None
+    at_s: tuple[float, ...] = ()
+    step: tuple[int, ...] = ()
+    samples_per_s: tuple[float, ...] = ()
+    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+def extended(
+    curve: Curve, at: Timestamp | None, step: int | None, samples_per_s: float | None, metrics: Mapping[str, float]
+) -> Curve:
+    """The curve with one more point; the same one where the point is not later, or says nothing.
+
+    Beyond `MAX_POINTS` the point goes whose neighbours are nearest to each other in time: what is left is spread
+    evenly, however the points came. The first and the last always stay.
+    """
+    if at is None or step is None:
+        return curve
+    since = at if curve.since is None else curve.since
+    at_s = round(at - since, 1)
+    if curve.at_s and at_s < curve.at_s[-1]:
+        return curve
+    if curve.at_s and at_s == curve.at_s[-1]:
+        curve = _without(curve, len(curve.at_s) - 1)
+    known = {name: values for name, values in curve.metrics.items() if values}
+    names = [*known, *(name for name in metrics if name not in known)][:MAX_METRICS]
+    longer = Curve(
+        since=since,
+        at_s=(*curve.at_s, at_s),
+        step=(*curve.step, step),
+        samples_per_s=_longer(curve.samples_per_s, samples_per_s),
+        metrics={name: _longer(known.get(name, ()), metrics.get(name)) for name in names},
+    )
+    return longer if len(longer.at_s) <= MAX_POINTS else _without(longer, _least(longer.at_s))
+
+
+def _longer(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:
+    """With one more value; a number that was not told this time is what it was."""
+    if value is None:
+        return (*column, column[-1]) if column else column
+    rounded = float(f"{value:.5g}")
+    # The largest floats round up to infinity, which JSON cannot hold; scripts begin a best loss with them.
+    return (*column, rounded if math.isfinite(rounded) else value)
+
+
+def _least(at_s: tuple[float, ...]) -> int:
+    """Which inner point says least."""
+    return min(range(1, len(at_s) - 1), key=lambda i: at_s[i + 1] - at_s[i - 1])
+
+
+def _without(curve: Curve, point: int) -> Curve:
+    from_end = point - len(curve.at_s)
+    return Curve(
+        since=curve.since,
+        at_s=_cut(curve.at_s, from_end),
+        step=_cut(curve.step, from_end),
+        samples_per_s=_cut(curve.samples_per_s, from_end),
+        metrics={name: _cut(values, from_end) for name, values in curve.metrics.items()},
+    )
+
+
+def _cut(column: tuple[T, ...], from_end: int) -> tuple[T, ...]:
+    """Without the value so far from the end; as it is where it does not reach back to there."""
+    if -from_end > len(column):
+        return column
+    return column[:from_end] + column[len(column) + from_end + 1 :]
+
+
+class Phase(StrEnum):
+    """Where a job is in its life."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """True when the job will never run again."""
+        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
+
+
+class Cause(StrEnum):
+    """Why a worker ended; one per worker, decided by `elasticctl_controller.core.classify`.
+
+    Decided once, but that an unresponsive one becomes `NODE_LOST` when its node is found lost.
+    """
+
+    SCALED_IN = "ScaledIn"
+    PREEMPTED = "Preempted"
+    EVICTED = "Evicted"
+    NODE_LOST = "NodeLost"
+    DELETED = "Deleted"
+    OOM_KILLED = "OOMKilled"
+    KILLED = "Killed"
+    COLLATERAL = "Collateral"
+    STUCK = "Stuck"
+    UNRESPONSIVE = "Unresponsive"
+    APPLICATION = "ApplicationError"
+    COMPLETED = "Completed"
+
+    @property
+    def counted(self) -> bool:
+        """True when it uses up the job's `backoffLimit`."""
+        return self in (Cause.APPLICATION, Cause.OOM_KILLED, Cause.STUCK)
+
+    @property
+    def interruption(self) -> bool:
+        """True when training was disturbed: neither our own removal nor success."""
+        return self not in (Cause.SCALED_IN, Cause.COMPLETED)
+
+
+class ConditionType(StrEnum):
+    """TorchElastic's condition types, plus Suspended."""
+
+    CREATED = "Created"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    SUSPENDED = "Suspended"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One entry of `status.conditions`; `status` is "True" or "False"."""
+
+    type: str = ""
+    status: str = "False"
+    reason: str = ""
+    message: str = ""
+    last_update_time: Timestamp | None = None
+    last_transition_time: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """TorchElastic's counts of one replica type."""
+
+    active: int = 0
+    succeeded: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker the controller knows of: the roster that makes every ending counted exactly once.
+
+    `removal` says why we remove it (ScaledIn, Suspended, Finished) and is stored before we do; `cause` and `ended_at`
+    once its end has been counted.
+    """
+
+    name: str = ""
+    uid: str = ""
+    index: int = 0
+    phase: str = ""
+    node: str = ""
+    started_at: Timestamp | None = None
+    removal: str = ""
+    cause: Cause | None = None
+    ended_at: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a rank failed; the launcher writes it as JSON to the worker's termination message.
+
+    `verdict` says whose fault it was as far as the launcher knows: "application", "collateral", "stuck", "killed" or
+    "preempted".
+    """
+
+    verdict: str = ""
+    worker: str = ""
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str = ""
+    error: str = ""
+    last_lines: tuple[str, ...] = ()
+    generation: int = 0
+    at: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """One loss of a worker and what it cost; `recovered_at` is the first optimizer step of the group after it.
+
+    `first_step_wait_s` = recovered_at - at; `steps_redone` is how many optimizer steps had to be done again.
+    """
+
+    at: Timestamp | None = None
+    worker: str = ""
+    uid: str = ""
+    cause: Cause | None = None
+    message: str = ""
+    exit_code: int | None = None
+    generation: int = 0
+    recovered_at: Timestamp | None = None
+    recovery_s: float | None = None
+    steps_redone: int | None = None
+
+
+class ScalingPhase(StrEnum):
+    """How far a scaling is: under way, done, or overtaken by the next one."""
+
+    IN_PROGRESS = "InProgress"
+    DONE = "Done"
+    SUPERSEDED = "Superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """One change of the wanted number of workers, on whose wish, and what for (`message`).
+
+    `done_at` is when that many were training.
+    """
+
+    at: Timestamp | None = None
+    from_workers: int = 0
+    to_workers: int = 0
+    by: str = ""
+    phase: ScalingPhase | None = None
+    message: str = ""
+    done_at: Timestamp | None = None
+    recovery_s: float | None = None
+    steps_redone: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One incarnation of the training group, as the rendezvous saw it.
+
+    `opened_at`: the old group was told to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
+    optimizer step was reported. `resumed_step` is the step restored from, `last_step` the highest step reported.
+    """
+
+    generation: int = 0
+    workers: tuple[str, ...] = ()
+    reason: str = ""
+    opened_at: Timestamp | None = None
+    formed_at: Timestamp | None = None
+    first_step_at: Timestamp | None = None
+    resumed_step: int | None = None
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training is. `samples_per_s` is over the whole group; `metrics` are the user's own numbers."""
+
+    at: Timestamp | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    total_epochs: int | None = None
+    samples_per_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatus:
+    """The newest committed checkpoint and how many this job has committed."""
+
+    step: int | None = None
+    at: Timestamp | None = None
+    committed: int = 0
+    url: str = ""
+    size_bytes: int | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pause before failed workers are made again; `failures` in a row set its length."""
+
+    failures: int = 0
+    until: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What sharing lets the job have: how many workers, and how many of them are lent by other projects.
+
+    Each worker takes `slots_per_worker` of the pool, which has `pool_slots` in all (told to jobs that have workers
+    only; 0: not told). `reason` is one word and `message` a sentence without a subject, `change` is what the last
+    change was for; `since` is when the number was decided.
+    """
+
+    workers: int = 0
+    borrowed: int = 0
+    pool: str = ""
+    slots_per_worker: int = 1
+    pool_slots: int = 0
+    reason: str = ""
+    message: str = ""
+    change: str = ""
+    since: Timestamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The whole story of a job.
+
+    `restarts` counts ended workers by cause (all of them, for the life of the job); `interruptions`, `scalings` and
+    `generations` keep the last few entries only. `failures` counts those that used up the budget. `growth` says why
+    workers that are ready are not in the group yet. `worker_seconds` is how long the ended workers ran, by capacity
+    (`spot`, `onDemand`, or `unknown`).
+    """
+
+    phase: Phase = Phase.PENDING
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    replica_statuses: Mapping[str, ReplicaStatus] = field(default_factory=dict)
+    replicas: int = 0
+    desired: int = 0
+    min: int = 0
+    max: int = 0
+    active: int = 0
+    share: Share | None = None
+    growth: str = ""
+    selector: str = ""
+    start_time: Timestamp | None = None
+    completion_time: Timestamp | None = None
+    last_reconcile_time: Timestamp | None = None
+    workers: tuple[WorkerStatus, ...] = ()
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    failures: int = 0
+    steps_redone: int = 0
+    worker_seconds: Mapping[str, float] = field(default_factory=dict)
+    backoff: Backoff = Backoff()
+    interruptions: tuple[Interruption, ...] = ()
+    scalings: tuple[Scaling, ...] = ()
+    generation: int = 0
+    generations: tuple[Generation, ...] = ()
+    progress: Progress = Progress()
+    curve: Curve = Curve()
+    checkpoint: CheckpointStatus = CheckpointStatus()
+    first_failure: Failure | None = None

@@ -1,0 +1,186 @@
+"""ElasticJob manifests as text: read, checked against the CRD's own schema, and written.
+
+The rules are those of `elasticctl_controller/deploy/crd.yaml`, loaded as package data, plus what an API server does by
+itself: object metadata, refusal of unknown fields, and the CEL rules (checked by hand: old servers do not know them).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from elasticctl.api.errors import SpecError
+from elasticctl.api.spec import API_VERSION, KIND, Manifest
+from elasticctl.api.text import did_you_mean, listed, shown
+from elasticctl.api.yamltext import Document, FieldPath, dump, format_path, parse
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
+    from jsonschema.protocols import Validator
+
+__all__ = ["Document", "crd", "dump", "load", "parse", "validate"]
+
+_MISSING = "required, but missing"
+_OPEN = "x-kubernetes-preserve-unknown-fields"
+_TYPES = {
+    "object": "a mapping",
+    "array": "a list",
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+}
+
+
+def load(text: str | bytes, source: str = "") -> Manifest:
+    """Read and check one manifest; SpecError names the field and line of the first thing wrong."""
+    document = parse(text, source)
+    validate(document)
+    manifest: Manifest = document.data
+    return manifest
+
+
+def validate(document: Document) -> None:
+    """Check a manifest; SpecError names the field and line of the first thing wrong and counts the others."""
+    if not isinstance(document.data, dict):
+        what = "the file is empty" if document.data is None else f"must be a mapping, not {shown(document.data)}"
+        raise SpecError(f"{what}; an {KIND} manifest is wanted", line=document.line(()), source=document.source)
+    # A misspelt field often makes another one missing: the misspelling is the one to show.
+    problems = sorted(_problems(document.data), key=lambda found: (found[1] == _MISSING, document.line(found[0]) or 0))
+    if not problems:
+        return
+    path, message = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    raise SpecError(
+        message + more, path=format_path(path), line=document.line(path), source=document.source or "manifest"
+    )
+
+
+@functools.cache
+def crd() -> Mapping[str, Any]:
+    """The CustomResourceDefinition shipped with the controller."""
+    text = resources.files("elasticctl_controller").joinpath("deploy", "crd.yaml").read_text("utf-8")
+    found: Mapping[str, Any] = parse(text, "crd.yaml").data
+    return found
+
+
+def _problems(manifest: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
+    """Everything wrong with a manifest, as (path, message)."""
+    for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if key in manifest and manifest[key] != wanted:
+            yield (key,), f"must be {shown(wanted)}, not {shown(manifest[key])}"
+    sound = True
+    for error in _validator().iter_errors(manifest):
+        sound = False
+        yield from _explain(error)
+    if sound:
+        yield from _limits(manifest["spec"])
+
+
+def _limits(spec: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
+    """The CEL rules of the CRD, in Python."""
+    low, high = spec.get("minReplicas"), spec.get("maxReplicas")
+    replicas = spec["replicaSpecs"]["Worker"].get("replicas", 1)
+    where = ("spec", "replicaSpecs", "Worker", "replicas")
+    if low is not None and high is not None and low > high:
+        yield ("spec", "minReplicas"), f"{low} is more than maxReplicas, {high}"
+    elif low is not None and replicas < low:
+        yield where, f"{replicas} is less than minReplicas, {low}"
+    elif high is not None and replicas > high:
+        yield where, f"{replicas} is more than maxReplicas, {high}"
+
+
+@functools.cache
+def _validator() -> Validator:
+    # jsonschema takes longer to import than all of the command line together, and few verbs need it.
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    schema = _closed(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
+    schema["properties"]["metadata"] = _metadata(schema["properties"]["metadata"])
+    # JSON schema counts 2.0 among the integers; Kubernetes does not.
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    checker: Validator = extend(Draft202012Validator, type_checker=types)(schema)  # type: ignore[no-untyped-call]
+    return checker
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A structural schema as plain JSON schema: fields that it does not name are refused unless it keeps them."""
+    closed = {key: value for key, value in schema.items() if not key.startswith("x-")}
+    if "pattern" in schema:
+        # Python's $ lets a last newline pass.
+        closed["pattern"] = schema["pattern"].removesuffix("$") + r"\Z"
+    if "properties" in schema:
+        closed["properties"] = {name: _closed(inner) for name, inner in schema["properties"].items()}
+        if not schema.get(_OPEN):
+            closed["additionalProperties"] = False
+    if "items" in schema:
+        closed["items"] = _closed(schema["items"])
+    return closed
+
+
+def _metadata(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Kubernetes' ObjectMeta, which a CRD must not spell out, with the CRD's rules for the name."""
+    texts = {"type": "object", "additionalProperties": {"type": "string"}}
+    label = {"type": "string", "maxLength": 63, "pattern": r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?\Z"}
+    namespace = {
+        "type": "string",
+        "maxLength": 63,
+        "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z",
+        "description": "lower-case letters, digits and '-'",
+    }
+    # What a server adds is accepted, so that the output of one command is the input of another.
+    added = ("uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "selfLink", "generateName")
+    properties = {
+        **{name: {"type": "string"} for name in added},
+        "generation": {"type": "integer"},
+        "deletionGracePeriodSeconds": {"type": "integer"},
+        "ownerReferences": {"type": "array", "items": {"type": "object"}},
+        "managedFields": {"type": "array", "items": {"type": "object"}},
+        "finalizers": {"type": "array", "items": {"type": "string"}},
+        "annotations": texts,
+        "labels": {"type": "object", "additionalProperties": label},
+        "namespace": namespace,
+        **named["properties"],
+    }
+    return {"type": "object", "required": ["name"], "properties": properties, "additionalProperties": False}
+
+
+def _explain(error: ValidationError) -> Iterator[tuple[FieldPath, str]]:
+    """One jsonschema error as (path, message) of each field that is wrong."""
+    path: FieldPath = tuple(error.absolute_path)
+    rule = str(error.validator)
+    limit: Any = error.validator_value
+    value: Any = error.instance
+    schema = error.schema if isinstance(error.schema, Mapping) else {}
+    if rule == "additionalProperties":
+        known = schema.get("properties", {})
+        for name in value:
+            if name not in known:
+                yield (*path, name), f"unknown field{did_you_mean(name, known)}"
+    elif rule == "required":
+        # jsonschema reports each missing name in an error of its own; the name is only in its message's quotes.
+        name = next(name for name in limit if name not in value and error.message.startswith(repr(name)))
+        yield (*path, name), _MISSING
+    else:
+        yield path, _expected(rule, limit, value, schema)
+
+
+def _expected(rule: str, limit: Any, value: Any, schema: Mapping[str, Any]) -> str:
+    """`must be …, not VALUE` for a rule about one value."""
+    wanted = {
+        "type": f"must be {_TYPES.get(str(limit), limit)}",
+        "minimum": f"must be at least {limit}",
+        "maximum": f"must be at most {limit}",
+        "minLength": "must not be empty",
+        "minItems": "must not be empty",
+        "maxLength": f"must be at most {limit} characters long",
+        "maxItems": f"must be at most {limit} items long",
+        "pattern": f"must be {schema.get('description', f'of the form {limit}')}",
+        "enum": f"must be {listed(map(str, limit))}" if rule == "enum" else "",
+    }.get(rule, f"breaks the rule {rule}: {limit}")
+    near = did_you_mean(value, limit) if rule == "enum" and isinstance(value, str) else ""
+    return f"{wanted}, not {shown(value)}{near}"

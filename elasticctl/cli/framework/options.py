@@ -1,0 +1,183 @@
+"""Options and arguments that several verbs take, each defined once, and the forms that values come in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.text import shown
+
+_DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
+_BYTES = re.compile(r"([0-9]{1,9})([kMGT]?)(i?)B?")
+_OBJECT = r"[a-z0-9](?:[-a-z0-9.]{0,200}[a-z0-9])?"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(
+    rf"(?P<name>{_OBJECT})(?::(?P<key>[-._A-Za-z0-9]{{1,253}})(?:=(?P<variable>{_VARIABLE.pattern}))?)?"
+)
+_MOUNT = re.compile(rf"(?P<claim>{_OBJECT}):(?P<path>/[^\0:]+)")
+_UNIT_S = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Assignment(NamedTuple):
+    """NAME=VALUE."""
+
+    name: str
+    value: str
+
+
+class SecretRef(NamedTuple):
+    """A secret by its name: all its keys (`key` ""), or one as a variable."""
+
+    name: str
+    key: str
+    variable: str
+
+
+class Mount(NamedTuple):
+    """A volume claim, and the absolute path it is to be found at."""
+
+    claim: str
+    path: str
+
+
+def duration(text: str) -> int:
+    """90s, 10m, 2h, 1d, or plain seconds -> whole seconds."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{shown(text)} is not a duration such as 90s, 10m, 2h or 1d.")
+    return int(found[1]) * _UNIT_S[found[2]]
+
+
+def size(text: str) -> int:
+    """500MB, 2GB, 1GiB, or plain bytes -> bytes."""
+    found = _BYTES.fullmatch(text)
+    if found is None or (found[3] and not found[2]):
+        raise typer.BadParameter(f"{shown(text)} is not a size such as 500MB, 2GB or 1GiB.")
+    unit: int = (1024 if found[3] else 1000) ** " kMGT".index(found[2] or " ")
+    return int(found[1]) * unit
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """A parser of whole numbers of at least `low`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < low:
+            raise typer.BadParameter(f"{shown(text)} is not a whole number of at least {low}.")
+        return int(text)
+
+    return parse
+
+
+def assignment(form: str) -> Callable[[str], Assignment]:
+    """A parser of NAME=VALUE; `form` is what the error calls it."""
+
+    def parse(text: str) -> Assignment:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise typer.BadParameter(f"{shown(text)} is not of the form {form}.")
+        return Assignment(name, value)
+
+    return parse
+
+
+def secret_ref(text: str) -> SecretRef:
+    """NAME, NAME:KEY or NAME:KEY=VARIABLE."""
+    found = _SECRET.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{shown(text)} is not of the form NAME, NAME:KEY or NAME:KEY=VARIABLE.")
+    name, key, variable = found["name"], found["key"] or "", found["variable"] or ""
+    if key and not variable and not _VARIABLE.fullmatch(key):
+        raise typer.BadParameter(f"{shown(key)} cannot be the name of a variable; give one: {name}:{key}=VARIABLE.")
+    return SecretRef(name, key, variable or key)
+
+
+def mount(text: str) -> Mount:
+    """CLAIM:/path."""
+    found = _MOUNT.fullmatch(text)
+    if found is None or ".." in found["path"].split("/"):
+        raise typer.BadParameter(f"{shown(text)} is not of the form CLAIM:/path.")
+    return Mount(found["claim"], found["path"])
+
+
+def count(about: str, *, low: int = 1, letter: str = "N", default: bool = False) -> Any:
+    """An option that takes a whole number of at least `low`."""
+    return typer.Option(parser=whole(low), metavar=letter, help=about, show_default=default)
+
+
+def time(about: str) -> Any:
+    """An option that takes a duration; what it is by default is for `about` to say, and not in seconds."""
+    return typer.Option(parser=duration, metavar="TIME", help=about, show_default=False)
+
+
+def assignments(flag: str, form: str, about: str) -> Any:
+    """An option that takes NAME=VALUE, any number of times."""
+    return typer.Option(flag, parser=assignment(form), metavar=form, help=about)
+
+
+def text(about: str, letter: str = "NAME") -> Any:
+    """An option that takes any text; nothing is said of its default, which is empty."""
+    return typer.Option(metavar=letter, help=about, show_default=False)
+
+
+def namespace(about: str) -> Any:
+    """The option that names a namespace."""
+    return typer.Option("-n", "--namespace", metavar="NAME", help=about, show_default=False)
+
+
+def complete_context(incomplete: str) -> list[str]:
+    """The contexts whose names begin so; none where the contexts file cannot be read."""
+    from elasticctl.cli.framework.target import contexts
+
+    try:
+        return [context.name for context in contexts().contexts if context.name.startswith(incomplete)]
+    except ElasticctlError:
+        return []
+
+
+def complete_job(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """The jobs whose names begin so, with their phases; none where the cluster does not answer."""
+    from elasticctl.cli.framework.target import job_names
+
+    where = Where(ctx.params.get("context") or "", ctx.params.get("namespace") or "")
+    try:
+        return [(name, phase) for name, phase in job_names(where) if name.startswith(incomplete)]
+    except ElasticctlError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the command line said about the place; empty: not said."""
+
+    context: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            envvar="ELASTICCTL_CONTEXT",
+            show_envvar=False,
+            show_default=False,
+            autocompletion=complete_context,
+            help="Which context; the current one by default.",
+        ),
+    ] = ""
+    namespace: Annotated[str, namespace("Which namespace; the context's own by default.")] = ""
+
+
+Job = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_job)]
+MaybeJob = Annotated[str | None, typer.Argument(metavar="JOB", autocompletion=complete_job)]
+Jobs = Annotated[tuple[str, ...], typer.Argument(metavar="JOB...", autocompletion=complete_job)]
+
+Form = Literal["table", "wide", "json", "yaml", "name"]
+Output = Annotated[
+    Form,
+    typer.Option("-o", "--output", help="How to print: a table (tab-separated in a pipe), or the whole objects."),
+]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on showing changes.")]
+Timeout = Annotated[int | None, time("Give up after 90s, 10m, 2h (exit code 124).")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]

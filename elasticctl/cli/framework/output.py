@@ -1,0 +1,256 @@
+"""Printing: stdout is data, stderr is talk.
+
+On a terminal a table is aligned and may be coloured; anywhere else it is tab-separated, one line a row. rich is
+imported for a terminal only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from elasticctl.cluster.base import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells under a header.
+
+    `spare` names columns that a terminal does without: those that say nothing, and in a narrow one more of them, the
+    first to go first. `wraps`: the last column may go on in the next line instead of being cut. `facts`: each row is
+    a name and a value, and needs no header on a terminal.
+    """
+
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    spare: tuple[str, ...] = ()
+    wraps: bool = False
+    facts: bool = False
+
+
+DATA_VERSION = "cli.elasticctl/v1"
+"""Of what verbs print as data (docs/json.md); a field that goes or changes its meaning makes a new one."""
+_GAP = 2
+_LEAST_LAST = 24
+"""A last column that is longer than this may be cut before other columns go."""
+_LEAST_NAME = 24
+"""The same of names, which are cut in the middle: those of a sweep differ at their ends."""
+_PHASE_STYLES = {
+    "Running": "green",
+    "Succeeded": "bold green",
+    "Failed": "bold red",
+    "Cancelled": "dim",
+    "Suspended": "yellow",
+    "Restarting": "yellow",
+    "Pending": "cyan",
+}
+
+
+def say(line: str) -> None:
+    """One line of talk."""
+    sys.stderr.write(_encodable(line, sys.stderr) + "\n")
+    sys.stderr.flush()
+
+
+def hint(line: str) -> None:
+    """What to type next, for a person: nothing is said to a program."""
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        say(line)
+
+
+def emit(text: str) -> None:
+    """Text for stdout, with a newline at its end."""
+    sys.stdout.write(_encodable(text, sys.stdout).removesuffix("\n") + "\n")
+
+
+def print_table(table: Table) -> None:
+    """Print a table as the reader of stdout likes it."""
+    if on_terminal():
+        screen = console()
+        screen.print(grid(fitted(table, screen.width)))
+    else:
+        emit(tabbed(table))
+
+
+def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> None:
+    """Print whole objects as json, yaml or names; `one`: the object itself, not a List of it."""
+    if form == "name":
+        for manifest in manifests:
+            emit(manifest["metadata"]["name"])
+        return
+    print_plain(manifests[0] if one else {"apiVersion": "v1", "kind": "List", "items": list(manifests)}, form)
+
+
+def print_data(kind: str, data: Mapping[str, Any], form: str) -> None:
+    """Print what a verb has found out, as json or yaml; `kind` and the version tell programs what they read.
+
+    What is in it is said by docs/schemas/`kind`.json.
+    """
+    print_plain({"apiVersion": DATA_VERSION, "kind": kind, **data}, form)
+
+
+def print_plain(data: Any, form: str) -> None:
+    """Print data as json or yaml."""
+    if form == "json":
+        import json
+
+        emit(json.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        from elasticctl.api.yamltext import dump
+
+        emit(dump(data))
+
+
+def tabbed(table: Table) -> str:
+    """A table for a pipe: cells apart by tabs, a dash for an empty one."""
+    return "\n".join("\t".join(_cell(cell) for cell in row) for row in (table.header, *table.rows))
+
+
+def aligned(table: Table, least: Sequence[int] = (), width: int | None = None) -> tuple[list[str], list[int]]:
+    """A table as plain lines, the header first, and how wide its columns are: at least as wide as `least` says.
+
+    For rows that come one by one, under those that are there. Lines are cut at `width` columns, if it is given.
+    """
+    widths = [max(pair) for pair in zip_longest(_widths(table), least, fillvalue=0)]
+    lines = []
+    for row in (table.header, *table.rows):
+        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=True)]
+        lines.append((" " * _GAP).join(cells).rstrip()[:width])
+    return lines, widths
+
+
+def fitted(table: Table, width: int) -> Table:
+    """The table for a terminal of `width` columns: without spare columns that are empty or find no room.
+
+    Where even that is too wide, names are cut, and then the last column.
+    """
+    for name in table.spare:
+        if name in table.header and not any(row[table.header.index(name)] for row in table.rows):
+            table = _without(table, name)
+    for name in table.spare:
+        if _needed(table) <= width:
+            break
+        if name in table.header:
+            table = _without(table, name)
+    return table if table.wraps else _squeezed(table, width)
+
+
+def grid(table: Table) -> RenderableType:
+    """A table for a terminal: all columns as wide as they need, the last one as wide as there is room."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(
+        box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold", show_header=not table.facts
+    )
+    widths = _widths(Table((), table.rows) if table.facts and table.rows else table)
+    for name, width in zip(table.header[:-1], widths, strict=False):
+        shown.add_column(name, no_wrap=True, overflow="ellipsis", min_width=width, style="dim" if table.facts else "")
+    shown.add_column(table.header[-1], no_wrap=not table.wraps, overflow="fold" if table.wraps else "ellipsis")
+    for row in table.rows:
+        shown.add_row(*(_coloured(Text(cell)) for cell in row))
+    return shown
+
+
+def bar(share: float, width: int, encoding: str | None) -> str:
+    """A share from 0 to 1 as a bar of `width` columns, in characters that the encoding has."""
+    full, empty = ("\u2588", "\u2591") if (encoding or "").lower().replace("-", "").startswith("utf") else ("#", ".")
+    done = int(share * width)
+    return full * done + empty * (width - done)
+
+
+def _coloured(text: Text) -> Text:
+    """A phase at the beginning of a cell in its colour."""
+    word = text.plain.partition("  ")[0]
+    if word in _PHASE_STYLES:
+        text.stylize(_PHASE_STYLES[word], 0, len(word))
+    return text
+
+
+def _without(table: Table, name: str) -> Table:
+    kept = [index for index, title in enumerate(table.header) if title != name]
+    rows = [tuple(row[index] for index in kept) for row in table.rows]
+    return dataclasses.replace(table, header=tuple(table.header[index] for index in kept), rows=rows)
+
+
+def _needed(table: Table) -> int:
+    """How many columns of a terminal the table takes, with its names and its last column cut as far as they may be."""
+    widths, names = _widths(table), _names(table)
+    least = [*widths[:-1], max(len(table.header[-1]), min(widths[-1], _LEAST_LAST))]
+    least[names] = min(least[names], _LEAST_NAME)
+    return sum(least) + _GAP * (len(least) - 1)
+
+
+def _names(table: Table) -> int:
+    """Which column has the names."""
+    return table.header.index("NAME") if "NAME" in table.header else 0
+
+
+def _squeezed(table: Table, width: int) -> Table:
+    """The table with its names and then its last column cut, as far as they are too long for `width`."""
+    names, last = _names(table), len(table.header) - 1
+    if last > 0:
+        others = _needed(table) - min(_widths(table)[names], _LEAST_NAME)
+        table = _cut(table, names, max(_LEAST_NAME // 2, width - others), tail_share=1 / 3)
+    room = width - sum(_widths(table)[:-1]) - _GAP * last
+    return _cut(table, last, max(1, room))
+
+
+def _cut(table: Table, column: int, width: int, *, tail_share: float = 0.0) -> Table:
+    tail = int(width * tail_share)
+
+    def short(text: str) -> str:
+        return text if len(text) <= width else f"{text[: width - tail - 1]}\u2026{text[len(text) - tail :]}"
+
+    rows = [(*row[:column], short(row[column]), *row[column + 1 :]) for row in table.rows]
+    return dataclasses.replace(table, rows=rows)
+
+
+def _widths(table: Table) -> list[int]:
+    rows = (table.header, *table.rows) if table.header else table.rows
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def console(stream: TextIO | None = None, width: int | None = None) -> Console:
+    """A console on stdout that keeps to NO_COLOR; what its encoding does not have is written as escapes."""
+    import io
+
+    from rich.console import Console
+
+    stream = stream or sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=False)
+
+
+def on_terminal() -> bool:
+    """True when a person reads stdout."""
+    return sys.stdout.isatty()
+
+
+def colour() -> bool:
+    """True when stdout takes colours: a terminal, and no NO_COLOR."""
+    return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def joined(parts: Iterable[str]) -> str:
+    """The parts that say something, apart by two spaces."""
+    return "  ".join(part for part in parts if part)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()) or "-"
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,261 @@
+"""Where a job's checkpoints are, which of them is meant, and how they are shown.
+
+Reads what training wrote through `elasticctl_train`, of which it imports modules that need no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticctl.api.errors import NotFoundError, StorageError, UsageError
+from elasticctl.api.text import shown, span
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import Table, console
+
+if TYPE_CHECKING:
+    from elasticctl_store.checkpoints.commits import Commit
+    from elasticctl_store.checkpoints.verify import Finding
+    from elasticctl_store.storage import Storage
+from collections.abc import Collection, Iterable
+
+from elasticctl.api.codec import Manifest
+from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
+from elasticctl.api.spec import ElasticJob
+from elasticctl_store import storage as storages
+from elasticctl_store.errors import DamagedError, MissingError
+from elasticctl_store.storage import Storage
+from elasticctl_store.workspace import transfer
+
+_COLUMNS = ("STEP", "EPOCH", "AGE", "SIZE", "RANKS", "STATE")
+_WIDE = ("NUMBER", "GENERATION", "METRICS")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The storage of a job, or one named by its URL. `running`: somebody may be saving there."""
+
+    name: str
+    storage: Storage
+    running: bool
+
+
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """The training library's errors as ours."""
+    from elasticctl_store.errors import TrainError
+
+    try:
+        yield
+    except TrainError as e:
+        raise StorageError(str(e)) from e
+
+
+def place_of(wanted: str, where: Where) -> Place:
+    """The storage of a job, by its name, or the one a URL or a path names. Raises UsageError for a job without one."""
+    from elasticctl_store import storage
+
+    if "://" in wanted or wanted.startswith((".", "/", "~")):
+        with errors_shown():
+            return Place(wanted, storage.open(wanted), running=True)
+    from elasticctl.api.podtemplate import hardware
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cli.framework.target import reach
+
+    job = ElasticJob.from_manifest(reach(where).find(wanted))
+    url = hardware(job).storage
+    if not url:
+        raise UsageError(f"{job.name} names no storage: give the URL of its checkpoints instead")
+    with errors_shown():
+        return Place(job.name, storage.open(url), running=not job.status.phase.terminal)
+
+
+def found_at(place: Place) -> list[Finding]:
+    """All checkpoints of a storage, newest first. Raises StorageError."""
+    from elasticctl_store.checkpoints import verify
+
+    with errors_shown():
+        return list(verify.findings(place.storage))
+
+
+def one_of(place: Place, step: int | None) -> Commit:
+    """The checkpoint to fetch: the newest whole one, or the newest of a step. Raises NotFoundError, StorageError.
+
+    Of a long list no more is looked at than that takes.
+    """
+    from elasticctl_store.checkpoints import verify
+
+    seen: list[Finding] = []
+    with errors_shown():
+        for finding in verify.findings(place.storage):
+            seen.append(finding)
+            if finding.commit is not None and (not finding.damage if step is None else finding.commit.step == step):
+                break
+    return of_step(seen, step)
+
+
+def of_step(found: Sequence[Finding], step: int | None) -> Commit:
+    """The newest whole checkpoint, or the newest of one step, whole or not. Raises NotFoundError."""
+    listed = [(finding.commit, finding.damage) for finding in found if finding.commit is not None]
+    fitting = [commit for commit, damage in listed if (not damage if step is None else commit.step == step)]
+    if not fitting:
+        steps = ", ".join(str(commit.step) for commit, _ in listed) or "none at all"
+        wanted = "no whole checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise NotFoundError(f"{wanted} is there; those that are: {steps}")
+    return fitting[0]
+
+
+def newest_whole(found: Sequence[Finding]) -> Commit | None:
+    """The checkpoint a job would go on from."""
+    return next((finding.commit for finding in found if finding.commit is not None and not finding.damage), None)
+
+
+def newest(found: Sequence[Finding]) -> Commit | None:
+    """The newest checkpoint, whole or not: whoever deletes it stops a run that is saving there."""
+    return found[0].commit if found else None
+
+
+def delete(place: Place, doomed: Sequence[Commit], found: Sequence[Finding]) -> None:
+    """Delete checkpoints, oldest first.
+
+    Where the newest entry of the journal is among them, the URL is taken over first: its position must never be free
+    while a run could fill it. A run that is at it is stopped by that. Raises StorageError.
+    """
+    from elasticctl_store.checkpoints import journal
+
+    with errors_shown():
+        # A moved job's journal can never be taken again.
+        if newest(found) in doomed and journal.moved_to(place.storage) is None:
+            journal.Writer.take_over(place.storage)
+        for commit in sorted(doomed, key=lambda commit: commit.position):
+            journal.remove(place.storage, commit)
+
+
+def table(found: Sequence[Finding], now: float, *, wide: bool = False) -> Table:
+    """One row a checkpoint. `now` in seconds since the epoch."""
+    rows = []
+    for finding in found:
+        commit, state = finding.commit, f"damaged: {finding.damage}" if finding.damage else "whole"
+        if commit is None:
+            rows.append(("", "", "", "", "", *(("", "", "") if wide else ()), state))
+            continue
+        more = (str(commit.number), str(commit.generation), _metrics(commit)) if wide else ()
+        ranks = str(len(commit.shares))
+        what = (str(commit.step), str(commit.epoch), span(now - commit.at), size(commit.size_bytes), ranks)
+        rows.append((*what, *more, state))
+    return Table((*_COLUMNS[:-1], *(_WIDE if wide else ()), _COLUMNS[-1]), rows, wraps=True)
+
+
+def as_data(finding: Finding) -> dict[str, Any]:
+    """A checkpoint for programs."""
+    from elasticctl.api.codec import to_rfc3339
+
+    state = {"whole": not finding.damage, **({"damage": finding.damage} if finding.damage else {})}
+    commit = finding.commit
+    if commit is None:
+        return {"position": finding.position, **state}
+    return {
+        "position": finding.position,
+        "step": commit.step,
+        "epoch": commit.epoch,
+        "at": to_rfc3339(commit.at),
+        "sizeBytes": commit.size_bytes,
+        "worldSize": len(commit.shares),
+        "number": commit.number,
+        "generation": commit.generation,
+        "metrics": dict(commit.metrics),
+        "objects": [{"key": ref.key, "sizeBytes": ref.size_bytes, "checksum": ref.checksum} for ref in commit.shares],
+        **state,
+    }
+
+
+def size(count: int) -> str:
+    """Bytes as a person says them: 812 B, 1.4 MB, 3.2 GB."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+@contextmanager
+def meter(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how far something is; yields what is to be told how many bytes more are done."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console(sys.stderr), transient=True) as progress:
+        task, lock = progress.add_task(doing, total=total_bytes), threading.Lock()
+
+        def advance(count: int) -> None:
+            with lock:
+                progress.advance(task, count)
+
+        yield advance
+
+
+def target_file(name: str, force: bool) -> Path:
+    """The file to write. Raises UsageError for one that is there already, without `force`, and for a folder."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise UsageError(f"{shown(name)} is a folder: name a file, such as {path / 'model.safetensors'}")
+    if path.exists() and not force:
+        raise UsageError(f"{shown(name)} is already there; add --force to replace it")
+    return path
+
+
+def _metrics(commit: Commit) -> str:
+    return " ".join(f"{name}={value:.4g}" for name, value in sorted(commit.metrics.items()))
+
+
+YOUNG_S = 3600.0
+
+
+def named(manifests: Iterable[Manifest]) -> set[str]:
+    """The digests of the workspaces that jobs name."""
+    references = (
+        hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE, "") for manifest in manifests
+    )
+    return {reference.rpartition("#")[2] for reference in references if reference}
+
+
+def sweep(folder: Path, wanted: Collection[str], now: float) -> tuple[int, int]:
+    """Delete what is left over below `folder`; returns how many workspaces, and how many bytes of contents.
+
+    `wanted`: the digests that jobs name; `now` in seconds since the epoch. Raises StorageError.
+    """
+    with errors_shown():
+        place = storages.open(str(folder))
+        heads = {transfer.newest(place, origin) for origin in transfer.names(place, transfer.HEADS)}
+        gone = [digest for digest in _old(place, folder, transfer.LISTINGS, now) if digest not in heads | set(wanted)]
+        packs = _old(place, folder, transfer.PACKS, now)
+        place.delete([f"{transfer.LISTINGS}/{digest}" for digest in gone])
+        used = _packs_of(place, transfer.names(place, transfer.LISTINGS))
+        doomed = [folder / transfer.PACKS / pack for pack in packs if pack not in used]
+        freed_bytes = sum(path.stat().st_size for path in doomed)
+        place.delete([f"{transfer.PACKS}/{path.name}" for path in doomed])
+    return len(gone), freed_bytes
+
+
+def _old(place: Storage, folder: Path, kind: str, now: float) -> list[str]:
+    return [name for name in transfer.names(place, kind) if now - (folder / kind / name).stat().st_mtime > YOUNG_S]
+
+
+def _packs_of(place: Storage, digests: Iterable[str]) -> set[str]:
+    used: set[str] = set()
+    for digest in digests:
+        try:
+            places = transfer.find(place, digest).places
+        except (DamagedError, MissingError):
+            continue  # nobody could unpack it either
+        used |= {piece.pack for pieces in places.values() for piece in pieces}
+    return used

@@ -1,0 +1,254 @@
+"""From the manifest of a job to that of the same job in another context: storage, workspace, nodes, image. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import UsageError
+from elasticctl.api.gpu_types import (
+    AWS_CAPACITY_LABELS,
+    GKE_GPU_LABEL,
+    GKE_SPOT_LABEL,
+    GPU_TYPES,
+    INSTANCE_LABEL,
+    GpuType,
+    place,
+)
+from elasticctl.api.podtemplate import (
+    ON_DEMAND,
+    START_FROM_VARIABLE,
+    STORAGE_VARIABLE,
+    WORKSPACE_VARIABLE,
+    at,
+    capacity,
+    hardware,
+    node_labels,
+    worker_container,
+)
+from elasticctl.api.spec import (
+    ANNOTATION_MOVED_FROM,
+    ANNOTATION_NOTIFY,
+    ANNOTATION_RERUN_OF,
+    GROUP,
+    QUEUE_LABEL,
+    ElasticJob,
+)
+from elasticctl.cli.submit.plan import place_of
+from elasticctl.settings.contexts import LOCAL, Context
+
+_MAX_NAME = 51
+_OF_ONE_LIFE = ("suspend", "cancel", "removeWorkers")
+"""Fields of a spec that are about this very run of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What is different: its name, its storage URL ("": none), and what it starts from (`URL#STEP`; "": step 0)."""
+
+    name: str
+    storage: str = ""
+    start_from: str = ""
+
+
+def again(manifest: Manifest, rerun: Rerun) -> Manifest:
+    """The same job as a new object; how many workers it wants is what it was last scaled to."""
+    metadata = manifest["metadata"]
+    labels = dict(metadata.get("labels") or {})
+    spec = {key: value for key, value in copy.deepcopy(manifest["spec"]).items() if key not in _OF_ONE_LIFE}
+    container = worker_container(at(spec, "replicaSpecs", "Worker", "template") or {})
+    for variable, value in ((STORAGE_VARIABLE, rerun.storage), (START_FROM_VARIABLE, rerun.start_from)):
+        set_variable(container, variable, value)
+    annotations = {
+        key: value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if GROUP not in key or key == ANNOTATION_NOTIFY
+    }
+    annotations[ANNOTATION_RERUN_OF] = origin(manifest)
+    made: Manifest = {
+        "apiVersion": manifest["apiVersion"],
+        "kind": manifest["kind"],
+        "metadata": {"name": rerun.name, "namespace": metadata["namespace"], "annotations": annotations},
+        "spec": spec,
+    }
+    if labels:
+        made["metadata"]["labels"] = labels
+    if QUEUE_LABEL in labels:
+        spec["suspend"] = True  # until it is admitted, as the first time
+    return made
+
+
+def origin(manifest: Manifest) -> str:
+    """The name of the job that this one, perhaps over several reruns, goes back to."""
+    found = at(manifest, "metadata", "annotations", ANNOTATION_RERUN_OF)
+    return found if isinstance(found, str) and found else str(manifest["metadata"]["name"])
+
+
+def next_name(base: str, taken: Collection[str]) -> str:
+    """`digits-2` for `digits`; the first number from 2 on that is free."""
+    number = 2
+    while True:
+        suffix = f"-{number}"
+        name = base[: _MAX_NAME - len(suffix)].rstrip("-") + suffix
+        if name not in taken:
+            return name
+        number += 1
+
+
+def beside(url: str, name: str) -> str:
+    """A storage URL next to another one; its options (`?endpoint=…`) stay."""
+    place, choices = place_of(url)
+    return f"{place.rstrip('/').rpartition('/')[0]}/{name}{choices}"
+
+
+def set_variable(container: Any, name: str, value: str) -> None:
+    """Set a variable of a container in place, where it stood or at the end; remove it for ""."""
+    if not isinstance(container, dict):
+        return
+    env = container.get("env") if isinstance(container.get("env"), list) else []
+    kept = [item for item in env or [] if at(item, "name") != name]
+    if value:
+        kept.append({"name": name, "value": value})
+    if kept or "env" in container:
+        container["env"] = kept
+
+
+WORKSPACES = "workspaces"
+"""Where a moved job's workspace is kept, beside its state."""
+NOTICE_VARIABLE = "ELASTICCTL_NOTICE_SOURCE"
+_CLOUDS = ("aws", "gcp")
+_KNOWN_TAINTS = ("nvidia.com/gpu", GKE_SPOT_LABEL)
+_KNOWN_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for label, _, _ in AWS_CAPACITY_LABELS))
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Where a job is or will be: its context, namespace and storage URL."""
+
+    context: Context
+    namespace: str
+    url: str
+
+    @property
+    def mark(self) -> str:
+        """As it stands in an annotation of the job at the other end."""
+        return f"{self.context.name} {self.url}"
+
+
+def elsewhere(manifest: Manifest, old: Stay, new: Stay) -> Manifest:
+    """The job as it is created in its new place: suspended. Raises UsageError where it cannot run there."""
+    start = hardware(ElasticJob.from_manifest(manifest)).env.get(START_FROM_VARIABLE, "")
+    made = again(manifest, Rerun(manifest["metadata"]["name"], new.url, start))
+    metadata = made["metadata"]
+    metadata["namespace"] = new.namespace
+    annotations = {key: value for key, value in metadata["annotations"].items() if key != ANNOTATION_RERUN_OF}
+    before = at(manifest, "metadata", "annotations", ANNOTATION_RERUN_OF)
+    metadata["annotations"] = annotations | ({ANNOTATION_RERUN_OF: before} if before else {})
+    metadata["annotations"][ANNOTATION_MOVED_FROM] = old.mark
+    made["spec"]["suspend"] = True
+    template = at(made, "spec", "replicaSpecs", "Worker", "template")
+    _set_storage(template, new.url)
+    _fit(template, ElasticJob.from_manifest(manifest), old.context, new.context)
+    return made
+
+
+def in_place(manifest: Manifest, old: Stay, new: Stay) -> dict[str, Any]:
+    """The patch by which a job goes on in its context with another storage."""
+    template = copy.deepcopy(at(manifest, "spec", "replicaSpecs", "Worker", "template"))
+    _set_storage(template, new.url)
+    containers = {"spec": {"containers": template["spec"]["containers"]}}
+    return {
+        "metadata": {"annotations": {ANNOTATION_MOVED_FROM: old.mark}},
+        "spec": {"suspend": False, "replicaSpecs": {"Worker": {"template": containers}}},
+    }
+
+
+def workspace_of(manifest: Manifest) -> tuple[str, str]:
+    """URL and digest of the folder that goes along with a job; blank where none does."""
+    url, _, digest = hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE, "").rpartition("#")
+    return (url, digest) if url else ("", "")
+
+
+def workspaces_beside(url: str) -> str:
+    """Where the workspace goes when the job's state goes to `url`."""
+    return beside(url, WORKSPACES)
+
+
+def _set_storage(template: Any, url: str) -> None:
+    container = worker_container(template)
+    set_variable(container, STORAGE_VARIABLE, url)
+    items = at(container, "env")
+    for item in items if isinstance(items, list) else ():
+        if at(item, "name") == WORKSPACE_VARIABLE:
+            item["value"] = f"{workspaces_beside(url)}#{str(at(item, 'value')).rpartition('#')[2]}"
+
+
+def _fit(template: Any, job: ElasticJob, old: Context, new: Context) -> None:
+    """Change what a job asks of nodes where the other provider says it in other words."""
+    if (old.provider == LOCAL) != (new.provider == LOCAL):
+        raise UsageError(
+            f"{job.name} cannot be moved between this machine and a cluster: commands and images differ. Move its state"
+            f" alone with --to {old.name} --storage URL, or submit it there anew"
+        )
+    container = worker_container(template)
+    if new.image and at(container, "image") == old.image:
+        container["image"] = new.image
+    spec = template["spec"]
+    if new.service_account and spec.get("serviceAccountName", "") == old.service_account:
+        spec["serviceAccountName"] = new.service_account
+    if old.provider == new.provider:
+        return
+    gpu, found = _gpu_of(job), hardware(job)
+    if found.gpus_per_worker and gpu is None and new.provider in _CLOUDS:
+        raise UsageError(f"{job.name} does not say which GPU type it needs, so it cannot be moved to {new.provider}")
+    wanted = place(
+        new.provider,
+        gpu if new.provider in _CLOUDS else None,
+        found.gpus_per_worker,
+        spot=capacity(job.template) != ON_DEMAND,
+    )
+    kept = [item for item in spec.get("tolerations") or () if at(item, "key") not in _KNOWN_TAINTS]
+    spec["tolerations"] = [*kept, *(dict(item) for item in wanted.tolerations)]
+    _set_nodes(spec, wanted.terms)
+    if any(at(item, "name") == NOTICE_VARIABLE for item in at(container, "env") or ()):
+        set_variable(container, NOTICE_VARIABLE, new.provider if new.provider in _CLOUDS else "")
+
+
+def _gpu_of(job: ElasticJob) -> GpuType | None:
+    """The GPU type that the pods ask for, by instance types or by GKE's label; None where they do not."""
+    labels = node_labels(job.template)
+    instances, accelerators = labels.get(INSTANCE_LABEL, ()), labels.get(GKE_GPU_LABEL, ())
+    for gpu in GPU_TYPES.values():
+        if gpu.gke_accelerator and gpu.gke_accelerator in accelerators:
+            return gpu
+        if any(instance in sizes for sizes in gpu.aws.values() for instance in instances):
+            return gpu
+    return None
+
+
+def _set_nodes(spec: dict[str, Any], terms: tuple[Mapping[str, tuple[str, ...]], ...]) -> None:
+    """Replace what the pod asks of nodes, but for labels that are the user's own."""
+    selector = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if key not in _KNOWN_LABELS}
+    if selector or "nodeSelector" in spec:
+        spec["nodeSelector"] = selector
+    affinity = spec.setdefault("affinity", {})
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    nodes = {key: value for key, value in (affinity.get("nodeAffinity") or {}).items() if key != required}
+    if terms:
+        nodes[required] = {
+            "nodeSelectorTerms": [
+                {
+                    "matchExpressions": [
+                        {"key": label, "operator": "In", "values": list(values)}
+                        if values
+                        else {"key": label, "operator": "DoesNotExist"}
+                        for label, values in term.items()
+                    ]
+                }
+                for term in terms
+            ]
+        }
+    affinity["nodeAffinity"] = nodes

@@ -1,0 +1,220 @@
+"""Several contexts for one job: the cheapest first, the next when capacity does not come, and never two at once.
+
+A job that has to give way is cancelled and seen to be gone before the next context is tried. Where that cannot be seen,
+nothing more is tried: a job that waits is better than two that train.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elasticctl.api.errors import (
+    ClusterError,
+    ConflictError,
+    CredentialsError,
+    ElasticctlError,
+    ForbiddenError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from elasticctl.api.text import span
+from elasticctl.cli.framework.output import say
+from elasticctl.cli.framework.target import Target
+from elasticctl.cli.submit.attempt import Attempt
+from elasticctl.cluster.base import Manifest
+
+if TYPE_CHECKING:
+    from elasticctl.cli.submit.manifest import Draft
+    from elasticctl.cli.submit.plan import Request
+    from elasticctl.settings.contexts import Context
+
+CAPACITY_TIMEOUT_S = 600
+"""How long each of several contexts has to bring the job's minimum of workers."""
+_REFUSALS = (UsageError, StorageError, NotFoundError, ConflictError, CredentialsError, ForbiddenError)
+"""After any other error to a create the job may be there."""
+
+Create = Callable[[Target, "Draft"], Manifest]
+Plan = Callable[["Context"], tuple["Draft", float | None]]
+"""The job as it would be in a context, and its price there in US dollars an hour; UsageError where it cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A context that the job could run in; `hourly_usd` None: no price is known."""
+
+    context: Context
+    draft: Draft
+    hourly_usd: float | None
+
+    @property
+    def told(self) -> str:
+        """The context with its price."""
+        price = "no known price" if self.hourly_usd is None else f"${self.hourly_usd:,.2f} an hour"
+        return f"{self.context.name} ({price})"
+
+
+@dataclass(slots=True)
+class Search:
+    """The way from context to context. `passed` tells of each that was left, and why."""
+
+    connect: Callable[[Context], Target]
+    create: Create
+    timeout_s: float
+    passed: list[tuple[str, ElasticctlError]] = field(default_factory=list)
+
+    def first(self, contexts: Sequence[Context], plan: Plan) -> tuple[Target, Manifest]:
+        """Create the job in the first context that brings its minimum of workers; where that is, and the job.
+
+        Raises what all contexts alike refuse it with, or ClusterError when none has capacity; then nothing is left.
+        Ctrl-C takes back what was created.
+        """
+        candidates = self.candidates(contexts, plan)
+        if len(candidates) > 1:
+            order = ", ".join(one.told for one in candidates)
+            say(f"in this order, by price: {order}; up to {span(self.timeout_s)} each")
+        with _interruptible():
+            for candidate in candidates:
+                try:
+                    found = self._try(candidate)
+                except _NoCapacityError as e:
+                    say(f"{candidate.context.name}: passed over: {e}")
+                    self.passed.append((candidate.context.name, e))
+                else:
+                    self._say_where(candidate, found[1])
+                    return found
+        raise self._nowhere()
+
+    def candidates(self, contexts: Sequence[Context], plan: Plan) -> list[Candidate]:
+        """The contexts that can run it at all, cheapest first, those without a price last."""
+        found = []
+        for context in contexts:
+            try:
+                found.append(Candidate(context, *plan(context)))
+            except UsageError as e:
+                self.passed.append((context.name, e))
+        for name, error in self.passed if found else ():
+            say(f"{name}: passed over: {error}")
+        return sorted(found, key=lambda one: (one.hourly_usd is None, one.hourly_usd or 0.0))
+
+    def cheapest(self, contexts: Sequence[Context], plan: Plan) -> Context:
+        """Where it would be tried first."""
+        found = self.candidates(contexts, plan)
+        if not found:
+            raise self._nowhere()
+        return found[0].context
+
+    def _try(self, candidate: Candidate) -> tuple[Target, Manifest]:
+        """Raises _NoCapacityError once nothing of it is left, and ClusterError where that is not certain."""
+        context = candidate.context
+        try:
+            target = self.connect(context)
+        except ElasticctlError as e:
+            raise _NoCapacityError(str(e)) from e
+        attempt = Attempt(target)
+        try:
+            manifest = self._create(target, candidate, attempt)
+            say(f"{context.name}: waiting for workers")
+            why_not = attempt.wait(manifest, self.timeout_s)
+            if not why_not:
+                return target, manifest
+            say(f"{context.name}: {why_not}; taking it back")
+            attempt.withdraw()
+            raise _NoCapacityError(why_not)
+        except KeyboardInterrupt:
+            say(f"\n{context.name}: interrupted; taking it back")
+            attempt.withdraw()
+            raise
+
+    def _create(self, target: Target, candidate: Candidate, attempt: Attempt) -> Manifest:
+        """Raises _NoCapacityError when nothing was created, ClusterError where that is not certain."""
+        try:
+            target.cluster.list_jobs(target.namespace)  # who does not answer now has been given nothing
+        except ElasticctlError as e:
+            raise _NoCapacityError(str(e)) from e
+        try:
+            return self.create(target, attempt.marked(candidate.draft))
+        except ElasticctlError as e:
+            if not isinstance(e, _REFUSALS):  # an answer that got lost
+                attempt.withdraw()
+            raise _NoCapacityError(str(e)) from e
+
+    def _say_where(self, candidate: Candidate, manifest: Manifest) -> None:
+        name = manifest["metadata"]["name"]
+        before = "; ".join(f"not in {context}: {error}" for context, error in self.passed)
+        say(f"{name} runs in {candidate.told}" + (f"; {before}" if before else ", the cheapest"))
+
+    def _nowhere(self) -> ElasticctlError:
+        errors = [error for _, error in self.passed]
+        if all(isinstance(error, UsageError) for error in errors) and len({str(error) for error in errors}) == 1:
+            return errors[0]
+        reasons = "; ".join(f"{context}: {error}" for context, error in self.passed)
+        return ClusterError(f"no context could take the job, and nothing of it is left: {reasons}")
+
+
+class _NoCapacityError(ElasticctlError):
+    """This context does not bring the workers; nothing is left there."""
+
+
+def planner(request: Request, script: str | None, draft_in: Callable[[Context], Draft]) -> Plan:
+    """What says how the job would be in a context, and what it would cost there; `script` None: it is of a file."""
+
+    def plan(context: Context) -> tuple[Draft, float | None]:
+        draft = draft_in(context)
+        if script is None:
+            return draft, _hourly_usd_of(draft.make(draft.name))
+        return draft, _hourly_usd(request, context)
+
+    return plan
+
+
+def _hourly_usd(request: Request, context: Context) -> float | None:
+    """US dollars; None where no price is known. Raises UsageError."""
+    from elasticctl.cli.submit import plan
+    from elasticctl.cli.views.cost import rate_of_spec
+    from elasticctl.settings.contexts import LOCAL
+
+    if context.provider == LOCAL:
+        return None
+    spec = plan.job_spec(request, context, plan.size_of(request, context, 0), ())
+    one = rate_of_spec(spec)
+    if one is None:
+        return None
+    return spec.workers * (one.spot_range[0] if spec.spot else one.low)
+
+
+def _hourly_usd_of(manifest: Manifest) -> float | None:
+    from elasticctl.api.cost import rate_of
+    from elasticctl.api.podtemplate import ON_DEMAND, capacity
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cli.views.cost import with_live_spot
+
+    job = ElasticJob.from_manifest(manifest)
+    one = with_live_spot(rate_of(job))
+    if one is None:
+        return None
+    return job.desired * (one.low if capacity(job.template) == ON_DEMAND else one.spot_range[0])
+
+
+def several(contexts: str) -> tuple[str, ...]:
+    """`aws,gcp` -> the names, each once, in the order typed; UsageError for an empty one."""
+    names = tuple(dict.fromkeys(part.strip() for part in contexts.split(",")))
+    if "" in names and "," in contexts:
+        raise UsageError(f"--context {contexts}: a name is missing between commas; give them as aws,gcp")
+    return names
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A closed terminal and a termination end the search as Ctrl-C does, but where they are ignored (nohup)."""
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [signal.signal(number, signal.default_int_handler) for number in handled]
+    try:
+        yield
+    finally:
+        for number, handler in zip(handled, before, strict=True):
+            signal.signal(number, handler)

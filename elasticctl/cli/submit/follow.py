@@ -1,0 +1,100 @@
+"""How a job ended: the line to say and the exit code."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from typing import Literal
+
+import typer
+
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import Phase
+from elasticctl.api.text import span
+from elasticctl.cli.framework.output import hint, say
+from elasticctl.cli.framework.polling import PATIENCE_S, Answers
+from elasticctl.cli.framework.target import Target
+from elasticctl.cli.verbs.inspect.logs import print_lines
+from elasticctl.cluster.base import LogQuery
+
+SUCCEEDED, FAILED, CANCELLED, TIMED_OUT = 0, 1, 4, 124
+POLL_EVERY_S = 0.25
+
+
+def await_end(target: Target, name: str, *, timeout_s: float | None = None, running: bool = False) -> int:
+    """Wait until a job has ended (`running`: or trains), say how, and return the exit code.
+
+    Raises NotFoundError when the job is deleted meanwhile, UnreachableError when nobody has answered for long.
+    """
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    answers = Answers(lambda: target.cluster.get_job(target.namespace, name), POLL_EVERY_S, deadline, PATIENCE_S, say)
+    for manifest in answers.each():
+        job = ElasticJob.from_manifest(manifest)
+        if job.status.phase.terminal:
+            return _report(job)
+        if running and job.status.phase is Phase.RUNNING:
+            say(f"{name} is running with {job.status.active} of {job.desired} workers")
+            return SUCCEEDED
+        if time.monotonic() >= deadline:
+            say(f"{name} is still {job.status.phase.value} after {timeout_s:g} s; it goes on")
+            return TIMED_OUT
+    raise AssertionError("unreachable")
+
+
+def _report(job: ElasticJob) -> int:
+    status = job.status
+    took = ""
+    if status.start_time is not None and status.completion_time is not None:
+        took = f" after {span(status.completion_time - status.start_time)}"
+    if status.phase is Phase.SUCCEEDED:
+        say(f"{job.name} succeeded{took}")
+        return SUCCEEDED
+    if status.phase is Phase.CANCELLED:
+        say(f"{job.name} was cancelled{took}")
+        return CANCELLED
+    why = ": ".join(part for part in (status.reason, status.message) if part)
+    say(f"{job.name} failed{took}{f': {why}' if why else ''}")
+    from elasticctl.cli.views.job import failure_lines  # not for --help
+
+    for line in failure_lines(status):
+        say(line)
+    hint(f"what to do about it: elasticctl explain {job.name}")
+    return FAILED
+
+
+INTERRUPTED = 130
+_ANSWERS: dict[str, Literal["detach", "cancel"]] = {"": "detach", "d": "detach", "detach": "detach"}
+_ANSWERS |= {"c": "cancel", "cancel": "cancel"}
+
+
+def attach(target: Target, name: str) -> int:
+    """Print a job's logs as they come, then how it ended; returns the exit code of `wait`.
+
+    Ctrl-C asks, where there is somebody to ask, whether to detach or to cancel the job. Without an answer, and on a
+    second Ctrl-C, the job goes on: 130.
+    """
+    try:
+        print_lines(target.cluster.logs(target.namespace, name, LogQuery(follow=True)), name)
+        return await_end(target, name)
+    except KeyboardInterrupt:
+        if _choice(name) == "detach":
+            say(f"detached: {name} goes on. Come back: elasticctl logs -f {name}   Stop it: elasticctl cancel {name}")
+            return INTERRUPTED
+    target.cluster.patch_job(target.namespace, name, {"spec": {"cancel": True}})
+    return await_end(target, name)
+
+
+def _choice(name: str) -> Literal["detach", "cancel"]:
+    say("")  # the terminal has printed ^C
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return "detach"
+    question = f"Detach and let {name} go on, or cancel it? [D]etach, [c]ancel"
+    try:
+        while True:
+            typed: str = typer.prompt(question, default="", show_default=False, err=True)
+            if typed.strip().lower() in _ANSWERS:
+                return _ANSWERS[typed.strip().lower()]
+    except typer.Abort:  # a second Ctrl-C, or nobody there any more
+        say("")
+        return "detach"

@@ -1,0 +1,134 @@
+"""What of a folder stays behind when it goes along with a job: the rules of .gitignore and .elasticctlignore.
+
+In order of weight: the defaults below; the `.gitignore` of each folder, from the top of the git repository on; the
+`.elasticctlignore` of each folder. The last rule that fits decides, and `!pattern` takes something back in. As in git,
+nothing can be taken back in out of a folder that stays behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec, Pattern
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import shown
+
+GIT_RULES, OWN_RULES = ".gitignore", ".elasticctlignore"
+DEFAULTS = """
+.git
+.hg/
+.svn/
+.jj/
+__pycache__/
+*.py[cod]
+.venv/
+.tox/
+.nox/
+node_modules/
+*.egg-info/
+.mypy_cache/
+.pytest_cache/
+.ruff_cache/
+.ipynb_checkpoints/
+.DS_Store
+*.swp
+.env
+.env.*
+.netrc
+*.pem
+*.ckpt
+*.pt
+*.pth
+*.safetensors
+wandb/
+mlruns/
+lightning_logs/
+"""
+"""Versions, caches, environments; secrets, which have a way of their own; checkpoints, and the records of runs."""
+_OF_AN_ENVIRONMENT = "pyvenv.cfg"
+_FOLDER = "ps_d"
+"""By which pathspec marks where a rule has matched a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The rules of one file; they are about paths below `base`."""
+
+    base: Path
+    spec: GitIgnoreSpec
+
+    def says(self, path: Path, is_folder: bool) -> bool | None:
+        """True: it stays behind; False: it is taken back in; None: nothing."""
+        relative = path.relative_to(self.base).as_posix()
+        text = os.fsencode(relative).decode("utf-8", "replace")  # a name that is no text can be left out too
+        return next((rule.include for rule in reversed(self.spec.patterns) if _means(rule, text, is_folder)), None)
+
+
+def _means(rule: Pattern, path: str, is_folder: bool) -> bool:
+    """Is the path itself meant, and not a folder that it lies in? Of that, it was decided on the way here."""
+    found = rule.match_file(f"{path}/" if is_folder else path)
+    if found is None:
+        return False
+    end_of_folder = found.match.end(_FOLDER) if _FOLDER in found.match.re.groupindex else -1
+    if end_of_folder >= 0:
+        return bool(end_of_folder == len(path) + 1)
+    return not is_folder or rule.match_file(path) is not None  # `a/**` is all in the folder, and not the folder
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules that hold in one folder."""
+
+    git: tuple[_Layer, ...]
+    own: tuple[_Layer, ...]
+
+    def within(self, folder: Path) -> Rules:
+        """The rules in a folder below, with those that its own files add. Raises UsageError."""
+        git, own = _read(folder, GIT_RULES), _read(folder, OWN_RULES)
+        return replace(self, git=(*self.git, *git), own=(*self.own, *own)) if git or own else self
+
+    def leave_out(self, path: Path, is_folder: bool) -> bool:
+        """Does it stay behind?"""
+        said = [layer.says(path, is_folder) for layer in (*self.git, *self.own)]
+        decided = [one for one in said if one is not None]
+        return bool(decided and decided[-1])
+
+
+def rules_above(folder: Path) -> Rules:
+    """The rules that a folder comes under before its own: the defaults, and those of the repository it lies in."""
+    rules = Rules((_Layer(folder, GitIgnoreSpec.from_lines(DEFAULTS.splitlines())),), ())
+    for above in reversed(_parents_in_repository(folder)):
+        rules = rules.within(above)
+    return rules
+
+
+def is_environment(folder: Path) -> bool:
+    """Is it a Python environment, whatever its name?"""
+    return (folder / _OF_AN_ENVIRONMENT).is_file()
+
+
+def _parents_in_repository(folder: Path) -> list[Path]:
+    """The folders above, nearest first, as far as the top of the git repository; none where there is none."""
+    if (folder / ".git").exists():
+        return []
+    above = list(folder.parents)
+    top = next((index for index, parent in enumerate(above) if (parent / ".git").exists()), None)
+    return [] if top is None else above[: top + 1]
+
+
+def _read(folder: Path, name: str) -> Iterable[_Layer]:
+    path = folder / name
+    try:
+        text = path.read_text("utf-8", "replace")
+    except (FileNotFoundError, IsADirectoryError):
+        return ()
+    except OSError as e:
+        raise UsageError(f"cannot read {path}: {e.strerror}") from e
+    try:
+        return (_Layer(folder, GitIgnoreSpec.from_lines(text.splitlines())),)
+    except ValueError as e:
+        raise UsageError(f"{path}: not a rule of gitignore: {shown(str(e))}") from e

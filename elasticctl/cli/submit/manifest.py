@@ -1,0 +1,321 @@
+"""Make a manifest to submit: from a script and flags through a template, or from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticctl.api import validation
+from elasticctl.api.errors import SpecError, TemplateError, UsageError
+from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
+from elasticctl.api.spec import ElasticJob, JobSpec
+from elasticctl.api.text import did_you_mean, shown
+from elasticctl.api.yamltext import FieldPath, parse
+from elasticctl.cli.framework.output import say
+from elasticctl.cli.framework.target import templates_folder
+from elasticctl.cli.submit import plan
+from elasticctl.cluster.base import Manifest
+from elasticctl.settings.contexts import LOCAL, Context
+
+if TYPE_CHECKING:
+    from elasticctl.cli.submit.workspace import Luggage
+from elasticctl.api import notifications
+from elasticctl.api.podtemplate import at
+from elasticctl.api.spec import ANNOTATION_NOTIFY
+
+if TYPE_CHECKING:
+    pass
+    from elasticctl.cluster.base import Manifest
+
+
+_STEP = re.compile(r"""\.?([A-Za-z_][\w/-]*)|\[(\d{1,6})\]|\["([^"\]]+)"\]""", re.ASCII)
+
+
+def set_field(manifest: Manifest, path: str, value: str) -> None:
+    """Set the field at `path` (`spec.policy.hangTimeoutSeconds`, `a.list[0].b`, `metadata.labels["x.y/z"]`) in place.
+
+    `value` is read as YAML, so 4 is a number and "4" a text. Missing mappings on the way are made; UsageError when the
+    path cannot be followed or the value read.
+    """
+    steps = _steps(path)
+    try:
+        data = parse(value, f"--set {path}").data
+    except SpecError as e:
+        raise UsageError(str(e)) from e
+    around: Any = manifest
+    for done, (step, following) in enumerate(itertools.pairwise(steps), start=1):
+        around = _inside(around, step, path, {} if isinstance(following, str) else None, done)
+    last = steps[-1]
+    named = isinstance(around, dict) and isinstance(last, str)
+    listed = isinstance(around, list) and isinstance(last, int) and last < len(around)
+    if not (named or listed):
+        raise UsageError(f"--set {path}: there is no place for {shown(last)}")
+    around[last] = data
+
+
+def _steps(path: str) -> FieldPath:
+    steps: list[str | int] = []
+    position = 0
+    while position < len(path):
+        found = _STEP.match(path, position)
+        if found is None:
+            break
+        name, index, quoted = found.groups()
+        steps.append(int(index) if index is not None else name or quoted)
+        position = found.end()
+    if position < len(path) or not steps or path.startswith("."):
+        raise UsageError(f"--set {shown(path)}: give a field such as spec.backoffLimit or spec.list[0].name")
+    return tuple(steps)
+
+
+def _inside(around: Any, step: str | int, path: str, default: Any, depth: int) -> Any:
+    if isinstance(around, dict) and isinstance(step, str):
+        if around.get(step) is None and default is not None:
+            around[step] = default
+        if step in around:
+            return around[step]
+    if isinstance(around, list) and isinstance(step, int) and step < len(around):
+        return around[step]
+    raise UsageError(f"--set {path}: there is nothing at {shown(step)}, step {depth} of the path")
+
+
+Settings = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job to be: its name, whether we made that up (another will do), and its manifest under a given name.
+
+    `deliver` sends what goes along with the job of a manifest, or, told not to send, only says what that is.
+    """
+
+    name: str
+    name_is_ours: bool
+    make: Callable[[str], Manifest]
+    deliver: Callable[[Manifest, bool], None]
+
+
+def from_script(
+    script: str, args: Sequence[str], request: plan.Request, context: Context, settings: Settings, *, template: str
+) -> Draft:
+    """A job that runs `script`; says the plan. Raises UsageError, SpecError or TemplateError."""
+    from elasticctl.api.manifests import render
+    from elasticctl.api.templates import find
+    from elasticctl.cli.views.cost import plan_line, rate_of_spec
+
+    size = plan.size_of(request, context, _machine_gpus(context))
+    spec = plan.job_spec(request, context, size, ())
+    name = plan.check_name(request.name) if request.name else plan.name_from(script)
+    shape = find(template, templates_folder())
+    _check_secrets(spec, context)
+    luggage = _luggage(script, request, context)
+    spec = dataclasses.replace(spec, command=_command(script, args, context, luggage))
+    if luggage is not None:
+        spec = dataclasses.replace(spec, workspace=luggage.reference, workspace_from=str(luggage.folder))
+    if size.note:
+        say(size.note)
+
+    def make(final_name: str) -> Manifest:
+        final = _placed(dataclasses.replace(spec, name=final_name), request, context)
+        say(plan.summary(final, context))
+        one = rate_of_spec(final)
+        if one is not None:
+            say(plan_line(one, final.workers))
+        return with_settings(render(final, shape), settings)
+
+    return Draft(name, not request.name, make, _delivery(luggage, context, shape.name))
+
+
+def from_file(path: str, settings: Settings, name: str, namespace: str, context: Context) -> Draft:
+    """The job that a manifest file describes (`-`: stdin), under another name or in another namespace if one is given.
+
+    Raises UsageError or SpecError.
+    """
+    try:
+        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as e:
+        raise UsageError(f"cannot read {path}: {e.strerror}") from e
+    document = validation.parse(text, "stdin" if path == "-" else path)
+    if isinstance(document.data, dict) and isinstance(document.data.get("metadata"), dict):
+        metadata = document.data["metadata"]
+        if name:
+            metadata["name"] = plan.check_name(name)
+        metadata["namespace"] = namespace or metadata.get("namespace", context.namespace)
+    if not settings:
+        validation.validate(document)
+    manifest = with_settings(document.data, settings)
+
+    def deliver(manifest: Manifest, send: bool) -> None:
+        if send and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
+            from elasticctl.cli.submit.workspace import deliver_named
+
+            deliver_named(manifest)
+
+    return Draft(manifest["metadata"]["name"], False, lambda _: manifest, deliver)
+
+
+def with_settings(manifest: Manifest, settings: Settings) -> Manifest:
+    """The manifest with --set applied, checked again."""
+    if settings:
+        if not isinstance(manifest, dict):
+            raise UsageError("--set needs a manifest that is a mapping")
+        for path, value in settings:
+            set_field(manifest, path, value)
+        validation.validate(validation.Document(manifest, {}, "with --set"))
+    return manifest
+
+
+def _machine_gpus(context: Context) -> int:
+    if context.provider != LOCAL:
+        return 0
+    from elasticctl.cluster.local.gpus import discover
+
+    return len(discover(os.environ))
+
+
+def _check_secrets(spec: JobSpec, context: Context) -> None:
+    """Refuse a secret that this machine does not have; what is in a cluster is the cluster's to say."""
+    wanted = [*((name, "") for name in spec.secrets), *spec.secret_env.values()]
+    if context.provider != LOCAL or not wanted:
+        return
+    from elasticctl.cluster.local.paths import local_paths
+    from elasticctl.cluster.local.secrets import Secrets
+
+    kept = Secrets(local_paths())
+    for name, key in wanted:
+        values = kept.read(spec.namespace, name)
+        if values is None or (key and key not in values):
+            lacks = f"the secret {name} has no key {shown(key)}" if values is not None else f"there is no secret {name}"
+            raise UsageError(f"--secret: {lacks}; set it: elasticctl secret set {name} {key or 'KEY'}")
+
+
+def _luggage(script: str, request: plan.Request, context: Context) -> Luggage | None:
+    """What goes along; None: nothing."""
+    if not request.no_workspace:
+        from elasticctl.cli.submit.workspace import pack  # the rules of ignoring, and more that other verbs need not
+
+        return pack(_existing(script), request, context)
+    if request.workspace:
+        raise UsageError("--workspace and --no-workspace contradict each other: give one of them")
+    return None
+
+
+def _delivery(luggage: Luggage | None, context: Context, template: str) -> Callable[[Manifest, bool], None]:
+    """See Draft.deliver."""
+
+    def deliver(manifest: Manifest, send: bool) -> None:
+        if luggage is None:
+            return
+        if WORKSPACE_VARIABLE in hardware(ElasticJob.from_manifest(manifest)).env:
+            luggage.send() if send else luggage.say_plan()
+        elif context.provider == LOCAL:
+            say(f"nothing goes along: the template {template} has no job.workspace; the script is run where it lies")
+        else:
+            raise TemplateError(
+                f"the template {template} has no job.workspace, so the script would not get there: take the lines of"
+                f" {WORKSPACE_VARIABLE} from `elasticctl template show default`, or say --no-workspace"
+            )
+
+    return deliver
+
+
+def _command(script: str, args: Sequence[str], context: Context, luggage: Luggage | None) -> tuple[str, ...]:
+    """What the launcher starts. On this machine: this very Python, and a script that exists."""
+    if context.provider == LOCAL:
+        path = _existing(script)
+        return (str(path), *args) if _is_program(path) else (sys.executable, str(path), *args)
+    if luggage is None:
+        return ("python", script, *args)
+    path = _existing(script)
+    inside = luggage.within(path)
+    return (f"./{inside}", *args) if _is_program(path) else ("python", inside, *args)
+
+
+def _existing(script: str) -> Path:
+    """The script's absolute path; UsageError when there is none."""
+    path = Path(os.path.abspath(script))
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        near = did_you_mean(path.name, (found.name for found in path.parent.glob("*.py")))
+        raise UsageError(f"the script {shown(script)} {what}{near}")
+    return path
+
+
+def _is_program(path: Path) -> bool:
+    """Is it started as it is, and not by Python?"""
+    return path.suffix != ".py" and os.access(path, os.X_OK)
+
+
+def _placed(spec: JobSpec, request: plan.Request, context: Context) -> JobSpec:
+    """The job with what depends on its name, and on where it was typed."""
+    storage = new_storage(spec.name, request.storage, context)
+    if not storage:
+        raise UsageError(f"--storage is needed in context {context.name} (or set it: elasticctl config set-context)")
+    return dataclasses.replace(spec, storage=storage, working_dir=os.getcwd() if context.provider == LOCAL else "")
+
+
+def new_storage(name: str, given: str, context: Context) -> str:
+    """Where a new job called `name` keeps its state: where it was told, or a new place below the context's own.
+
+    "" where neither says. Raises UsageError for a URL of an unknown kind.
+    """
+    here = os.getcwd()
+    unique = f"{name}-{secrets.token_hex(4)}"
+    if given:
+        return plan.storage_url(given, here)
+    if context.storage:
+        return plan.below(plan.storage_url(context.storage, here), unique)
+    if context.provider == LOCAL:
+        from elasticctl.cluster.local.paths import local_paths
+
+        return (local_paths().storage / unique).as_uri()
+    return ""
+
+
+OFF = "none"
+
+
+def reference(text: str, provider: str) -> str:
+    """A reference as it is stored; a relative path becomes an absolute one. UsageError for what is none there."""
+    kind, _, name = text.partition(":")
+    if kind == "file" and name:
+        text = f"file:{os.path.abspath(os.path.expanduser(name))}"
+    found = notifications.parse(text)
+    if found.local_only and provider != LOCAL:
+        raise UsageError(
+            f"{found.kind}: is for the local cluster: on Kubernetes give the KEY of the secret"
+            f" {notifications.SECRET} that holds the URL"
+            f" (kubectl create secret generic {notifications.SECRET} --from-file=KEY=FILE)"
+        )
+    return str(found)
+
+
+def with_news(draft: Draft, wanted: str, context: Context) -> Draft:
+    """The draft, with its news going where `manifest_with_news` says. Raises UsageError."""
+    if wanted not in ("", OFF):
+        reference(wanted, context.provider)  # refused before anything is packed or sent
+    return dataclasses.replace(draft, make=lambda name: manifest_with_news(draft.make(name), wanted, context))
+
+
+def manifest_with_news(manifest: Manifest, wanted: str, context: Context) -> Manifest:
+    """The manifest, with its news going where it is `wanted`, or where the manifest says, or where the context does.
+
+    Raises UsageError.
+    """
+    value = ""
+    if wanted != OFF:
+        given = reference(wanted, context.provider) if wanted else ""
+        value = given or at(manifest, "metadata", "annotations", ANNOTATION_NOTIFY) or context.notify_url_from
+    metadata = manifest["metadata"]
+    others = {key: item for key, item in (metadata.get("annotations") or {}).items() if key != ANNOTATION_NOTIFY}
+    annotations = {**others, **({ANNOTATION_NOTIFY: value} if value else {})}
+    kept = {key: item for key, item in metadata.items() if key != "annotations"}
+    return {**manifest, "metadata": {**kept, **({"annotations": annotations} if annotations else {})}}

@@ -1,0 +1,336 @@
+"""From flags to a JobSpec: how many workers, what each has, what it runs. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.gpu_types import GpuType, gpu_type, place
+from elasticctl.api.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, MAX_WORKERS, QUEUE_LABEL, JobSpec, RestartPolicy
+from elasticctl.api.text import counted, counted_are, shown
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
+from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
+
+SCHEMES = ("file", "s3", "gs")
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_MAX_NAME = 51
+_MAX_MADE_NAME = 40
+WORKSPACE_LIMIT_BYTES = 100_000_000
+"""Code is smaller; data, which is larger, has better ways to a cluster."""
+
+
+def _priority(text: str) -> int:
+    """-1000 to 1000."""
+    if not re.fullmatch(r"-?[0-9]{1,4}", text) or abs(int(text)) > MAX_PRIORITY:
+        raise typer.BadParameter(f"{shown(text)} is not a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the flags of `submit` ask for; None or empty: not said. Times in seconds."""
+
+    gpus: Annotated[int | None, options.count("How many GPUs in all.", low=0)] = None
+    gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100.", "TYPE")] = ""
+    gpus_per_node: Annotated[int | None, options.count("How many of them on each worker.")] = None
+    workers: Annotated[int | None, options.count("How many workers; without --gpus they run on CPUs.")] = None
+    min_gpus: Annotated[int | None, options.count("Go on with as few as N GPUs.")] = None
+    max_gpus: Annotated[int | None, options.count("Never use more than N GPUs.")] = None
+    min_workers: Annotated[int | None, options.count("Go on with as few as N workers; 1 by default.")] = None
+    max_workers: Annotated[int | None, options.count("Never use more than N workers.")] = None
+    priority: Annotated[
+        int,
+        typer.Option(
+            "--priority",
+            parser=_priority,
+            metavar="N",
+            help="From -1000 to 1000: whom it outranks, where GPUs are shared.",
+        ),
+    ] = 0
+    queue: Annotated[str, options.text("The queue of Kueue that has to admit the job.")] = ""
+    name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
+    image: Annotated[str, options.text("The container image; on this machine there is none.", "IMAGE")] = ""
+    service_account: Annotated[
+        str, options.text("Whose rights in the cloud the workers have, such as to the bucket.")
+    ] = ""
+    env: Annotated[
+        tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "A variable for the script.")
+    ] = ()
+    secrets: Annotated[
+        tuple[SecretRef, ...],
+        typer.Option(
+            "--secret",
+            parser=options.secret_ref,
+            metavar="NAME[:KEY[=VARIABLE]]",
+            help="A secret's keys as variables, or one of them.",
+        ),
+    ] = ()
+    mounts: Annotated[
+        tuple[Mount, ...],
+        typer.Option("--mount", parser=options.mount, metavar="CLAIM:/PATH", help="A volume claim, on Kubernetes."),
+    ] = ()
+    workspace: Annotated[str, options.text("The folder that goes along; the script's own by default.", "DIR")] = ""
+    no_workspace: Annotated[
+        bool, typer.Option("--no-workspace", help="Nothing goes along: the script is there where the job runs.")
+    ] = False
+    workspace_limit: Annotated[
+        int,
+        typer.Option(
+            "--workspace-limit",
+            parser=options.size,
+            metavar="SIZE",
+            show_default=False,
+            help="How large it may be; 100MB by default.",
+        ),
+    ] = WORKSPACE_LIMIT_BYTES
+    storage: Annotated[
+        str, options.text("Where state is kept: a folder, s3://…, gs://…; a new place by default.", "URL")
+    ] = ""
+    spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Spot capacity or not.")] = True
+    backoff_limit: Annotated[
+        int, options.count("How many failures of the script to put up with.", low=0, default=True)
+    ] = DEFAULT_BACKOFF_LIMIT
+    deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this: 90m, 12h.")] = None
+    ttl: Annotated[int | None, options.time("Delete the job this long after its end: 1h, 7d.")] = None
+    hang_timeout: Annotated[
+        int | None, options.time("Start again after this long without a sign of life; 30m by default, 0s is never.")
+    ] = None
+    restart_policy: Annotated[
+        RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")
+    ] = RestartPolicy.ON_FAILURE
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many workers and what each has; `note` is what the person should be told about it, once.
+
+    `automatic`: how many there are is chosen between the bounds, and `workers` is as many as may be.
+    """
+
+    workers: int
+    min_workers: int
+    max_workers: int | None
+    gpus_per_worker: int
+    ranks_per_worker: int
+    note: str = ""
+    automatic: bool = False
+
+
+def job_spec(request: Request, context: Context, size: Size, command: tuple[str, ...]) -> JobSpec:
+    """The job; its name, storage and working folder are for the caller to fill in."""
+    kind = _gpu_kind(request, context)
+    placement = place(context.provider, kind, size.gpus_per_worker, spot=request.spot)
+    image = request.image or context.image
+    _check_references(request, context)
+    # On this machine a job runs in elasticctl's own environment.
+    if request.queue and context.provider == LOCAL:
+        raise UsageError("--queue is for clusters with Kueue; `elasticctl local sharing on` shares this machine")
+    if context.provider != LOCAL and not image:
+        raise UsageError(f"--image is needed in context {context.name} (or set one: elasticctl config set-context)")
+    return JobSpec(
+        name=request.name,
+        namespace=context.namespace,
+        command=command,
+        workers=size.workers,
+        min_workers=size.min_workers,
+        max_workers=size.max_workers,
+        automatic=size.automatic,
+        priority=request.priority,
+        labels={QUEUE_LABEL: request.queue} if request.queue else {},
+        suspend=bool(request.queue),
+        ranks_per_worker=size.ranks_per_worker,
+        gpus_per_worker=size.gpus_per_worker,
+        gpu_type=kind.name if kind else "",
+        spot=request.spot,
+        provider=context.provider,
+        image=image,
+        service_account=request.service_account or context.service_account,
+        env=dict(request.env),
+        secrets=tuple(dict.fromkeys(ref.name for ref in request.secrets if not ref.key)),
+        secret_env={ref.variable: (ref.name, ref.key) for ref in request.secrets if ref.key},
+        mounts={mount.claim: mount.path for mount in request.mounts},
+        node_terms=placement.terms,
+        tolerations=placement.tolerations,
+        restart_policy=request.restart_policy,
+        backoff_limit=request.backoff_limit,
+        deadline_s=request.deadline,
+        ttl_s=request.ttl,
+        hang_timeout_s=request.hang_timeout,
+    )
+
+
+def size_of(request: Request, context: Context, machine_gpus: int) -> Size:
+    """Turn GPUs and workers into a size; `machine_gpus` counts for the local context only.
+
+    Bounds without a number between them mean that the size is automatic. Raises UsageError for numbers that contradict
+    each other, the machine or the catalog.
+    """
+    automatic = _is_automatic(request)
+    if automatic:
+        request = dataclasses.replace(request, gpus=request.max_gpus, workers=request.max_workers)
+    each = _gpus_per_worker(request, context, machine_gpus)
+    workers = _workers(request.gpus, "--gpus", request.workers, each) or 1
+    low = _workers(request.min_gpus, "--min-gpus", request.min_workers, each)
+    high = _workers(request.max_gpus, "--max-gpus", request.max_workers, each)
+    _check(low, workers, high)
+    if automatic and context.provider == LOCAL and each and machine_gpus >= (low or 1) * each:
+        workers = high = min(workers, machine_gpus // each)
+    size = Size(workers, low or 1, high, each, max(each, 1), automatic=automatic)
+    if context.provider != LOCAL or each == 0 or workers * each <= machine_gpus:
+        return size
+    if machine_gpus:
+        wanted, has = counted_are((low or 1 if automatic else workers) * each, "GPU"), counted(machine_gpus, "GPU")
+        flag = "--min-gpus" if automatic else "--gpus"
+        raise UsageError(f"{wanted} wanted, but this machine has {has}; say {flag} {machine_gpus}")
+    note = f"this machine has no GPU: the job runs on {counted(workers * each, 'CPU rank')} instead"
+    return dataclasses.replace(size, gpus_per_worker=0, note=note)
+
+
+def _is_automatic(request: Request) -> bool:
+    low = request.min_gpus is not None or request.min_workers is not None
+    high = request.max_gpus is not None or request.max_workers is not None
+    return low and high and request.gpus is None and request.workers is None
+
+
+def name_from(script: str) -> str:
+    """A job name made from a script's: `My_Train.py` -> `my-train`."""
+    stem = script.replace("\\", "/").rstrip("/").rpartition("/")[2].partition(".")[0].lower()
+    made = re.sub(r"[^a-z0-9]+", "-", stem)[:_MAX_MADE_NAME]
+    return re.sub(r"^[^a-z]+|-+$", "", made) or "job"
+
+
+def check_name(name: str) -> str:
+    """`name` if a job can be called so; UsageError otherwise."""
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+        raise UsageError(
+            f"--name {shown(name)}: a name is lower-case letters, digits and '-', starts with a letter, does not end"
+            f" with '-', and has {_MAX_NAME} characters at most"
+        )
+    return name
+
+
+def storage_url(given: str, working_dir: str) -> str:
+    """A storage URL, or a path made into one; UsageError for a scheme that is not known."""
+    scheme, separator, rest = given.partition("://")
+    if not separator:
+        from pathlib import Path
+
+        return Path(working_dir, given).resolve().as_uri()
+    check_public(given)
+    if scheme not in SCHEMES or not rest:
+        raise UsageError(
+            f"--storage {shown(given)}: give a folder, file:///path, s3://bucket/prefix or gs://bucket/prefix"
+        )
+    return given
+
+
+def check_public(url: str) -> None:
+    """Refuse a storage URL that holds credentials, without repeating it: UsageError."""
+    place = url.partition("://")[2]
+    host = place.partition("/")[0]
+    if "@" in host or (":" in host and "@" in place):  # a secret access key may have slashes
+        raise UsageError(
+            "--storage: the URL has something before an '@', and would be stored as it is: credentials belong into"
+            " the environment (elasticctl secret)"
+        )
+
+
+def below(url: str, name: str) -> str:
+    """The URL of `name` below another one, whose options (`?endpoint=…`) it keeps."""
+    place, choices = place_of(url)
+    return f"{place.rstrip('/')}/{name}{choices}"
+
+
+def place_of(url: str) -> tuple[str, str]:
+    """A storage URL without its options, and those with their `?`; a folder has none."""
+    place, mark, choices = (url, "", "") if url.startswith("file:") else url.partition("?")
+    return place, mark + choices
+
+
+def summary(spec: JobSpec, context: Context) -> str:
+    """The plan in a line: what will run where, and where its state goes."""
+    each = counted(spec.ranks_per_worker, "CPU rank")
+    if spec.gpus_per_worker:
+        each = counted(spec.gpus_per_worker, f"{spec.gpu_type} GPU".strip())
+    bounds = f"{spec.min_workers} to {'any number' if spec.max_workers is None else spec.max_workers}"
+    market = "" if context.provider in (LOCAL, KUBERNETES) else (", spot" if spec.spot else ", on demand")
+    size = f"{counted(spec.workers, 'worker')} with {each} each ({bounds})"
+    if spec.automatic:
+        size = f"{bounds} workers with {each} each, as many as there is room for"
+    rank = f", priority {spec.priority}" if spec.priority else ""
+    return f"{spec.name}: {size}{rank}, context {context.name}{market}, state in {spec.storage}"
+
+
+def _gpu_kind(request: Request, context: Context) -> GpuType | None:
+    name = request.gpu_type or context.gpu_type
+    return gpu_type(name) if name and request.gpus != 0 else None
+
+
+def _gpus_per_worker(request: Request, context: Context, machine_gpus: int) -> int:
+    kind = _gpu_kind(request, context)
+    asked = request.gpus_per_node
+    if request.gpus and request.workers and asked is None:
+        if request.gpus % request.workers:
+            raise UsageError(f"--gpus {request.gpus} cannot be shared evenly by --workers {request.workers}")
+        return request.gpus // request.workers
+    if asked is not None:
+        return asked
+    if request.gpus == 0 or (request.gpus is None and request.workers is not None and kind is None):
+        return 0
+    if context.provider == LOCAL:
+        return 1 if request.gpus or kind or machine_gpus else 0
+    if context.provider == KUBERNETES:
+        return context.gpus_per_node or 1 if request.gpus else 0
+    if kind is None:
+        if request.gpus:
+            raise UsageError(f"--gpu-type is needed with --gpus in context {context.name}")
+        return 0
+    return context.gpus_per_node or min(kind.nodes(context.provider), default=1)
+
+
+def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int | None:
+    """Workers for a number of GPUs, or as given; UsageError when the two disagree."""
+    if gpus is None or (gpus == 0 and each == 0):
+        return workers
+    if each == 0 or gpus % each:
+        has = counted(each, "GPU") if each else "no GPUs"
+        raise UsageError(
+            f"{flag} {gpus}: each worker has {has}" + (f", so it must be a multiple of {each}" if each else "")
+        )
+    if workers is not None and workers * each != gpus:
+        raise UsageError(
+            f"{flag} {gpus} and {counted(workers, 'worker')} with {counted(each, 'GPU')} each disagree; leave one out"
+        )
+    return gpus // each
+
+
+def _check_references(request: Request, context: Context) -> None:
+    """Refuse variables, claims and paths that are given twice, and volumes on a machine without any."""
+    if request.mounts and context.provider == LOCAL:
+        raise UsageError("--mount is for clusters: on this machine a job sees every folder where it is")
+    variables = [name for name, _ in request.env] + [ref.variable for ref in request.secrets if ref.key]
+    for flag, names in (
+        ("--secret", variables if request.secrets else []),
+        ("--mount", [mount.claim for mount in request.mounts]),
+        ("--mount", [mount.path for mount in request.mounts]),
+    ):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{flag}: {shown(twice)} is given twice")
+
+
+def _check(low: int | None, workers: int, high: int | None) -> None:
+    if low is not None and high is not None and low > high:
+        raise UsageError(f"the minimum of {low} workers is more than the maximum of {high}")
+    if low is not None and workers < low:
+        raise UsageError(f"{counted_are(workers, 'worker')} fewer than the minimum of {low}")
+    if high is not None and workers > high:
+        raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {high}")
+    if max(workers, high or 0) > MAX_WORKERS:
+        raise UsageError(f"{max(workers, high or 0)} workers are more than elasticctl can look after, {MAX_WORKERS}")

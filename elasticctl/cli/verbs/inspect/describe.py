@@ -1,0 +1,51 @@
+"""`describe`: everything about one job."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Annotated, Literal
+
+import typer
+
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import emit, hint, on_terminal, print_data
+from elasticctl.cli.framework.target import reach
+from elasticctl.cli.verbs.inspect.explain import look_at
+
+app = new_app()
+
+
+@verb(app, "describe")
+def describe(
+    *,
+    job: options.Job,
+    output: Annotated[
+        Literal["text", "json", "yaml"], typer.Option("-o", "--output", help="How to print: a page, or whole objects.")
+    ] = "text",
+    where: Where,
+) -> None:
+    """Show everything about a job: what it runs, its policy, workers, groups, interruptions, conditions.
+
+    \b
+      elasticctl describe digits
+    """
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.diagnosis import diagnose
+
+    target = reach(where)
+    manifest = target.find(job)
+    name = manifest["metadata"]["name"]
+    if output != "text":
+        found = ElasticJob.from_manifest(manifest)
+        pods, happened = target.cluster.pods_of([found])[found.uid], target.cluster.list_events
+        data = {"job": name, "object": manifest, "pods": pods, "events": happened(target.namespace, name)}
+        print_data("Description", data, output)
+        return
+    from elasticctl.cli.views.description import drawn, portrait
+
+    case = look_at(target, manifest)
+    width = shutil.get_terminal_size().columns if on_terminal() else None
+    emit("\n".join(drawn(portrait(case, diagnose(case)), width)))
+    hint(f"\nwhat happened when: elasticctl events {name}")

@@ -1,0 +1,97 @@
+"""`events`: what happened to a job, in order of time, once or as it goes on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from elasticctl.api.errors import UsageError
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import (
+    aligned,
+    console,
+    emit,
+    hint,
+    on_terminal,
+    print_data,
+    print_table,
+    say,
+    tabbed,
+)
+from elasticctl.cli.framework.target import Target, reach
+
+if TYPE_CHECKING:
+    from elasticctl.api.history import Entry
+
+POLL_EVERY_S = 0.5
+
+app = new_app()
+
+
+@verb(app, "events")
+def events(
+    *,
+    job: options.Job,
+    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    watch: options.Watch = False,
+    where: Where,
+) -> None:
+    """Show what happened to a job in order of time: groups, interruptions, scalings, checkpoints, pods.
+
+    \b
+      elasticctl events digits
+      elasticctl events digits -w
+    """
+    target = reach(where)
+    name = target.find(job)["metadata"]["name"]
+    if watch:
+        if output != "table":
+            raise UsageError(f"--watch shows tables; it does not go with --output {output}")
+        _watch(target, name)
+        return
+    found, _ = _read(target, name)
+    if output == "table":
+        from elasticctl.cli.views.job import events_table
+
+        print_table(events_table(found))
+        hint(f"what they mean: elasticctl explain {name}")
+        return
+    from elasticctl.api.codec import to_rfc3339
+
+    entries = [{"at": to_rfc3339(e.at), "what": e.what, "about": e.about, "details": e.details} for e in found]
+    print_data("EventList", {"job": name, "events": entries}, output)
+
+
+def _read(target: Target, name: str) -> tuple[list[Entry], bool]:
+    """What has happened up to now, and whether the job has ended."""
+    from elasticctl.api.history import timeline
+    from elasticctl.api.spec import ElasticJob
+
+    job = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name))
+    return timeline(job, target.cluster.list_events(target.namespace, name)), job.status.phase.terminal
+
+
+def _watch(target: Target, name: str) -> None:
+    """Print each entry once, as it comes, until the job has ended."""
+    from elasticctl.cli.framework.polling import Answers
+    from elasticctl.cli.views.job import events_table
+
+    printed: set[Entry] = set()
+    widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
+    for found, ended in Answers(lambda: _read(target, name), POLL_EVERY_S, say=say).each():
+        news = [entry for entry in found if entry not in printed]
+        table = events_table(news)
+        if on_terminal():
+            lines, widths = aligned(table, widths, console().width)
+        else:
+            lines = tabbed(table).split("\n")
+        for line in lines[1 if printed else 0 :] if news else []:
+            emit(line)
+        sys.stdout.flush()
+        printed.update(news)
+        if ended:
+            return

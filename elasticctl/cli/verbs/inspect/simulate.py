@@ -1,0 +1,167 @@
+"""`simulate`: what a job would take, cost and lose on other numbers of GPUs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import shown
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import emit, on_terminal, print_data, print_table, say
+from elasticctl.cli.framework.target import locate, reach
+
+if TYPE_CHECKING:
+    from elasticctl.api.cost import Rate
+    from elasticctl.cli.views.simulation import Basis
+
+app = new_app()
+
+
+def gpu_counts(text: str) -> tuple[int, ...]:
+    """`4,8,16` -> the numbers, by size; 64 of them at most. Raises UsageError."""
+    parts = text.split(",")
+    if len(parts) > 64 or not all(part.isascii() and part.isdigit() and 0 < int(part) <= 100_000 for part in parts):
+        raise UsageError(f"--gpus {shown(text)}: give numbers of GPUs, such as 4,8,16")
+    return tuple(sorted(set(map(int, parts))))
+
+
+def pause(text: str) -> float:
+    """`250ms` or a duration -> seconds."""
+    number = text.removesuffix("ms")
+    if number != text and number.isascii() and number.isdigit() and len(number) < 10:
+        return int(number) / 1000
+    return float(options.duration(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Which sizes, and how much is to be done."""
+
+    table: Annotated[str, options.text("A file with a line for each size: GPUs, rate.", "FILE")] = ""
+    gpus: Annotated[str, options.text("Which numbers of GPUs to look at: 4,8,16.", "N,N...")] = ""
+    gpus_per_node: Annotated[int | None, options.count("How many of them on each node.")] = None
+    gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100: for the price.", "TYPE")] = ""
+    work: Annotated[
+        int | None, options.time("How long it takes undisturbed at the smallest known size; 1d by default.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What is taken for granted where nothing is measured; given, it goes before what is."""
+
+    interrupted_every: Annotated[
+        int | None, options.time("How long one spot node lasts on average; 24h by default.")
+    ] = None
+    recovery: Annotated[int | None, options.time("From a loss to the next step; 30s by default.")] = None
+    replacement: Annotated[int | None, options.time("Until another node comes; 5m by default.")] = None
+    save_cost: Annotated[
+        float | None,
+        typer.Option(parser=pause, metavar="TIME", help="How long a save stops training; 100ms by default."),
+    ] = None
+    save_every: Annotated[int | None, options.time("Time between saves; chosen as in training by default.")] = None
+
+
+@verb(app, "simulate")
+def simulate(
+    *,
+    job: options.MaybeJob = None,
+    size: Size,
+    assumed: Assumed,
+    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    where: Where,
+) -> None:
+    """Expect time, cost and goodput of a job on other numbers of GPUs, on spot and on demand.
+
+    The scaling curve is what JOB was measured at in its groups of different sizes, or a table. What is measured and
+    what is assumed is said below the result.
+
+    \b
+      elasticctl simulate digits
+      elasticctl simulate --table rates.csv --gpus 4,16,64 --gpu-type t4
+    """
+    from elasticctl.cli.views import simulation
+
+    if (job is None) == (not size.table):
+        raise UsageError("give a job or a scaling curve with --table FILE, one of the two")
+    basis = _of_table(size, assumed, where) if job is None else _of_job(job, size, assumed, where)
+    outlooks = simulation.outlooks(basis, gpu_counts(size.gpus) if size.gpus else ())
+    if output != "table":
+        print_data("Simulation", simulation.as_data(basis, outlooks), output)
+        return
+    print_table(simulation.table(basis, outlooks))
+    if on_terminal():
+        bar = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
+        emit("\n" + "\n".join(simulation.plot(basis, outlooks, bar)) + "\n\n")
+    for line in simulation.notes(basis, outlooks):
+        say(line)
+
+
+def _of_table(size: Size, assumed: Assumed, where: Where) -> Basis:
+    from elasticctl.api.cost import rate
+    from elasticctl.api.gpu_types import gpu_type
+    from elasticctl.cli.views.cost import with_live_spot
+    from elasticctl.cli.views.simulation import basis_of_table
+    from elasticctl.simulation import scaling_curve
+
+    try:
+        text = Path(size.table).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"cannot read {size.table}: {getattr(e, 'strerror', None) or 'it is not text'}") from e
+    points = scaling_curve.parse(text, size.table)
+    context, _ = locate(where)
+    price: Rate | None = None
+    each = size.gpus_per_node or context.gpus_per_node or 1
+    name = size.gpu_type or context.gpu_type
+    if name:
+        kind = gpu_type(name)
+        shapes = kind.nodes(context.provider)
+        if not size.gpus_per_node and not context.gpus_per_node and shapes:
+            each = min(shapes)
+        price = with_live_spot(rate(context.provider, shapes.get(each, ()), kind.name, each))
+    return basis_of_table(points, size.work, _given(assumed, each), price)
+
+
+def _of_job(name: str, size: Size, assumed: Assumed, where: Where) -> Basis:
+    from elasticctl.api.cost import rate_of
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cli.views.cost import with_live_spot
+    from elasticctl.cli.views.simulation import basis_of_job
+    from elasticctl.simulation import evidence_of
+
+    if size.gpu_type or size.gpus_per_node:
+        flag = "--gpu-type" if size.gpu_type else "--gpus-per-node"
+        raise UsageError(f"{flag} goes with --table: what a job's nodes are like, the job says itself")
+    job = ElasticJob.from_manifest(reach(where).find(name))
+    evidence = evidence_of(job, time.time())
+    if not evidence.points:
+        raise UsageError(
+            f"{job.name} has no measured rate yet: it needs a group that has done 10 steps; or give --table FILE"
+        )
+    return basis_of_job(
+        job.name, evidence, size.work, _given(assumed, evidence.gpus_per_node), with_live_spot(rate_of(job))
+    )
+
+
+def _given(assumed: Assumed, gpus_per_node: int) -> dict[str, float]:
+    """What was said on the command line, by the names of `Conditions`."""
+    said = {
+        "gpus_per_node": gpus_per_node,
+        "between_s": assumed.interrupted_every,
+        "recovery_s": assumed.recovery,
+        "away_s": assumed.replacement,
+        "save_s": assumed.save_cost,
+        "interval_s": assumed.save_every,
+    }
+    for flag, key in (("--interrupted-every", "between_s"), ("--save-every", "interval_s")):
+        if said[key] == 0:
+            raise UsageError(f"{flag} 0s: it has to be longer than nothing")
+    return {key: value for key, value in said.items() if value is not None}

@@ -1,0 +1,239 @@
+"""`prune`: delete jobs that ended long ago, and their stored state where it is this machine's own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from elasticctl.api.errors import ClusterError, NotFoundError, UsageError
+from elasticctl.api.text import counted, span
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import Table, print_data, print_table, say
+from elasticctl.cli.framework.target import Target, reach
+from elasticctl.cli.verbs.inspect.logs import forget
+from elasticctl.settings.contexts import LOCAL
+
+if TYPE_CHECKING:
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cluster.base import Manifest
+
+Ended = Literal["Succeeded", "Failed", "Cancelled"]
+GOES, STAYS, NONE = "goes", "stays", "none"
+
+app = new_app()
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which jobs are meant; `older_than` in seconds since their end, `phase` empty: all that are final."""
+
+    older_than: Annotated[int | None, options.time("Jobs that ended longer ago than this: 12h, 7d.")] = None
+    phase: Annotated[Ended | None, typer.Option("--phase", help="Only jobs that ended so.", case_sensitive=False)] = (
+        None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """A job to delete. `state` says what becomes of what it has stored: goes, stays, or none."""
+
+    job: ElasticJob
+    ended_at: float
+    storage: str
+    state: str = STAYS
+    folder: Path | None = None
+
+
+@verb(app, "prune")
+def prune(
+    *,
+    which: Which,
+    state: Annotated[
+        bool,
+        typer.Option(
+            "--state", help="Their checkpoints and workspaces too, where they lie in the local cluster's own folder."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    output: Annotated[
+        Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print the list.")
+    ] = "table",
+    yes: options.Yes = False,
+    where: Where,
+) -> None:
+    """Delete jobs that ended some time ago, with their logs; asks first, with the list.
+
+    \b
+      elasticctl prune --older-than 7d --dry-run
+      elasticctl prune --older-than 1d --phase Failed --state -y
+    """
+    if which.older_than is None:
+        raise UsageError("say how long ago they must have ended: --older-than 7d")
+    target, now = reach(where), time.time()
+    everyone = target.cluster.list_jobs(target.namespace)
+    doomed = choose(everyone, which, now)
+    if state:
+        doomed = [_with_state(target, item, doomed) for item in doomed]
+    if output != "table":
+        print_data("Pruned", {"dryRun": dry_run, "jobs": [_as_data(item) for item in doomed]}, output)
+    elif doomed:
+        print_table(_table(doomed, now))
+    if not doomed:
+        say(f"no job in namespace {target.namespace} ended longer than {span(which.older_than)} ago")
+    elif dry_run:
+        say(f"{counted(len(doomed), 'job')} would be deleted; --dry-run deletes nothing")
+    elif yes or _confirmed(len(doomed)):
+        _delete_all(target, doomed, now, workspaces=state and target.context.provider == LOCAL)
+    else:
+        say("nothing is deleted")
+
+
+def choose(manifests: Sequence[Manifest], which: Which, now: float) -> list[Doomed]:
+    """The jobs that are meant, the one that ended first first. Pure; `now` in seconds since the epoch."""
+    from elasticctl.api.podtemplate import hardware
+    from elasticctl.api.spec import ElasticJob
+
+    found = []
+    for job in map(ElasticJob.from_manifest, manifests):
+        ended_at = job.status.completion_time
+        if not job.status.phase.terminal or ended_at is None or now - ended_at < (which.older_than or 0):
+            continue
+        if which.phase is None or job.status.phase.value == which.phase:
+            storage = hardware(job).storage
+            found.append(Doomed(job, ended_at, storage, STAYS if storage else NONE))
+    return sorted(found, key=lambda item: item.ended_at)
+
+
+def _with_state(target: Target, item: Doomed, doomed: Sequence[Doomed]) -> Doomed:
+    """The job with the folder that its state can be deleted with; without one where that is not ours to delete."""
+    folder = own_folder(item.storage) if target.context.provider == LOCAL else None
+    if folder is None:
+        return item
+    names = {other.job.key for other in doomed}
+    for manifest in target.cluster.list_jobs(None):
+        metadata = manifest["metadata"]
+        if f"{metadata['namespace']}/{metadata['name']}" not in names and _uses(manifest, item.storage, folder):
+            return item
+    return replace(item, state=GOES, folder=folder)
+
+
+def own_folder(url: str) -> Path | None:
+    """The folder a storage URL names, if the local cluster made it: directly below its own folder for state."""
+    from urllib.parse import unquote
+
+    from elasticctl.cluster.local.paths import local_paths
+
+    if not url.startswith("file:///"):
+        return None
+    folder, own = Path(unquote(url.removeprefix("file://"))), local_paths().storage
+    return folder if folder.parent == own and ".." not in folder.parts and not folder.is_symlink() else None
+
+
+def _uses(manifest: Manifest, url: str, folder: Path) -> bool:
+    """Does a job that stays keep its state there too, or start from there?"""
+    from elasticctl.api.podtemplate import START_FROM_VARIABLE, hardware
+    from elasticctl.api.spec import ElasticJob
+
+    found = hardware(ElasticJob.from_manifest(manifest))
+    start = found.env.get(START_FROM_VARIABLE, "").rpartition("#")[0]
+    return any(other and (other == url or own_folder(other) == folder) for other in (found.storage, start))
+
+
+def _delete_all(target: Target, doomed: Sequence[Doomed], now: float, *, workspaces: bool) -> None:
+    """Delete jobs with what goes along, and say what stays; `workspaces`: those too that no job names any more."""
+    gone = [item for item in doomed if _delete(target, item)]
+    _say_what_stays(gone)
+    if workspaces:
+        _sweep_workspaces(target, {item.job.key for item in gone}, now)
+
+
+def _delete(target: Target, item: Doomed) -> bool:
+    """Delete a job with what goes along; False where it was left alone.
+
+    Much may have happened since it was listed: it may be gone by itself, and another one may have its name.
+    """
+    try:
+        now = target.cluster.get_job(target.namespace, item.job.name)
+        if now["metadata"].get("uid") != item.job.uid:
+            say(f"{item.job.name}: left alone: it is another job by now")
+            return False
+        target.cluster.delete_job(target.namespace, item.job.name)
+    except NotFoundError:
+        pass  # its time to live was over, or somebody was quicker
+    forget(item.job)
+    _delete_state(item)
+    return True
+
+
+def _delete_state(item: Doomed) -> None:
+    if item.folder is None:
+        return
+    import shutil
+
+    try:
+        shutil.rmtree(item.folder)
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise ClusterError(
+            f"{item.job.name} is deleted, but not all of its state in {item.folder}: {e.strerror}"
+        ) from e
+
+
+def _sweep_workspaces(target: Target, gone: Collection[str], now: float) -> None:
+    """Delete the workspaces of the local cluster that none of its jobs names any more."""
+    from elasticctl.cli.job_storage import named, size, sweep
+    from elasticctl.cluster.local.paths import local_paths
+
+    left = [
+        manifest
+        for manifest in target.cluster.list_jobs(None)
+        if f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}" not in gone
+    ]
+    count, freed_bytes = sweep(local_paths().workspaces, named(left), now)
+    if count:
+        say(f"{counted(count, 'workspace')} that no job names any more deleted too, {size(freed_bytes)}")
+
+
+def _say_what_stays(doomed: Sequence[Doomed]) -> None:
+    freed = sum(item.state == GOES for item in doomed)
+    with_state = f"; the state of {freed} too" if freed else ""
+    say(f"{counted(len(doomed), 'job')} deleted{with_state}")
+    for item in doomed:
+        if item.state == STAYS:
+            say(f"{item.job.name}: its checkpoints stay in {item.storage}")
+
+
+def _table(doomed: Sequence[Doomed], now: float) -> Table:
+    rows = [
+        (item.job.name, item.job.status.phase.value, f"{span(now - item.ended_at)} ago", item.state, item.storage)
+        for item in doomed
+    ]
+    return Table(("NAME", "PHASE", "ENDED", "CHECKPOINTS", "STORAGE"), rows, spare=("STORAGE",))
+
+
+def _as_data(item: Doomed) -> dict[str, str]:
+    from elasticctl.api.codec import to_rfc3339
+
+    return {
+        "name": item.job.name,
+        "phase": item.job.status.phase.value,
+        "endedAt": to_rfc3339(item.ended_at),
+        "storage": item.storage,
+        "state": item.state,
+    }
+
+
+def _confirmed(count: int) -> bool:
+    what = f"{counted(count, 'job')} and their logs" if count > 1 else "this job and its logs"
+    if not sys.stdin.isatty():
+        raise UsageError(f"this deletes {what}; add --yes to do so")
+    return typer.confirm(f"Delete {what}?", err=True)

@@ -1,0 +1,187 @@
+"""`rerun`: the same job once more, from the beginning or from a checkpoint of the old one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticctl.api.errors import ConflictError, UsageError
+from elasticctl.api.text import counted, shown
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.options import Assignment, Where
+from elasticctl.cli.framework.output import print_objects, say
+from elasticctl.cli.framework.target import Target, reach
+from elasticctl.cli.verbs.inspect.logs import forget
+from elasticctl.cli.verbs.run.submit import DryRunVerb, How, follow_up
+
+if TYPE_CHECKING:
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cluster.base import Manifest
+
+_DELETED_WITHIN_S = 30.0
+_POLL_EVERY_S = 0.1
+LATEST = "latest"
+
+app = new_app()
+
+
+def step_or_latest(text: str) -> str:
+    """A step, or `latest`."""
+    if text != LATEST and not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(f"{shown(text)} is neither a step nor {LATEST}.")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is to be different this time."""
+
+    name: Annotated[str, options.text("The new job's name; the old one's with a number by default.")] = ""
+    from_checkpoint: Annotated[
+        str | None,
+        typer.Option(parser=step_or_latest, metavar="STEP|latest", help="Go on from this step of the old job."),
+    ] = None
+    storage: Annotated[str, options.text("Where its state is kept; a new place by default.", "URL")] = ""
+    settings: Annotated[
+        tuple[Assignment, ...],
+        options.assignments("--set", "PATH=VALUE", "Change a field of the manifest: spec.backoffLimit=10"),
+    ] = ()
+
+
+@verb(app, "rerun", cls=DryRunVerb)
+def rerun(*, job: options.Job, changes: Changes, how: How, where: Where) -> int:
+    """Run a job again: a new job that runs the same, from step 0, with state of its own.
+
+    With --from-checkpoint it goes on from a checkpoint of the old job, which is only read. With the old job's own
+    --name, the old one has to have ended, and is deleted; its checkpoints stay.
+
+    \b
+      elasticctl rerun digits
+      elasticctl rerun digits --from-checkpoint latest --set spec.backoffLimit=10
+    """
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cli.submit.manifest import manifest_with_news, with_settings
+
+    how.check()
+    target = reach(where)
+    old = target.find(job)
+    found = ElasticJob.from_manifest(old)
+    made = with_settings(_new(target, old, changes), changes.settings)
+    made = manifest_with_news(made, how.notify, target.context)
+    if how.dry_run == "client":
+        print_objects([made], how.output or "yaml", one=True)
+        return 0
+    replaces = made["metadata"]["name"] == found.name
+    if replaces or how.dry_run:
+        checked = _checked(target, made, replaces)  # before anything is deleted
+    if replaces:
+        _make_way(target, found, dry_run=how.dry_run is not None)
+    _say_plan(found, made, changes.from_checkpoint)
+    if how.dry_run:
+        print_objects([checked], how.output or "yaml", one=True)
+        return 0
+    return follow_up(target, _create(target, made, patient=replaces), how)
+
+
+def _new(target: Target, old: Manifest, changes: Changes) -> Manifest:
+    """The manifest of the new job."""
+    from elasticctl.api.podtemplate import hardware
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cli.submit.copies import Rerun, again, beside, next_name, origin
+    from elasticctl.cli.submit.manifest import new_storage
+    from elasticctl.cli.submit.plan import check_name
+
+    found = ElasticJob.from_manifest(old)
+    start = "" if changes.from_checkpoint is None else _start(found, changes.from_checkpoint)
+    if changes.name:
+        name = check_name(changes.name)
+    else:
+        taken = {other["metadata"]["name"] for other in target.cluster.list_jobs(target.namespace)}
+        name = next_name(origin(old), taken)
+    before, storage = hardware(found).storage, ""
+    if before or changes.storage:
+        storage = new_storage(name, changes.storage, target.context) or beside(before, f"{name}-{int(time.time())}")
+        if storage == before:
+            raise UsageError(f"--storage {storage} is the old job's own: give the new one another place")
+    return again(old, Rerun(name, storage, start))
+
+
+def _start(old: ElasticJob, wanted: str) -> str:
+    """`URL#STEP` of a checkpoint of the old job; UsageError or NotFoundError where there can be no such one."""
+    from elasticctl.api.podtemplate import hardware
+
+    url = hardware(old).storage
+    if not url:
+        raise UsageError(f"{old.name} has no storage URL, so it has no checkpoint to start from")
+    if url.startswith("file://"):  # a bucket may be open to the job and closed to this machine
+        from elasticctl.cli import job_storage
+
+        place = job_storage.place_of(url, Where())
+        job_storage.of_step(job_storage.found_at(place), None if wanted == LATEST else int(wanted))
+    elif old.status.checkpoint.step is None:
+        raise UsageError(f"{old.name} has committed no checkpoint; without --from-checkpoint it starts at step 0")
+    if not old.status.phase.terminal:
+        say(f"{old.name} is still {old.status.phase.value}: it may delete that checkpoint before the new job reads it")
+    return f"{url}#{wanted}"
+
+
+def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> None:
+    from elasticctl.api.cost import rate_of
+    from elasticctl.api.podtemplate import hardware
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cli.views.cost import plan_line, with_live_spot
+
+    new = ElasticJob.from_manifest(made)
+    begin = "step 0"
+    if from_checkpoint is not None:
+        begin = f"the newest checkpoint of {old.name}" if from_checkpoint == LATEST else f"its step {from_checkpoint}"
+    kept = hardware(new).storage
+    workers = counted(new.desired, "worker")
+    say(f"{new.name}: {old.name} again, {workers}, from {begin}" + (f", state in {kept}" if kept else ""))
+    one = with_live_spot(rate_of(new))
+    if one is not None:
+        say(plan_line(one, new.desired))
+
+
+def _checked(target: Target, made: Manifest, replaces: bool) -> Manifest:
+    """The job as the cluster would store it; one whose name is still taken is checked under another."""
+    from elasticctl.cli.submit.copies import next_name
+
+    name = made["metadata"]["name"]
+    taken = {other["metadata"]["name"] for other in target.cluster.list_jobs(target.namespace)} if replaces else set()
+    stand_in = {**made["metadata"], "name": next_name(name, taken) if replaces else name}
+    stored = target.cluster.create_job({**made, "metadata": stand_in}, dry_run=True)
+    return {**stored, "metadata": {**stored["metadata"], "name": name}}
+
+
+def _make_way(target: Target, old: ElasticJob, *, dry_run: bool) -> None:
+    """Delete the old job, whose name the new one gets; ConflictError while it runs."""
+    from elasticctl.api.podtemplate import hardware
+
+    if not old.status.phase.terminal:
+        phase = old.status.phase.value
+        raise ConflictError(
+            f"{old.name} is still {phase}: give the new job another --name, or cancel the old one first"
+        )
+    kept = hardware(old).storage
+    doing = "would be deleted" if dry_run else "is deleted, with its logs"
+    say(f"the old {old.name} {doing}" + (f"; its checkpoints stay in {kept}" if kept else ""))
+    if not dry_run:
+        target.cluster.delete_job(target.namespace, old.name)
+        forget(old)
+
+
+def _create(target: Target, made: Manifest, *, patient: bool) -> Manifest:
+    """Create the job; `patient`: wait until the name of the one that is being deleted is free."""
+    deadline = time.monotonic() + _DELETED_WITHIN_S
+    while True:
+        try:
+            return target.cluster.create_job(made)
+        except ConflictError:
+            if not patient or time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_EVERY_S)

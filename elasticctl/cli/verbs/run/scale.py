@@ -1,0 +1,294 @@
+"""From a wish for workers to the patch of a job, and until it has come true."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest, PodPhase
+from elasticctl.api.status import WorkerStatus
+from elasticctl.api.text import counted, counted_are
+from elasticctl.cli.framework.output import say
+from elasticctl.cli.framework.polling import PATIENCE_S, Answers
+from elasticctl.cli.framework.target import Target, full_worker_name
+
+if TYPE_CHECKING:
+    pass
+from typing import Annotated
+
+import typer
+
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import hint
+from elasticctl.cli.framework.target import reach
+
+TIMED_OUT = 124
+BY_USER, BY_ROLLBACK = "user", "rollback"
+_POLL_EVERY_S = 0.25
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a wish came to: how many workers were wanted before and after, and whether that was or is automatic."""
+
+    before: int
+    after: int
+    was_automatic: bool = False
+    is_automatic: bool = False
+
+    @property
+    def words(self) -> str:
+        """`2 -> 4 workers`."""
+        if self.is_automatic:
+            return f"as many workers as there is room for, {self.after} at most"
+        return f"{self.before} -> {self.after} workers"
+
+
+def apply(target: Target, name: str, wish: Wish) -> Change:
+    """Patch the job, so that scalings come one after another."""
+    before, after = _patched(target, name, lambda manifest: _asked_for(target, manifest, wish))
+    return _change(before, after)
+
+
+def foreseen(target: Target, name: str, wish: Wish) -> Change:
+    """What `apply` would do now, without doing it; refused for the same reasons."""
+    from elasticctl_controller.local.objects import merge_patch
+
+    manifest = target.cluster.get_job(target.namespace, name)
+    patch = _asked_for(target, manifest, wish)
+    return _change(manifest, {**manifest, "spec": merge_patch(manifest["spec"], patch["spec"])})
+
+
+def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[str, Any]:
+    """The merge patch that carries out a wish; whoever asks for a number wants no automatic size. Pure.
+
+    Raises UsageError when the wish is out of bounds, NotFoundError for a worker that is not there, ConflictError when
+    the job has ended.
+    """
+    job = ElasticJob.from_manifest(manifest)
+    if job.status.phase.terminal:
+        raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be scaled")
+    metadata = {"annotations": {ANNOTATION_SCALED_BY: BY_USER}, "resourceVersion": job.resource_version}
+    if wish.auto:
+        return {"metadata": metadata, "spec": {"sharing": {"automatic": True}}}
+    leaving = _leaving(job, pods, wish.remove_worker)
+    workers = _workers(job, wish) - len(leaving)
+    _check_bounds(job, manifest["spec"], workers)
+    spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": workers}}}
+    if job.sharing.automatic:
+        spec["sharing"] = {"automatic": False}
+    if leaving:
+        # Those asked for before and still there; the others have done their duty.
+        present = {pod["metadata"].get("uid") for pod in pods}
+        named = {ref.uid: ref.name for ref in job.remove_workers if ref.uid in present} | leaving
+        spec["removeWorkers"] = [{"name": name, "uid": uid} for uid, name in named.items()]
+    return {"metadata": metadata, "spec": spec}
+
+
+def _asked_for(target: Target, manifest: Manifest, wish: Wish) -> dict[str, Any]:
+    """The patch that carries out a wish."""
+    job = ElasticJob.from_manifest(manifest)
+    return scale_patch(manifest, target.cluster.pods_of([job])[job.uid] if wish.remove_worker else [], wish)
+
+
+def _patched(
+    target: Target, name: str, patch_of: Callable[[Manifest], dict[str, Any] | None]
+) -> tuple[Manifest, Manifest]:
+    """The job before and after its patch; again where anybody has written to it between the two, its status too.
+
+    Without a patch (None) both are the same.
+    """
+    for attempt in range(_ATTEMPTS):
+        manifest = target.cluster.get_job(target.namespace, name)
+        patch = patch_of(manifest)
+        if patch is None:
+            return manifest, manifest
+        try:
+            return manifest, target.cluster.patch_job(target.namespace, name, patch)
+        except ConflictError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _change(manifest: Manifest, patched: Manifest) -> Change:
+    """What came, or would come, of a job from a patch."""
+    before, after = ElasticJob.from_manifest(manifest), ElasticJob.from_manifest(patched)
+    return Change(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic)
+
+
+def roll_back(target: Target, name: str, change: Change) -> int:
+    """Go back to the size before, unless somebody has asked for another one since; returns the exit code."""
+    before, after = _patched(target, name, lambda manifest: _back(manifest, change))
+    if after is before:
+        say(f"{name}: it has been scaled again since, or has ended: it stays as it is")
+    else:
+        say(f"{name}: rolled back to {counted(change.before, 'worker')}")
+    return TIMED_OUT
+
+
+def _back(manifest: Manifest, change: Change) -> dict[str, Any] | None:
+    """The patch that takes a change back; None where that is no longer the newest, or the job has ended."""
+    job = ElasticJob.from_manifest(manifest)
+    if job.status.phase.terminal or job.desired != change.after or job.sharing.automatic:
+        return None
+    metadata = {"annotations": {ANNOTATION_SCALED_BY: BY_ROLLBACK}, "resourceVersion": job.resource_version}
+    spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": change.before}}}
+    if change.was_automatic:
+        spec["sharing"] = {"automatic": True}
+    return {"metadata": metadata, "spec": spec}
+
+
+def _size(job: ElasticJob) -> int:
+    """How many workers it should have now; of a job of automatic size, how many it was given."""
+    return job.status.desired if job.sharing.automatic and job.status.share is not None else job.desired
+
+
+def _leaving(job: ElasticJob, pods: list[Manifest], names: tuple[str, ...]) -> dict[str, str]:
+    """UID -> name of the workers to remove."""
+    present = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+    leaving = {}
+    for name in (full_worker_name(job.name, wanted) for wanted in names):
+        if name not in present:
+            raise NotFoundError(f"{job.name} has no worker {name}; it has {', '.join(sorted(present)) or 'none now'}")
+        leaving[present[name]] = name
+    return leaving
+
+
+def _workers(job: ElasticJob, wish: Wish) -> int:
+    if wish.gpus is not None:
+        each = hardware(job).gpus_per_worker
+        if each == 0:
+            raise UsageError(f"{job.name} runs on CPUs; say --to N, in workers")
+        if wish.gpus % each:
+            raise UsageError(
+                f"--gpus {wish.gpus}: a worker of {job.name} has {each} GPUs, so it must be a multiple of {each}"
+            )
+        return wish.gpus // each
+    if wish.to is not None:
+        return wish.to
+    return _size(job) + (wish.add or 0) - (wish.remove or 0)
+
+
+def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
+    low = spec.get("minReplicas") or 1
+    high = spec.get("maxReplicas") or MAX_WORKERS
+    if workers < low:
+        raise UsageError(f"{counted_are(workers, 'worker')} fewer than the minimum of {job.name}, {low}")
+    if workers > high:
+        raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {job.name}, {high}")
+
+
+def await_workers(target: Target, name: str, workers: int, timeout_s: int | None, *, goes_on: bool = True) -> int:
+    """Wait until that many workers run, and return the exit code: 1 where they will not, 124 too late.
+
+    `goes_on` False: not to be said when it is too late, for somebody will see to that.
+    """
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    answers = Answers(lambda: target.cluster.get_job(target.namespace, name), _POLL_EVERY_S, deadline, PATIENCE_S, say)
+    for manifest in answers.each():
+        job = ElasticJob.from_manifest(manifest)
+        status, running = job.status, sum(_is_running(worker) for worker in job.status.workers)
+        if running == status.active == status.desired == workers:
+            say(f"{name}: {counted_are(workers, 'worker')} running")
+            return 0
+        if status.phase.terminal:
+            say(f"{name} ended ({status.phase.value}) before that")
+            return 1
+        if job.suspend:
+            say(f"{name} is suspended: it gets its workers when it is resumed")
+            return 1
+        if time.monotonic() >= deadline:
+            end = "; it goes on" if goes_on else ""
+            say(f"{name}: {running} of {counted(workers, 'worker')} running after {timeout_s} s{end}")
+            return TIMED_OUT
+    raise AssertionError("unreachable")
+
+
+def _is_running(worker: WorkerStatus) -> bool:
+    """True for a worker that runs and is there to stay."""
+    return worker.phase == PodPhase.RUNNING and worker.cause is None and not worker.removal
+
+
+app = new_app()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for; exactly one field is set."""
+
+    auto: Annotated[bool, typer.Option("--auto", help="As many as there is room for, within the job's bounds.")] = False
+
+    to: Annotated[int | None, options.count("N workers in all.")] = None
+    gpus: Annotated[int | None, options.count("N GPUs in all.")] = None
+    add: Annotated[int | None, options.count("K workers more.", letter="K")] = None
+    remove: Annotated[int | None, options.count("K workers fewer: those of the highest number.", letter="K")] = None
+    remove_worker: Annotated[
+        tuple[str, ...],
+        typer.Option("--remove-worker", metavar="NAME", help="This very worker: its name or number."),
+    ] = ()
+
+    @property
+    def clear(self) -> bool:
+        """True when one thing was asked for, and no other."""
+        return sum(map(bool, (self.auto, self.to, self.gpus, self.add, self.remove, self.remove_worker))) == 1
+
+
+@verb(app, "scale")
+def scale(
+    *,
+    job: options.Job,
+    wish: Wish,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when that many workers run.")] = False,
+    timeout: options.Timeout = None,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="With --timeout: go back to the size before when the time is up.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would change, or why it is refused.")
+    ] = False,
+    where: Where,
+) -> int:
+    """Change the number of workers of a running job; it goes on from where it is.
+
+    \b
+      elasticctl scale digits --to 4
+      elasticctl scale digits --remove-worker 2 --wait
+      elasticctl scale digits --add 4 --timeout 10m --rollback
+      elasticctl scale digits --auto
+    """
+    _check(wish, wait, timeout, rollback)
+    pass
+
+    target = reach(where)
+    name = target.find(job)["metadata"]["name"]
+    if dry_run:
+        say(f"{name}: {foreseen(target, name, wish).words} (dry run: nothing is changed)")
+        return 0
+    change = apply(target, name, wish)
+    say(f"{name}: {change.words}")
+    if wait or rollback:
+        code = await_workers(target, name, change.after, timeout, goes_on=not rollback)
+        return roll_back(target, name, change) if rollback and code == TIMED_OUT else code
+    hint(f"live: elasticctl status -w {name}")
+    return 0
+
+
+def _check(wish: Wish, wait: bool, timeout: int | None, rollback: bool) -> None:
+    """Refuse what contradicts itself; UsageError."""
+    if not wish.clear:
+        raise UsageError("say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto")
+    if rollback and timeout is None:
+        raise UsageError("--rollback needs a time after which to go back: --timeout 10m")
+    if timeout is not None and not (wait or rollback):
+        raise UsageError("--timeout says how long to wait: add --wait, or --rollback to go back when the time is up")
+    if wish.auto and (wait or rollback):
+        raise UsageError("--auto takes what there is, now and later: there is no number to wait for")

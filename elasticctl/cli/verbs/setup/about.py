@@ -1,0 +1,43 @@
+"""`version` and `completion`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+from typer.completion import shell_complete
+
+import elasticctl
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.output import emit, hint
+from elasticctl.cli.main import COMPLETE_VAR
+
+_WHERE = {
+    "bash": 'eval "$(elasticctl completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(elasticctl completion zsh)" in ~/.zshrc, after compinit',
+    "fish": "elasticctl completion fish > ~/.config/fish/completions/elasticctl.fish",
+}
+
+app = new_app()
+
+
+@verb(app, "version")
+def version() -> None:
+    """Print the version."""
+    emit(f"elasticctl {elasticctl.__version__}")
+
+
+@verb(app, "completion")
+def completion(
+    ctx: typer.Context, shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL")]
+) -> int:
+    """Print the completion script of a shell: names of jobs and contexts are completed too.
+
+    \b
+    bash  eval "$(elasticctl completion bash)"   in ~/.bashrc
+    zsh   eval "$(elasticctl completion zsh)"    in ~/.zshrc, after compinit
+    fish  elasticctl completion fish > ~/.config/fish/completions/elasticctl.fish
+    """
+    code = shell_complete(ctx.find_root().command, {}, "elasticctl", COMPLETE_VAR, f"source_{shell}")
+    hint(f"to have it always: {_WHERE[shell]}")
+    return code

@@ -1,0 +1,172 @@
+"""`config`: the places jobs can run at."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import typer
+
+from elasticctl.api.errors import NotFoundError, UsageError
+from elasticctl.api.gpu_types import gpu_type, place
+from elasticctl.api.text import did_you_mean, shown
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import family, verb
+from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_plain, print_table, say
+from elasticctl.cli.framework.target import contexts, contexts_file
+from elasticctl.cli.submit.plan import storage_url
+from elasticctl.settings import contexts as configuration
+from elasticctl.settings.contexts import Context
+
+app, config = family("config", "Choose and describe the places to run jobs at.")
+
+_COLUMNS = ("CURRENT", "NAME", "PROVIDER", "NAMESPACE", "STORAGE")
+_WIDE = ("KUBE CONTEXT", "IMAGE", "GPUS")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=options.complete_context)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What to set of a context; None: left as it is."""
+
+    provider: Annotated[
+        Literal["local", "aws", "gcp", "kubernetes"] | None,
+        typer.Option("--provider", help="Whose machines these are."),
+    ] = None
+    kube_context: Annotated[str | None, options.text("The context of kubeconfig that reaches the cluster.")] = None
+    namespace: Annotated[str | None, options.text("The namespace for jobs.")] = None
+    storage: Annotated[
+        str | None,
+        options.text("Jobs keep their state below this: s3://bucket/prefix, gs://bucket/prefix, a folder.", "URL"),
+    ] = None
+    image: Annotated[str | None, options.text("The container image of jobs.", "IMAGE")] = None
+    service_account: Annotated[
+        str | None, options.text("The Kubernetes service account of workers: whose rights they have in the cloud.")
+    ] = None
+    gpu_type: Annotated[str | None, options.text("The GPUs jobs use: t4, v100, a10g, l4, a100 or h100.", "TYPE")] = None
+    gpus_per_node: Annotated[int | None, options.count("How many GPUs a node has; 0: as few as there are.", low=0)] = (
+        None
+    )
+    notify_url_from: Annotated[
+        str | None, options.text("Where the webhook's URL for news of jobs is: secret:KEY, file:PATH, env:NAME", "REF")
+    ] = None
+
+
+@verb(config, "get-contexts")
+def get_contexts(
+    output: options.Output = "table",
+) -> None:
+    """List the contexts; * marks the one that is used when none is named."""
+    found = contexts()
+    if output == "name":
+        for context in found.contexts:
+            emit(context.name)
+    elif output in ("table", "wide"):
+        rows = [_row(each, each.name == found.current, wide=output == "wide") for each in found.contexts]
+        print_table(Table((*_COLUMNS, *(_WIDE if output == "wide" else ())), rows))
+        hint(
+            "another one: elasticctl config set-context NAME --provider aws; use it: elasticctl config use-context NAME"
+        )
+    else:
+        print_data("ContextList", configuration.encode(found), output)
+
+
+def _row(context: Context, current: bool, *, wide: bool) -> tuple[str, ...]:
+    gpus = f"{context.gpu_type} {context.gpus_per_node or ''}".strip()
+    more = (context.kube_context, context.image, gpus) if wide else ()
+    return ("*" if current else "", context.name, context.provider, context.namespace, context.storage, *more)
+
+
+@verb(config, "use-context")
+def use_context(name: Name) -> None:
+    """Run jobs there from now on, unless --context says otherwise."""
+    changed = contexts().using(name)
+    configuration.save(changed, contexts_file())
+    say(f"jobs now run in context {changed.current}")
+
+
+@verb(config, "set-context")
+def set_context(name: Name, given: Fields) -> None:
+    """Add a context or change some of its fields.
+
+    \b
+      elasticctl config set-context prod --provider aws --storage s3://bucket/jobs
+      elasticctl config set-context prod --gpu-type t4 --gpus-per-node 4
+    """
+    known = contexts()
+    fields: dict[str, Any] = {field: value for field, value in dataclasses.asdict(given).items() if value is not None}
+    if fields.get("gpu_type"):
+        fields["gpu_type"] = gpu_type(fields["gpu_type"]).name
+    if fields.get("storage"):
+        fields["storage"] = storage_url(fields["storage"], os.getcwd())
+    if "namespace" in fields:
+        configuration.check_namespace(fields["namespace"])
+    old = next((context for context in known.contexts if context.name == name), None)
+    if old is None and not re.fullmatch(r"[^\s,]+", name):
+        raise UsageError(f"{shown(name)} cannot be the name of a context: it has no blanks and no commas")
+    if old is None and "provider" not in fields:
+        raise UsageError(f"context {name} is new: say --provider aws, gcp or kubernetes")
+    context = dataclasses.replace(old, **fields) if old else Context(name, **fields)
+    if context.gpu_type:
+        kind = gpu_type(context.gpu_type)
+        each = context.gpus_per_node or min(kind.nodes(context.provider), default=1)
+        place(context.provider, kind, each, spot=True)
+    if fields.get("notify_url_from"):
+        from elasticctl.cli.submit.manifest import reference  # not for those who only read contexts
+
+        url_from = reference(fields["notify_url_from"], context.provider)
+        context = dataclasses.replace(context, notify_url_from=url_from)
+    configuration.save(known.having(context), contexts_file())
+    say(f"context {name} {'changed' if old else 'added'}")
+    hint(f"use it: elasticctl config use-context {name}")
+
+
+@verb(config, "import")
+def import_contexts(
+    names: Annotated[tuple[str, ...], typer.Argument(metavar="KUBE_CONTEXT...")] = (),
+) -> None:
+    """Add contexts of kubeconfig: those that are named, or all that are not there yet.
+
+    \b
+      elasticctl config import
+      elasticctl config import my-eks-cluster
+    """
+    from elasticctl.settings.kubeconfig import kubeconfig_paths, read_contexts
+
+    known = contexts()
+    found = read_contexts(kubeconfig_paths())
+    missing = [name for name in names if name not in found]
+    if missing:
+        near = did_you_mean(missing[0], found)
+        raise NotFoundError(f"no context {shown(missing[0])}{near} in {os.pathsep.join(map(str, kubeconfig_paths()))}")
+    there = {context.kube_context for context in known.contexts}
+    wanted = [found[name] for name in dict.fromkeys(names or found) if name not in there]
+    for each in wanted:
+        context = each.as_context({context.name for context in known.contexts})
+        known = known.having(context)
+        say(f"context {context.name} added: {context.provider}, namespace {context.namespace}")
+    if not wanted:
+        say("nothing to add: the contexts of kubeconfig are known already" if found else "kubeconfig has no contexts")
+        return
+    configuration.save(known, contexts_file())
+    hint("say where state goes: elasticctl config set-context NAME --storage s3://bucket/prefix --image IMAGE")
+
+
+@verb(config, "delete-context")
+def delete_context(name: Name) -> None:
+    """Forget a context; its jobs are left alone."""
+    configuration.save(contexts().without(name), contexts_file())
+    say(f"context {name} deleted")
+
+
+@verb(config, "view")
+def view(
+    output: Annotated[Literal["yaml", "json"], typer.Option("-o", "--output", help="How to print.")] = "yaml",
+) -> None:
+    """Print the contexts file and where it is."""
+    say(f"# {contexts_file()}")
+    print_plain(configuration.encode(contexts()), output)

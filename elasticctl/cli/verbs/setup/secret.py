@@ -1,0 +1,147 @@
+"""`secret`: what jobs get by `submit --secret`: set from a file, a pipe or a prompt; never shown."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import counted, shown, span
+from elasticctl.cli.framework.command import family, verb
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_table, say
+from elasticctl.cli.framework.target import locate
+from elasticctl.cluster.secrets import Known, check_name, secrets_of
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+app, secret = family("secret", "Passwords and tokens for jobs: jobs name them, and their values are never shown.")
+
+
+@verb(secret, "set")
+def set_secret(
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    keys: Annotated[tuple[str, ...], typer.Argument(metavar="KEY...")] = (),
+    env_file: Annotated[
+        str, typer.Option("--from-env-file", metavar="FILE", show_default=False, help="Lines of KEY=VALUE; - is stdin.")
+    ] = "",
+    where: Where,
+) -> None:
+    """Keep values under NAME: those of KEYs are asked for, or one KEY's is read from a pipe. Other keys stay.
+
+    \b
+      elasticctl secret set hub HF_TOKEN
+      elasticctl secret set hub HF_TOKEN < token.txt
+      elasticctl secret set s3 --from-env-file keys.env
+    """
+    context, namespace = locate(where)
+    check_name(name)  # before anybody types a value
+    for key in keys:
+        _check_key(key)
+    if bool(keys) == bool(env_file):
+        raise UsageError("say which keys, and their values are asked for; or give --from-env-file FILE")
+    values = _asked(keys) if keys else _from_file(env_file)
+    secrets_of(context).merge(namespace, name, values)
+    say(f"secret {name}: {counted(len(values), 'key')} set ({', '.join(values)})")
+    hint(f"give it to a job: elasticctl submit --secret {name} SCRIPT")
+
+
+@verb(secret, "list")
+def list_secrets(
+    *,
+    output: Annotated[
+        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="How to print.")
+    ] = "table",
+    where: Where,
+) -> None:
+    """List secrets and their keys, without values; of a cluster, those that were set from here."""
+    context, namespace = locate(where)
+    found = secrets_of(context).list(namespace)
+    if output in ("json", "yaml"):
+        print_data("SecretList", {"secrets": [_as_data(one) for one in found]}, output)
+    elif output == "name":
+        for one in found:
+            emit(one.name)
+    elif found:
+        now = time.time()
+        ages = ["" if one.made_at is None else span(now - one.made_at) for one in found]
+        rows = [(one.name, ", ".join(one.keys), age) for one, age in zip(found, ages, strict=True)]
+        print_table(Table(("NAME", "KEYS", "AGE"), rows))
+    else:
+        say(f"no secrets in namespace {namespace}; make one: elasticctl secret set NAME KEY")
+
+
+@verb(secret, "delete")
+def delete(*, names: Annotated[tuple[str, ...], typer.Argument(metavar="NAME...")], where: Where) -> None:
+    """Delete secrets; jobs that name them start no more workers. Those that run keep what they have."""
+    context, namespace = locate(where)
+    kept = secrets_of(context)
+    for name in names:
+        kept.delete(namespace, name)
+        say(f"secret {name}: deleted")
+
+
+def _asked(keys: Sequence[str]) -> Mapping[str, str]:
+    """The values of keys: typed unseen, or the whole of a pipe for one."""
+    if sys.stdin.isatty():
+        import getpass
+
+        return {key: _checked(key, getpass.getpass(f"{key}: ")) for key in keys}
+    if len(keys) > 1:
+        raise UsageError("a pipe has the value of one key; give several with --from-env-file -")
+    return {keys[0]: _checked(keys[0], _text(sys.stdin.buffer.read(), "stdin").removesuffix("\n"))}
+
+
+def _from_file(path: str) -> Mapping[str, str]:
+    """Lines of KEY=VALUE; a value may stand in quotes, and `export` before the key."""
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).expanduser().read_bytes()
+    except OSError as e:
+        raise UsageError(f"cannot read {path}: {e.strerror}") from e
+    values: dict[str, str] = {}
+    for number, line in enumerate(_text(data, path).splitlines(), 1):
+        stripped = line.strip().removeprefix("export ").strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        key, separator, value = stripped.partition("=")
+        if not separator or not _VARIABLE.fullmatch(key):
+            raise UsageError(f"{path}:{number}: not of the form KEY=VALUE, KEY being letters, digits and _")
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        values[key] = _checked(key, value[1:-1] if quoted else value)
+    if not values:
+        raise UsageError(f"{path} has no line of KEY=VALUE")
+    return values
+
+
+def _text(data: bytes, source: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"{source} is not UTF-8 text") from None  # its message would show what is in it
+
+
+def _check_key(key: str) -> None:
+    if "=" in key:
+        raise UsageError("give the key alone: a value on the command line could be read by everybody who can run ps")
+    if not _VARIABLE.fullmatch(key):
+        raise UsageError(f"{shown(key)} cannot be the name of a variable: use letters, digits and _")
+
+
+def _checked(key: str, value: str) -> str:
+    if not value or "\0" in value:
+        raise UsageError(f"the value of {key} is empty" if not value else f"the value of {key} holds a NUL byte")
+    return value
+
+
+def _as_data(one: Known) -> dict[str, object]:
+    from elasticctl.api.codec import to_rfc3339
+
+    at = {} if one.made_at is None else {"at": to_rfc3339(one.made_at)}
+    return {"name": one.name, "keys": list(one.keys), **at}

@@ -1,0 +1,184 @@
+"""A job from head to foot, in kubectl's manner: facts, then a table for each kind of thing. Pure."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from elasticctl.api.history import goodput
+from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus, WorkerStatus
+from elasticctl.api.text import counted, span
+from elasticctl.cli.framework.output import Table, aligned
+from elasticctl.cli.views import job as views
+from elasticctl.cli.views.cost import cost_text
+from elasticctl.cli.views.totals import goodput_line
+from elasticctl.diagnosis import Case, Finding
+
+_GROUPS_SHOWN = 5
+_LAST_SHOWN = 10
+_NARROWEST = 40
+_SHOWN_APART = (STORAGE_VARIABLE, WORKSPACE_VARIABLE, WORKSPACE_FROM_VARIABLE)
+_PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the portrait: `facts` are names and values, `table` what there are several of, `lines` as they are."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...] = ()
+    table: Table | None = None
+    lines: tuple[str, ...] = ()
+
+
+def portrait(case: Case, findings: Sequence[Finding]) -> list[Section]:
+    """All there is to say about a job; sections with nothing in them are left out."""
+    job, status = case.job, case.status
+    sections = [
+        Section("", facts=_filled(_identity(case, findings))),
+        Section("Runs", facts=_filled(_runs(job, case.hardware))),
+        Section("Policy", facts=_filled(_policy(job))),
+        Section("Training", facts=_filled([*views.progress_facts(status, case.now), *_worth(case)])),
+        _workers(case),
+        _groups(status, job.name),
+        Section("Interruptions", lines=_last(views.interruptions(status))),
+        Section("Scalings", lines=_last(views.scalings(status))),
+        Section("First failure", lines=tuple(views.failure_lines(status))),
+        _conditions(status),
+    ]
+    return [section for section in sections if section.facts or section.table or section.lines]
+
+
+def drawn(sections: Sequence[Section], width: int | None) -> Iterator[str]:
+    """The sections as lines; facts are folded at `width` columns and tables cut there (None: neither)."""
+    label = max((len(name) for section in sections for name, _ in section.facts), default=0) + 3
+    for section in sections:
+        inset = "  " if section.title else ""
+        if section.title:
+            yield ""
+            yield f"{section.title}:"
+        for name, value in section.facts:
+            yield from _fact(f"{inset}{name}:".ljust(label + 2), value, width)
+        if section.table is not None:
+            lines, _ = aligned(section.table, width=None if width is None else width - len(inset))
+            yield from (f"{inset}{line}" for line in lines)
+        for line in section.lines:
+            yield from _fact(inset, line, width)
+
+
+def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    job, status = case.job, case.status
+    lasting = views.lasting(job, case.now)
+    return [
+        ("Name", job.name),
+        ("Namespace", job.namespace),
+        ("Created", "" if job.created_at is None else f"{views.clock(job.created_at)} ({_ago(case, job.created_at)})"),
+        ("Phase", f"{status.phase.value} {lasting}".strip()),
+        ("Why", findings[0].text),
+        ("Also", " ".join(finding.text for finding in findings[1:])),
+    ]
+
+
+def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
+    each = counted(found.gpus_per_worker, "GPU") if found.gpus_per_worker else "no GPU"
+    ranks = counted(found.ranks_per_worker, "rank")
+    env = [f"{name}={_public(name, value)}" for name, value in found.env.items() if name not in _SHOWN_APART]
+    return [
+        ("Command", shlex.join(found.command)),
+        ("Image", found.image),
+        ("Workers", f"{job.desired} wanted, {job.bounds} allowed; {each}, {ranks} each"),
+        ("Storage", found.storage),
+        ("Workspace", _workspace(found)),
+        ("Variables", "  ".join(env)),
+    ]
+
+
+def _workspace(found: Hardware) -> str:
+    """`1f2e3d4c5b6a of /home/me/digits`: the beginning of its digest, and where it comes from."""
+    digest, source = found.env.get(WORKSPACE_VARIABLE, "").rpartition("#")[2], found.env.get(WORKSPACE_FROM_VARIABLE)
+    return f"{digest[:12]} of {source}" if digest and source else digest[:12]
+
+
+def _public(name: str, value: str) -> str:
+    """The value, unless its name says that it is nobody's business: people show their screens."""
+    return "(hidden)" if any(word in name.upper() for word in _PRIVATE) else value
+
+
+def _policy(job: ElasticJob) -> list[tuple[str, str]]:
+    policy = job.policy
+    pause = f"{span(policy.backoff_seconds)}, doubling up to {span(policy.backoff_max_seconds)}"
+    return [
+        ("Failures", f"{job.status.failures} of {job.backoff_limit} allowed"),
+        ("Restarts", f"{job.restart_policy.value}; pause after failures {pause}"),
+        ("Hang timeout", span(policy.hang_timeout_seconds) if policy.hang_timeout_seconds else "never"),
+        ("Deadline", "" if job.deadline_s is None else span(job.deadline_s)),
+        ("Deleted", "" if job.ttl_s is None else f"{span(job.ttl_s)} after its end"),
+        ("Rendezvous", job.rdzv_endpoint),
+    ]
+
+
+def _worth(case: Case) -> list[tuple[str, str]]:
+    part = goodput(case.status, case.now)
+    return [("Goodput", goodput_line(part) if part else ""), ("Cost", cost_text(case.job, case.now))]
+
+
+def _workers(case: Case) -> Section:
+    rows = [_worker(worker, case) for worker in case.status.workers]
+    return Section("Workers", table=Table(("NAME", "PHASE", "FOR", "NODE", "ENDED"), rows) if rows else None)
+
+
+def _worker(worker: WorkerStatus, case: Case) -> tuple[str, ...]:
+    lived = "" if worker.started_at is None else span(max(0.0, (worker.ended_at or case.now) - worker.started_at))
+    return worker.name, worker.phase, lived, worker.node, worker.cause or worker.removal
+
+
+def _groups(status: JobStatus, job: str) -> Section:
+    rows = [
+        (
+            str(item.generation),
+            views.clock(item.formed_at),
+            str(len(item.workers)),
+            "" if item.resumed_step is None else str(item.resumed_step),
+            "" if item.last_step is None else str(item.last_step),
+            item.reason.replace(f"{job}-", ""),
+        )
+        for item in status.generations[-_GROUPS_SHOWN:]
+    ]
+    header = ("NO", "FORMED", "WORKERS", "FROM STEP", "TO STEP", "REASON")
+    return Section("Groups", table=Table(header, rows) if rows else None)
+
+
+def _conditions(status: JobStatus) -> Section:
+    rows = [(c.type, c.status, views.clock(c.last_transition_time), c.reason) for c in status.conditions]
+    return Section("Conditions", table=Table(("TYPE", "STATUS", "SINCE", "REASON"), rows) if rows else None)
+
+
+def _last(lines: list[str]) -> tuple[str, ...]:
+    """The last few, and how many there were before them."""
+    left_out = len(lines) - _LAST_SHOWN
+    return tuple([f"({left_out} before)", *lines[-_LAST_SHOWN:]] if left_out > 0 else lines)
+
+
+def _fact(label: str, value: str, width: int | None) -> list[str]:
+    if width is None:
+        return [label + value]
+    return textwrap.wrap(
+        value,
+        max(width, _NARROWEST),
+        initial_indent=label,
+        subsequent_indent=" " * (len(label) if label.strip() else len(label) + 4),
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    ) or [label.rstrip()]
+
+
+def _filled(facts: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in facts if value)
+
+
+def _ago(case: Case, moment: float) -> str:
+    return f"{span(case.since(moment))} ago"

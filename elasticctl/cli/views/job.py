@@ -1,0 +1,274 @@
+"""A job as a table, and the words that other views share. Pure; `now` is a parameter (seconds since the epoch)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from elasticctl.api.history import left_s, share_done, steps_per_s
+from elasticctl.api.podtemplate import ON_DEMAND, SPOT, at, capacity, hardware
+from elasticctl.api.spec import ElasticJob, PodPhase
+from elasticctl.api.status import Cause, JobStatus, Phase, Scaling, ScalingPhase
+from elasticctl.api.text import counted, span
+from elasticctl.cli.framework.output import Table, bar, joined
+from elasticctl.cli.views.cost import cost_text
+from elasticctl.cluster.base import Manifest
+
+if TYPE_CHECKING:
+    from elasticctl.api.history import Entry
+
+_PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
+_SHOWN_LAST = 3
+_BAR_WIDTH = 30
+CAPACITIES = {SPOT: "spot", ON_DEMAND: "on-demand"}
+
+
+def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float, *, bar_encoding: str | None = None) -> Table:
+    """Everything about one job, a field a row; fields with nothing to say are left out.
+
+    `bar_encoding`: draw how far it is as a bar, in characters that this encoding has.
+    """
+    job = ElasticJob.from_manifest(manifest)
+    status = job.status
+    fields = [
+        ("Name", joined((job.name, f"namespace {job.namespace}"))),
+        ("Phase", joined((status.phase.value, lasting(job, now)))),
+        ("Reason", reason(job, pods, now)),
+        ("Workers", f"{_at_work(status, job.desired, pods)} ({job.bounds}), {_kind(job)}"),
+        *progress_facts(status, now, bar_encoding=bar_encoding),
+        ("Cost", cost_text(job, now)),
+        ("Storage", hardware(job).storage),
+        ("Failures", f"{status.failures} of {job.backoff_limit} allowed" if status.failures else ""),
+        *(("Interruption", text) for text in _last(interruptions(status), job.name)),
+        *(("Scaling", text) for text in _last(scalings(status), job.name)),
+        *zip(("Failed first", "Last lines"), _failure(status), strict=False),
+    ]
+    return Table(("FIELD", "VALUE"), [(name, text) for name, text in fields if text], wraps=True, facts=True)
+
+
+def borrowed(status: JobStatus) -> str:
+    """`borrowing 2`: how many of a job's workers are lent by other projects."""
+    lent = 0 if status.share is None or status.phase.terminal else status.share.borrowed
+    return f"borrowing {lent}" if lent else ""
+
+
+def _kind(job: ElasticJob) -> str:
+    """`2 GPUs each, 8 in all, spot, borrowing 2`, or `CPU`."""
+    each, taken = hardware(job).gpus_per_worker, CAPACITIES.get(capacity(job.template), "")
+    kind = f"{counted(each, 'GPU')} each, {each * job.desired} in all" if each else "CPU"
+    return ", ".join(part for part in (kind, taken, borrowed(job.status)) if part)
+
+
+def _last(lines: list[str], job: str) -> list[str]:
+    """The last few, and where the others are told: a screen has no room for the story of a long life."""
+    before = len(lines) - _SHOWN_LAST
+    more = [f"{before} before: elasticctl history {job}"] if before > 0 else []
+    return [*more, *lines[-_SHOWN_LAST:]]
+
+
+def progress_facts(status: JobStatus, now: float, *, bar_encoding: str | None = None) -> list[tuple[str, str]]:
+    """How far it is, how safe, and how often it was disturbed; some may be blank."""
+    return [
+        ("Progress", _progress(status, bar_encoding)),
+        ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
+        ("Checkpoint", _checkpoint(status, now)),
+        ("Restarts", causes(status)),
+    ]
+
+
+def causes(status: JobStatus) -> str:
+    """`NodeLost 1  Preempted 2`: the workers that ended otherwise than as planned."""
+    return joined(f"{cause} {count}" for cause, count in _restarts(status))
+
+
+def restarts(status: JobStatus) -> int:
+    """How many workers ended otherwise than as planned."""
+    return sum(count for _, count in _restarts(status))
+
+
+def _restarts(status: JobStatus) -> list[tuple[str, int]]:
+    return sorted((cause, count) for cause, count in status.restarts.items() if count and cause not in _PLANNED)
+
+
+def history_table(job: ElasticJob) -> Table:
+    """The interruptions and scalings of a job in order of time."""
+    rows = [
+        (item.at, "interruption", item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone))
+        for item in job.status.interruptions
+    ]
+    rows += [
+        (
+            item.at,
+            "scaling",
+            f"{item.from_workers} -> {item.to_workers}",
+            _wish(item),
+            _seconds(item.recovery_s) or _unfinished(item),
+            _count(item.steps_redone),
+        )
+        for item in job.status.scalings
+    ]
+    told = [(clock(at), *cells) for at, *cells in sorted(rows, key=lambda row: row[0] or 0.0)]
+    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",))
+
+
+def events_table(entries: Sequence[Entry]) -> Table:
+    """A row for each thing that happened."""
+    rows = [(clock(entry.at), entry.what, entry.about, entry.details) for entry in entries]
+    return Table(("AT", "WHAT", "ABOUT", "DETAILS"), rows, wraps=True)
+
+
+def interruptions(status: JobStatus) -> list[str]:
+    """Each interruption on a line: when, who, why, what it cost."""
+    open_end = "never recovered" if status.phase.terminal else "not yet recovered"
+    return [
+        joined(
+            (
+                clock(item.at),
+                item.worker,
+                item.cause or "",
+                f"training again after {span(item.recovery_s)}" if item.recovery_s is not None else open_end,
+                f"{item.steps_redone} steps done again" if item.steps_redone is not None else "",
+            )
+        )
+        for item in status.interruptions
+    ]
+
+
+def scalings(status: JobStatus) -> list[str]:
+    """Each scaling on a line: when, from how many to how many, on whose wish, how long it took."""
+    return [
+        joined(
+            (
+                clock(item.at),
+                f"{item.from_workers} -> {item.to_workers} workers",
+                f"by {_wish(item)}" if item.by else "",
+                f"training after {span(item.recovery_s)}" if item.recovery_s is not None else _unfinished(item),
+            )
+        )
+        for item in status.scalings
+    ]
+
+
+def _wish(item: Scaling) -> str:
+    """On whose wish it was, and what for."""
+    return f"{item.by}: {item.message}" if item.message else item.by
+
+
+def _unfinished(item: Scaling) -> str:
+    """`in progress` or `superseded`; nothing of one that is done."""
+    words = {ScalingPhase.IN_PROGRESS: "in progress", ScalingPhase.SUPERSEDED: "superseded"}
+    return words.get(item.phase, "") if item.phase is not None else ""
+
+
+def failure_lines(status: JobStatus) -> list[str]:
+    """The first failing rank and the last lines it printed."""
+    failure = status.first_failure
+    if failure is None:
+        return []
+    rank = "" if failure.rank is None else f"rank {failure.rank} of "
+    code = "" if failure.exit_code is None else f"exit code {failure.exit_code}"
+    end = failure.signal or code
+    head = f"{rank}{failure.worker or 'a worker'}: " + (
+        ", ".join(part for part in (end, failure.error) if part) or "failed"
+    )
+    return [head, *(f"  {line}" for line in failure.last_lines)]
+
+
+def _failure(status: JobStatus) -> list[str]:
+    """The first failing rank, and what it printed last as one text."""
+    head, *lines = failure_lines(status) or [""]
+    return [head, textwrap.dedent("\n".join(lines))]
+
+
+def clock(at: float | None) -> str:
+    """A moment in the reader's own time zone."""
+    return "" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def lasting(job: ElasticJob, now: float) -> str:
+    """`for 3m20s`, or `after 3m20s` once it has ended."""
+    status = job.status
+    if status.start_time is None:
+        return ""
+    if status.phase.terminal:
+        return f"after {span((status.completion_time or now) - status.start_time)}"
+    return f"for {span(now - status.start_time)}"
+
+
+def _at_work(status: JobStatus, desired: int, pods: Sequence[Manifest]) -> str:
+    """How many workers train; of a job that waits, how many run already, as of a group before its first step."""
+    if status.phase in (Phase.PENDING, Phase.RESTARTING):
+        running = sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in pods)
+        return f"{running} of {desired} running"
+    first_step = status.generations[-1].first_step_at if status.generations else status.progress.step
+    training = first_step is not None
+    return f"{status.active} of {desired} {'training' if training else 'running'}"
+
+
+def reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
+    """Why a job does not train (any more): the first cause, and once it has ended, the controller's word."""
+    status = job.status
+    if status.phase is Phase.SUCCEEDED:
+        return ""
+    if status.phase.terminal:
+        return ": ".join(part for part in (status.reason, status.message) if part)
+    from elasticctl.diagnosis import Case, diagnose  # not for a list of jobs that train
+
+    case = Case(job, tuple(pods), now)
+    first = diagnose(case)[0]
+    return first.text if first.decisive or case.waiting else ""
+
+
+def _progress(status: JobStatus, bar_encoding: str | None) -> str:
+    """How far it is in words, and above them as a bar where there is an end and somebody to see it."""
+    progress, done, left = status.progress, share_done(status), left_s(status)
+    if progress.step is None:
+        return ""
+    epoch = of(progress.epoch, progress.total_epochs)
+    words = joined(
+        (
+            f"step {of(progress.step, progress.total_steps)}",
+            f"epoch {epoch}" if epoch else "",
+            rate(status, long=True),
+            "" if left is None or status.phase.terminal else f"{span(left)} to go",
+        )
+    )
+    if done is None or bar_encoding is None:
+        return words
+    return f"{bar(done, _BAR_WIDTH, bar_encoding)} {done:.0%}\n{words}"
+
+
+def rate(status: JobStatus, *, long: bool = False) -> str:
+    """Samples a second, or steps where the script does not say how large they are."""
+    samples, steps = status.progress.samples_per_s, steps_per_s(status)
+    if samples is not None:
+        return f"{samples:,.0f}{' samples' if long else ''}/s"
+    return "" if steps is None else f"{steps:,.3g} steps/s"
+
+
+def _checkpoint(status: JobStatus, now: float) -> str:
+    checkpoint = status.checkpoint
+    if checkpoint.step is None:
+        return ""
+    return f"step {checkpoint.step}{ago(checkpoint.at, now, status)}, {checkpoint.committed} committed"
+
+
+def ago(at: float | None, now: float, status: JobStatus) -> str:
+    """The age of a checkpoint counts while something could be lost."""
+    return "" if at is None or status.phase.terminal else f" {span(now - at)} ago"
+
+
+def of(part: int | None, whole: int | None) -> str:
+    if part is None:
+        return ""
+    return str(part) if whole is None else f"{part}/{whole}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else span(value)
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else str(value)

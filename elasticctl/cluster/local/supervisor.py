@@ -1,0 +1,199 @@
+"""Start, ask after and stop the supervisor from the client's side.
+
+The supervisor is started by module name: it is above this package, which therefore does not import it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import elasticctl
+from elasticctl.api.codec import from_rfc3339
+from elasticctl.api.errors import ClusterError, NotFoundError, UnreachableError
+from elasticctl.cluster.local.connection import jobs_path, request
+from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, LocalPaths, storage_error
+
+SUPERVISOR = "elasticctl_controller.local.supervisor"
+START_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 120.0
+MAX_LOG_BYTES = 4 << 20
+LOG_LINES_SHOWN = 3
+
+_POLL_S = 0.02
+_LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+: ")
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorInfo:
+    """Who answers on the socket; `started_at` is seconds since the epoch, `gpus` are ids for CUDA_VISIBLE_DEVICES."""
+
+    pid: int
+    version: str
+    started_at: float
+    gpus: tuple[str, ...]
+
+
+def supervisor_info(paths: LocalPaths) -> SupervisorInfo | None:
+    """Return who answers, or None when no supervisor runs; starts nothing."""
+    try:
+        answer: dict[str, Any] = request(paths.api_socket, "GET", "/v1/info")
+    except UnreachableError:
+        return None
+    started_at = from_rfc3339(answer.get("startedAt")) or 0.0
+    return SupervisorInfo(int(answer["pid"]), str(answer["version"]), started_at, tuple(answer["gpus"]))
+
+
+def ensure_supervisor(paths: LocalPaths, say: Callable[[str], None]) -> SupervisorInfo:
+    """Make sure that a supervisor of this version answers; several clients at once start one.
+
+    An older one is replaced, which no worker notices; `say` is told. Raises UnreachableError with the log's last lines
+    when it does not start, and ClusterError when a newer one runs.
+    """
+    info = supervisor_info(paths)
+    if info is not None and info.version == elasticctl.__version__:
+        return info
+    paths.create()
+    with _locked(paths.start_lock, START_TIMEOUT_S):
+        info = supervisor_info(paths)
+        if info is not None and info.version != elasticctl.__version__:
+            _replace_older(paths, info, say)
+            info = None
+        if info is None:
+            _start(paths)
+            info = supervisor_info(paths)
+    if info is None:
+        raise UnreachableError(f"the local supervisor ended as soon as it had started: see {paths.supervisor_log}")
+    return info
+
+
+def shut_down(paths: LocalPaths, *, keep_jobs: bool, say: Callable[[str], None]) -> bool:
+    """Stop all workers, with their grace periods, and the supervisor; returns False when nothing was running.
+
+    The jobs stay stored, and go on from their last checkpoint when a supervisor next starts; `keep_jobs` False deletes
+    them first. A supervisor that was killed is started once more, to end the workers it has left behind.
+    """
+    from elasticctl_controller.local.processes import any_left
+
+    idle = supervisor_info(paths) is None and not any_left(paths.pods)
+    if not paths.database.exists() or (idle and keep_jobs):
+        return False
+    ensure_supervisor(paths, say)
+    if not keep_jobs:
+        _delete_all_jobs(paths)
+    request(paths.api_socket, "POST", "/v1/shutdown", {"workers": "stop"})
+    _wait_until_gone(paths)
+    return not idle
+
+
+def _delete_all_jobs(paths: LocalPaths) -> None:
+    for job in request(paths.api_socket, "GET", "/v1/jobs")["items"]:
+        try:
+            request(paths.api_socket, "DELETE", jobs_path(job["metadata"]["namespace"], job["metadata"]["name"]))
+        except NotFoundError:
+            continue
+
+
+def _replace_older(paths: LocalPaths, info: SupervisorInfo, say: Callable[[str], None]) -> None:
+    if _parts(info.version) > _parts(elasticctl.__version__):
+        raise ClusterError(
+            f"the local supervisor is of elasticctl {info.version}, this is {elasticctl.__version__}: use the newer"
+            " one, or stop it with that one's `elasticctl local down`"
+        )
+    say(f"replacing the local supervisor of elasticctl {info.version} by {elasticctl.__version__}; workers run on")
+    request(paths.api_socket, "POST", "/v1/shutdown", {"workers": "keep"})
+    _wait_until_gone(paths)
+
+
+def _parts(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def _start(paths: LocalPaths) -> None:
+    """Run the supervisor's start command, which returns once it answers (or cannot)."""
+    import subprocess
+
+    environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
+    if HOME_VARIABLE in environ:  # which may be relative to this process's folder; the supervisor's is another
+        environ[HOME_VARIABLE] = str(paths.state.parent)
+    with _opened_log(paths.supervisor_log) as (log, size):
+        try:
+            started = subprocess.run(
+                [sys.executable, "-m", SUPERVISOR, "--detach"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environ,
+                start_new_session=True,
+                timeout=START_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as e:
+            message = f"the local supervisor did not answer within {START_TIMEOUT_S:.0f} s"
+            raise UnreachableError(f"{message}: {_last_words(paths.supervisor_log, size)}") from e
+    if started.returncode != 0:
+        raise UnreachableError(f"the local supervisor did not start: {_last_words(paths.supervisor_log, size)}")
+
+
+@contextmanager
+def _opened_log(path: Path) -> Iterator[tuple[int, int]]:
+    """Open the supervisor's log for appending, a fresh one when it has grown large; yields (descriptor, size)."""
+    try:
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as e:
+        raise storage_error(f"open {path}", e) from e
+    try:
+        yield descriptor, os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _last_words(path: Path, since_bytes: int) -> str:
+    """The last lines of a log after a position, on one line, and where the rest is."""
+    with path.open("rb") as file:
+        file.seek(since_bytes)
+        lines = file.read().decode(errors="replace").splitlines()
+    said = " | ".join(_LOG_PREFIX.sub("", line) for line in lines[-LOG_LINES_SHOWN:]) or "it said nothing"
+    return f"{said} (see {path})"
+
+
+def _wait_until_gone(paths: LocalPaths) -> None:
+    with _locked(paths.supervisor_lock, STOP_TIMEOUT_S):
+        return
+
+
+@contextmanager
+def _locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock file `path`; UnreachableError when somebody else does for longer than `timeout_s`."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as e:
+        raise storage_error(f"lock {path}", e) from e
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise UnreachableError(f"{path} has been held by another process for {timeout_s:.0f} s: see `ps`")
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

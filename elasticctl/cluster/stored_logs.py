@@ -1,0 +1,258 @@
+"""What workers that are gone have printed, from their job's storage; the only importer of `elasticctl_train.logs` here.
+
+Who may not or cannot read the storage is told so in one line, and sees what the cluster itself still has.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from elasticctl.api.errors import StorageError
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ElasticJob, worker_name
+from elasticctl.cluster.base import LogLine, LogQuery
+
+if TYPE_CHECKING:
+    from elasticctl_store.storage import Storage
+    from elasticctl_store.stored_logs import StoredLog
+
+
+REMEMBERED = 64
+"""Of the lines that have been read."""
+KEY_CHARS = 1024
+"""Of a line that are compared: what lies between may have broken a longer one up."""
+LAG_S = 0.5
+"""A line has its second time within this, or its place is not known for sure."""
+OVERLAP_S = 30.0
+_ROUNDING_S = 2e-6
+_FEWER = (REMEMBERED, 16, 4, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A line of the copy; `number` counts from 1, `at` is in seconds since the epoch."""
+
+    number: int
+    at: float
+    text: str
+
+
+class Handover:
+    """What has been read of one log; `whole`: from its first line on."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole, self._count = whole, 0
+        self._last: deque[tuple[float, str]] = deque(maxlen=REMEMBERED)
+
+    @property
+    def begun(self) -> bool:
+        """Has anything been read?"""
+        return bool(self._last)
+
+    @property
+    def needs_since(self) -> float | None:
+        """The time from which on the copy is needed; None: all of it."""
+        return self._last[-1][0] - OVERLAP_S if self._last else None
+
+    def note(self, at: float, text: str) -> None:
+        """A line has been read; to be called for every one, in order."""
+        self._count += 1
+        self._last.append((at, text[:KEY_CHARS]))
+
+    def rest(self, copy: Sequence[Numbered]) -> Sequence[Numbered]:
+        """The lines of the copy that have not been read. `copy` begins at `needs_since` or before."""
+        if not self._last or not copy:
+            return copy
+        if self._whole and self._agrees(copy):
+            return [line for line in copy if line.number > self._count]
+        keys = [line.text[:KEY_CHARS] for line in copy]
+        for fewer in _FEWER:
+            place = self._place(copy, keys, fewer)
+            if place is not None:
+                return copy[place + 1 :]
+        return [line for line in copy if line.at > self._last[-1][0]]
+
+    def _agrees(self, copy: Sequence[Numbered]) -> bool:
+        """Is what has been counted numbered alike in the copy, as far as both are at hand?"""
+        first = self._count - len(self._last) + 1
+        return all(
+            line.text[:KEY_CHARS] == self._last[line.number - first][1]
+            for line in copy
+            if first <= line.number <= self._count
+        )
+
+    def _place(self, copy: Sequence[Numbered], keys: Sequence[str], fewer: int) -> int | None:
+        """Where in the copy the line is that was read last: behind those that were read before it."""
+        wanted = [key for _, key in self._last][-fewer:]
+        newest = self._last[-1][0]
+        for place in range(len(copy) - 1, len(wanted) - 2, -1):
+            lag_s = newest - copy[place].at
+            if lag_s > LAG_S:
+                return None
+            if lag_s >= -_ROUNDING_S and keys[place - len(wanted) + 1 : place + 1] == wanted:
+                return place
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One life of a worker that the storage tells of; `started_at` in seconds since the epoch."""
+
+    worker: str
+    started_at: float
+    uid: str
+
+
+class StoredLogs:
+    """The stored logs of one job; opens its storage when it is first needed, and `say`s once why it cannot.
+
+    Its methods raise nothing for a storage that cannot be read, but for `delete`. Thread-safe.
+    """
+
+    def __init__(self, job: ElasticJob, say: Callable[[str], None]) -> None:
+        found = hardware(job)
+        self._job_uid, self._say = job.uid, say
+        self._url = found.storage if found.launched else ""
+        self._lock = threading.Lock()
+        self._storage: Storage | None = None
+        self._told = False
+
+    @property
+    def kept(self) -> bool:
+        """May there be any? False for a job without a storage, or without our launcher."""
+        return bool(self._url and self._job_uid)
+
+    def past(self, live: Mapping[str, str], query: LogQuery) -> Iterator[LogLine]:
+        """The lines of the incarnations that a query is about and the cluster no longer has, merged by time.
+
+        `live`: worker -> uid of those that the cluster has.
+        """
+        logs = {Past(i.worker, i.started_at, i.uid): log for log in self._find() for i in [log.incarnation]}
+        wanted = [logs[past] for past in chosen(logs, live, query)]
+        self._prime(wanted, query)
+        return heapq.merge(*(self._lines(log, query) for log in wanted), key=lambda line: line.at)
+
+    def of(self, worker: str, uid: str, query: LogQuery) -> Iterator[LogLine]:
+        """The lines of one incarnation that a query is about."""
+        for log in self._find(worker):
+            if log.incarnation.uid == uid:
+                yield from self._lines(log, query)
+
+    def rest(self, worker: str, uid: str, read: Handover, query: LogQuery) -> Iterator[LogLine]:
+        """The lines of one incarnation that come after what has been read of its live log."""
+        if not read.begun:
+            yield from self.of(worker, uid, query)
+            return
+        copy: list[Numbered] = []
+        for log in self._find(worker):
+            if log.incarnation.uid == uid:
+                with self._saying_why_not():
+                    copy += [Numbered(line.number, line.at, line.text) for line in log.lines(since=read.needs_since)]
+        for line in read.rest(copy):
+            if query.since is None or line.at >= query.since:
+                yield LogLine(worker, line.at, line.text)
+
+    def delete(self) -> int:
+        """Delete all of them; returns how many objects that were. Raises StorageError."""
+        if not self.kept:
+            return 0
+        from elasticctl_store import stored_logs
+        from elasticctl_store.errors import MissingError, TrainError
+
+        try:
+            return stored_logs.delete(self._opened(), self._job_uid)
+        except MissingError:
+            return 0
+        except TrainError as e:
+            raise StorageError(str(e)) from e
+
+    def _find(self, worker: str = "") -> list[StoredLog]:
+        found: list[StoredLog] = []
+        if self.kept:
+            from elasticctl_store import stored_logs
+
+            with self._saying_why_not():
+                found = stored_logs.find(self._opened(), self._job_uid, worker)
+        return found
+
+    def _prime(self, logs: list[StoredLog], query: LogQuery) -> None:
+        if logs:
+            from elasticctl_store import stored_logs
+
+            with self._saying_why_not():
+                stored_logs.prime(logs, since=query.since, tail=query.tail)
+
+    def _lines(self, log: StoredLog, query: LogQuery) -> Iterator[LogLine]:
+        with self._saying_why_not():
+            for line in log.lines(since=query.since, tail=query.tail):
+                yield LogLine(log.incarnation.worker, line.at, line.text)
+
+    @contextmanager
+    def _saying_why_not(self) -> Iterator[None]:
+        """Ends what is done in it at the first error of the storage, and says that once."""
+        from elasticctl_store.errors import TrainError
+
+        try:
+            yield
+        except TrainError as e:
+            with self._lock:
+                first, self._told = not self._told, True
+            if first:
+                self._say(f"what workers that are gone have printed cannot be read, only what is still there: {e}")
+
+    def _opened(self) -> Storage:
+        from elasticctl_store import storage
+        from elasticctl_store.errors import MissingError
+
+        with self._lock:
+            if self._storage is None:
+                # A folder of the workers' machines is not there on this one, and would look as if it were empty.
+                if self._url.startswith("file://") and not Path(unquote(self._url[7:])).is_dir():
+                    raise MissingError(f"{self._url} is no folder of this machine")
+                self._storage = storage.open(
+                    self._url, storage.Patience(tries=3, total_s=10.0, connect_s=5.0, silence_s=15.0)
+                )
+            return self._storage
+
+
+def chosen(found: Iterable[Past], live: Mapping[str, str], query: LogQuery) -> list[Past]:
+    """The incarnations that a query is about and that only the storage has; pure.
+
+    Of each worker's name that is the newest, unless another lives; with `previous` the earlier ones, with `everything`
+    all of them.
+    """
+    wanted = []
+    ordered = sorted(found, key=lambda past: (past.worker, past.started_at, past.uid))
+    for worker, group in itertools.groupby(ordered, key=lambda past: past.worker):
+        if query.workers and worker not in query.workers:
+            continue
+        gone = [past for past in group if past.uid != live.get(worker)]
+        if query.everything:
+            wanted += gone
+        elif query.previous:
+            wanted += gone if worker in live else gone[:-1]
+        elif worker not in live:
+            wanted += gone[-1:]
+    return wanted
+
+
+def someone_is_gone(job: ElasticJob, live: Collection[str], query: LogQuery) -> bool:
+    """May a worker that the query is about have printed something and be gone? Only then the storage is asked; pure.
+
+    Of a job that has only begun nobody is gone, though some of its workers may not be there yet.
+    """
+    status = job.status
+    names = {worker.name for worker in status.workers if worker.started_at is not None}
+    if status.phase.terminal or status.restarts or status.scalings:
+        sizes = [size for scaling in status.scalings for size in (scaling.from_workers, scaling.to_workers)]
+        names |= {worker_name(job.name, index) for index in range(max([job.desired, *sizes]))}
+    return any(name not in live and (not query.workers or name in query.workers) for name in names)

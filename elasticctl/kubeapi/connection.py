@@ -1,0 +1,347 @@
+"""Raw requests to a Kubernetes API server: JSON in, JSON out, errors in this project's words.
+
+Where the server is and who asks is read by `credentials`. The `kubernetes` package is asked for logins of the old kind
+alone, and its typed models are left alone too: it decodes a few hundred pods a second to them, and `json.loads` several
+thousand. The only module that imports it, or urllib3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote, urlencode
+
+import urllib3
+
+import elasticctl
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
+from elasticctl.api.text import shown
+from elasticctl.kubeapi.credentials import SERVICE_ACCOUNT, Access, from_kubeconfig, from_service_account, plugin_failed
+from elasticctl.kubeapi.refusals import refusal
+from elasticctl.settings.kubeconfig import kubeconfig_paths
+
+CONNECT_TIMEOUT_S = 4.0
+"""For a connection with its TLS handshake. A name with two addresses is tried at both; nobody shall wait for 10 s."""
+ANSWER_TIMEOUT_S = 9.0
+"""The longest silence before an answer, unless the caller allows more."""
+MAX_STREAMS = 48
+"""Logs that are read at a time: each takes a connection, and a thread while it is followed."""
+MAX_LINE_BYTES = 64 << 20
+"""A line of a stream that is longer comes in pieces: a watch's events are far smaller, etcd takes 1.5 MiB."""
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+_BLOCK_BYTES = 1 << 16
+_OBJECT = re.compile(r"^\S+\(.*?\): |^<[^>]*>: ")
+# A peer that vanished without a word is noticed within 35 s: 20 s idle, then three probes, 5 s apart.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+
+class Stream:
+    """The lines of an answer that does not end by itself: a watch, or a followed log.
+
+    Iterate in one thread; `close` may be called from any, and ends the iteration.
+    """
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, server: str, max_line_bytes: int) -> None:
+        self._response, self._server, self._max = response, server, max_line_bytes
+        self._lock = threading.Lock()
+        self._closed = self._reading = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield lines with their newline, one that is too long in pieces; UnreachableError when the stream breaks.
+
+        The last line may have no newline: then it is all that came of it.
+        """
+        rest = b""
+        for block in self._blocks():
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+            while len(rest) > self._max:
+                yield rest[: self._max]
+                rest = rest[self._max :]
+        if rest:
+            yield rest
+
+    def close(self) -> None:
+        """End the stream: whoever waits for its next line is woken, and closes the connection."""
+        with self._lock:
+            self._closed = True
+            if not self._reading:
+                self._response.close()
+                return
+        with suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+            self._response.shutdown()
+
+    def _blocks(self) -> Iterator[bytes]:
+        with self._lock:
+            if self._closed:
+                return
+            self._reading = True
+        try:
+            yield from self._response.stream(_BLOCK_BYTES)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as e:
+            if not self._closed:
+                raise UnreachableError(f"{self._server} broke off its answer: {_reason(e)}") from e
+        finally:
+            with self._lock:
+                self._reading = False
+            self._response.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Open connections to a server, and the value of the header that says who asks ("": none)."""
+
+    server: str
+    pool: urllib3.PoolManager
+    authorization: Callable[[], str]
+
+
+class Connection:
+    """An API server, reached with one set of credentials; thread-safe.
+
+    `find` reads the place and the credentials; it is called again when the server no longer accepts them.
+    """
+
+    def __init__(self, find: Callable[[], Way]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._way = find()
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return self._way.server
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        *,
+        content_type: str = JSON,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Make one request and return the answer's JSON; `timeout_s` is how long the server may be silent.
+
+        Raises UnreachableError (what was asked for may have been done, unless the connection failed), and what
+        `refusals.refusal` makes of a refusal.
+        """
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content_type} if body is not None else {}
+        response = self._send(method, _url(path, params), content, headers, timeout_s)
+        try:
+            text = response.data
+        except (urllib3.exceptions.HTTPError, OSError) as e:
+            raise UnreachableError(f"the answer of {self.server} was lost: {_reason(e)}") from e
+        if response.status >= 400:
+            raise refusal(response.status, text, response.headers, f"{method} {path}")
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ClusterError(f"{self.server} is no Kubernetes API server: it answers {method} {path} without JSON")
+        return answer
+
+    def stream(
+        self,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        max_line_bytes: int = MAX_LINE_BYTES,
+    ) -> Stream:
+        """Begin a watch or read a log; `timeout_s` is the longest silence between two lines (None: any).
+
+        Raises as `request` does, when the server refuses.
+        """
+        response = self._send("GET", _url(path, params), None, {}, timeout_s)
+        if response.status >= 400:
+            raise refusal(response.status, response.data, response.headers, f"GET {path}")
+        return Stream(response, self.server, max_line_bytes)
+
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        self._way.pool.clear()
+
+    def _send(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request, once more with fresh credentials when the server does not accept what it was given."""
+        first = self._way
+        response = self._send_once(method, url, body, headers, timeout_s)
+        if response.status != 401:
+            return response
+        response.close()
+        with self._lock:
+            if self._way is first:  # nobody else has read them again meanwhile
+                self._way = self._find()
+        return self._send_once(method, url, body, headers, timeout_s)
+
+    def _send_once(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None
+    ) -> urllib3.BaseHTTPResponse:
+        who = {"Accept": JSON + ", */*", "User-Agent": f"elasticctl/{elasticctl.__version__}", **self._authorization()}
+        try:
+            return self._way.pool.urlopen(
+                method,
+                self.server + url,
+                body=body,
+                headers={**who, **headers},
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s),
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as e:
+            raise UnreachableError(f"no answer from the cluster at {self.server}: {_reason(e)}") from e
+
+    def _authorization(self) -> dict[str, str]:
+        """The header that says who asks; renews a token that is about to expire."""
+        with self._lock:
+            try:
+                value = self._way.authorization()
+            except OSError as e:
+                raise CredentialsError(f"the token of the credentials cannot be read: {_one_line(str(e))}") from e
+        return {"Authorization": value} if value else {}
+
+
+def connect(kube_context: str = "", connections: int = 16) -> Connection:
+    """Open a kubeconfig context ("": the current one; without a kubeconfig, the cluster that this runs in).
+
+    Does not talk to the server yet, but may run the context's credential plugin. Raises NotFoundError when there is
+    no such context, CredentialsError when its plugin fails.
+    """
+    inside = not kube_context and in_cluster() and not os.environ.get("KUBECONFIG")
+
+    def find() -> Way:
+        access = from_service_account() if inside else from_kubeconfig(kubeconfig_paths(), kube_context)
+        return _old_way(kube_context, connections) if access is None else way(access, connections)
+
+    return Connection(find)
+
+
+def way(access: Access, connections: int = 16) -> Way:
+    """Connections for this access; none is opened yet. Raises CredentialsError for a proxy that cannot be used."""
+    options: dict[str, Any] = {"maxsize": connections, "socket_options": _socket_options()}
+    if access.tls is not None:
+        options["ssl_context"] = access.tls
+        if access.tls_name:
+            options |= {"server_hostname": access.tls_name, "assert_hostname": access.tls_name}
+        if not access.verified:
+            options["cert_reqs"] = "CERT_NONE"
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so
+    pool = _through(access.proxy, options) if access.proxy else urllib3.PoolManager(**options)
+    return Way(access.server, pool, access.authorization)
+
+
+def _through(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
+    """Connections by way of a proxy; no error repeats its URL, which may have a password in it."""
+    where = "see proxy-url in the kubeconfig, or *_PROXY"
+    try:
+        url = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+    except urllib3.exceptions.LocationParseError:  # whose message has it
+        raise CredentialsError(f"the proxy of the cluster is no URL: {where}") from None
+    if url.scheme not in ("http", "https"):
+        kind = shown(url.scheme or "")
+        raise CredentialsError(f"the proxy of the cluster is of the kind {kind}, not http:// or https://: {where}")
+    headers = urllib3.make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
+    return urllib3.ProxyManager(url._replace(auth=None).url, proxy_headers=headers, **options)
+
+
+def in_cluster() -> bool:
+    """True in a pod that has a service account."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists()
+
+
+def resource_path(api: str, namespace: str | None, plural: str, name: str = "", part: str = "") -> str:
+    """The path of a collection, an object or a subresource; `api` is `v1` or `GROUP/VERSION`.
+
+    NotFoundError for a name that no object can have: it could lead elsewhere.
+    """
+    words = ["namespaces", namespace, plural] if namespace is not None else [plural]
+    words += [word for word in (name, part) if word]
+    for word in words:
+        if word in ("", ".", "..") or "/" in word or "%" in word:
+            raise NotFoundError(f"{shown(word)} cannot be the name of anything in a cluster")
+    root = f"/apis/{api}" if "/" in api else f"/api/{api}"
+    return "/".join((root, *(quote(word, safe="") for word in words)))
+
+
+def _old_way(kube_context: str, connections: int) -> Way:
+    """A login as it was before credential plugins, which only the `kubernetes` package knows. Raises CredentialsError.
+
+    It says to a log alone that a login has failed; the server's refusal says so then.
+    """
+    import kubernetes.client
+    import kubernetes.config
+
+    configuration = kubernetes.client.Configuration()
+    try:
+        load: Any = kubernetes.config.load_kube_config  # in part typed, depending on its version
+        load(os.pathsep.join(map(str, kubeconfig_paths())), kube_context or None, configuration)
+    except Exception as e:
+        raise plugin_failed(f"{type(e).__name__}: {e}") from e
+    configuration.connection_pool_maxsize = connections
+    configuration.socket_options = _socket_options()
+    pool: urllib3.PoolManager = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
+
+    def authorization() -> str:
+        return str(configuration.auth_settings().get("BearerToken", {}).get("value") or "")
+
+    return Way(str(configuration.host), pool, authorization)
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    known = [(getattr(socket, name, None), value) for name, value in _KEEP_ALIVE]
+    return options + [(socket.IPPROTO_TCP, option, value) for option, value in known if option is not None]
+
+
+def _url(path: str, params: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(params)}" if params else path
+
+
+def _reason(error: BaseException) -> str:
+    """What a connection's error comes down to, on one line."""
+    refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # which is one of the next kind
+    if isinstance(error, urllib3.exceptions.ConnectTimeoutError) and not refused:
+        return f"no connection within {CONNECT_TIMEOUT_S:.0f} s"
+    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+        return "it takes too long"
+    # Before what went wrong there may be the name of the library's own object.
+    return _one_line(_OBJECT.sub("", str(error)) or type(error).__name__)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+PAGE_OBJECTS = 500
+
+
+def all_items(connection: Connection, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
+    """The objects of a collection, as many requests as it takes; raises what `Connection.request` raises."""
+    items: list[Manifest] = []
+    token = ""
+    while True:
+        more = {"continue": token} if token else {}
+        page = connection.request("GET", path, None, {"limit": str(PAGE_OBJECTS), **(params or {}), **more})
+        items += page.get("items") or []
+        token = page.get("metadata", {}).get("continue") or ""
+        if not token:
+            return items

@@ -1,0 +1,274 @@
+"""Who asks an API server, and how it is reached: what kubeconfig files and a pod's service account say, read as kubectl
+reads them.
+
+The `kubernetes` package does that too, and takes ten times as long to import as a request takes to answer. What it
+alone knows is the login that kubectl has had before credential plugins; it is asked for that (`connection`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from elasticctl.api.codec import from_rfc3339
+from elasticctl.api.errors import ConfigError, CredentialsError, NotFoundError
+from elasticctl.api.text import shown
+from elasticctl.settings.kubeconfig import Entry, Kubeconfig, read_kubeconfig
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN_KEPT_S = 60.0
+"""A token in a file is read again after so long: a service account's is renewed within the hour."""
+_EXPIRES_EARLY_S = 30.0
+_PLUGIN_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The way to a server, and the credentials. `authorization` returns the header's value, "" for none.
+
+    `tls_name` is the name that the server's certificate has to be for, where that is not the URL's; `verified`: its
+    certificate is looked at at all.
+    """
+
+    server: str
+    authorization: Callable[[], str] = str
+    tls: ssl.SSLContext | None = None
+    tls_name: str = ""
+    proxy: str = ""
+    verified: bool = True
+
+
+def from_kubeconfig(paths: Iterable[Path], context: str = "") -> Access | None:
+    """What a context says ("": the current one); None for a login of the old kind, which is not known here.
+
+    Runs the context's credential plugin. Raises NotFoundError when there is no such context, CredentialsError when it
+    cannot be used.
+    """
+    try:
+        found = read_kubeconfig(paths)
+    except ConfigError as e:
+        raise CredentialsError(f"the kubeconfig cannot be used: {e}") from e
+    cluster, user = _chosen(found, context)
+    if "auth-provider" in user.content:
+        return None
+    try:
+        return _access(cluster, user)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:  # a file of another shape
+        raise CredentialsError(f"the kubeconfig cannot be used: {_one_line(f'{type(e).__name__}: {e}')}") from e
+
+
+def from_service_account() -> Access:
+    """A pod's own: the cluster that it runs in. Raises CredentialsError."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    try:
+        token = _TokenFile(SERVICE_ACCOUNT / "token")
+        token()
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.load_verify_locations(SERVICE_ACCOUNT / "ca.crt")
+    except OSError as e:
+        raise CredentialsError(f"this pod's service account cannot be used: {_one_line(str(e))}") from e
+    return Access(server, token, tls)
+
+
+def _chosen(found: Kubeconfig, context: str) -> tuple[Entry, Entry]:
+    """The cluster and the user of a context."""
+    entry = found.contexts.get(context or found.current)
+    cluster = found.clusters.get(str(entry.content.get("cluster"))) if entry else None
+    if entry is None or cluster is None or not isinstance(cluster.content.get("server"), str):
+        about = f"context {shown(context)}" if context else "current context"
+        missing = "there is none" if entry is None else f"it has no cluster {shown(entry.content.get('cluster'))}"
+        raise NotFoundError(
+            f"no usable {about} in the kubeconfig ({missing}); `kubectl config get-contexts` lists them"
+        )
+    return cluster, found.users.get(str(entry.content.get("user")), Entry({}, entry.folder))
+
+
+def _access(cluster: Entry, user: Entry) -> Access:
+    server = cluster.content["server"].rstrip("/")
+    plugin = _Plugin(user, cluster) if isinstance(user.content.get("exec"), dict) else None
+    verified = cluster.content.get("insecure-skip-tls-verify") is not True
+    made = plugin.current() if plugin else {}  # at once, whatever it is needed for: a login that fails is found out
+    tls = _tls(cluster, user, made, verified) if server.startswith("https:") else None
+    return Access(
+        server=server,
+        authorization=plugin.authorization if plugin else _authorization(user),
+        tls=tls,
+        tls_name=str(cluster.content.get("tls-server-name") or ""),
+        proxy=str(cluster.content.get("proxy-url") or "") or _proxy_of_environment(server),
+        verified=verified,
+    )
+
+
+def _authorization(user: Entry) -> Callable[[], str]:
+    """What stands in the file itself, or in one that it names."""
+    content = user.content
+    if content.get("tokenFile"):
+        return _TokenFile(user.folder / str(content["tokenFile"]))
+    if content.get("token"):
+        value = f"Bearer {content['token']}"
+    elif content.get("username"):
+        pair = f"{content['username']}:{content.get('password', '')}".encode()
+        value = f"Basic {base64.b64encode(pair).decode()}"
+    else:
+        value = ""
+    return lambda: value
+
+
+def _tls(cluster: Entry, user: Entry, made: Mapping[str, Any], verified: bool) -> ssl.SSLContext:
+    """What the server's certificate is held against, and the client's own; `made`: what a plugin has made."""
+    # Not `create_default_context`: from Python 3.13 on it refuses the certificates of many a cluster.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority = _pem(cluster, "certificate-authority")
+    if not verified:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif authority:
+        context.load_verify_locations(cadata=authority.decode("ascii"))
+    else:
+        context.load_default_certs()
+    certificate, key = _pem(user, "client-certificate"), _pem(user, "client-key")
+    if made.get("clientCertificateData"):
+        certificate, key = made["clientCertificateData"].encode(), made["clientKeyData"].encode()
+    if certificate:
+        # Python reads certificates from files only.
+        with tempfile.NamedTemporaryFile() as file:  # mode 0600, and gone at once
+            file.write(certificate + b"\n" + key)
+            file.flush()
+            context.load_cert_chain(file.name)
+    return context
+
+
+def _pem(entry: Entry, field: str) -> bytes:
+    """`FIELD-data`, or else the content of the file that `FIELD` names; b"" without either."""
+    data, path = entry.content.get(f"{field}-data"), entry.content.get(field)
+    if data:
+        try:
+            return base64.b64decode("".join(str(data).split()), validate=True)
+        except binascii.Error as e:
+            raise ValueError(f"{field}-data: {e}") from e
+    return (entry.folder / str(path)).read_bytes() if path else b""
+
+
+def _proxy_of_environment(server: str) -> str:
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return ""
+    import urllib.request  # few need it, and it takes as long to import as the kubeconfig to be read
+
+    url = urlsplit(server)
+    proxies: Mapping[str, str] = urllib.request.getproxies_environment()
+    if urllib.request.proxy_bypass_environment(url.netloc):  # type: ignore[attr-defined]  # not in typeshed
+        return ""
+    return proxies.get(url.scheme) or proxies.get("all") or ""
+
+
+class _TokenFile:
+    """A bearer token that somebody else keeps fresh."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._value, self._read_at = path, "", float("-inf")
+
+    def __call__(self) -> str:
+        now = time.monotonic()
+        if now - self._read_at > _TOKEN_KEPT_S:
+            self._value, self._read_at = f"Bearer {self._path.read_text().strip()}", now
+        return self._value
+
+
+class _Plugin:
+    """A command that makes credentials (EKS, GKE), run again when what it made has expired."""
+
+    def __init__(self, user: Entry, cluster: Entry) -> None:
+        self._spec, self._folder, self._cluster = user.content["exec"], user.folder, cluster
+        self._made: Mapping[str, Any] = {}
+        self._expires_at: float | None = None
+
+    def current(self) -> Mapping[str, Any]:
+        """The `status` of what it has made."""
+        expired = self._expires_at is not None and self._expires_at - _EXPIRES_EARLY_S <= time.time()
+        if not self._made or expired:
+            self._made = self._run()
+            self._expires_at = from_rfc3339(self._made.get("expirationTimestamp"))
+        return self._made
+
+    def authorization(self) -> str:
+        """The header's value; CredentialsError when the plugin fails."""
+        token = self.current().get("token")
+        return f"Bearer {token}" if token else ""
+
+    def _run(self) -> Mapping[str, Any]:
+        version = self._spec.get("apiVersion")
+        interactive = self._spec.get("interactiveMode") != "Never" and sys.stdin is not None and sys.stdin.isatty()
+        about: dict[str, Any] = {"interactive": interactive}
+        if self._spec.get("provideClusterInfo"):
+            about["cluster"] = _cluster_info(self._cluster)
+        asked = json.dumps({"apiVersion": version, "kind": "ExecCredential", "spec": about})
+        environ = {item["name"]: item["value"] for item in self._spec.get("env") or []}
+        try:
+            done = subprocess.run(
+                self._argv(),
+                env={**os.environ, **environ, "KUBERNETES_EXEC_INFO": asked},
+                stdin=None if interactive else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=None if interactive else subprocess.PIPE,
+                timeout=None if interactive else _PLUGIN_TIMEOUT_S,
+                text=True,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise plugin_failed(f"{e} {self._spec.get('installHint') or ''}") from e
+        if done.returncode:
+            raise plugin_failed(f"exit code {done.returncode}: {done.stderr or ''}")
+        return _status_of(done.stdout, version)
+
+    def _argv(self) -> list[str]:
+        command = str(self._spec["command"])
+        return [str(self._folder / command) if "/" in command else command, *map(str, self._spec.get("args") or [])]
+
+
+def plugin_failed(said: str) -> CredentialsError:
+    """The error for a plugin that said this."""
+    return CredentialsError(f"the kubeconfig's credential plugin failed ({_one_line(said)}); log in to the cloud again")
+
+
+def _status_of(printed: str, version: Any) -> Mapping[str, Any]:
+    try:
+        made = json.loads(printed)
+        status = made["status"]
+    except (ValueError, KeyError, TypeError) as e:
+        raise plugin_failed("it prints no ExecCredential") from e
+    if made.get("apiVersion") != version:
+        raise plugin_failed(f"it speaks {shown(made.get('apiVersion'))}, not {shown(version)}")
+    if not isinstance(status, dict) or not (status.get("token") or status.get("clientCertificateData")):
+        raise plugin_failed("what it prints has no credentials in it")
+    return status
+
+
+def _cluster_info(cluster: Entry) -> dict[str, Any]:
+    """What a plugin that asks for it is told of the cluster."""
+    told = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+    found = {name: cluster.content[name] for name in told if cluster.content.get(name)}
+    authority = _pem(cluster, "certificate-authority")
+    if authority:
+        found["certificate-authority-data"] = base64.b64encode(authority).decode()
+    extensions = cluster.content.get("extensions")
+    for item in extensions if isinstance(extensions, list) else []:
+        if item.get("name") == "client.authentication.k8s.io/exec":
+            found["config"] = item.get("extension")
+    return found
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,0 +1,93 @@
+"""The objects that make a cluster ready for ElasticJobs: read from the package, and fitted to one place. Pure.
+
+The files can be applied with kubectl as they are; what is changed here is what differs between two installations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from elasticctl.api.codec import Manifest
+from elasticctl.api.yamltext import parse
+
+NAMESPACE = "elasticctl-system"
+DEPLOYMENT = "elasticctl-controller"
+LEASE = "elasticctl-controller"
+KEY_SECRET = "elasticctl-rendezvous-key"  # noqa: S105 - the name of one
+LABEL = "app.kubernetes.io/name"
+LABEL_VALUE = "elasticctl"
+RULES = "x-kubernetes-validations"
+LABEL_MANAGER = "app.kubernetes.io/managed-by"
+
+_FILES = ("crd.yaml", "access.yaml", "quota.yaml", "controller.yaml")
+_SHARING = ("--sharing", "--capacity=")
+
+
+def manifests(
+    *, namespace: str = NAMESPACE, image: str = "", replicas: int | None = None, sharing: Sequence[str] = ()
+) -> list[Manifest]:
+    """All objects in the order in which they are applied; an empty `image` leaves the one in the file.
+
+    `sharing` are the controller's flags about that (`sharing_flags`).
+    """
+    found = [_moved(item, namespace) for name in _FILES for item in _read(name)]
+    deployment = next(item for item in found if item["kind"] == "Deployment")
+    if image:
+        deployment["spec"]["template"]["spec"]["containers"][0]["image"] = image
+    if replicas is not None:
+        deployment["spec"]["replicas"] = replicas
+    deployment["spec"]["template"]["spec"]["containers"][0]["args"] += sharing
+    return found
+
+
+def without_rules(value: Any) -> Any:
+    """The definition without its CEL rules, for API servers that do not know the field (before Kubernetes 1.23)."""
+    if isinstance(value, dict):
+        return {key: without_rules(item) for key, item in value.items() if key != RULES}
+    return [without_rules(item) for item in value] if isinstance(value, list) else value
+
+
+def key_secret(namespace: str, key: str) -> Manifest:
+    """The Secret of the key from which jobs' tokens are made; `key` is in hexadecimal."""
+    metadata = {"name": KEY_SECRET, "namespace": namespace, "labels": {LABEL: LABEL_VALUE}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"key": key}}
+
+
+def lease(namespace: str) -> Manifest:
+    """The Lease by which the replicas agree on who acts: they make it, in their namespace."""
+    metadata = {"name": LEASE, "namespace": namespace}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+
+
+def image_of(deployment: Manifest) -> str:
+    """The image that a Deployment of ours runs."""
+    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def sharing_flags(capacity: Mapping[str, int]) -> list[str]:
+    """The controller's flags for sharing; `capacity`: slots by kind that an autoscaler may bring the cluster to."""
+    return ["--sharing", *(f"--capacity={kind}={slots}" for kind, slots in sorted(capacity.items()))]
+
+
+def sharing_of(deployment: Manifest) -> list[str]:
+    """Those of the flags that a Deployment of ours runs with; none where it does not share."""
+    args = deployment["spec"]["template"]["spec"]["containers"][0].get("args") or []
+    return [arg for arg in args if isinstance(arg, str) and arg.startswith(_SHARING)]
+
+
+@functools.cache
+def _read(name: str) -> tuple[Manifest, ...]:
+    text = resources.files("elasticctl_controller").joinpath("deploy", name).read_text("utf-8")
+    return tuple(parse(part, name).data for part in text.split("\n---\n"))
+
+
+def _moved(value: Any, namespace: str) -> Any:
+    """A copy with another namespace, wherever ours is named: in objects, in their subjects, in URLs."""
+    if isinstance(value, dict):
+        return {key: _moved(item, namespace) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, namespace) for item in value]
+    return value.replace(NAMESPACE, namespace) if isinstance(value, str) else value

@@ -1,0 +1,74 @@
+"""From an API server's refusal (an HTTP status and a `Status` object) to an error of this project; pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from elasticctl.api.errors import (
+    BusyError,
+    ClusterError,
+    ConflictError,
+    CredentialsError,
+    ElasticctlError,
+    ExpiredError,
+    ForbiddenError,
+    NotFoundError,
+    SpecError,
+)
+
+_MESSAGE_CHARS = 1000
+
+
+class NoSuchApiError(NotFoundError):
+    """The server does not know this kind of object at all: its definition is not installed."""
+
+
+def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) -> ElasticctlError:
+    """The error that an answer of status 400 or more stands for; `request` is its verb and path, for the message."""
+    answer = _decoded(body)
+    message = " ".join(str(answer.get("message") or body[:_MESSAGE_CHARS].decode("utf-8", "replace")).split())
+    message = message[:_MESSAGE_CHARS] or f"HTTP {status}"
+    retry_after_s = _seconds(headers.get("Retry-After"))
+    if status in (429, 503, 504) or (status == 500 and retry_after_s is not None):
+        return BusyError(f"the cluster is busy: {message} ({request})", retry_after_s)
+    if status == 401:
+        return CredentialsError(f"the cluster does not accept the credentials ({message}); log in again: they expire")
+    if status == 403:
+        return ForbiddenError(_forbidden(message, request))
+    if status == 404:
+        return NotFoundError(message) if answer.get("details") else NoSuchApiError(f"{message} ({request})")
+    if status in (409, 412):
+        return ConflictError(message)
+    if status == 410:
+        return ExpiredError(message)
+    if status == 422:
+        return SpecError(message, path=_first_field(answer))
+    return ClusterError(f"the cluster refused {request}: {message}")
+
+
+def _forbidden(message: str, request: str) -> str:
+    """With the mend where it is a matter of rights; quotas and admission rules say themselves what they want."""
+    if " cannot " in message:
+        return f"{message}; whoever looks after the cluster can grant that"
+    return f"{message} ({request})"
+
+
+def _first_field(answer: Mapping[str, Any]) -> str:
+    details = answer.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    fields = [cause.get("field") for cause in causes if isinstance(cause, dict)] if isinstance(causes, list) else []
+    return next((field for field in fields if isinstance(field, str)), "")
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 7 else None
+
+
+def _decoded(body: bytes) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}

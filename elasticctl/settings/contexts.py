@@ -1,0 +1,220 @@
+"""Contexts on disk: where jobs go, and each place's defaults.
+
+One file, `config.yaml`, in $ELASTICCTL_HOME or the platform's folder for a user's configuration. It holds no secrets;
+it is mode 0600 all the same, since it names clusters and buckets. Written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticctl.api.codec import camel
+from elasticctl.api.errors import ConfigError, NotFoundError, SpecError, UsageError
+from elasticctl.api.text import did_you_mean, listed, shown
+
+if TYPE_CHECKING:
+    from elasticctl.api.yamltext import Document
+
+LOCAL = "local"
+KUBERNETES = "kubernetes"
+"""A cluster of which no more is known than that: no spot labels, no instance types."""
+PROVIDERS = (LOCAL, "aws", "gcp", KUBERNETES)
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_CURRENT, _CONTEXTS = "currentContext", "contexts"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A place to run jobs. `storage` is a URL prefix, `gpus_per_node` 0 means the catalog's smallest node.
+
+    `notify_url_from` is where the webhook's URL is for news of its jobs (`elasticctl.api.notifications`), not the URL.
+    """
+
+    name: str
+    provider: str
+    kube_context: str = ""
+    namespace: str = "default"
+    storage: str = ""
+    image: str = ""
+    service_account: str = ""
+    gpu_type: str = ""
+    gpus_per_node: int = 0
+    notify_url_from: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All contexts, the built-in `local` among them, and which of them is used when none is named."""
+
+    current: str = LOCAL
+    contexts: tuple[Context, ...] = (Context(LOCAL, LOCAL),)
+
+    def context(self, name: str = "") -> Context:
+        """The context called `name`, or the current one; NotFoundError when there is none."""
+        wanted = name or self.current
+        for context in self.contexts:
+            if context.name == wanted:
+                return context
+        near = did_you_mean(wanted, (context.name for context in self.contexts))
+        raise NotFoundError(f"no context {shown(wanted)}{near}; `elasticctl config get-contexts` lists them")
+
+    def using(self, name: str) -> Config:
+        """The same with another current context; NotFoundError when it does not exist."""
+        return dataclasses.replace(self, current=self.context(name).name)
+
+    def having(self, context: Context) -> Config:
+        """The same with a context added or replaced; ConfigError where `local` would stop being local."""
+        if (context.name == LOCAL) != (context.provider == LOCAL):
+            raise ConfigError(f"the context {LOCAL} and the provider {LOCAL} belong together; there is one of each")
+        others = [kept for kept in self.contexts if kept.name != context.name]
+        return dataclasses.replace(self, contexts=tuple(sorted((*others, context), key=lambda kept: kept.name)))
+
+    def without(self, name: str) -> Config:
+        """The same without a context; the current one becomes `local` if it was that."""
+        gone = self.context(name).name
+        if gone == LOCAL:
+            raise ConfigError(f"the context {LOCAL} is built in and cannot be deleted")
+        kept = tuple(context for context in self.contexts if context.name != gone)
+        return Config(LOCAL if self.current == gone else self.current, kept)
+
+
+def check_namespace(name: str) -> str:
+    """`name` if a namespace can be called so; UsageError otherwise."""
+    if not _NAMESPACE.fullmatch(name):
+        raise UsageError(f"{shown(name)} is no namespace: use lower-case letters, digits and '-', 63 at most")
+    return name
+
+
+def folder() -> Path:
+    """The user's configuration folder; it need not exist."""
+    home = os.environ.get("ELASTICCTL_HOME")
+    if home:
+        return Path(home).expanduser()
+    import platformdirs
+
+    return platformdirs.user_config_path("elasticctl")
+
+
+def load(path: Path) -> Config:
+    """Read the contexts file; without one there is the built-in context alone.
+
+    Raises ConfigError, naming file and line, for a file that is not what `save` writes; it is left as it is.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return Config()
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from e
+    from elasticctl.api.yamltext import parse
+
+    try:
+        return _decode(parse(text, str(path)))
+    except SpecError as e:
+        raise ConfigError(f"{e}; mend it or move it away (there is then the context {LOCAL} only)") from e
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the contexts file atomically, mode 0600 in a folder of mode 0700; ConfigError when that fails."""
+    from elasticctl.api.yamltext import dump
+
+    text = dump(encode(config))
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(path, text)
+    except OSError as e:
+        raise ConfigError(f"cannot write {path}: {e.strerror}; the file is as it was") from e
+
+
+def encode(config: Config) -> dict[str, Any]:
+    """The content of the contexts file, as data."""
+    return {_CURRENT: config.current, _CONTEXTS: [_encode(context) for context in config.contexts]}
+
+
+def _replace(path: Path, text: str) -> None:
+    import tempfile  # rarely needed: most command lines only read
+
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp's mode is 0600
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _encode(context: Context) -> dict[str, Any]:
+    """The fields that differ from their defaults, in camelCase."""
+    encoded: dict[str, Any] = {}
+    for field in dataclasses.fields(Context):
+        value = getattr(context, field.name)
+        if value != field.default:
+            encoded[camel(field.name)] = value
+    return encoded
+
+
+def _decode(document: Document) -> Config:
+    if document.data is None:
+        return Config()
+    top = _mapping(document, (), document.data, (_CURRENT, _CONTEXTS))
+    entries = top.get(_CONTEXTS, [])
+    if not isinstance(entries, list):
+        raise _wrong(document, (_CONTEXTS,), f"must be a list, not {shown(entries)}")
+    config = Config()
+    names: set[str] = set()
+    for index, entry in enumerate(entries):
+        context = _decode_context(document, (_CONTEXTS, index), entry)
+        if context.name in names:
+            raise _wrong(document, (_CONTEXTS, index, "name"), f"two contexts are called {shown(context.name)}")
+        names.add(context.name)
+        config = config.having(context)
+    current = top.get(_CURRENT, LOCAL)
+    known = [context.name for context in config.contexts]
+    if current not in known:
+        raise _wrong(document, (_CURRENT,), f"no context {shown(current)}; it can be {listed(known)}")
+    return dataclasses.replace(config, current=current)
+
+
+def _decode_context(document: Document, path: tuple[str | int, ...], entry: Any) -> Context:
+    fields = {camel(field.name): field for field in dataclasses.fields(Context)}
+    given = _mapping(document, path, entry, tuple(fields))
+    for key, value in given.items():
+        wanted = int if key == "gpusPerNode" else str
+        if type(value) is not wanted:
+            raise _wrong(
+                document, (*path, key), f"must be {'a number' if wanted is int else 'text'}, not {shown(value)}"
+            )
+    for key in ("name", "provider"):
+        if not given.get(key):
+            raise _wrong(document, (*path, key), "required, but missing")
+    context = Context(**{fields[key].name: value for key, value in given.items()})
+    if context.provider not in PROVIDERS:
+        near = did_you_mean(context.provider, PROVIDERS)
+        raise _wrong(document, (*path, "provider"), f"must be {listed(PROVIDERS)}, not {shown(context.provider)}{near}")
+    if (context.name == LOCAL) != (context.provider == LOCAL):
+        raise _wrong(document, path, f"the context {LOCAL} and the provider {LOCAL} belong together")
+    return context
+
+
+def _mapping(document: Document, path: tuple[str | int, ...], value: Any, known: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(document, path, f"must be a mapping, not {shown(value)}")
+    for key in value:
+        if key not in known:
+            raise _wrong(document, (*path, key), f"unknown field{did_you_mean(key, known)}")
+    return value
+
+
+def _wrong(document: Document, path: tuple[str | int, ...], message: str) -> SpecError:
+    from elasticctl.api.yamltext import format_path
+
+    return SpecError(message, path=format_path(path), line=document.line(path), source=document.source)

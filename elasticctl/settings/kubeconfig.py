@@ -1,0 +1,141 @@
+"""kubeconfig files: which contexts there are, and whose clusters they look like.
+
+Credentials are left where they are: `cluster.kube.credentials` looks into them when a server is asked something.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from elasticctl.api.errors import ConfigError, SpecError
+from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
+
+_PLUGINS = {
+    "aws": "aws",
+    "aws-iam-authenticator": "aws",
+    "eksctl": "aws",
+    "gke-gcloud-auth-plugin": "gcp",
+    "gcloud": "gcp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KubeContext:
+    """One context of kubeconfig; `plugin` is the command that makes its credentials, if one does."""
+
+    name: str
+    cluster: str = ""
+    namespace: str = ""
+    server: str = ""
+    plugin: str = ""
+
+    @property
+    def provider(self) -> str:
+        """Whose cluster it is, from the names that the clouds' tools give and the plugins that they install."""
+        host = urlsplit(self.server).hostname or ""
+        if self.plugin in _PLUGINS:
+            return _PLUGINS[self.plugin]
+        if any(name.startswith("arn:aws") for name in (self.name, self.cluster)) or ".eks.amazonaws.com" in host:
+            return "aws"
+        if any(name.startswith("gke_") for name in (self.name, self.cluster)):
+            return "gcp"
+        return KUBERNETES
+
+    def as_context(self, taken: Iterable[str]) -> Context:
+        """A context of ours, under the cluster's own short name where that is free."""
+        names = (self.short_name, self.name, f"{self.short_name}-{self.provider}")
+        used = {LOCAL, *taken}
+        free = next((name for name in names if name not in used), f"{self.name}-{self.provider}")
+        return Context(free, self.provider, self.name, self.namespace or "default")
+
+    @property
+    def short_name(self) -> str:
+        """`train` of `arn:aws:eks:REGION:ACCOUNT:cluster/train`, `gke_PROJECT_ZONE_train` and eksctl's names."""
+        if self.name.startswith("arn:aws"):
+            return self.name.rpartition("/")[2] or self.name
+        if self.name.startswith("gke_"):
+            return self.name.split("_", 3)[-1] or self.name
+        if self.cluster.endswith(".eksctl.io"):
+            return self.cluster.split(".", 1)[0]
+        return self.name
+
+
+def kubeconfig_paths() -> tuple[Path, ...]:
+    """The files that kubectl would read: those of $KUBECONFIG, or the one in the user's home."""
+    given = [Path(part).expanduser() for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return tuple(given) or (Path("~/.kube/config").expanduser(),)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A context, cluster or user; paths in it are relative to the `folder` of its file."""
+
+    content: Mapping[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Kubeconfig:
+    """What all files say together, by name; of two entries with the same name the first counts, as for kubectl."""
+
+    current: str
+    contexts: Mapping[str, Entry]
+    clusters: Mapping[str, Entry]
+    users: Mapping[str, Entry]
+
+
+def read_kubeconfig(paths: Iterable[Path]) -> Kubeconfig:
+    """Read and merge files; those that are not there are passed over. ConfigError, naming the file, for a bad one."""
+    parts: dict[str, dict[str, Entry]] = {"contexts": {}, "clusters": {}, "users": {}}
+    current = ""
+    for path in paths:
+        content = _read(path)
+        current = current or _text(content.get("current-context"))
+        for kind, found in parts.items():
+            for entry in _list(content.get(kind)):
+                inner = entry.get(kind.removesuffix("s"))
+                if isinstance(entry.get("name"), str) and isinstance(inner, dict):
+                    found.setdefault(entry["name"], Entry(inner, path.parent.absolute()))
+    return Kubeconfig(current, parts["contexts"], parts["clusters"], parts["users"])
+
+
+def read_contexts(paths: Iterable[Path]) -> dict[str, KubeContext]:
+    """The contexts of all files by name. Raises ConfigError, naming the file, for one that cannot be read."""
+    found = read_kubeconfig(paths)
+    return {name: _context(name, entry.content, found) for name, entry in found.contexts.items()}
+
+
+def _context(name: str, inner: Mapping[str, Any], found: Kubeconfig) -> KubeContext:
+    nothing = Entry({}, Path())
+    cluster, user = _text(inner.get("cluster")), found.users.get(_text(inner.get("user")), nothing).content
+    plugin = user.get("exec")
+    command = _text(plugin.get("command")) if isinstance(plugin, dict) else ""
+    server = _text(found.clusters.get(cluster, nothing).content.get("server"))
+    return KubeContext(name, cluster, _text(inner.get("namespace")), server, Path(command).name.removesuffix(".exe"))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    from elasticctl.api.yamltext import parse
+
+    try:
+        data = parse(path.read_bytes(), str(path)).data
+    except FileNotFoundError:
+        return {}
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from e
+    except SpecError as e:
+        raise ConfigError(f"{e}; it should be a kubeconfig") from e
+    return data if isinstance(data, dict) else {}
+
+
+def _list(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

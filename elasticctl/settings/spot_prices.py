@@ -1,0 +1,158 @@
+"""What spot costs at AWS just now: asked for where there are credentials, kept for an hour, never waited for long.
+
+Nothing depends on the answer: without one, spot is estimated as a share of the list price.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elasticctl.api.cost import SpotPrices
+from elasticctl.settings import contexts
+
+KEPT_S = 3600.0
+TRIED_AGAIN_S = 600.0
+"""After a failure."""
+LIMIT_S = 3.0
+"""All of it, importing boto3 included."""
+_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+_FILES = (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config"))
+
+log = logging.getLogger(__name__)
+
+
+def spot_prices(instances: Sequence[str], now: float) -> SpotPrices | None:
+    """The prices of these instance types, an hour old at most; `now` is seconds since the epoch.
+
+    None, after `LIMIT_S` at the latest, where they cannot be had; that too is remembered, for a while.
+    """
+    if not instances or not _may_have_credentials(os.environ):
+        return None
+    file, key = _cache(), _key(instances, os.environ)
+    kept = _read(file).get(key)
+    if isinstance(kept, dict) and _is_fresh(kept, now):
+        return _decoded(kept)
+    found = _asked(instances, now)
+    fresh = {"at": now} if found is None else {"at": found.at, "region": found.region, "perHour": dict(found.per_hour)}
+    _write(file, {**{old: value for old, value in _read(file).items() if _is_fresh(value, now)}, key: fresh})
+    return found
+
+
+def cheapest(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Instance type -> the lowest of its zones' newest prices, from a `SpotPriceHistory`."""
+    newest: dict[tuple[str, str], tuple[Any, float]] = {}
+    for item in history:
+        place, at = (item["InstanceType"], item["AvailabilityZone"]), item["Timestamp"]
+        if place not in newest or at > newest[place][0]:
+            newest[place] = (at, float(item["SpotPrice"]))
+    found: dict[str, float] = {}
+    for (instance, _), (_, price) in newest.items():
+        found[instance] = min(price, found.get(instance, price))
+    return found
+
+
+def _asked(instances: Sequence[str], now: float) -> SpotPrices | None:
+    """Ask on a thread of its own, which may be left behind: finding credentials has no time limit."""
+    answers: list[SpotPrices] = []
+
+    def ask() -> None:
+        try:
+            answers.append(_ask(instances, now))
+        except Exception as e:  # noqa: BLE001 - whatever it is, an estimate will do
+            log.info("no spot prices: %s", e)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    return answers[0] if answers else None
+
+
+def _ask(instances: Sequence[str], now: float) -> SpotPrices:
+    from datetime import UTC, datetime
+
+    import boto3
+    from botocore.config import Config
+
+    session = boto3.session.Session()
+    region = os.environ.get("AWS_REGION") or session.region_name or "us-east-1"
+    limits = Config(connect_timeout=1, read_timeout=2, retries={"total_max_attempts": 1})
+    client = session.client("ec2", region_name=region, config=limits)
+    answer = client.describe_spot_price_history(
+        InstanceTypes=list(instances), ProductDescriptions=["Linux/UNIX"], StartTime=datetime.fromtimestamp(now, UTC)
+    )
+    return SpotPrices(region, now, cheapest(answer["SpotPriceHistory"]))
+
+
+def _may_have_credentials(environ: Mapping[str, str]) -> bool:
+    """Is there a sign of any? Without one, boto3 (which takes a second to import) need not look."""
+    if any(environ.get(name) for name in _CREDENTIALS):
+        return True
+    for variable, name in _FILES:
+        with suppress(OSError, RuntimeError):  # no such file, no home
+            if Path(environ.get(variable) or Path.home() / ".aws" / name).expanduser().stat().st_size:
+                return True
+    return False
+
+
+def _key(instances: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What decides the answer: types, and by what the region is chosen."""
+    names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CONFIG_FILE")
+    return "|".join([*(environ.get(name, "") for name in names), ",".join(sorted(instances))])
+
+
+def _cache() -> Path:
+    if os.environ.get("ELASTICCTL_HOME"):
+        return contexts.folder() / "cache" / "spot-prices.json"
+    import platformdirs
+
+    return platformdirs.user_cache_path("elasticctl") / "spot-prices.json"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _write(file: Path, data: Mapping[str, Any]) -> None:
+    """Replace the file; one that cannot be written is no loss."""
+    with suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=file.parent)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as out:
+                json.dump(data, out)
+            os.replace(name, file)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+def _is_fresh(kept: Any, now: float) -> bool:
+    at = kept.get("at") if isinstance(kept, dict) else None
+    limit_s = KEPT_S if isinstance(kept, dict) and isinstance(kept.get("perHour"), dict) else TRIED_AGAIN_S
+    return isinstance(at, int | float) and 0 <= now - at < limit_s
+
+
+def _decoded(kept: Mapping[str, Any]) -> SpotPrices | None:
+    prices = kept.get("perHour")
+    if not isinstance(prices, dict):
+        return None
+    per_hour = {str(name): float(price) for name, price in prices.items() if isinstance(price, int | float)}
+    return SpotPrices(str(kept.get("region", "")), float(kept["at"]), per_hour)

@@ -1,0 +1,128 @@
+"""Dataclasses <-> JSON: whole one way, lenient the other."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.api.codec import Timestamp, camel, from_json, from_rfc3339, to_json, to_rfc3339
+from elasticctl.api.status import (
+    Backoff,
+    CheckpointStatus,
+    Curve,
+    Failure,
+    Interruption,
+    JobStatus,
+    Phase,
+    Progress,
+    Scaling,
+    WorkerStatus,
+)
+from elasticctl.cli.views.job import clock
+from tests.support.anything import HUGE, TIMES, shaped
+
+MOMENTS = st.integers(0, 4_000_000_000_000_000).map(lambda us: Timestamp(us / 1e6))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("2024-01-01T00:00:00Z"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = [
+    "phase", "conditions", "replicaStatuses", "workers", "restarts", "backoff", "interruptions", "scalings", "progress",
+    "checkpoint", "curve", "firstFailure", "startTime", "active", "generations", "workerSeconds",
+]  # fmt: skip
+
+
+@given(MOMENTS)
+@settings(deadline=None)
+def test_times_keep_their_microseconds(at: Timestamp) -> None:
+    parsed = from_rfc3339(to_rfc3339(at))
+    assert parsed is not None
+    assert math.isclose(parsed, at, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", 5, None, "2024-13-01T00:00:00Z", "99999-01-01"])
+def test_what_is_no_time_is_none(text: object) -> None:
+    assert from_rfc3339(text) is None
+
+
+def test_columns_of_numbers_keep_what_is_one() -> None:
+    curve = from_json(
+        Curve, {"atS": [1, 2.5, True, "3", None, 2**53], "step": [1, 2.0, False, 3], "metrics": {"a": [1]}}
+    )
+    assert curve == Curve(at_s=(1.0, 2.5), step=(1, 3), metrics={"a": (1.0,)})
+    assert type(curve.at_s[0]) is float
+
+
+def test_a_status_survives_the_trip() -> None:
+    status = JobStatus(
+        phase=Phase.RESTARTING,
+        active=2,
+        start_time=Timestamp(1.5),
+        workers=(WorkerStatus(name="a-worker-0", uid="u", index=0),),
+        restarts={"Preempted": 2},
+        backoff=Backoff(1, Timestamp(2.0)),
+        interruptions=(Interruption(at=Timestamp(3.0), worker="a-worker-0", recovery_s=0.5, steps_redone=0),),
+        scalings=(Scaling(at=Timestamp(4.0), from_workers=1, to_workers=2, by="user"),),
+        progress=Progress(step=7, metrics={"loss": 0.5}),
+        checkpoint=CheckpointStatus(step=5, committed=1),
+        first_failure=Failure(rank=0, exit_code=1, last_lines=("oh",)),
+    )
+    assert from_json(JobStatus, json.loads(json.dumps(to_json(status)))) == status
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON))
+@settings(deadline=None, max_examples=300)
+def test_any_object_decodes(data: dict[str, Any]) -> None:
+    status = from_json(JobStatus, data)
+    assert from_json(JobStatus, to_json(status)) == status
+
+
+@pytest.mark.parametrize("text", TIMES)
+def test_the_first_and_the_last_year_are_none(text: str) -> None:
+    assert from_rfc3339(text) is None
+
+
+@pytest.mark.parametrize("text", ["0002-01-02T00:00:00.000000Z", "9998-12-30T00:00:00.000000Z"])
+def test_all_other_times_can_be_written_again_and_shown(text: str) -> None:
+    at = from_rfc3339(text)
+    assert at is not None
+    assert to_rfc3339(at) == text
+    assert clock(at)
+
+
+@pytest.mark.parametrize("seconds", [-1e18, 1e18, float("inf"), float("-inf")])
+def test_a_time_beyond_all_dates_is_the_nearest(seconds: float) -> None:
+    assert to_rfc3339(seconds)[:4] == ("9999" if seconds > 0 else "0001")
+
+
+@pytest.mark.parametrize("value", [HUGE, -HUGE, 2**63, float("inf"), float("nan")])
+def test_numbers_that_no_api_server_holds_are_missing(value: float) -> None:
+    status = from_json(JobStatus, {"failures": value, "progress": {"step": value, "samplesPerS": value}})
+    assert status == JobStatus()
+    assert from_json(Curve, {"atS": [value, 1.0], "step": [value, 2]}) == Curve(at_s=(1.0,), step=(2,))
+
+
+@given(shaped(JobStatus))
+@settings(deadline=None, max_examples=200)
+def test_a_status_of_any_content_is_read_as_it_is_written(data: dict[str, Any]) -> None:
+    status = from_json(JobStatus, data)
+    again = from_json(JobStatus, json.loads(json.dumps(to_json(status), allow_nan=False)))
+    assert to_json(again) == to_json(status)
+
+
+def test_what_says_nothing_is_left_out() -> None:
+    encoded = to_json(JobStatus())
+    assert encoded["phase"] == "Pending"
+    assert None not in encoded.values()
+    assert "conditions" not in encoded
+
+
+def test_names_are_camel_case() -> None:
+    assert camel("steps_redone") == "stepsRedone"
+    assert camel("step") == "step"

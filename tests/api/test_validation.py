@@ -1,0 +1,250 @@
+"""Manifests are checked against the CRD, and each mistake has its line."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticctl.api import validation
+from elasticctl.api.errors import SpecError
+from elasticctl.api.spec import (
+    API_VERSION,
+    KIND,
+    MAX_WORKERS,
+    PLURAL,
+    CleanPodPolicy,
+    ElasticJob,
+    Policy,
+    RestartPolicy,
+)
+from elasticctl.api.status import JobStatus
+from elasticctl.api.yamltext import Document, dump
+from tests.support.torchelastic import torchelastic_job
+
+GOOD = """\
+apiVersion: elastic.pytorch.org/v1alpha1
+kind: ElasticJob
+metadata: {name: digits}
+spec:
+  minReplicas: 1
+  maxReplicas: 4
+  replicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        apiVersion: v1
+        kind: Pod
+        spec:
+          containers:
+            - name: elasticjob-worker
+              command: [sh]
+              env:
+                - {name: A, value: "1"}
+              imagePullPolicy: Always
+"""
+
+TORCHELASTIC = torchelastic_job("""
+    containers:
+      - name: elasticjob-worker
+        image: example/examples:0.2.0
+        imagePullPolicy: Always
+        args: ["--nproc_per_node=1", "/workspace/main.py", "--epochs=10"]
+        resources: {limits: {nvidia.com/gpu: 1}}
+""")
+
+
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = validation.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+@pytest.mark.parametrize("text", [GOOD, TORCHELASTIC])
+def test_good_manifests_load_and_round_trip(text: str) -> None:
+    manifest = validation.load(text, "job.yaml")
+    assert validation.load(dump(manifest)) == manifest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("maxReplicas: 4", "maxReplica: 4", 'f:6: spec.maxReplica: unknown field (did you mean "maxReplicas"?)'),
+        ("replicas: 2", "replicas: two", 'f:9: spec.replicaSpecs.Worker.replicas: must be a whole number, not "two"'),
+        ("replicas: 2", "replicas: 2.0", "f:9: spec.replicaSpecs.Worker.replicas: must be a whole number, not 2.0"),
+        ("replicas: 2", "replicas: yes", "f:9: spec.replicaSpecs.Worker.replicas: must be a whole number, not true"),
+        ("replicas: 2", "replicas: 0", "f:9: spec.replicaSpecs.Worker.replicas: must be at least 1, not 0"),
+        ("replicas: 2", "replicas: 5", "f:9: spec.replicaSpecs.Worker.replicas: 5 is more than maxReplicas, 4"),
+        ("minReplicas: 1", "minReplicas: 3", "f:9: spec.replicaSpecs.Worker.replicas: 2 is less than minReplicas, 3"),
+        ("minReplicas: 1", "minReplicas: 7", "f:5: spec.minReplicas: 7 is more than maxReplicas, 4"),
+        (
+            'value: "1"',
+            "value: 1",
+            "f:18: spec.replicaSpecs.Worker.template.spec.containers[0].env[0].value: must be text",
+        ),
+        (
+            "- name: elasticjob-worker",
+            "- image: x",
+            "f:15: spec.replicaSpecs.Worker.template.spec.containers[0].name: req",
+        ),
+        ("containers:", "container:", "f:13: spec.replicaSpecs.Worker.template.spec.containers: required, but missing"),
+        ("name: digits", "name: Digits", "f:3: metadata.name: must be lower-case letters, digits and '-', starting"),
+        ("name: digits", 'name: "digits\\n"', "f:3: metadata.name: must be lower-case"),
+        ("name: digits", f"name: {'a' * 52}", "f:3: metadata.name: must be at most 51 characters long"),
+        ("name: digits", "name: a, labels: {b: 1}", "f:3: metadata.labels.b: must be text, not 1"),
+        ("name: digits", "name: a, lables: {}", 'f:3: metadata.lables: unknown field (did you mean "labels"?)'),
+        ("metadata: {name: digits}\n", "", "f:1: metadata: required, but missing"),
+        ("kind: ElasticJob", "kind: Job", 'f:2: kind: must be "ElasticJob", not "Job"'),
+        ("v1alpha1", "v1", f'f:1: apiVersion: must be "{API_VERSION}", not "elastic.pytorch.org/v1"'),
+        ("spec:\n  min", "spek:\n  min", 'f:4: spek: unknown field (did you mean "spec"?) (and 1 more)'),
+        ("minReplicas: 1", "cleanPodPolicy: running", "f:5: spec.cleanPodPolicy: must be None, Running or All, not"),
+        (
+            "minReplicas: 1",
+            "policy: {hangTimeoutSeconds: -1}",
+            "f:5: spec.policy.hangTimeoutSeconds: must be at least 0",
+        ),
+        (
+            "minReplicas: 1",
+            "removeWorkers: [{name: digits-worker-0}]",
+            "f:5: spec.removeWorkers[0].uid: required, but missing",
+        ),
+        (GOOD, "", "f: the file is empty"),
+        (GOOD, "- 1", "f:1: must be a mapping, not [1]"),
+    ],
+)
+def test_each_mistake_names_its_field_and_line(old: str, new: str, message: str) -> None:
+    assert old in GOOD
+    with pytest.raises(SpecError) as caught:
+        validation.load(GOOD.replace(old, new), "f")
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_open_parts_of_the_pod_stay_open() -> None:
+    manifest = validation.load(GOOD)
+    pod = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    pod["topologySpreadConstraints"] = [{"maxSkew": 1}]
+    validation.validate(Document(manifest, {}))
+
+
+PATHS = [
+    ("metadata",),
+    ("metadata", "name"),
+    ("metadata", "labels"),
+    ("spec",),
+    ("spec", "minReplicas"),
+    ("spec", "policy"),
+    ("spec", "removeWorkers"),
+    ("spec", "replicaSpecs"),
+    ("spec", "replicaSpecs", "Worker", "replicas"),
+    ("spec", "replicaSpecs", "Worker", "template", "spec", "containers"),
+    ("status",),
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(PATHS), JSON), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=150)
+def test_a_mangled_manifest_is_refused_in_one_line_or_can_be_run(changes: list[tuple[tuple[str, ...], Any]]) -> None:
+    manifest: Any = copy.deepcopy(validation.load(GOOD))
+    for path, value in changes:
+        around = manifest
+        for key in path[:-1]:
+            around = around.get(key) if isinstance(around, dict) else None
+        if isinstance(around, dict):
+            around[path[-1]] = value
+    problem = "none"
+    try:
+        validation.validate(Document(manifest, {}))
+    except SpecError as e:
+        problem = str(e)
+    else:
+        job = ElasticJob.from_manifest(manifest)
+        assert 1 <= job.min <= job.desired <= job.max
+    assert problem.isprintable()  # nor any newline
+
+
+def test_the_crd_says_what_the_dataclasses_say() -> None:
+    spec = schema()["properties"]["spec"]["properties"]
+    worker = spec["replicaSpecs"]["properties"]["Worker"]["properties"]
+    job, policy = ElasticJob.from_manifest({}), Policy()
+    assert validation.crd()["spec"]["names"]["kind"] == KIND
+    assert validation.crd()["spec"]["names"]["plural"] == PLURAL
+    assert spec["cleanPodPolicy"]["enum"] == [policy.value for policy in CleanPodPolicy]
+    assert spec["cleanPodPolicy"]["default"] == job.clean_pod_policy.value
+    assert spec["backoffLimit"]["default"] == job.backoff_limit
+    assert worker["restartPolicy"]["enum"] == [policy.value for policy in RestartPolicy]
+    assert worker["restartPolicy"]["default"] == job.restart_policy.value
+    assert worker["replicas"]["default"] == job.desired
+    assert worker["replicas"]["maximum"] == spec["maxReplicas"]["maximum"] == MAX_WORKERS
+    assert {name: field["default"] for name, field in spec["policy"]["properties"].items()} == {
+        "backoffSeconds": policy.backoff_seconds,
+        "backoffMaxSeconds": policy.backoff_max_seconds,
+        "stragglerSeconds": policy.straggler_seconds,
+        "hangTimeoutSeconds": policy.hang_timeout_seconds,
+    }
+
+
+def test_status_is_accepted_whatever_the_controller_writes() -> None:
+    from elasticctl.api.codec import to_json
+
+    manifest = validation.load(GOOD)
+    validation.validate(Document({**manifest, "status": to_json(JobStatus())}, {}))
+
+
+def walk(node: dict[str, Any]) -> Any:
+    yield node
+    for inner in node.get("properties", {}).values():
+        yield from walk(inner)
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            yield from walk(node[key])
+
+
+def test_the_schema_is_structural() -> None:
+    """Kubernetes' rules for a v1 CRD: a type everywhere, and no properties beside additionalProperties."""
+    for node in walk(schema()):
+        assert node.get("type") in {"object", "array", "string", "integer", "number", "boolean"}
+        assert not ("properties" in node and "additionalProperties" in node)
+        assert ("items" in node) == (node["type"] == "array")
+        assert set(node.get("required", ())) <= set(node.get("properties", ()))
+
+
+@pytest.fixture(scope="module")
+def rules() -> list[Any]:
+    """The CEL rules of the CRD, compiled."""
+    import celpy
+
+    environment = celpy.Environment()
+    texts = [rule["rule"] for rule in schema()["properties"]["spec"]["x-kubernetes-validations"]]
+    return [environment.program(environment.compile(text)) for text in texts]
+
+
+COUNT = st.none() | st.integers(1, 4)
+
+
+@given(COUNT, COUNT, st.integers(1, 4))
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_client_and_the_cel_rules_agree(rules: list[Any], low: int | None, high: int | None, replicas: int) -> None:
+    from celpy.adapter import json_to_cel
+
+    manifest = copy.deepcopy(validation.load(GOOD))
+    spec = manifest["spec"]
+    for name, value in (("minReplicas", low), ("maxReplicas", high)):
+        del spec[name]
+        if value is not None:
+            spec[name] = value
+    spec["replicaSpecs"]["Worker"]["replicas"] = replicas
+    holds = all(rule.evaluate({"self": json_to_cel(spec)}) for rule in rules)
+    accepted = True
+    try:
+        validation.validate(Document(manifest, {}))
+    except SpecError:
+        accepted = False
+    assert accepted == holds

@@ -1,0 +1,136 @@
+"""What `KubeCluster` asks for, and what it makes of the answers; what every cluster does is in the contract's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticctl.api.codec import to_rfc3339
+from elasticctl.api.errors import ConflictError, NotFoundError
+from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, Pod
+from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.kube.client import KubeCluster
+from elasticctl.kubeapi import connection
+from tests.support.cluster_contract import scale
+from tests.support.fakeapi import FakeApi, Request
+from tests.support.jobs import shell_job
+
+NAMESPACE = "/api/v1/namespaces/default"
+
+
+def add_pod(api: FakeApi, job: dict[str, Any], index: int, phase: str = "Running", owner: str = "") -> dict[str, Any]:
+    name = f"{job['metadata']['name']}-worker-{index}"
+    labels = {LABEL_GROUP: GROUP, LABEL_JOB: job["metadata"]["name"], LABEL_INDEX: str(index)}
+    owners = [{"uid": owner or job["metadata"]["uid"]}]
+    metadata = {"name": name, "namespace": "default", "labels": labels, "ownerReferences": owners}
+    spec = {"containers": [{"name": "elasticjob-worker"}]}
+    return api.put(f"{NAMESPACE}/pods/{name}", {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
+
+
+def test_jobs_are_made_changed_listed_and_deleted(api: FakeApi, cluster: KubeCluster) -> None:
+    assert cluster.create_job(shell_job("a", "true"), dry_run=True)["metadata"]["name"] == "a"
+    assert cluster.list_jobs("default") == []
+    cluster.create_job(shell_job("a", "true"))
+    with pytest.raises(ConflictError, match='"a" already exists'):
+        cluster.create_job(shell_job("a", "true"))
+    cluster.create_job(shell_job("b", "true", namespace="other"))
+    changed = cluster.patch_job("default", "a", scale(3))
+    assert changed["spec"]["replicaSpecs"]["Worker"]["replicas"] == 3
+    old = {"metadata": {"resourceVersion": "0"}}
+    with pytest.raises(ConflictError, match="modified"):
+        cluster.patch_job("default", "a", old)
+    assert [(job["metadata"]["name"], job["kind"]) for job in cluster.list_jobs(None)] == [
+        ("a", "ElasticJob"),
+        ("b", "ElasticJob"),
+    ]
+    cluster.delete_job("default", "a")
+    assert api.requests[-1].body == {"propagationPolicy": "Background"}
+    with pytest.raises(NotFoundError, match='"a" not found'):
+        cluster.delete_job("default", "a")
+
+
+def test_lists_are_read_page_by_page(api: FakeApi, cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PAGE_OBJECTS", 2)
+    names = [f"job-{number}" for number in range(5)]
+    for name in names:
+        cluster.create_job(shell_job(name, "true"))
+    assert [job["metadata"]["name"] for job in cluster.list_jobs("default")] == names
+    assert len([r for r in api.requests if r.method == "GET"]) == 3
+
+
+def test_a_cluster_without_our_api_is_told_how_to_get_it(api: FakeApi, cluster: KubeCluster) -> None:
+    api.refuse = lambda request: (404, b"404 page not found\n", {})
+    for call in (lambda: cluster.list_jobs(None), lambda: cluster.get_job("default", "a")):
+        with pytest.raises(NotFoundError, match="knows no ElasticJobs; `elasticctl install`"):
+            call()
+
+
+def test_pods_are_those_of_this_very_job_in_order_of_index(api: FakeApi, cluster: KubeCluster) -> None:
+    job = cluster.create_job(shell_job("a", "true", 11))
+    for index in (10, 2, 0):
+        add_pod(api, job, index)
+    add_pod(api, job, 3, owner="the-uid-of-a-job-before")
+    add_pod(api, cluster.create_job(shell_job("b", "true")), 1)
+    names = [pod["metadata"]["name"] for pod in cluster.list_pods("default", "a")]
+    assert names == ["a-worker-0", "a-worker-2", "a-worker-10"]
+
+
+def test_eviction_is_a_deletion_of_this_very_pod_with_its_grace(api: FakeApi, cluster: KubeCluster) -> None:
+    job = cluster.create_job(shell_job("a", "true"))
+    for grace_s, seconds in ((0.0, 0), (0.2, 1), (30.0, 30)):
+        pod = add_pod(api, job, 0)
+        cluster.evict_pod("default", "a-worker-0", grace_s=grace_s)
+        assert api.requests[-1].body == {
+            "gracePeriodSeconds": seconds,
+            "preconditions": {"uid": pod["metadata"]["uid"]},
+        }
+    with pytest.raises(NotFoundError, match="a-worker-0"):
+        cluster.evict_pod("default", "a-worker-0", grace_s=1.0)
+    add_pod(api, job, 0, "Failed")
+    with pytest.raises(ConflictError, match="a-worker-0 has ended"):
+        cluster.evict_pod("default", "a-worker-0", grace_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "may_patch", "cause"), [(30.0, True, True), (0.0, True, False), (30.0, False, False)]
+)
+def test_an_eviction_with_notice_shows_on_the_pod_where_that_may_be_written(
+    api: FakeApi, cluster: KubeCluster, grace_s: float, may_patch: bool, cause: bool
+) -> None:
+    pod = add_pod(api, cluster.create_job(shell_job("a", "true")), 0)
+    seen: list[bool] = []
+
+    def refuse(request: Request) -> tuple[int, Any, dict[str, str]] | None:
+        if request.method == "DELETE":
+            seen.append(Pod.from_manifest(api.objects[request.path]).disruption_target)
+        if request.method != "PATCH" or may_patch:
+            return None
+        return 403, {"kind": "Status", "message": "pods is forbidden", "reason": "Forbidden"}, {}
+
+    api.refuse = refuse
+    cluster.evict_pod("default", pod["metadata"]["name"], grace_s=grace_s)
+    assert seen == [cause]
+
+
+def test_events_are_those_of_the_job_and_its_workers_oldest_first(api: FakeApi, cluster: KubeCluster) -> None:
+    job = cluster.create_job(shell_job("a", "true", 2))
+    made_at = 4_000_000_000.0
+    about_job = {"kind": "ElasticJob", "name": "a", "uid": job["metadata"]["uid"]}
+    given = [
+        ("late", {"kind": "Pod", "name": "a-worker-1"}, {"lastTimestamp": to_rfc3339(made_at + 9)}),
+        ("early", about_job, {"eventTime": to_rfc3339(made_at + 1)}),
+        ("of a job before", {**about_job, "uid": "another"}, {"lastTimestamp": to_rfc3339(made_at + 2)}),
+        ("of its worker", {"kind": "Pod", "name": "a-worker-0"}, {"lastTimestamp": to_rfc3339(1.0)}),
+        ("of a stranger", {"kind": "Pod", "name": "a-worker-7"}, {"lastTimestamp": to_rfc3339(made_at + 2)}),
+    ]
+    for number, (reason, about, more) in enumerate(given):
+        event = {"metadata": {"name": f"e{number}"}, "involvedObject": about, "reason": reason, **more}
+        api.put(f"{NAMESPACE}/events/e{number}", event)
+    assert [event["reason"] for event in cluster.list_events("default", "a")] == ["early", "late"]
+
+
+def test_logs_of_earlier_incarnations_are_gone(cluster: KubeCluster) -> None:
+    cluster.create_job(shell_job("a", "true"))
+    with pytest.raises(NotFoundError, match="gone with their pods"):
+        cluster.logs("default", "a", LogQuery(previous=True))

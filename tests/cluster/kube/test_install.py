@@ -1,0 +1,250 @@
+"""Installing, upgrading and uninstalling, over real HTTP; that a real cluster takes it is shown in tests/cluster."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.api.errors import ClusterError
+from elasticctl.api.yamltext import parse
+from elasticctl.cluster.kube import install
+from elasticctl.cluster.kube.install import Installer, path_of, pod_troubles, rollout
+from elasticctl.kubeapi import installation
+from elasticctl.kubeapi.connection import Connection
+from tests.support.cli import Run
+from tests.support.fakeapi import FakeApi, Request
+from tests.support.jobs import shell_job
+from tests.support.kube import WriteKubeconfig
+from tests.support.waiting import wait_until
+
+KEY = "/api/v1/namespaces/elasticctl-system/secrets/elasticctl-rendezvous-key"
+DEPLOYMENT = "/apis/apps/v1/namespaces/elasticctl-system/deployments/elasticctl-controller"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/elasticctl-controller"
+JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
+READY = {"observedGeneration": 9, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
+
+
+@pytest.fixture
+def lab(run: Run, private_home: Path, kubeconfig: WriteKubeconfig, api: FakeApi) -> Run:
+    """`lab(...)` is `elasticctl install --context lab ...`."""
+    kubeconfig(api.url)
+    assert run("config", "import").code == 0
+    return lambda *words: run("install", "--context", "lab", *words)
+
+
+def installed(lab: Run) -> None:
+    assert lab("--image", "r.example/c:1", "--no-wait").code == 0
+
+
+def test_objects_come_in_order_and_a_second_time_changes_nothing(lab: Run, api: FakeApi) -> None:
+    done = lab("--image", "r.example/c:1", "--no-wait")
+    assert (done.code, done.out) == (0, "")
+    lines = done.err.splitlines()
+    assert lines[0] == "CustomResourceDefinition elasticjobs.elastic.pytorch.org: created"
+    assert lines[1] == "Namespace elasticctl-system: created"
+    assert lines[-2:] == ["Secret elasticctl-rendezvous-key: created", "Deployment elasticctl-controller: created"]
+    key = api.objects[KEY]["stringData"]["key"]
+    assert len(bytes.fromhex(key)) == 32
+    patches = [request for request in api.requests if request.method == "PATCH"]
+    assert all(request.params == {"fieldManager": "elasticctl", "force": "true"} for request in patches)
+    again = lab("--no-wait").err.splitlines()
+    assert again.pop(-2) == "Secret elasticctl-rendezvous-key: kept"
+    assert {line.rpartition(": ")[2] for line in again} == {"unchanged"}
+    assert installation.image_of(api.objects[DEPLOYMENT]) == "r.example/c:1"
+    assert "Deployment elasticctl-controller: updated" in lab("--image", "r.example/c:2", "--no-wait").err
+    assert api.objects[KEY]["stringData"]["key"] == key
+
+
+def test_the_first_time_needs_an_image(lab: Run, api: FakeApi) -> None:
+    done = lab()
+    assert (done.code, done.err.startswith("error: --image is needed the first time")) == (2, True)
+    assert api.objects == {}
+
+
+def test_a_dry_run_prints_what_kubectl_could_apply(lab: Run, api: FakeApi) -> None:
+    done = lab("--dry-run", "--image", "r.example/c:1", "--replicas", "3", "-n", "ml-system")
+    assert done.code == 0
+    assert api.requests == []
+    found = [parse(part, "").data for part in done.out.split("\n---\n")]
+    by_kind = {item["kind"]: item for item in found}
+    assert list(by_kind)[:2] == ["CustomResourceDefinition", "Namespace"]
+    spec = by_kind["Deployment"]["spec"]
+    assert (spec["replicas"], installation.image_of(by_kind["Deployment"])) == (3, "r.example/c:1")
+    args = spec["template"]["spec"]["containers"][0]["args"]
+    assert "--rendezvous-url=http://elasticctl-rendezvous.ml-system.svc:7777" in args
+    assert by_kind["ClusterRoleBinding"]["subjects"][0]["namespace"] == "ml-system"
+    assert "elasticctl-system" not in done.out
+
+
+def test_this_machine_needs_none(run: Run, private_home: Path) -> None:
+    done = run("install")
+    assert (done.code, done.err[:46]) == (2, "error: the local cluster needs no installation")
+
+
+def test_it_waits_until_all_replicas_run_the_new_state(lab: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "POLL_S", 0.02)
+
+    def roll_out() -> None:
+        wait_until(lambda: DEPLOYMENT in api.objects)
+        api.put(DEPLOYMENT, {**api.objects[DEPLOYMENT], "status": {**READY, "availableReplicas": 1}})
+        wait_until(lambda: len([r for r in api.requests if r.path == DEPLOYMENT]) > 8)
+        api.put(DEPLOYMENT, {**api.objects[DEPLOYMENT], "status": READY})
+
+    thread = threading.Thread(target=roll_out)
+    thread.start()
+    done = lab("--image", "i")
+    thread.join()
+    assert done.code == 0
+    assert "waiting: 1 of 2 replicas are ready" in done.err
+    assert done.err.endswith("the controller runs\n")
+
+
+def test_what_keeps_it_from_running_is_said(connection: Connection, api: FakeApi) -> None:
+    said: list[str] = []
+    installer = Installer(connection, said.append)
+    installer.apply(installation.manifests(image="none"))
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling\nimage"}
+    pod = {"metadata": {"name": "c-1", "labels": {installation.LABEL: installation.LABEL_VALUE}}}
+    pod["status"] = {"containerStatuses": [{"state": {"waiting": waiting}}]}  # type: ignore[dict-item]
+    api.put("/api/v1/namespaces/elasticctl-system/pods/c-1", pod)
+    with pytest.raises(ClusterError, match="not run after 0 s: c-1: ImagePullBackOff: Back-off pulling image"):
+        installer.await_available(installation.NAMESPACE, 0.0)
+
+
+def test_a_cluster_without_policy_v1_goes_without(lab: Run, api: FakeApi) -> None:
+    api.refuse = lambda r: (404, b"404 page not found", {}) if r.path.startswith("/apis/policy/v1/") else None
+    done = lab("--image", "i", "--no-wait")
+    assert done.code == 0
+    assert "PodDisruptionBudget elasticctl-controller: left out, for this cluster has no policy/v1" in done.err
+
+
+def test_rules_are_left_out_where_the_server_does_not_know_them(lab: Run, api: FakeApi) -> None:
+    def old(request: Request) -> tuple[int, Any, dict[str, str]] | None:
+        said = "failed to create typed patch object: .spec.x-kubernetes-validations: field not declared in schema"
+        return (500, {"message": said}, {}) if "x-kubernetes-validations" in str(request.body) else None
+
+    api.refuse = old
+    done = lab("--image", "i", "--no-wait")
+    assert done.code == 0
+    assert done.err.startswith("rules between fields are left out")
+    api.refuse = lambda request: None
+    assert lab("--no-wait").err.startswith("CustomResourceDefinition elasticjobs.elastic.pytorch.org: updated")
+    assert "x-kubernetes-validations" in str(api.objects)
+
+
+def test_uninstalling_refuses_while_jobs_live(lab: Run, api: FakeApi) -> None:
+    installed(lab)
+    for name, phase in (("lives", "Running"), ("over", "Succeeded")):
+        api.put(f"{JOBS}/{name}", {**shell_job(name, "true"), "status": {"phase": phase}})
+    refused = lab("--uninstall", "--yes")
+    assert (refused.code, refused.out) == (3, "")
+    assert refused.err == "error: 1 job would end: default/lives; cancel them first, or add --force\n"
+    asked = lab("--uninstall", "--force")
+    assert (asked.code, asked.err.endswith("add --yes to do so\n")) == (2, True)
+    shown = lab("--uninstall", "--dry-run")
+    assert shown.code == 0
+    assert "CustomResourceDefinition elasticjobs.elastic.pytorch.org\n" in shown.out
+    assert "with them 2 jobs, 1 of them living; checkpoints stay" in shown.err
+    assert DEPLOYMENT in api.objects
+    done = lab("--uninstall", "--force", "--yes")
+    assert done.code == 0
+    assert {path for path in api.objects if not path.startswith(JOBS)} == set()
+    deletions = [request.path for request in api.requests if request.method == "DELETE"]
+    assert deletions[0].endswith("customresourcedefinitions/elasticjobs.elastic.pytorch.org")
+    assert deletions[-1] == "/api/v1/namespaces/elasticctl-system"
+    assert lab("--uninstall", "--yes").err == "nothing of elasticctl is installed there\n"
+
+
+def test_a_namespace_that_was_there_before_stays_as_it_is(lab: Run, api: FakeApi) -> None:
+    path = "/api/v1/namespaces/shared"
+    before = api.put(path, {"metadata": {"name": "shared"}})["metadata"]["resourceVersion"]
+    assert "Namespace shared: left as it is" in lab("--image", "i", "--no-wait", "-n", "shared").err
+    api.put(LEASE.format("shared"), installation.lease("shared"))  # as the controller makes it
+    assert lab("--uninstall", "--yes", "-n", "shared").code == 0
+    assert api.objects[path]["metadata"]["resourceVersion"] == before
+    assert list(api.objects) == [path]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({}, "the cluster has not looked at it yet"),
+        ({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 1}, "1 of 2 replicas are up to date"),
+        ({**READY, "replicas": 3}, "2 of 2 replicas are up to date"),
+        ({**READY, "availableReplicas": 0}, "0 of 2 replicas are ready"),
+        (READY, ""),
+    ],
+)
+def test_a_rollout(status: dict[str, Any], said: str) -> None:
+    assert rollout({"metadata": {"generation": 2}, "spec": {"replicas": 2}, "status": status}) == said
+
+
+def test_troubles_of_a_pod() -> None:
+    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}]
+    ended = {"state": {"running": {}}, "lastState": {"terminated": {"reason": "Error"}}}
+    found = pod_troubles({"status": {"conditions": conditions, "containerStatuses": [ended]}})
+    assert list(found) == ["Unschedulable: 0/2 nodes", "Error"]
+    assert list(pod_troubles({})) == []
+
+
+def test_sharing_stays_as_it_is_unless_something_is_said(lab: Run, api: FakeApi) -> None:
+    def sharing() -> list[str]:
+        return installation.sharing_of(api.objects[DEPLOYMENT])
+
+    installed(lab)
+    assert sharing() == []
+    assert lab("--sharing", "--capacity", "t4=64", "--capacity", "a100=8", "--no-wait").code == 0
+    assert sharing() == ["--sharing", "--capacity=a100=8", "--capacity=t4=64"]
+    assert lab("--no-wait").code == 0
+    assert len(sharing()) == 3
+    assert lab("--no-sharing", "--no-wait").code == 0
+    assert sharing() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--capacity", "t4=4"), "error: --capacity is for a cluster that shares: add --sharing\n"),
+        (("--sharing", "--capacity", "t5=4"), "error: --capacity t5=4: KIND=N is needed"),
+        (("--sharing", "--capacity", "t4=many"), "error: --capacity t4=many: KIND=N is needed"),
+    ],
+)
+def test_capacities_are_checked(lab: Run, words: tuple[str, ...], said: str) -> None:
+    done = lab("--image", "i", "--no-wait", *words)
+    assert (done.code, done.err.startswith(said)) == (2, True), done.err
+
+
+def test_every_object_has_a_place_and_our_label() -> None:
+    for item in installation.manifests():
+        assert path_of(item).endswith(item["metadata"]["name"])
+        if item["kind"] != "CustomResourceDefinition":
+            assert item["metadata"]["labels"][installation.LABEL] == installation.LABEL_VALUE
+
+
+def test_the_controllers_pod_fits_the_restricted_profile() -> None:
+    spec = next(item for item in installation.manifests() if item["kind"] == "Deployment")["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = spec["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+
+
+def test_the_controllers_options_are_those_of_its_command(tmp_path: Path) -> None:
+    from elasticctl_controller.kube.flags import parse as parse_flags
+
+    spec = next(item for item in installation.manifests() if item["kind"] == "Deployment")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    flags = parse_flags([*container["args"], *installation.sharing_flags({"t4": 8})])
+    assert (flags.sharing, flags.capacity) == (True, {"t4": 8})
+    assert parse_flags(container["args"]).sharing is False
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"rendezvous": flags.rendezvous_port, "metrics": flags.metrics_port, "health": flags.health_port}
+    assert str(flags.token_key_file.parent) == container["volumeMounts"][0]["mountPath"]

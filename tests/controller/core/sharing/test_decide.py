@@ -1,0 +1,394 @@
+"""Who gets what, case by case; that it holds in all cases is for `test_machine`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_controller.core.sharing import decide as decision
+from elasticctl_controller.core.sharing.decide import decide
+from elasticctl_controller.core.sharing.model import Claim, Decision, Node, Pool, Project, Reason, Rules, Worker
+from tests.controller.core.sharing.place import NOTICE_S, RULES, Place, sizes
+
+NOW = 10_000.0
+
+
+def a_pool(*slots: int, name: str = "t4") -> Pool:
+    return Pool(name, tuple(Node(f"n{number}", count) for number, count in enumerate(slots)))
+
+
+def a_claim(key: str, least: int, most: int | None = None, **fields) -> Claim:
+    """A job of the project before the slash, submitted long ago; with `granted` it has its workers, on no node yet."""
+    claim = Claim(key, key.split("/")[0], "t4", least, least if most is None else most, **fields)
+    workers = tuple(Worker(f"{key}-{number}", float(number)) for number in range(claim.granted))
+    return replace(claim, workers=claim.workers or workers)
+
+
+def guaranteed(name: str, slots: int, **fields) -> Project:
+    return Project(name, guaranteed={"t4": slots}, **fields)
+
+
+def decided(pool: Pool, claims: list[Claim], *projects: Project, now: float = NOW) -> Decision:
+    return decide([pool], projects, claims, now, RULES)
+
+
+# All or nothing, and what is left.
+
+
+def test_a_job_alone_gets_all_it_asks_for() -> None:
+    assert sizes(decided(a_pool(8), [a_claim("a/x", 2, 6)])) == {"a/x": 6}
+
+
+def test_a_job_gets_its_least_or_nothing() -> None:
+    assert sizes(decided(a_pool(3), [a_claim("a/x", 4, 8)])) == {"a/x": 0}
+
+
+def test_two_jobs_never_hold_each_others_half() -> None:
+    found = decided(a_pool(6), [a_claim("a/x", 4, submitted_at=1.0), a_claim("b/y", 4, submitted_at=2.0)])
+    assert sizes(found) == {"a/x": 4, "b/y": 0}
+
+
+def test_what_is_left_goes_to_the_job_with_the_fewest_slots() -> None:
+    found = decided(a_pool(10), [a_claim("a/x", 1, 9), a_claim("a/y", 4, 9, submitted_at=1.0)])
+    assert sizes(found) == {"a/x": 5, "a/y": 5}
+
+
+def test_who_has_the_odd_worker_keeps_it() -> None:
+    one = a_claim("a/x", 1, 9, granted=2)
+    other = a_claim("a/y", 1, 9, submitted_at=1.0, granted=3)
+    assert sizes(decided(a_pool(5), [one, other])) == {"a/x": 2, "a/y": 3}
+
+
+def test_a_smaller_job_runs_while_a_larger_one_does_not_fit() -> None:
+    claims = [a_claim("a/x", 3), a_claim("a/large", 4, submitted_at=1.0), a_claim("a/small", 1, submitted_at=2.0)]
+    assert sizes(decided(a_pool(4), claims)) == {"a/x": 3, "a/large": 0, "a/small": 1}
+
+
+# Guarantees.
+
+
+def test_a_guarantee_is_met_from_what_was_borrowed_the_youngest_workers_first() -> None:
+    borrower = a_claim("a/x", 2, 4, granted=4)
+    found = decided(a_pool(4), [borrower, a_claim("b/y", 2)], guaranteed("a", 2), guaranteed("b", 2))
+    assert sizes(found) == {"a/x": 2, "b/y": 2}
+    grant = found.grants["a/x"]
+    assert grant.leave == ("a/x-2", "a/x-3")
+    assert (grant.for_key, grant.change) == ("b/y", "gives 2 workers to b/y, as b is guaranteed so many")
+
+
+def test_what_nobody_uses_is_borrowed_and_said_so() -> None:
+    found = decided(a_pool(4), [a_claim("a/x", 2, 4)], guaranteed("a", 2), guaranteed("b", 2))
+    assert found.grants["a/x"].borrowed == 2
+    assert found.grants["a/x"].words == "has all 4 workers that it asks for; borrows 2 GPUs from b"
+    assert [(one.project, one.used, one.borrowed) for one in found.usage] == [("a", 4, 2), ("b", 0, 0)]
+
+
+def test_a_guarantee_outranks_priority() -> None:
+    urgent = a_claim("a/urgent", 4, priority=9, granted=4)
+    found = decided(a_pool(4), [urgent, a_claim("b/y", 2)], guaranteed("b", 2))
+    assert sizes(found) == {"a/urgent": 0, "b/y": 2}
+    assert found.grants["a/urgent"].words == "waits for 2 GPUs that b is guaranteed"
+
+
+def test_a_guarantee_that_fits_no_job_is_lent_rather_than_left_idle() -> None:
+    found = decided(a_pool(4), [a_claim("a/x", 4), a_claim("b/y", 4, submitted_at=1.0)], guaranteed("a", 3))
+    assert sizes(found) == {"a/x": 4, "b/y": 0}
+
+
+def test_what_is_lent_goes_to_the_job_of_higher_priority() -> None:
+    claims = [a_claim("a/small", 1), a_claim("a/urgent", 4, priority=5, submitted_at=1.0), a_claim("b/never", 9)]
+    assert sizes(decided(a_pool(4), claims, guaranteed("b", 2))) == {"a/small": 0, "a/urgent": 4, "b/never": 0}
+
+
+def test_a_job_that_needs_more_than_the_guarantee_outranks_nobody() -> None:
+    claims = [a_claim("a/x", 4, granted=4), a_claim("b/y", 3, submitted_at=NOW, changed_at=NOW)]
+    assert sizes(decided(a_pool(6), claims, guaranteed("b", 2))) == {"a/x": 4, "b/y": 0}
+    assert sizes(decided(a_pool(6), claims, guaranteed("b", 3))) == {"a/x": 0, "b/y": 3}
+
+
+def test_lost_nodes_are_shared_out_by_guarantee() -> None:
+    claims = [a_claim("a/x", 1, 8), a_claim("b/y", 1, 8, submitted_at=1.0)]
+    assert sizes(decided(a_pool(6), claims, guaranteed("a", 8), guaranteed("b", 4))) == {"a/x": 4, "b/y": 2}
+
+
+def test_a_limit_holds_though_there_is_room() -> None:
+    found = decided(a_pool(8), [a_claim("a/x", 2, 8), a_claim("a/y", 2)], Project("a", limit={"t4": 4}))
+    assert sizes(found) == {"a/x": 2, "a/y": 2}
+    assert found.grants["a/x"].reason is Reason.LIMITED
+    assert found.grants["a/x"].words == "has 2 of 8 workers: a may have 4 GPUs"
+
+
+def test_the_surplus_is_shared_by_weight() -> None:
+    claims = [a_claim("a/x", 1, 99), a_claim("b/y", 1, 99)]
+    assert sizes(decided(a_pool(12), claims, Project("a", weight=2.0))) == {"a/x": 8, "b/y": 4}
+
+
+# Priority.
+
+
+def test_priority_takes_workers_above_the_least_before_whole_jobs() -> None:
+    claims = [
+        a_claim("a/elastic", 2, 6, granted=6),
+        a_claim("a/rigid", 2, granted=2),
+        a_claim("a/urgent", 4, priority=1, submitted_at=NOW, changed_at=NOW),
+    ]
+    assert sizes(decided(a_pool(8), claims)) == {"a/elastic": 2, "a/rigid": 2, "a/urgent": 4}
+
+
+def test_priority_suspends_the_lowest_when_parts_do_not_do() -> None:
+    claims = [
+        a_claim("a/low", 3, priority=-1, granted=3),
+        a_claim("a/elastic", 2, 5, granted=5),
+        a_claim("a/urgent", 5, priority=1, submitted_at=NOW, changed_at=NOW),
+    ]
+    found = decided(a_pool(8), claims)
+    assert sizes(found) == {"a/low": 0, "a/elastic": 3, "a/urgent": 5}
+    assert found.grants["a/low"].change == "is suspended for a/urgent, which has a higher priority"
+    assert found.grants["a/low"].words == "waits for 3 GPUs held by jobs of higher priority, such as a/urgent"
+
+
+def test_who_was_suspended_comes_back_by_itself() -> None:
+    low = a_claim("a/low", 3, priority=-1, submitted_at=1.0, changed_at=NOW - 5)
+    found = decided(a_pool(8), [low])
+    assert sizes(found) == {"a/low": 3}
+    assert found.grants["a/low"].change == "comes back with 3 workers"
+
+
+# Patience and fairness.
+
+
+def test_a_running_job_is_left_alone_until_an_older_one_has_waited_long() -> None:
+    older = a_claim("a/older", 4, submitted_at=NOW, changed_at=NOW)
+    younger = a_claim("a/younger", 2, granted=2, submitted_at=NOW + 1, changed_at=NOW + 1)
+    waiting = decided(a_pool(4), [older, younger], now=NOW + 599)
+    assert sizes(waiting) == {"a/older": 0, "a/younger": 2}
+    assert waiting.wake_at == NOW + 600
+    assert waiting.grants["a/older"].words == "waits for 2 GPUs held by jobs that come first"
+    over = decided(a_pool(4), [older, younger], now=NOW + 600)
+    assert sizes(over) == {"a/older": 4, "a/younger": 0}
+    assert over.grants["a/younger"].change == "is suspended for a/older, which comes first"
+
+
+def test_a_stream_of_small_jobs_starves_no_large_one() -> None:
+    """Each takes a minute; the large one runs once those before it have ended and its patience has."""
+    place = Place({"n0": 4})
+    place.jobs["a/large"] = a_claim("a/large", 4, submitted_at=0.5, changed_at=0.5)
+    for minute in range(30):
+        place.now = 60.0 * minute
+        for key in [key for key, job in place.jobs.items() if job.granted and job.changed_at <= place.now - 60]:
+            place.end(key)
+        key = f"a/small-{minute}"
+        place.jobs[key] = a_claim(key, 2, submitted_at=place.now, changed_at=place.now)
+        place.decide()
+        place.follow()
+        if "a/large" not in place.jobs or place.jobs["a/large"].granted:
+            break
+    assert place.now <= 660.0
+
+
+def test_a_newcomer_starts_at_once_and_gets_its_fair_share_after_a_while() -> None:
+    first = a_claim("a/x", 1, 8, granted=8, changed_at=NOW - 10)
+    claims = [first, a_claim("b/y", 1, 8, submitted_at=NOW, changed_at=NOW)]
+    at_once = decided(a_pool(8), claims)
+    assert sizes(at_once) == {"a/x": 7, "b/y": 1}
+    claims = [replace(claim, granted=at_once.grants[claim.key].workers, changed_at=NOW, workers=()) for claim in claims]
+    assert sizes(decided(a_pool(8), claims, now=NOW + 59)) == {"a/x": 7, "b/y": 1}
+    assert decided(a_pool(8), claims, now=NOW + 59).wake_at == NOW + 60
+    assert sizes(decided(a_pool(8), claims, now=NOW + 60)) == {"a/x": 4, "b/y": 4}
+
+
+def test_at_rest_there_is_nothing_to_wake_for() -> None:
+    claims = [a_claim("a/x", 1, 8, granted=4), a_claim("b/y", 1, 8, granted=4)]
+    found = decided(a_pool(8), claims)
+    assert found.wake_at is None
+    assert [grant.change for grant in found.grants.values()] == ["", ""]
+
+
+# What is missing is stated.
+
+
+def test_demand_up_to_the_most_is_stated_for_autoscalers() -> None:
+    found = decided(a_pool(4), [a_claim("a/x", 2, 16), a_claim("a/y", 8)])
+    assert {key: grant.pending for key, grant in found.grants.items()} == {"a/x": 12, "a/y": 8}
+
+
+def test_demand_beyond_a_limit_is_none() -> None:
+    found = decided(a_pool(4), [a_claim("a/x", 2, 16), a_claim("a/y", 8)], Project("a", limit={"t4": 6}))
+    assert {key: grant.pending for key, grant in found.grants.items()} == {"a/x": 2, "a/y": 0}
+
+
+@pytest.mark.parametrize(
+    ("pool", "reason", "words"),
+    [
+        (a_pool(), Reason.NO_ROOM, "waits for nodes: it needs 2 GPUs, and t4 has 0 GPUs"),
+        (a_pool(8, name="h100"), Reason.NO_POOL, 'waits for nodes: there is no pool "t4"'),
+    ],
+)
+def test_a_pool_that_is_not_there_is_waited_for(pool: Pool, reason: Reason, words: str) -> None:
+    grant = decided(pool, [a_claim("a/x", 2, 4, granted=2)]).grants["a/x"]
+    assert (grant.workers, grant.reason, grant.words) == (0, reason, words)
+    assert grant.leave == ("a/x-0", "a/x-1")
+    assert grant.pending == 4
+
+
+def test_less_for_want_of_nodes_says_so() -> None:
+    assert decided(a_pool(4), [a_claim("a/x", 2, 6)]).grants["a/x"].words == "has 4 of 6 workers: t4 has 4 GPUs in all"
+    shrunk = decided(a_pool(4), [a_claim("a/x", 2, 6, granted=6)]).grants["a/x"]
+    assert shrunk.change == "gives up 2 workers: there are fewer nodes"
+
+
+def test_a_limit_that_was_lowered_is_named() -> None:
+    shrunk = decided(a_pool(8), [a_claim("a/x", 2, 6, granted=6)], Project("a", limit={"t4": 3})).grants["a/x"]
+    assert (shrunk.workers, shrunk.change) == (3, "gives up 3 workers: a may have no more")
+    never = decided(a_pool(8), [a_claim("a/x", 4)], Project("a", limit={"t4": 3})).grants["a/x"]
+    assert never.words == "cannot start: it needs 4 GPUs, and a may have 3 GPUs"
+    full = decided(a_pool(8), [a_claim("a/x", 2), a_claim("a/y", 2)], Project("a", limit={"t4": 3})).grants["a/y"]
+    assert full.words == "waits for other jobs of its project: a may have 3 GPUs"
+
+
+def test_a_job_that_asks_for_fewer_is_nobodys_loss() -> None:
+    asked = a_claim("a/x", 1, 2, granted=6)
+    found = decided(a_pool(8), [asked, a_claim("b/y", 6)])
+    assert found.grants["a/x"].change == "gives up 4 workers: it asks for fewer"
+
+
+# Workers of several slots.
+
+
+def on(node: str, *names: str) -> tuple[Worker, ...]:
+    return tuple(Worker(name, float(number), node) for number, name in enumerate(names))
+
+
+def test_a_worker_is_on_one_node_as_a_whole() -> None:
+    found = decided(a_pool(3, 3), [a_claim("a/x", 1, 4, slots_per_worker=2)])
+    assert sizes(found) == {"a/x": 2}
+    assert found.grants["a/x"].nodes == ("n0", "n1")
+    none = decided(a_pool(3, 3), [a_claim("a/x", 1, slots_per_worker=4)]).grants["a/x"]
+    assert none.words == "waits for nodes: a worker needs 4 GPUs on one node, and too few nodes have that"
+
+
+def test_a_node_is_cleared_of_workers_that_fit_elsewhere() -> None:
+    spread = a_claim("a/x", 2, granted=2, workers=(*on("n0", "x-0"), *on("n1", "x-1")))
+    found = decided(a_pool(4, 4), [spread, a_claim("a/big", 1, priority=1, slots_per_worker=4)])
+    assert sizes(found) == {"a/x": 2, "a/big": 1}
+    moved = found.grants["a/x"]
+    assert len(moved.leave) == len(moved.nodes) == 1
+    assert set(moved.nodes).isdisjoint(found.grants["a/big"].nodes)
+
+
+def test_what_cannot_be_placed_is_given_to_others() -> None:
+    claims = [a_claim("a/big", 1, slots_per_worker=4), a_claim("a/x", 1, 9, submitted_at=1.0)]
+    assert sizes(decided(a_pool(3, 3), claims)) == {"a/big": 0, "a/x": 6}
+
+
+@pytest.mark.parametrize(("packings", "third"), [(decision.PACKINGS, 2), (1, 0)])
+def test_what_does_not_fit_the_nodes_goes_without(packings, third, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six slots for two workers and one of two slots each, of which two fit; who takes the rest is decided again."""
+    monkeypatch.setattr(decision, "PACKINGS", packings)
+    claims = [
+        a_claim("a/x", 2, slots_per_worker=2),
+        a_claim("a/y", 1, slots_per_worker=2, submitted_at=1.0),
+        a_claim("a/z", 1, 9, submitted_at=2.0),
+    ]
+    found = decided(a_pool(3, 3), claims)
+    assert sizes(found) == {"a/x": 2, "a/y": 0, "a/z": third}
+    assert found.grants["a/y"].reason is Reason.NO_ROOM
+    assert found.usage[0].used == 4 + third
+
+
+def test_small_workers_that_come_first_do_not_stand_in_the_way_of_large_ones() -> None:
+    """Six and four slots: the guaranteed ones would just fit beside each other on the node that a large one needs."""
+    claims = [a_claim("c/small", 2), a_claim("a/large", 2, slots_per_worker=4)]
+    found = decided(a_pool(4, 6), claims, guaranteed("c", 2))
+    assert sizes(found) == {"c/small": 2, "a/large": 2}
+    assert found.grants["c/small"].nodes == ("n1", "n1")
+
+
+def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has something gets nothing, and the other way round: a division that never comes to rest."""
+    divide = decision._divide
+
+    def restless(*args: Any) -> Any:
+        outcome = divide(*args)
+        for one in outcome.seeking:
+            one.given = 0 if one.claim.granted else one.claim.least
+        return outcome
+
+    monkeypatch.setattr(decision, "_divide", restless)
+    found = decided(a_pool(4), [a_claim("a/x", 2, granted=2), a_claim("a/y", 3)])
+    assert sizes(found) == {"a/x": 2, "a/y": 0}
+    assert [grant.leave for grant in found.grants.values()] == [(), ()]
+
+
+# The order of things makes no difference, and odd numbers make no trouble.
+
+
+def test_pools_are_decided_apart() -> None:
+    here, there = a_claim("a/x", 2, 4), replace(a_claim("a/y", 2, 4), pool="h100")
+    found = decide([a_pool(3), a_pool(4, name="h100")], [], [here, there], NOW)
+    assert sizes(found) == {"a/x": 3, "a/y": 4}
+
+
+def test_slots_may_bear_another_name() -> None:
+    pool = replace(a_pool(4), unit="slot")
+    assert decided(pool, [a_claim("a/x", 2, 6)]).grants["a/x"].words == "has 4 of 6 workers: t4 has 4 slots in all"
+
+
+numbers = st.integers(-3, 9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Claim,
+            key=st.integers(0, 99).map(str),
+            project=st.sampled_from("ab"),
+            pool=st.sampled_from(["t4", "t4", "t4", "none"]),
+            least=numbers,
+            most=numbers,
+            slots_per_worker=numbers,
+            priority=numbers,
+            submitted_at=st.floats(-10, 10),
+            granted=numbers,
+            changed_at=st.floats(-1000, 1000),
+        ),
+        max_size=6,
+        unique_by=lambda claim: claim.key,
+    ),
+    st.lists(numbers.map(lambda slots: max(0, slots)), max_size=3),
+    st.builds(
+        Project, name=st.just("a"), weight=st.floats(-1, 3), guaranteed=st.fixed_dictionaries({"t4": numbers}),
+        limit=st.fixed_dictionaries({"t4": numbers}),
+    ),
+)  # fmt: skip
+def test_whatever_people_typed_is_decided(claims, slots, project) -> None:
+    found = decide([a_pool(*slots)], [project], claims, 0.0, Rules(patience_s=5.0, settle_s=5.0))
+    assert found.grants.keys() == {claim.key for claim in claims}
+    used = sum(found.grants[one.key].workers * max(1, one.slots_per_worker) for one in claims if one.pool == "t4")
+    assert 0 <= used <= sum(slots)
+    assert all(grant.words for grant in found.grants.values())
+
+
+def test_a_claim_is_met_within_a_notice() -> None:
+    """The bound: what is guaranteed is granted in the pass that sees the claim, and free when the notice is over."""
+    place = Place({"n0": 4}, {"a": guaranteed("a", 2), "b": guaranteed("b", 2)})
+    place.jobs["a/x"] = a_claim("a/x", 2, 4)
+    place.decide()
+    place.follow()
+    place.now = 5.0
+    place.jobs["b/y"] = a_claim("b/y", 2, submitted_at=5.0, changed_at=5.0)
+    place.decide()
+    place.follow()
+    assert not any(worker.node for worker in place.jobs["b/y"].workers)
+    place.now += NOTICE_S
+    place.follow()
+    assert [worker.node for worker in place.jobs["b/y"].workers] == ["n0", "n0"]
+    place.end("b/y")
+    place.decide()
+    place.follow()
+    assert [worker.node for worker in place.jobs["a/x"].workers] == ["n0"] * 4

@@ -1,0 +1,164 @@
+"""What is news, and how it is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.status import Cause, Generation, Interruption, JobStatus, Phase, Progress
+from elasticctl_controller.core import notifications
+from elasticctl_controller.core.notifications import WebhookError
+from tests.controller.samples import NOW, a_job
+
+RUNNING = JobStatus(phase=Phase.RUNNING, active=3, desired=3, start_time=Timestamp(NOW - 3720))
+LOSS = Interruption(Timestamp(NOW), "digits-worker-1", "u1", Cause.PREEMPTED, "spot interruption")
+BACK = replace(LOSS, recovered_at=Timestamp(NOW + 4), recovery_s=4.2, steps_redone=1)
+
+
+def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
+    return [(item.kind.value, item.text) for item in notifications.items(a_job(status=old), new, NOW)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (JobStatus(), RUNNING, [("started", "started with 3 workers")]),
+        (RUNNING, RUNNING, []),
+        (RUNNING, replace(RUNNING, progress=Progress(step=7)), []),
+        (
+            replace(RUNNING, phase=Phase.SUSPENDED, generations=(Generation(1),)),
+            replace(RUNNING, generations=(Generation(1),)),
+            [("started", "goes on with 3 workers")],
+        ),
+        (
+            RUNNING,
+            replace(RUNNING, phase=Phase.RESTARTING, interruptions=(LOSS,)),
+            [("interrupted", "lost digits-worker-1 (Preempted: spot interruption)")],
+        ),
+        (
+            RUNNING,
+            replace(RUNNING, interruptions=tuple(replace(LOSS, uid=f"u{n}", cause=Cause.NODE_LOST) for n in range(4))),
+            [("interrupted", "lost 4 workers (NodeLost 4 times)")],
+        ),
+        (
+            replace(RUNNING, interruptions=(LOSS,)),
+            replace(RUNNING, interruptions=(BACK,)),
+            [("recovered", "trains again 4.2 s after the loss, 1 step done again")],
+        ),
+        (replace(RUNNING, interruptions=(BACK,)), replace(RUNNING, interruptions=(BACK,)), []),
+        (
+            replace(RUNNING, interruptions=(replace(LOSS, cause=Cause.UNRESPONSIVE),)),
+            replace(RUNNING, interruptions=(replace(LOSS, cause=Cause.NODE_LOST),)),
+            [],  # that it is lost was told; what it was, the status says
+        ),
+        (replace(RUNNING, phase=Phase.RESTARTING), RUNNING, [("recovered", "runs again with 3 workers")]),
+        (
+            replace(RUNNING, phase=Phase.RESTARTING, progress=Progress(step=3)),
+            replace(RUNNING, progress=Progress(step=3)),
+            [],
+        ),
+        (
+            RUNNING,
+            replace(RUNNING, phase=Phase.FAILED, message="rank 2: ValueError: no", completion_time=Timestamp(NOW)),
+            [("failed", "failed after 1h02m: rank 2: ValueError: no")],
+        ),
+        (
+            RUNNING,
+            replace(
+                RUNNING,
+                phase=Phase.SUCCEEDED,
+                message="worker 0 completed",
+                completion_time=Timestamp(NOW),
+                progress=Progress(step=560),
+            ),
+            [("succeeded", "succeeded after 1h02m, at step 560")],
+        ),
+        (RUNNING, replace(RUNNING, phase=Phase.CANCELLED), [("cancelled", "cancelled")]),
+        (replace(RUNNING, phase=Phase.FAILED), replace(RUNNING, phase=Phase.FAILED, active=0), []),
+    ],
+)
+def test_what_is_news(old: JobStatus, new: JobStatus, expected: list[tuple[str, str]]) -> None:
+    assert said(old, new) == expected
+
+
+def test_a_long_message_is_shortened_and_kept_on_one_line() -> None:
+    failed = replace(RUNNING, phase=Phase.FAILED, message="Traceback\n" + "x" * 5000)
+    text = said(RUNNING, failed)[0][1]
+    assert "\n" not in text
+    assert len(text) < 400
+
+
+def test_the_message_is_slacks_and_says_the_same_to_programs() -> None:
+    status = replace(RUNNING, phase=Phase.FAILED, message="<!channel> & <http://evil|here>", progress=Progress(step=7))
+    items = notifications.items(a_job(status=RUNNING, namespace="team-a"), status, NOW)
+    message = json.loads(notifications.body(items))
+    assert message["text"] == "*digits* (team-a) failed, at step 7: &lt;!channel&gt; &amp; &lt;http://evil|here&gt;"
+    assert message["elasticctl"] == {
+        "format": 1,
+        "omitted": 0,
+        "events": [
+            {
+                "event": "failed",
+                "namespace": "team-a",
+                "job": "digits",
+                "uid": "job-uid-1",
+                "at": "1970-01-12T13:46:40.000000Z",
+                "phase": "Failed",
+                "message": "failed, at step 7: <!channel> & <http://evil|here>",
+                "activeWorkers": 3,
+                "desiredWorkers": 3,
+                "step": 7,
+                "restarts": {},
+            }
+        ],
+    }
+
+
+def test_of_many_pieces_the_newest_are_told_and_the_others_counted() -> None:
+    items = [replace(notifications.waits(a_job(), RUNNING, 900, NOW), text=f"change {n}") for n in range(30)]
+    message = json.loads(notifications.body(items, dropped=5))
+    lines = message["text"].split("\n")
+    assert lines[0] == "… and 15 earlier changes of jobs"
+    assert [line.rpartition(" ")[2] for line in lines[1:]] == [str(n) for n in range(10, 30)]
+    assert message["elasticctl"]["omitted"] == 15
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hooks.slack.com/services/T0/B0/x",
+        "  https://hooks.example.org:8443/x?y=z\n",
+        "http://127.0.0.1:8080/x",
+        "http://[::1]/x",
+        "http://localhost/x",
+    ],
+)
+def test_urls_that_are_called(url: str) -> None:
+    assert notifications.check_url(url) == url.strip()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://hooks.slack.com/planted",
+        "http://127.0.0.1.evil.example/planted",
+        "http://169.254.169.254/planted",
+        "file:///etc/planted",
+        "ftp://localhost/planted",
+        "https://user:planted@host/x",
+        "https://host/planted\nhttps://other/planted",
+        "https:///planted",
+        "https://host:x/planted",
+        "https://[::1/planted",
+        "planted",
+        "https://host/" + "planted" * 400,
+    ],
+)
+def test_other_urls_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(WebhookError) as error:
+        notifications.check_url(url)
+    assert "planted" not in str(error.value)

@@ -1,0 +1,70 @@
+"""What a job has beside its pods."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticctl.api.spec import PodGroups, Sharing
+from elasticctl_controller.core.owned_objects import (
+    build_budget,
+    build_group_service,
+    build_pod_group,
+    build_token_secret,
+    token,
+)
+from elasticctl_controller.core.pods import build_pod
+from elasticctl_controller.core.sharing.claims import is_shared
+from tests.controller.samples import a_job
+
+
+@pytest.mark.parametrize(("low", "desired", "kept"), [(1, 3, 1), (2, 3, 2), (3, 3, 2), (1, 1, 0), (0, 0, 0)])
+def test_a_drain_leaves_the_minimum_and_is_never_held_up_for_ever(low: int, desired: int, kept: int) -> None:
+    budget = build_budget(a_job(min=low, desired=desired))
+    assert budget["spec"]["minAvailable"] == kept
+    assert budget["spec"]["selector"] == {"matchLabels": {"group-name": "elastic.pytorch.org", "job-name": "digits"}}
+    assert budget["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_workers_are_found_by_name_through_one_service_of_the_job() -> None:
+    service, pod = build_group_service(a_job()), build_pod(a_job(), 2, "http://x")
+    assert service["metadata"]["name"] == pod["spec"]["subdomain"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert service["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_the_pod_mounts_the_secret_that_is_made() -> None:
+    job = a_job(template={"spec": {"containers": [{"name": "elasticjob-worker"}]}})
+    secret = build_token_secret(job, "t")
+    (volume,) = build_pod(job, 0, "http://x")["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    assert [item["key"] for item in volume["secret"]["items"]] == list(secret["stringData"])
+
+
+def test_tokens_are_of_one_job_and_one_key() -> None:
+    made = {token(key, uid) for key in (b"a" * 32, b"b" * 32) for uid in ("one", "two")}
+    assert len(made) == 4
+    assert token(b"a" * 32, "one") == token(b"a" * 32, "one")
+
+
+def test_a_pod_group_starts_the_minimum_together() -> None:
+    volcano = a_job(min=2, sharing=Sharing(pod_group=PodGroups.VOLCANO), template={"spec": {"containers": []}})
+    group, pod = build_pod_group(volcano), build_pod(volcano, 0, "http://x")
+    assert (group["apiVersion"], group["spec"]) == ("scheduling.volcano.sh/v1beta1", {"minMember": 2})
+    assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": group["metadata"]["name"]}
+    assert pod["spec"]["schedulerName"] == "volcano"
+    assert group["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_a_pod_group_of_scheduler_plugins_is_named_by_a_label() -> None:
+    template = {"metadata": {"labels": {"team": "vision"}}, "spec": {"schedulerName": "ours", "containers": []}}
+    job = a_job(min=0, sharing=Sharing(pod_group=PodGroups.COSCHEDULING), template=template)
+    group, pod = build_pod_group(job), build_pod(job, 0, "http://x")
+    assert (group["apiVersion"], group["spec"]) == ("scheduling.x-k8s.io/v1alpha1", {"minMember": 1})
+    assert pod["metadata"]["labels"].items() >= {"team": "vision", "scheduling.x-k8s.io/pod-group": "digits"}.items()
+    assert (pod["spec"]["schedulerName"], "annotations" in pod["metadata"]) == ("ours", False)
+
+
+def test_a_job_with_a_pod_group_is_another_schedulers() -> None:
+    assert not is_shared(a_job(sharing=Sharing(pod_group=PodGroups.VOLCANO)))
+    assert "schedulerName" not in build_pod(a_job(template={"spec": {"containers": []}}), 0, "http://x")["spec"]

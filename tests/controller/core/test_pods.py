@@ -1,0 +1,191 @@
+"""The manifests of workers: what TorchElastic's users had, our rendezvous, and nothing secret."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.api.spec import ElasticJob, Pod
+from elasticctl_controller.core.pods import TOKEN_FILE, build_pod, build_service, prefer_node, token_secret_name
+from tests.controller.samples import a_job
+
+ENDPOINT = "http://elasticctl-controller.elasticctl:8080"
+TEMPLATE: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"labels": {"team": "vision", "job-name": "mine"}, "annotations": {"a": "b"}, "name": "x"},
+    "spec": {
+        "containers": [
+            {"name": "sidecar", "image": "fluentd", "args": ["-q"]},
+            {
+                "name": "elasticjob-worker",
+                "image": "trainer",
+                "args": ["train.py", "--epochs=3"],
+                "env": [{"name": "LEVEL", "value": "1"}, {"name": "ELASTICCTL_JOB", "value": "forged"}],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            },
+        ],
+        "nodeSelector": {"gpu": "t4"},
+        "restartPolicy": "Always",
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    },
+}
+
+
+def built(job: ElasticJob) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The pod, its worker container, its sidecar."""
+    pod = build_pod(job, 1, ENDPOINT)
+    sidecar, worker = pod["spec"]["containers"]
+    return pod, worker, sidecar
+
+
+def test_a_pod_may_wish_for_a_node_beside_what_its_template_wishes():
+    wish = {"weight": 5, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
+    affinity = {
+        "podAffinity": {"x": 1},
+        "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish], "y": 2},
+    }
+    pod = build_pod(a_job(template={"spec": {"containers": [{}], "affinity": affinity}}), 0, ENDPOINT)
+    found = prefer_node(pod, "node-7")["spec"]["affinity"]
+    assert (found["podAffinity"], found["nodeAffinity"]["y"]) == ({"x": 1}, 2)
+    assert found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == [
+        wish,
+        {
+            "weight": 100,
+            "preference": {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-7"]}]},
+        },
+    ]
+    assert pod["spec"]["affinity"] == affinity
+    bare = prefer_node(build_pod(a_job(), 0, ENDPOINT), "node-7")
+    assert list(bare["spec"]["affinity"]) == ["nodeAffinity"]
+
+
+def test_the_pod_is_the_jobs_and_looks_like_torchelastics():
+    pod, _, _ = built(a_job(template=TEMPLATE, namespace="ml"))
+    assert (pod["apiVersion"], pod["kind"]) == ("v1", "Pod")
+    assert pod["metadata"] == {
+        "name": "digits-worker-1",
+        "namespace": "ml",
+        "labels": {
+            "team": "vision",
+            "group-name": "elastic.pytorch.org",
+            "job-name": "digits",
+            "replica-type": "worker",
+            "replica-index": "1",
+        },
+        "annotations": {"a": "b"},
+        "ownerReferences": [
+            {
+                "apiVersion": "elastic.pytorch.org/v1alpha1",
+                "kind": "ElasticJob",
+                "name": "digits",
+                "uid": "job-uid-1",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    spec = pod["spec"]
+    assert (spec["restartPolicy"], spec["hostname"], spec["subdomain"]) == (
+        "Never",
+        "digits-worker-1",
+        "digits-workers",
+    )
+    assert spec["nodeSelector"] == {"gpu": "t4"}
+    read = Pod.from_manifest(pod)
+    assert (read.name, read.index, read.owner_uid) == ("digits-worker-1", 1, "job-uid-1")
+
+
+def test_the_worker_and_only_it_learns_who_it_is():
+    pod, worker, sidecar = built(a_job(template=TEMPLATE, namespace="ml"))
+    env = {item["name"]: item.get("value") or item["valueFrom"]["fieldRef"]["fieldPath"] for item in worker["env"]}
+    assert env == {
+        "ELASTICCTL_JOB": "digits",
+        "ELASTICCTL_JOB_UID": "job-uid-1",
+        "ELASTICCTL_NAMESPACE": "ml",
+        "ELASTICCTL_WORKER": "digits-worker-1",
+        "ELASTICCTL_WORKER_INDEX": "1",
+        "ELASTICCTL_POD_UID": "metadata.uid",
+        "ELASTICCTL_POD_IP": "status.podIP",
+        "ELASTICCTL_RDZV_ENDPOINT": ENDPOINT,
+        "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
+        "ELASTICCTL_MIN_WORKERS": "1",
+        "ELASTICCTL_MAX_WORKERS": "4",
+        "ELASTICCTL_HANG_TIMEOUT_S": "1800",
+        "LEVEL": "1",
+    }
+    assert len(worker["env"]) == len(env)
+    assert worker["args"] == ["train.py", "--epochs=3"]
+    assert sidecar == TEMPLATE["spec"]["containers"][0]
+    assert [mount["mountPath"] for mount in worker["volumeMounts"]] == ["/var/run/secrets/elasticctl", "/data"]
+    assert (
+        pod["spec"]["volumes"][0]["secret"]["secretName"] == token_secret_name(a_job()) == "digits-rendezvous-job-uid-"
+    )
+
+
+def test_a_job_with_its_own_rendezvous_gets_torchelastics_arguments_and_nothing_else():
+    pod, worker, sidecar = built(a_job(template=TEMPLATE, uid="0123456789ab", rdzv_endpoint="etcd:2379", min=0))
+    assert worker["args"] == [
+        "--rdzv_backend=etcd",
+        "--rdzv_endpoint=etcd:2379",
+        "--rdzv_id=digits-01234567",
+        "--nnodes=1:4",
+        "train.py",
+        "--epochs=3",
+    ]
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("digits-worker-1", "digits-worker-1")
+    assert worker["env"] == TEMPLATE["spec"]["containers"][1]["env"]
+    assert pod["spec"]["volumes"] == TEMPLATE["spec"]["volumes"]
+    assert sidecar == TEMPLATE["spec"]["containers"][0]
+
+
+def test_without_a_container_of_that_name_the_first_is_the_worker():
+    template = {"spec": {"containers": [{"name": "a"}, {"name": "b"}]}}
+    first, second = build_pod(a_job(template=template), 0, ENDPOINT)["spec"]["containers"]
+    assert "env" in first
+    assert second == {"name": "b"}
+
+
+def test_the_template_itself_is_not_touched():
+    before = copy.deepcopy(TEMPLATE)
+    built(a_job(template=TEMPLATE))
+    assert before == TEMPLATE
+
+
+def test_the_service_is_headless_and_selects_one_worker():
+    service = build_service(a_job(), 2)
+    assert service["metadata"]["name"] == "digits-worker-2"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == service["metadata"]["labels"]
+    assert service["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_names_that_are_none_are_handed_on():
+    container = {"name": "elasticjob-worker", "env": [{"name": ["a"]}], "volumeMounts": [{"name": {"b": 1}}]}
+    template = {"spec": {"containers": [container], "volumes": [{"name": ["c"]}]}}
+    spec = build_pod(a_job(template=template), 0, ENDPOINT)["spec"]
+    assert spec["volumes"][1:] == template["spec"]["volumes"]
+    assert spec["containers"][0]["env"][-1] == {"name": ["a"]}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["spec", "metadata", "containers", "name", "env", "args", "labels"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    template=st.dictionaries(st.sampled_from(["spec", "metadata", "x"]), json_values),
+    endpoint=st.sampled_from(["", "e"]),
+)
+def test_no_template_raises(template, endpoint):
+    pod = build_pod(a_job(template=template, rdzv_endpoint=endpoint), 3, ENDPOINT)
+    assert Pod.from_manifest(pod).index == 3

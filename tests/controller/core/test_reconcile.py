@@ -1,0 +1,397 @@
+"""Every rule of reconcile by example."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
+from elasticctl.api.status import Cause, ConditionType, JobStatus, Phase, ReplicaStatus
+from elasticctl_controller.core.actions import CreateWorker, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.core.reconcile import reconcile
+from elasticctl_controller.core.workers import SILENT_MESSAGE
+from tests.controller.samples import (
+    NOW,
+    a_generation,
+    a_job,
+    a_pod,
+    a_running_job,
+    a_step,
+    an_end,
+    created,
+    deleted,
+    stored,
+    told,
+)
+
+THREE = [a_pod(0), a_pod(1), a_pod(2)]
+
+
+def conditions(job: ElasticJob) -> dict[str, str]:
+    return {item.type: item.status for item in job.status.conditions}
+
+
+class TestMakingWorkers:
+    def test_a_new_job_gets_its_workers_at_the_lowest_indices(self):
+        job, decision = a_step(a_job(), [])
+        assert created(decision) == [0, 1, 2]
+        assert (job.status.phase, job.status.reason) == (Phase.PENDING, "WaitingForWorkers")
+        assert job.status.start_time == NOW
+        assert conditions(job) == {"Created": "True"}
+        assert job.status.selector == "group-name=elastic.pytorch.org,job-name=digits,replica-type=worker"
+
+    def test_a_job_at_rest_is_neither_written_nor_acted_on(self):
+        job = a_running_job()
+        decision = a_step(job, THREE, NOW + 100)[1]
+        assert decision.status is job.status
+        assert (decision.actions, decision.events, decision.requeue_s) == ((), (), None)
+
+    def test_missing_workers_are_looked_for_again_even_if_no_event_comes(self):
+        decision = a_step(a_job(), [])[1]
+        assert decision.requeue_s == 5.0
+
+    def test_a_name_that_a_stranger_bears_is_left_alone(self):
+        stranger = a_pod(0, owner_uid="another-job", uid="other")
+        assert created(a_step(a_job(), [stranger])[1]) == [1, 2, 3]
+        assert created(a_step(a_job(max=3), [stranger])[1]) == [1, 2]
+
+    def test_a_strangers_pod_is_never_ours_whatever_its_labels_say(self):
+        strangers = [
+            a_pod(0, owner_uid=""),
+            a_pod(1, owner_uid="the job of that name before", exit_code=1, phase=PodPhase.FAILED),
+            a_pod(2, name="digits-worker-02"),
+            a_pod(3, name="digits-workers-3"),
+        ]
+        job, decision = a_step(a_job(), strangers)
+        assert job.status.workers == ()
+        assert deleted(decision) == []
+
+    def test_our_pod_stays_ours_when_its_labels_are_edited(self):
+        job, decision = a_step(a_running_job(), [a_pod(0), replace(a_pod(1), index=None), replace(a_pod(2), index=7)])
+        assert decision.actions == ()
+        assert [worker.index for worker in job.status.workers] == [0, 1, 2]
+
+    def test_a_terminating_pod_keeps_its_index_and_its_place_below_max(self):
+        leaving = a_pod(1, deleting=True)
+        assert created(a_step(a_running_job(), [a_pod(0), leaving, a_pod(2)])[1]) == [3]
+        assert created(a_step(a_running_job(max=3), [a_pod(0), leaving, a_pod(2)])[1]) == []
+
+    def test_workers_above_a_lowered_maximum_stay_if_they_are_few_enough(self):
+        job = a_step(a_job(desired=2, max=8), [a_pod(5), a_pod(6)])[0]
+        decision = a_step(replace(job, max=2), [a_pod(5), a_pod(6)])[1]
+        assert decision.actions == ()
+
+    def test_a_job_that_is_being_deleted_is_left_to_the_cluster(self):
+        job = replace(a_running_job(), deleting=True)
+        decision = a_step(job, [])[1]
+        assert (decision.status, decision.actions, decision.requeue_s) == (job.status, (), None)
+
+
+class TestReplacing:
+    def test_a_preempted_worker_is_counted_then_deleted_then_made_again(self):
+        pods = [a_pod(0), an_end(1, 1, disruption_target=True), a_pod(2)]
+        job, decision = a_step(a_running_job(), pods)
+        assert (decision.actions, decision.requeue_s) == ((), 0.0)
+        assert job.status.restarts == {"Preempted": 1}
+        assert [event.reason for event in decision.events] == ["Preempted"]
+        job, decision = a_step(job, pods)
+        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1", force=True),)
+        job, decision = a_step(job, [a_pod(0), a_pod(2)])
+        assert decision.actions == (CreateWorker(1),)
+        assert (job.status.restarts, job.status.failures) == ({"Preempted": 1}, 0)
+        assert job.status.phase is Phase.RUNNING
+
+    def test_the_end_is_not_counted_again_while_the_cache_lags(self):
+        pods = [a_pod(0), an_end(1, 1), a_pod(2)]
+        job = a_running_job()
+        for _ in range(4):
+            job, _ = a_step(job, pods)
+        assert (job.status.restarts, job.status.failures) == ({"ApplicationError": 1}, 1)
+
+    def test_a_worker_that_says_itself_that_it_did_not_answer_is_counted(self):
+        _, decision = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=SILENT_MESSAGE), a_pod(2)])
+        assert (decision.status.restarts, decision.status.failures) == ({"Stuck": 1}, 1)
+
+    def test_a_worker_that_answers_no_more_is_deleted_and_replaced(self):
+        job, decision = a_step(a_running_job(), THREE, silent=frozenset({"uid-1"}))
+        assert decision.status.restarts == {"Unresponsive": 1}
+        assert decision.status.failures == 0, "its node may have died, and Kubernetes not know yet"
+        assert decision.status.interruptions[-1].cause is Cause.UNRESPONSIVE
+        assert decision.actions == (), "counted first, deleted once that is stored"
+        job, decision = a_step(job, THREE)  # the rendezvous forgets whom it is told to be given up
+        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1"),), "in order: it may still hold its GPUs"
+        later = NOW + 2
+        assert created(a_step(job, [a_pod(0), a_pod(1, deleting=True), a_pod(2)], now=later)[1]) == [3]
+        assert created(a_step(job, [a_pod(0), a_pod(2)], now=later)[1]) == [1]
+
+    def test_a_worker_that_its_peers_missed_first_is_put_down_to_its_node_once_that_is_found_dead(self):
+        job, _ = a_step(a_running_job(), THREE, silent=frozenset({"uid-1"}))
+        job, _ = a_step(job, THREE)
+        pods, lost = [a_pod(0), a_pod(1, deleting=True), a_pod(2), a_pod(3)], frozenset({"node-1"})
+        job, _ = a_step(job, pods)
+        job, decision = a_step(job, pods, NOW + 31, lost_nodes=lost)
+        assert job.status.restarts == {"NodeLost": 1}
+        assert [(item.uid, item.cause, item.at) for item in job.status.interruptions] == [
+            ("uid-1", Cause.NODE_LOST, NOW)
+        ]
+        assert [(event.reason, event.message) for event in decision.events] == [
+            ("NodeLost", "lost worker digits-worker-1: it did not answer, and 31s later its node was found lost")
+        ]
+        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1", force=True),)
+        for later in (pods, [a_pod(0), a_pod(2), a_pod(3)]):
+            again, decision = a_step(job, later, NOW + 32, lost_nodes=lost)
+            assert again.status.restarts == {"NodeLost": 1}
+            assert (again.status.interruptions, decision.events) == (job.status.interruptions, ())
+
+    def test_a_node_that_is_found_dead_as_its_pod_vanishes_counts_all_the_same(self):
+        job, _ = a_step(a_running_job(), THREE, silent=frozenset({"uid-1"}))
+        job, _ = a_step(job, [a_pod(0), a_pod(2)], NOW + 31, lost_nodes=frozenset({"node-1"}))
+        assert job.status.restarts == {"NodeLost": 1}
+        assert [worker.name for worker in job.status.workers] == ["digits-worker-0", "digits-worker-2"]
+
+    def test_a_pod_on_a_lost_node_is_replaced_at_once_and_by_force(self):
+        job, _ = a_step(a_running_job(), THREE, lost_nodes=frozenset({"node-1"}))
+        assert job.status.restarts == {"NodeLost": 1}
+        job, decision = a_step(job, THREE, lost_nodes=frozenset({"node-1"}))
+        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1", force=True),)
+        assert created(a_step(job, [a_pod(0), a_pod(2)], lost_nodes=frozenset({"node-1"}))[1]) == [1]
+
+    def test_a_pod_that_hangs_terminating_on_a_lost_node_is_forced_out(self):
+        pods, lost = [a_pod(0), a_pod(1, deleting=True), a_pod(2)], frozenset({"node-1"})
+        job, _ = a_step(a_running_job(), pods)
+        assert deleted(a_step(job, pods)[1]) == []
+        assert a_step(job, pods, lost_nodes=lost)[1].actions[0] == DeleteWorker("digits-worker-1", "uid-1", force=True)
+
+    def test_a_worker_that_vanished_is_missed(self):
+        job, decision = a_step(a_running_job(), [a_pod(0), a_pod(2)])
+        assert job.status.restarts == {"Deleted": 1}
+        assert created(decision) == [1]
+        job, _ = a_step(a_running_job(), [a_pod(0), a_pod(2)], lost_nodes=frozenset({"node-1"}))
+        assert job.status.restarts == {"NodeLost": 1}
+
+    def test_the_loss_of_many_is_told_in_few_events(self):
+        job, _ = a_step(a_job(desired=100, max=100), [a_pod(i) for i in range(100)])
+        job, decision = a_step(job, [])
+        assert job.status.restarts == {"Deleted": 100}
+        assert len(job.status.interruptions) == 50
+        assert decision.events[10].message == "lost 40 more workers"
+        assert len(decision.events) == 12
+
+    def test_below_the_minimum_the_job_is_restarting(self):
+        job, decision = a_step(a_running_job(min=3), [a_pod(0), a_pod(2)])
+        assert (job.status.phase, job.status.reason) == (Phase.RESTARTING, "WaitingForWorkers")
+        assert job.status.message == "2 of at least 3 workers running"
+        assert conditions(job) == {"Created": "True", "Restarting": "True"}
+        assert decision.events[-1].reason == "ElasticJobRestarting"
+        job, _ = a_step(job, [a_pod(0), a_pod(1, uid="uid-1b"), a_pod(2)])
+        assert conditions(job) == {"Created": "True", "Running": "True"}
+
+
+class TestScaling:
+    def test_out(self):
+        job, decision = a_step(replace(a_running_job(), desired=4, scaled_by="ada"), THREE)
+        assert created(decision) == [3]
+        assert [(s.from_workers, s.to_workers, s.by, s.at) for s in job.status.scalings] == [(3, 4, "ada", NOW)]
+        assert [event.message for event in decision.events] == ["scaled from 3 to 4 workers by ada"]
+
+    def test_in_takes_workers_first_that_do_not_train_yet(self):
+        members = ("digits-worker-1", "digits-worker-2")
+        group = replace(a_generation(4, 0, formed_at=Timestamp(NOW - 5)), workers=members)
+        newcomer = a_pod(2, uid="uid-2b", started_at=Timestamp(NOW - 2))  # has the name of one that was in the group
+        job, _ = a_step(a_running_job(), [a_pod(0), a_pod(1), newcomer], generations=(group,))
+        job, _ = a_step(replace(job, desired=1), [a_pod(0), a_pod(1), newcomer], generations=(group,))
+        assert [worker.name for worker in job.status.workers if not worker.removal] == ["digits-worker-1"]
+
+    def test_in_takes_the_highest_indices_and_restarts_nobody(self):
+        job, decision = a_step(replace(a_running_job(), desired=1), THREE)
+        assert (decision.actions, decision.requeue_s) == ((), 0.0)
+        job, decision = a_step(job, THREE)
+        assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1"), DeleteWorker("digits-worker-2", "uid-2"))
+        leaving = [a_pod(0), a_pod(1, deleting=True), an_end(2, 143, deleting=True)]
+        job, decision = a_step(job, leaving)
+        assert decision.actions == ()
+        job, decision = a_step(job, [a_pod(0)])
+        assert decision.actions == ()
+        assert job.status.restarts == {Cause.SCALED_IN.value: 2}
+        assert (job.status.failures, job.status.interruptions) == (0, ())
+        assert job.status.active == 1
+
+    def test_in_prefers_workers_that_do_not_run_yet(self):
+        job = a_step(a_job(), [a_pod(0, PodPhase.PENDING), a_pod(1), a_pod(2)])[0]
+        job, _ = a_step(replace(job, desired=2), [a_pod(0, PodPhase.PENDING), a_pod(1), a_pod(2)])
+        assert [worker.name for worker in job.status.workers if worker.removal] == ["digits-worker-0"]
+
+    def test_a_scale_in_that_is_taken_back_makes_new_workers(self):
+        job, _ = a_step(replace(a_running_job(), desired=2), THREE)
+        job, decision = a_step(replace(job, desired=3), THREE)
+        assert deleted(decision) == ["digits-worker-2"]
+        assert created(decision) == [3]
+
+    def test_named_workers_and_no_others_are_removed(self):
+        ref = WorkerRef("digits-worker-0", "uid-0")
+        job, _ = a_step(replace(a_running_job(), desired=2, remove_workers=(ref,)), THREE)
+        job, decision = a_step(job, THREE)
+        assert deleted(decision) == ["digits-worker-0"]
+        assert a_step(job, [a_pod(1), a_pod(2)])[1].actions == ()
+
+    def test_a_name_does_not_hit_the_successor(self):
+        refs = (WorkerRef("digits-worker-0", "an older uid"), WorkerRef("digits-worker-1", ""))
+        job, _ = a_step(replace(a_running_job(), remove_workers=refs), THREE)
+        assert all(worker.removal == "" for worker in job.status.workers)
+
+    def test_to_none_and_back(self):
+        job, _ = a_step(replace(a_running_job(), desired=0, min=0), THREE)
+        job, _ = a_step(job, [])
+        assert (job.status.phase, job.status.reason) == (Phase.RESTARTING, "NoWorkersWanted")
+        assert created(a_step(replace(job, desired=1), [])[1]) == [0]
+
+
+class TestEnding:
+    def test_the_first_success_and_a_bounded_wait_for_the_others(self):
+        pods = [an_end(0, 0), a_pod(1), a_pod(2)]
+        job, decision = a_step(a_running_job(), pods)
+        assert (job.status.phase, job.status.reason) == (Phase.RUNNING, "Finishing")
+        assert (decision.actions, decision.requeue_s) == ((), 30.0)
+        job, decision = a_step(job, [an_end(0, 0), an_end(1, 1), a_pod(2)], NOW + 1)
+        assert created(decision) == []
+        assert (job.status.failures, job.status.interruptions) == (0, ())
+        job, _ = a_step(job, [an_end(0, 0), a_pod(2)], NOW + 30)
+        assert (job.status.phase, job.status.message) == (Phase.SUCCEEDED, "worker digits-worker-0 completed")
+        assert conditions(job) == {"Created": "True", "Running": "False", "Succeeded": "True"}
+
+    def test_when_all_have_ended_there_is_no_wait(self):
+        job, _ = a_step(a_running_job(), [an_end(0, 0), an_end(1, 0), an_end(2, 0)])
+        assert job.status.phase is Phase.SUCCEEDED
+        assert job.status.replica_statuses["Worker"].succeeded == 3
+
+    def test_workers_that_wait_are_there_to_stay_and_not_yet_active_in_torchelastics_count(self):
+        pending = a_pod(2, PodPhase.PENDING)
+        job, _ = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=told("application")), pending])
+        assert job.status.active == 2
+        assert job.status.replica_statuses["Worker"] == ReplicaStatus(active=1, succeeded=0, failed=1)
+
+    def test_a_worker_on_its_way_into_the_group_is_not_waited_for(self):
+        pods = [an_end(0, 0), an_end(1, 0), a_pod(2)]
+        assert a_step(a_running_job(), pods, generations=(a_generation(1, 3),))[0].status.reason == "Finishing"
+        assert a_step(a_running_job(), pods, generations=(a_generation(1, 2),))[0].status.phase is Phase.SUCCEEDED
+
+    def test_success_is_remembered_when_its_pod_is_gone(self):
+        job, _ = a_step(a_running_job(), [an_end(0, 0), a_pod(1), a_pod(2)])
+        job, _ = a_step(job, [a_pod(1), a_pod(2)], NOW + 1)
+        job, _ = a_step(job, [], NOW + 2)
+        assert job.status.phase is Phase.SUCCEEDED
+
+    def test_a_worker_we_removed_does_not_make_a_success(self):
+        job, _ = a_step(replace(a_running_job(), desired=2), THREE)
+        job, _ = a_step(job, [a_pod(0), a_pod(1), an_end(2, 0)])
+        assert (job.status.phase, job.status.restarts) == (Phase.RUNNING, {"ScaledIn": 1})
+
+    @pytest.mark.parametrize(
+        ("policy", "kept"), [(CleanPodPolicy.NONE, 3), (CleanPodPolicy.RUNNING, 1), (CleanPodPolicy.ALL, 0)]
+    )
+    def test_clean_pod_policy(self, policy, kept):
+        pods = [an_end(0, 0), a_pod(1), a_pod(2, PodPhase.PENDING)]
+        job = a_running_job(clean_pod_policy=policy)
+        for now in (NOW, NOW + 30):
+            job, _ = a_step(job, pods, now)
+        job, decision = a_step(job, pods, NOW + 31)
+        assert 3 - len(deleted(decision)) == kept
+        assert created(decision) == []
+
+    @pytest.mark.parametrize("fields", [{"cancel": True}, {"deadline_s": 10.0}])
+    def test_a_job_that_is_told_to_stop_stops_even_under_policy_none(self, fields):
+        job, _ = a_step(replace(a_running_job(), **fields), THREE, NOW + 10)
+        assert job.status.phase in (Phase.CANCELLED, Phase.FAILED)
+        assert len(deleted(a_step(job, THREE, NOW + 10)[1])) == 3
+
+    def test_cancel_is_an_end_that_tools_of_torchelastic_see(self):
+        job, _ = a_step(replace(a_running_job(), cancel=True), THREE)
+        assert job.status.phase is Phase.CANCELLED
+        failed = next(item for item in job.status.conditions if item.type == ConditionType.FAILED)
+        assert (failed.status, failed.reason) == ("True", "ElasticJobCancelled")
+
+    def test_the_deadline(self):
+        job = a_running_job(deadline_s=10.0)
+        assert a_step(job, THREE, NOW + 4)[1].requeue_s == 6.0
+        job, _ = a_step(job, THREE, NOW + 10)
+        assert (job.status.phase, job.status.reason) == (Phase.FAILED, "DeadlineExceeded")
+
+    def test_the_time_to_live(self):
+        job, decision = a_step(a_running_job(ttl_s=60.0, cancel=True), [])
+        assert decision.requeue_s == 60.0
+        assert a_step(job, [], NOW + 59)[1].actions == ()
+        assert a_step(job, [], NOW + 60)[1].actions == (DeleteJob(),)
+
+    def test_an_end_is_final(self):
+        job, _ = a_step(replace(a_running_job(), cancel=True), THREE)
+        job, _ = a_step(job, [])
+        for change in ({"cancel": False}, {"desired": 4}, {"suspend": True}, {"backoff_limit": 0}):
+            after, decision = a_step(replace(job, **change), [], NOW + 1000)
+            assert after.status.phase is Phase.CANCELLED
+            assert decision.actions == ()
+            assert after.status.completion_time == NOW
+
+
+class TestSuspending:
+    def test_workers_go_and_counters_stay(self):
+        job, _ = a_step(a_running_job(deadline_s=10.0), [a_pod(0), an_end(1, 1), a_pod(2)])
+        counts = (job.status.failures, job.status.restarts)
+        job, _ = a_step(replace(job, suspend=True), [a_pod(0), an_end(1, 1), a_pod(2)])
+        assert (job.status.phase, job.status.start_time) == (Phase.SUSPENDED, None)
+        assert conditions(job) == {"Created": "True", "Running": "False", "Suspended": "True"}
+        job, decision = a_step(job, [a_pod(0), an_end(1, 1), a_pod(2)])
+        assert len(deleted(decision)) == 3
+        job, decision = a_step(job, [], NOW + 5)
+        assert (decision.actions, decision.requeue_s) == ((), None)
+        assert (job.status.failures, job.status.restarts) == counts
+        job, decision = a_step(replace(job, suspend=False), [], NOW + 500)
+        assert created(decision) == [0, 1, 2]
+        assert (job.status.phase, job.status.start_time) == (Phase.RESTARTING, NOW + 500)
+        assert conditions(job) == {"Created": "True", "Suspended": "False", "Restarting": "True"}
+        assert (job.status.failures, job.status.restarts) == counts
+
+    def test_a_job_may_be_born_suspended(self):
+        job, decision = a_step(a_job(suspend=True), [])
+        assert (job.status.phase, decision.actions) == (Phase.SUSPENDED, ())
+
+
+def test_times_of_a_condition_tell_the_change_of_its_status():
+    job = a_running_job()
+    job, _ = a_step(replace(job, min=3), [a_pod(0)], NOW + 10)
+    job, _ = a_step(job, [a_pod(0)], NOW + 20)
+    restarting = job.status.conditions[-1]
+    assert (restarting.type, restarting.last_transition_time) == ("Restarting", NOW + 10)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {
+            "phase": 7,
+            "workers": [{"uid": ""}, {"name": "x"}, "y", {"uid": "z", "cause": "?"}],
+            "restarts": {"Deleted": "a"},
+        },
+        {"phase": "Succeeded"},
+        {"workers": [{"uid": "a", "cause": "Completed"}], "backoff": {"failures": 10**9, "until": "never"}},
+        {"startTime": "9999-12-31T23:59:59Z", "interruptions": [{}, {"at": "x"}], "generations": [{}]},
+    ],
+)
+def test_a_status_of_any_content_does_not_raise(status):
+    job = ElasticJob.from_manifest({"metadata": {"name": "digits", "uid": "u"}, "spec": {}, "status": status})
+    decision = reconcile(job, Observed(pods=(a_pod(0, owner_uid="u"), an_end(1, 1, owner_uid="u"))), NOW)
+    assert stored(job, decision.status).status.workers
+    assert isinstance(decision.status, JobStatus)
+
+
+def test_bounds_that_do_not_go_together_are_told_once_of_each_edit():
+    spec = {"minReplicas": 5, "maxReplicas": 2, "replicaSpecs": {"Worker": {"replicas": 4}}}
+    job = ElasticJob.from_manifest({"metadata": {"name": "j", "uid": "u", "generation": 1}, "spec": spec})
+    first = reconcile(job, Observed(), 0.0)
+    (told,) = [event.message for event in first.events if event.reason == "ContradictoryBounds"]
+    assert told.startswith("minReplicas 5, 4 replicas, maxReplicas 2 do not go together: taken for 2-2 workers, 2 ")
+    later = reconcile(replace(job, status=first.status), Observed(), 1.0)
+    assert "ContradictoryBounds" not in {event.reason for event in later.events}
+    edited = reconcile(replace(job, status=first.status, generation=2), Observed(), 2.0)
+    assert "ContradictoryBounds" in {event.reason for event in edited.events}

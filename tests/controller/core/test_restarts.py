@@ -1,0 +1,170 @@
+"""What ends cost: the restart budget, the pause before the next attempt, whose fault it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.spec import PodPhase, Policy, RestartPolicy
+from elasticctl.api.status import Backoff, Phase
+from tests.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, told
+
+
+def test_an_application_failure_waits_for_the_backoff():
+    job, _ = a_step(a_running_job(), [a_pod(0), an_end(1, 1, message=told("application")), a_pod(2)])
+    assert job.status.failures == 1
+    job, decision = a_step(job, [a_pod(0), a_pod(2)], NOW + 0.25)
+    assert created(decision) == []
+    assert decision.requeue_s == 0.75
+    assert created(a_step(job, [a_pod(0), a_pod(2)], NOW + 1)[1]) == [1]
+
+
+def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_a_long_life():
+    job = a_running_job(policy=Policy(backoff_seconds=2.0, backoff_max_seconds=7.0), backoff_limit=100)
+    pauses, now = [], NOW
+    for lived_s in (5, 5, 5, 5, 500):
+        start = Timestamp(now)
+        now += lived_s
+        worker = an_end(1, 1, uid=f"uid-{now}", started_at=start, finished_at=Timestamp(now))
+        job, _ = a_step(job, [a_pod(0), worker, a_pod(2)], now)
+        assert job.status.backoff.until is not None
+        pauses.append(job.status.backoff.until - now)
+        now = job.status.backoff.until
+    assert pauses == [2, 4, 7, 7, 2]
+
+
+def test_a_row_of_failures_beyond_all_counting_pauses_for_the_longest_time():
+    status = replace(a_running_job().status, backoff=Backoff(failures=10**6, until=Timestamp(NOW + 1)))
+    job = replace(a_running_job(backoff_limit=100), status=status)
+    job, _ = a_step(job, [a_pod(0), an_end(1, 1, message=told("application")), a_pod(2)])
+    assert job.status.backoff.until == NOW + 60
+
+
+def test_workers_that_fail_together_lengthen_the_pause_once():
+    job = a_running_job()
+    oom: dict[str, Any] = {"reason": "OOMKilled"}
+    job, _ = a_step(job, [an_end(0, 137, **oom), an_end(1, 137, **oom), an_end(2, 137, **oom)])
+    assert job.status.failures == 3
+    assert (job.status.backoff.failures, job.status.backoff.until) == (1, NOW + 1)
+
+
+def test_one_fault_in_all_workers_is_counted_once():
+    ends = [an_end(i, 1, message=told("application")) for i in range(3)]
+    job, _ = a_step(a_running_job(), ends)
+    assert job.status.restarts == {"ApplicationError": 1, "Collateral": 2}
+    assert job.status.failures == 1
+
+
+def test_a_survivor_that_fails_soon_after_a_loss_or_a_reduction_is_not_blamed():
+    failed = an_end(2, 1, finished_at=Timestamp(NOW + 5))
+    job, _ = a_step(a_running_job(), [a_pod(0), an_end(1, 137), a_pod(2)])
+    job, _ = a_step(job, [a_pod(0), failed], NOW + 5)
+    assert job.status.restarts == {"Killed": 1, "Collateral": 1}
+    job, _ = a_step(replace(a_running_job(), desired=2), [a_pod(1), a_pod(2), a_pod(3)])
+    job, _ = a_step(job, [a_pod(1), failed], NOW + 5)
+    assert job.status.restarts == {"Deleted": 1, "ScaledIn": 1, "Collateral": 1}
+
+
+@pytest.mark.parametrize("cause", ["preempted", "collateral"])
+def test_somebody_elses_fault_is_replaced_at_once(cause):
+    job, _ = a_step(a_running_job(backoff_limit=0), [a_pod(0), an_end(1, 1, message=told(cause)), a_pod(2)])
+    assert (job.status.failures, job.status.backoff.until) == (0, None)
+    assert created(a_step(job, [a_pod(0), a_pod(2)])[1]) == [1]
+
+
+def test_workers_that_are_killed_again_and_again_right_after_their_start_are_slowed_down():
+    job = a_running_job(backoff_limit=0)
+    pauses, now = [], NOW
+    for _ in range(3):
+        worker = an_end(1, 137, uid=f"uid-{now}", started_at=Timestamp(now), finished_at=Timestamp(now + 3))
+        now += 3
+        job, _ = a_step(job, [a_pod(0), worker, a_pod(2)], now)
+        assert job.status.backoff.until is not None
+        pauses.append(job.status.backoff.until - now)
+        now = job.status.backoff.until
+    assert pauses == [1, 2, 4]
+    assert job.status.restarts == {"Killed": 3, "Deleted": 1}
+    assert job.status.phase is Phase.RUNNING
+
+
+def test_a_pod_that_no_node_takes_is_slowed_down_too():
+    refused = a_pod(
+        1, PodPhase.FAILED, started_at=None, created_at=Timestamp(NOW - 1), reason="UnexpectedAdmissionError"
+    )
+    job, _ = a_step(a_running_job(), [a_pod(0), refused, a_pod(2)])
+    assert job.status.backoff.until == NOW + 1
+
+
+def test_a_script_that_crashes_at_once_fails_the_job_after_its_budget():
+    job, now = a_job(desired=1, max=1, backoff_limit=2), NOW
+    runs = 0
+    while not job.status.phase.terminal:
+        job, decision = a_step(job, [], now)
+        runs += len(created(decision))
+        start, now = now, now + 2
+        if created(decision):
+            message = told("application", error=f"ValueError: attempt {runs}")
+            worker = an_end(0, 1, uid=f"uid-{runs}", message=message, started_at=start, finished_at=Timestamp(now))
+            job, _ = a_step(job, [worker], now)
+    assert runs == 3
+    assert (job.status.phase, job.status.reason) == (Phase.FAILED, "BackoffLimitExceeded")
+    assert job.status.message == (
+        "worker digits-worker-0 (rank 2, exit code 1): ValueError: attempt 3; failures: 3, backoffLimit: 2"
+    )
+    assert job.status.first_failure is not None
+    assert job.status.first_failure.error == "ValueError: attempt 1"
+    assert job.status.first_failure.last_lines == ("a", "b")
+    assert job.status.conditions[-1].type == "Failed"
+
+
+def test_a_failure_without_a_report_is_described_from_its_pod():
+    job, _ = a_step(a_running_job(backoff_limit=0), [a_pod(0), an_end(1, 3, message="first\nboom\n"), a_pod(2)])
+    assert job.status.message == "worker digits-worker-1 (exit code 3): boom; failures: 1, backoffLimit: 0"
+    assert job.status.completion_time == NOW
+    assert job.status.first_failure is not None
+    assert job.status.first_failure.last_lines == ("first", "boom")
+
+
+def test_restart_policy_never_fails_at_the_first_counted_failure_only():
+    job = a_running_job(restart_policy=RestartPolicy.NEVER)
+    job, _ = a_step(job, [a_pod(0), an_end(1, 137), a_pod(2)])
+    assert job.status.phase is Phase.RUNNING
+    job, _ = a_step(job, [a_pod(0), an_end(2, 137, reason="OOMKilled")])
+    assert (job.status.phase, job.status.reason) == (Phase.FAILED, "RestartPolicyNever")
+
+
+@pytest.mark.parametrize(
+    ("code", "phase"), [(1, Phase.FAILED), (127, Phase.FAILED), (128, Phase.RUNNING), (139, Phase.RUNNING)]
+)
+def test_restart_policy_exit_code_tells_permanent_failures(code, phase):
+    job = a_running_job(restart_policy=RestartPolicy.EXIT_CODE)
+    job, _ = a_step(job, [a_pod(0), an_end(1, code), a_pod(2)])
+    assert job.status.phase is phase
+
+
+def test_how_long_workers_ran_is_added_up_once_by_the_capacity_they_asked_for():
+    spot = {"spec": {"nodeSelector": {"cloud.google.com/gke-spot": "true"}}}
+    start = Timestamp(NOW - 100)
+    pods = [a_pod(index, started_at=start) for index in range(3)]
+    job, _ = a_step(a_job(template=spot), pods)
+    assert job.status.worker_seconds == {}
+    lost = an_end(1, 137, started_at=start, finished_at=Timestamp(NOW + 20))
+    job, _ = a_step(job, [pods[0], lost, pods[2]], NOW + 30)
+    job, _ = a_step(job, [pods[0], lost, pods[2]], NOW + 40)
+    assert job.status.worker_seconds == {"spot": 120.0}
+    job, _ = a_step(job, [pods[0], pods[2]], NOW + 50)
+    job, _ = a_step(job, [pods[0]], NOW + 60)
+    assert job.status.worker_seconds == {"spot": 280.0}
+
+
+def test_workers_that_are_stopped_after_the_end_have_run_too():
+    start = Timestamp(NOW - 10)
+    cancelled = replace(a_running_job(), cancel=True)
+    job, _ = a_step(cancelled, [a_pod(index, started_at=start) for index in range(3)])
+    assert job.status.phase is Phase.CANCELLED
+    ended = [an_end(i, 143, started_at=start, finished_at=Timestamp(NOW + 10)) for i in range(3)]
+    job, _ = a_step(job, ended, NOW + 10)
+    assert job.status.worker_seconds == {"unknown": 60.0}

@@ -1,0 +1,176 @@
+"""Who leads: one at most, soon another, and never who cannot be sure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from elasticctl.api.errors import ConflictError, NotFoundError, UnreachableError
+from elasticctl_controller.kube import election as module
+from elasticctl_controller.kube.election import Candidate, Election
+from tests.support.waiting import wait_until
+
+
+class LeaseServer:
+    """One Lease in memory, with the API server's rules; `away` makes it unreachable for those identities."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.away: set[str] = set()
+        self.lose_answers = 0
+        self._lock = threading.Lock()
+
+    def request(self, who: str, method: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        with self._lock:
+            if who in self.away:
+                raise UnreachableError("nobody answers")
+            if method == "GET":
+                if self.lease is None:
+                    raise NotFoundError("no lease")
+                return self.lease
+            assert body is not None
+            expected = body["metadata"].get("resourceVersion")
+            if (method == "POST") != (self.lease is None) or (method == "PUT" and expected != str(self.version)):
+                raise ConflictError("the lease has changed")
+            self.version += 1
+            self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+            if self.lose_answers:
+                self.lose_answers -= 1
+                raise UnreachableError("the answer was lost")
+            return self.lease
+
+    @property
+    def holder(self) -> str:
+        return str((self.lease or {}).get("spec", {}).get("holderIdentity", ""))
+
+
+class Replica:
+    """A candidate, and what it was told."""
+
+    def __init__(self, server: LeaseServer, name: str) -> None:
+        self.name, self._server = name, server
+        self.elected, self.lost, self.answers = threading.Event(), threading.Event(), 0
+        candidate = Candidate("system", "controller", name)
+        self.election = Election(self, candidate, self.elected.set, self.lost.set, on_answer=self._answered)
+
+    def _answered(self) -> None:
+        self.answers += 1
+
+    def request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 3.0
+    ) -> dict[str, Any]:
+        assert path.startswith("/apis/coordination.k8s.io/v1/namespaces/system/leases")
+        return self._server.request(self.name, method, body)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENEW_S", 0.05)
+    monkeypatch.setattr(module, "HOLD_S", 0.5)
+    monkeypatch.setattr(module, "DURATION_S", 1)
+
+
+@pytest.fixture
+def server() -> LeaseServer:
+    return LeaseServer()
+
+
+@pytest.fixture
+def start(server: LeaseServer) -> Iterator[Callable[[str], Replica]]:
+    replicas: list[Replica] = []
+
+    def make(name: str) -> Replica:
+        replica = Replica(server, name)
+        replicas.append(replica)
+        replica.election.start()
+        return replica
+
+    yield make
+    for replica in replicas:
+        replica.election.stop()
+
+
+def test_the_first_leads_and_the_second_waits(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    second = start("second")
+    assert not second.elected.wait(1.5)  # longer than a lease lasts: it is renewed
+    assert (server.holder, first.election.holds(), second.election.holds()) == ("first", True, False)
+
+
+def test_a_lease_that_is_given_up_is_taken_at_once(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    second = start("second")
+    first.election.stop()
+    assert second.elected.wait(0.8)
+    assert not first.election.holds()
+    assert server.lease is not None
+    assert server.lease["spec"]["leaseTransitions"] == 1
+
+
+def test_who_cannot_renew_stops_before_another_starts(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    second = start("second")
+    server.away.add("first")
+    wait_until(lambda: second.election.holds() or not first.election.holds())
+    assert not second.election.holds()
+    assert first.lost.wait(5)
+    assert second.elected.wait(5)
+    assert not first.election.holds()
+
+
+def test_a_lost_answer_is_not_a_lost_lease(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    server.lose_answers = 1
+    version = server.version
+    wait_until(lambda: server.version > version + 3)
+    assert first.election.holds()
+    assert not first.lost.is_set()
+
+
+def test_a_lease_that_was_taken_away_is_noticed(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    with server._lock:
+        server.version += 1
+        spec = {"holderIdentity": "somebody", "leaseDurationSeconds": 10}
+        server.lease = {"metadata": {"resourceVersion": str(server.version)}, "spec": spec}
+    assert first.lost.wait(5)
+    assert not first.election.holds()
+    assert server.holder == "somebody"
+
+
+def test_a_process_that_slept_does_not_hold_what_ran_out(server: LeaseServer) -> None:
+    now = [100.0]
+    replica = Replica(server, "sleeper")
+    replica.election = Election(
+        replica, Candidate("system", "controller", "sleeper"), replica.elected.set, replica.lost.set, lambda: now[0]
+    )
+    replica.election.start()
+    assert replica.elected.wait(5)
+    server.away.add("sleeper")
+    assert replica.election.holds()
+    now[0] += 60
+    assert not replica.election.holds()  # asked before every write: no thread has to have noticed yet
+    replica.election.stop()
+
+
+def test_the_leader_and_the_others_tell_of_each_answer(start: Callable[[str], Replica], server: LeaseServer) -> None:
+    first = start("first")
+    assert first.elected.wait(5)
+    second = start("second")
+    wait_until(lambda: first.answers > 3 and second.answers > 3)
+    server.away.add("second")
+    counted = server.version
+    wait_until(lambda: server.version > counted + 1)  # whatever was under way has come to its end
+    heard = second.answers
+    wait_until(lambda: server.version > counted + 5)
+    assert second.answers == heard
+    assert first.answers > heard

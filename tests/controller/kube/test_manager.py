@@ -1,0 +1,211 @@
+"""The controller's process against a small API server: two replicas, one that leads, and how each of them ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from elasticctl.api.errors import ClusterError
+from elasticctl.api.notifications import SECRET
+from elasticctl.api.spec import ANNOTATION_NOTIFY
+from elasticctl_controller.kube.election import LABEL, LeaderLabel
+from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.manager import read_key
+from tests.controller.kube.control import ControlApi
+from tests.support.jobs import shell_job
+from tests.support.ports import free_port
+from tests.support.waiting import wait_until
+from tests.support.webhooks import Hook, serving
+
+JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
+PODS = "/api/v1/namespaces/default/pods"
+SYSTEM_PODS = "/api/v1/namespaces/system/pods"
+
+
+class Replica:
+    """One controller process, which is ended at the latest with the `with` block."""
+
+    def __init__(
+        self, api: ControlApi, folder: Path, name: str, *flags: str, rendezvous_port: int | None = None
+    ) -> None:
+        self.metrics_port, self.health_port = free_port(), free_port()
+        self.rendezvous_port = free_port() if rendezvous_port is None else rendezvous_port
+        self.log = folder / f"{name}.log"
+        config = {
+            "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": api.url}}],
+            "users": [{"name": "c", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        }
+        (folder / "kubeconfig").write_text(json.dumps(config))
+        (folder / "key").write_text(secrets.token_hex(32))
+        argv = [sys.executable, "-W", "error", "-m", "elasticctl_controller.kube.manager", "--bind", "127.0.0.1"]
+        argv += ["--rendezvous-url", "http://rendezvous:7777", "--token-key-file", str(folder / "key")]
+        argv += ["--rendezvous-port", str(self.rendezvous_port), "--metrics-port", str(self.metrics_port)]
+        argv += ["--health-port", str(self.health_port), "--leader-election-namespace", "system", *flags]
+        environ = os.environ | {"KUBECONFIG": str(folder / "kubeconfig")}
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(argv, env=environ, stderr=output)
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.end(signal.SIGKILL)
+
+    def get(self, port: int, path: str) -> tuple[int, str]:
+        """The status and the text of a page; (0, "") when nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read().decode()
+        except OSError:
+            return 0, ""
+
+    def ready(self) -> bool:
+        return self.get(self.health_port, "/readyz")[0] == 200
+
+    def leads(self) -> bool:
+        return "\nelasticctl_leader 1\n" in self.get(self.metrics_port, "/metrics")[1]
+
+    def meets(self) -> bool:
+        """True when the rendezvous port is open."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.rendezvous_port), 1):
+            return True
+        return False
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def replicas(control: ControlApi, tmp_path: Path) -> Iterator[list[Replica]]:
+    """One that leads and one that waits."""
+    with Replica(control, tmp_path, "first") as first:
+        wait_until(first.leads)
+        with Replica(control, tmp_path, "second") as second:
+            wait_until(second.ready)
+            yield [first, second]
+
+
+def test_news_goes_to_the_webhook_of_the_jobs_own_namespace(control: ControlApi, replicas: list[Replica]) -> None:
+    """Told once, though two replicas watch; and what cannot be told is an event, without the URL."""
+    with serving(Hook()) as hook:
+        secret = {"metadata": {"name": SECRET}, "data": {"slack": base64.b64encode(hook.url.encode()).decode()}}
+        control.put(f"/api/v1/namespaces/default/secrets/{SECRET}", secret)
+        for name, key in (("told", "slack"), ("untold", "teams")):
+            job = shell_job(name, "true", cancel=True)
+            job["metadata"]["annotations"] = {ANNOTATION_NOTIFY: key}
+            control.put(f"{JOBS}/{name}", job)
+
+        untold = wait_until(lambda: control.told("NotifyFailed"))
+        wait_until(lambda: hook.texts)
+        assert hook.texts == ["*told* (default) cancelled"]
+        assert "no secret elasticctl-notify with the key teams" in untold[0]
+        assert all(replica.end() == 0 for replica in reversed(replicas))
+        said = "".join(replica.log.read_text() for replica in replicas)
+        assert "planted-secret" not in said + str(control.told("NotifyFailed"))
+        assert len(hook.got) == 1
+
+
+def test_one_replica_acts_and_the_next_takes_over(control: ControlApi, replicas: list[Replica]) -> None:
+    first, second = replicas
+    control.put(f"{JOBS}/job", shell_job("job", "true", 2))
+    wait_until(lambda: control.names(PODS) == ["job-worker-0", "job-worker-1"])
+    assert (first.meets(), second.meets()) == (True, False)
+    assert [replica.get(replica.health_port, "/healthz")[0] for replica in replicas] == [200, 200]
+    assert 'elasticctl_jobs{phase="Pending"} 1' in first.get(first.metrics_port, "/metrics")[1]
+    assert first.end() == 0
+    wait_until(second.leads, 5)  # the lease was given up: nobody had to wait for its end
+    control.remove(f"{PODS}/job-worker-1")
+    wait_until(lambda: control.names(PODS) == ["job-worker-0", "job-worker-1"])
+    wait_until(second.meets)
+    assert second.end() == 0
+    lines = [json.loads(line) for replica in replicas for line in replica.log.read_text().splitlines()]
+    assert {"info"} == {line["level"] for line in lines}, lines
+    assert sum("leads" in line["message"] for line in lines) == 2
+
+
+def test_who_loses_the_lease_ends_at_once(control: ControlApi, replicas: list[Replica]) -> None:
+    first, second = replicas
+    path = next(path for path in control.objects if "/leases/" in path)
+    lease = control.objects[path]
+    spec = {**lease["spec"], "holderIdentity": "somebody", "leaseDurationSeconds": 60}
+    control.put(path, {**lease, "metadata": dict(lease["metadata"]), "spec": spec})
+    assert first.process.wait(10) == 1
+    assert "no longer holds the lease" in first.log.read_text()
+    assert not second.leads()
+
+
+def test_a_new_leader_waits_for_its_port(control: ControlApi, tmp_path: Path) -> None:
+    """On a host's own network: the leader before it may hold the port for a moment yet."""
+    before = socket.create_server(("127.0.0.1", 0))
+    with before, Replica(control, tmp_path, "first", rendezvous_port=before.getsockname()[1]) as replica:
+        wait_until(lambda: "cannot listen on port" in replica.log.read_text())
+        assert replica.leads()
+        before.close()
+        wait_until(replica.meets)
+        assert replica.end() == 0
+
+
+def test_a_restart_makes_nothing_twice(control: ControlApi, replicas: list[Replica], tmp_path: Path) -> None:
+    first, second = replicas
+    control.put(f"{JOBS}/job", shell_job("job", "true", 4))
+    wait_until(lambda: len(control.names(PODS)) >= 2)
+    first.end(signal.SIGKILL)
+    wait_until(second.leads, 20)
+    wait_until(lambda: len(control.names(PODS)) == 4)
+    uids = {control.objects[path]["metadata"]["uid"] for path in list(control.objects) if path.startswith(PODS)}
+    wait_until(lambda: {w["uid"] for w in control.objects[f"{JOBS}/job"]["status"].get("workers", [])} == uids)
+    assert control.objects[f"{JOBS}/job"]["status"].get("restarts", {}) == {}
+
+
+def test_the_leaders_label_moves() -> None:
+    control = ControlApi()
+    try:
+        for name, labels in (("old", {LABEL: "true"}), ("new", {}), ("other", {"app": "x"})):
+            control.put(f"{SYSTEM_PODS}/{name}", {"metadata": {"name": name, "labels": labels}})
+        label = LeaderLabel(LimitedApi(control.connection(), TokenBucket(100, 100)), "system", "new")
+        label._move()
+        labelled = [
+            n for n in ("old", "new", "other") if LABEL in control.objects[f"{SYSTEM_PODS}/{n}"]["metadata"]["labels"]
+        ]
+        assert labelled == ["new"]
+        label.remove()
+        assert LABEL not in control.objects[f"{SYSTEM_PODS}/new"]["metadata"]["labels"]
+    finally:
+        control.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot read"), ("no hex", "not hexadecimal"), ("abcd", "2 bytes"), ("é", "not hexadecimal")],
+)
+def test_a_key_that_cannot_be_used_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_text(content, "utf-8")
+    with pytest.raises(ClusterError, match=said):
+        read_key(path)
+
+
+def test_a_key_is_read(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("ab" * 32 + "\n")
+    assert read_key(tmp_path / "key") == b"\xab" * 32

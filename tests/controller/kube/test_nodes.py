@@ -1,0 +1,166 @@
+"""When a node counts as lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticctl_controller.kube.nodes import BLIND_S, OUT_OF_SERVICE, SETTLE_S, UNSEEN_GRACE_S, NodeHealth
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def node(name: str, ready: str = "True", *taints: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "spec": {"taints": [{"key": key} for key in taints]},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def health(clock: Clock) -> NodeHealth:
+    health = NodeHealth(1.0, clock)
+    for name in ("a", "b"):
+        health.node_changed(None, node(name))
+    return health
+
+
+def test_a_deleted_node_is_lost_at_once(health: NodeHealth) -> None:
+    health.node_changed(node("a"), None)
+    assert health.lost() == {"a"}
+    health.node_changed(None, node("a"))  # the machine is back under its name
+    assert health.lost() == frozenset()
+
+
+def test_a_silent_node_is_lost_after_its_grace(health: NodeHealth, clock: Clock) -> None:
+    health.node_changed(node("a"), node("a", "Unknown"))
+    assert (health.lost(), health.next_loss_s()) == (frozenset(), 1.0)
+    clock.now += 0.5
+    health.node_changed(node("a", "Unknown"), node("a", "Unknown", "unreachable"))  # no new grace for news of it
+    clock.now += 0.5
+    assert (health.lost(), health.next_loss_s()) == ({"a"}, None)
+
+
+def test_a_node_that_is_back_in_time_was_never_lost(health: NodeHealth, clock: Clock) -> None:
+    health.node_changed(node("a"), node("a", "Unknown"))
+    clock.now += 0.9
+    health.node_changed(node("a", "Unknown"), node("a"))
+    clock.now += 5
+    assert health.lost() == frozenset()
+
+
+def test_a_kubelet_that_speaks_is_given_longer(health: NodeHealth, clock: Clock) -> None:
+    health.node_changed(node("a"), node("a", "False"))
+    clock.now += 5
+    assert health.lost() == frozenset()
+    health.node_changed(node("a", "False"), node("a", "Unknown"))
+    clock.now += 1
+    assert health.lost() == {"a"}
+
+
+def test_a_node_that_is_said_to_be_off_is_lost(health: NodeHealth) -> None:
+    health.node_changed(node("a"), node("a", "True", OUT_OF_SERVICE))
+    assert health.lost() == {"a"}
+
+
+def test_a_drained_or_tainted_node_is_not_lost(health: NodeHealth, clock: Clock) -> None:
+    taints = ("node.kubernetes.io/unschedulable", "aws-node-termination-handler/spot-itn")
+    health.node_changed(node("a"), node("a", "True", *taints))
+    clock.now += 60
+    assert health.lost() == frozenset()
+
+
+def test_a_node_nobody_has_seen_may_still_turn_up(health: NodeHealth, clock: Clock) -> None:
+    assert health.pod_names("new")
+    assert not health.pod_names("new")
+    assert not health.pod_names("a")
+    assert not health.pod_names("")
+    clock.now += UNSEEN_GRACE_S - 1
+    health.node_changed(None, node("new"))
+    health.pod_names("never")
+    clock.now += UNSEEN_GRACE_S
+    assert health.lost() == {"never"}
+
+
+def test_nodes_that_are_gone_are_forgotten_with_their_pods(health: NodeHealth) -> None:
+    health.node_changed(node("a"), None)
+    health.forget_unnamed({"a"})
+    assert health.lost() == {"a"}
+    health.forget_unnamed(set())
+    assert health.lost() == frozenset()
+
+
+def test_when_no_node_is_heard_of_it_is_not_the_nodes(health: NodeHealth, clock: Clock) -> None:
+    for name in ("a", "b"):
+        health.node_changed(node(name), node(name, "Unknown"))
+    clock.now += 60
+    assert (health.lost(), health.next_loss_s()) == (frozenset(), None)
+    health.node_changed(node("b", "Unknown"), node("b"))  # one is back: now the other one's silence means something
+    assert health.lost() == {"a"}
+    health.node_changed(node("b"), node("b", "Unknown"))  # and what counts as lost stays so
+    assert health.lost() == {"a"}
+
+
+def test_of_silent_nodes_those_that_are_gone_or_off_are_lost_all_the_same(health: NodeHealth) -> None:
+    health.node_changed(node("a"), None)
+    health.node_changed(node("b"), node("b", "Unknown", OUT_OF_SERVICE))
+    assert health.lost() == {"a", "b"}
+
+
+def answering(health: NodeHealth, clock: Clock, seconds: float) -> None:
+    """The API server answers every two seconds, as the election asks it."""
+    until = clock.now + seconds
+    while clock.now < until:
+        clock.now += 2
+        assert not health.api_answered()
+
+
+def test_silence_is_no_evidence_until_the_api_server_has_been_back_for_a_while(
+    health: NodeHealth, clock: Clock
+) -> None:
+    assert health.api_answered()
+    answering(health, clock, SETTLE_S)
+    clock.now += 60  # it is away, and nobody can reach it; as it comes back, it calls a node silent
+    health.node_changed(node("a"), node("a", "Unknown"))
+    clock.now += 1.5
+    assert (health.lost(), health.next_loss_s()) == (frozenset(), None)
+    assert health.api_answered()
+    assert (health.lost(), health.next_loss_s()) == (frozenset(), SETTLE_S)
+    answering(health, clock, SETTLE_S)
+    assert health.lost() == {"a"}
+    clock.now += BLIND_S + 1  # it is away again: that gives nobody back
+    assert health.lost() == {"a"}
+
+
+def test_while_the_api_server_answers_a_silent_node_is_lost_at_once(health: NodeHealth, clock: Clock) -> None:
+    health.api_answered()
+    answering(health, clock, SETTLE_S + 10)
+    health.node_changed(node("a"), node("a", "Unknown"))
+    clock.now += 1
+    assert health.lost() == {"a"}
+
+
+def test_a_node_that_is_back_when_all_has_settled_was_never_lost(health: NodeHealth, clock: Clock) -> None:
+    health.api_answered()
+    health.node_changed(node("a"), node("a", "Unknown"))
+    clock.now += 5
+    health.node_changed(node("a", "Unknown"), node("a"))
+    answering(health, clock, SETTLE_S)
+    assert health.lost() == frozenset()
+
+
+def test_a_dead_watch_of_nodes_is_noticed_before_workers_on_new_nodes_count_as_lost() -> None:
+    assert UNSEEN_GRACE_S > 35.0  # what a connection's keep-alive takes

@@ -1,0 +1,122 @@
+"""What is kept of an object: everything that is read, and little else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.api.podtemplate import GPU_RESOURCE
+from elasticctl.api.spec import ElasticJob, Pod
+from elasticctl_controller.kube.nodes import NodeHealth
+from elasticctl_controller.kube.pruning import prune_holder, prune_job, prune_node, prune_pod
+from tests.support.jobs import shell_job
+
+CONDITIONS = [
+    {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "x" * 300},
+]
+ENDED = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:01:00Z", "containerID": "c" * 80}
+
+
+def a_pod() -> dict[str, Any]:
+    """A pod as an API server gives it out, with the bulk of one."""
+    env = [{"name": f"VARIABLE_{number}", "value": "x" * 50} for number in range(40)]
+    status = [
+        {"name": "sidecar", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "image": "i" * 80},
+        {"name": "elasticjob-worker", "state": {"terminated": ENDED}, "lastState": {}, "imageID": "i" * 80},
+    ]
+    return {
+        "metadata": {
+            "name": "job-worker-1",
+            "namespace": "default",
+            "uid": "u1",
+            "resourceVersion": "7",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "deletionTimestamp": "2026-01-01T00:02:00Z",
+            "labels": {"job-name": "job", "replica-index": "1", "team": "vision"},
+            "annotations": {"elastic.pytorch.org/preempted": "true", "bulk": "x" * 500},
+            "ownerReferences": [{"kind": "ElasticJob", "name": "job", "uid": "j1", "controller": True}],
+            "managedFields": [{"fieldsV1": {f"f:{number}": {} for number in range(200)}}],
+        },
+        "spec": {
+            "nodeName": "n1",
+            "containers": [{"name": "sidecar", "env": env}, {"name": "elasticjob-worker", "env": env}],
+            "volumes": env,
+        },
+        "status": {
+            "phase": "Failed",
+            "startTime": "2026-01-01T00:00:05Z",
+            "conditions": CONDITIONS,
+            "containerStatuses": status,
+        },
+    }
+
+
+def test_a_pod_reads_the_same_and_is_a_fraction() -> None:
+    pod = a_pod()
+    assert Pod.from_manifest(prune_pod(pod)) == Pod.from_manifest(pod)
+    assert len(json.dumps(prune_pod(pod))) < 1500 < len(json.dumps(pod)) / 6
+
+
+def test_a_node_reads_the_same() -> None:
+    conditions = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": "Unknown"}]
+    taints = [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute", "value": "x"}]
+    node = {
+        "metadata": {"name": "n1", "resourceVersion": "3", "labels": {"a": "b"}},
+        "spec": {"taints": taints, "podCIDR": "10.0.0.0/24"},
+        "status": {"conditions": conditions, "images": [{"names": ["x" * 100]}] * 50},
+    }
+    health = NodeHealth()
+    health.node_changed(None, prune_node(node))
+    assert health.lost() == {"n1"}
+    assert len(json.dumps(prune_node(node))) < 300
+
+
+def test_a_job_keeps_its_template() -> None:
+    job = shell_job("job", "true", 3)
+    job["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    assert ElasticJob.from_manifest(prune_job(job)) == ElasticJob.from_manifest(job)
+    assert "managedFields" not in prune_job(job)["metadata"]
+    assert "managedFields" in job["metadata"]
+
+
+def needing(gpus: object, **fields: Any) -> dict[str, Any]:
+    return {"name": "c", "resources": {"limits": {GPU_RESOURCE: gpus}}, **fields}
+
+
+def test_of_a_pod_that_is_no_worker_its_gpus_are_kept() -> None:
+    pod = a_pod()
+    pod["spec"]["containers"] = [needing("2"), {"name": "sidecar"}, needing(1)]
+    pruned = prune_holder(pod)
+    assert (pruned["gpus"], pruned["spec"]) == (3, {"nodeName": "n1"})
+    assert len(json.dumps(pruned)) < 200
+    assert prune_holder(a_pod())["gpus"] == 0
+    requested = {"name": "c", "resources": {"requests": {GPU_RESOURCE: "4"}}}
+    assert prune_holder({"spec": {"containers": [requested]}})["gpus"] == 4
+
+
+def test_init_containers_hold_gpus_one_after_the_other_and_sidecars_for_good() -> None:
+    first, sidecar, last = needing(1), needing(2, restartPolicy="Always"), needing(4)
+    spec = {"initContainers": [first, sidecar, last], "containers": [needing(1)]}
+    assert prune_holder({"spec": spec})["gpus"] == 6  # the last of them beside the sidecar
+    spec = {"initContainers": [first, sidecar], "containers": [needing(3)]}
+    assert prune_holder({"spec": spec})["gpus"] == 5
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), ANYTHING))
+@settings(max_examples=100, deadline=None)
+def test_objects_of_any_content_are_taken(item: dict[str, Any]) -> None:
+    assert Pod.from_manifest(prune_pod(item)).uid == Pod.from_manifest(item).uid
+    prune_node(item)
+    prune_job(item)
+    assert prune_holder(item)["gpus"] == 0

@@ -1,0 +1,121 @@
+"""What the controller asks of an API server is what its role allows, and nothing more is allowed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import yaml
+
+from elasticctl.api.errors import ConflictError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus, Phase
+from elasticctl_controller.core.notifications import WebhookError
+from elasticctl_controller.core.owned_objects import build_budget, build_group_service, build_pod_group
+from elasticctl_controller.kube.capacity import KubeFloor
+from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.owned_objects import Belongings, Makers
+from elasticctl_controller.kube.webhooks import of_cluster
+from elasticctl_controller.loop.outbox import Destination
+from tests.controller.kube.control import ControlApi
+from tests.controller.kube.test_workload import BUDGETS, CORE, JOBS, Bench
+from tests.support.fakeapi import Request
+from tests.support.waiting import wait_until
+
+SEEN = (
+    "elasticjobs",
+    "elasticjobs/status",
+    "elasticquotas",
+    "events",
+    "nodes",
+    "podgroups",
+    "pods",
+    "secrets",
+    "services",
+)
+"""Resources of which everything that is allowed is asked for here."""
+Right = tuple[str, str, str]
+"""API group, resource, verb."""
+
+
+def allowed() -> set[Right]:
+    """What the controller's role allows in all namespaces."""
+    text = files("elasticctl_controller").joinpath("deploy/access.yaml").read_text()
+    role = next(
+        item
+        for item in yaml.safe_load_all(text)
+        if (item["kind"], item["metadata"]["name"]) == ("ClusterRole", "elasticctl-controller")
+    )
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def asked(request: Request) -> Right | None:
+    """The right that a request takes; None for discovery, which everybody may."""
+    words = request.path.strip("/").split("/")
+    group, words = ("", words[2:]) if words[0] == "api" else (words[1], words[3:])
+    if words[:1] == ["namespaces"] and len(words) > 2:
+        words = words[2:]
+    if not words:
+        return None
+    resource = "/".join((words[0], *words[2:]))
+    reading = "watch" if request.params.get("watch") else "get" if len(words) > 1 else "list"
+    verbs = {"GET": reading, "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+    return group, resource, verbs[request.method]
+
+
+def left_by_an_earlier_job(control: ControlApi, path: str, manifest: dict[str, Any]) -> None:
+    owner = {**manifest["metadata"]["ownerReferences"][0], "uid": "the job before"}
+    control.put(path, {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}})
+
+
+def a_life(bench: Bench, api: LimitedApi) -> None:
+    """A job with all that a job may have, in the way of things that an earlier one has left."""
+    control, job = bench.control, bench.submit(sharing={"podGroup": "Volcano"})
+    left_by_an_earlier_job(control, f"{CORE}/services/job-workers", build_group_service(job))
+    with pytest.raises(ConflictError):
+        bench.create(job)
+    pod = bench.create(job)
+    bench.workload.record_event(job, "Normal", "Scaled", "to 3")
+    bench.workload.record_event(job, "Normal", "Scaled", "to 3")
+    wait_until(lambda: control.asked("PATCH", "/events/"))
+    bench.workload.delete_pod(job, pod.name, pod.uid, force=True)
+    left_by_an_earlier_job(control, f"{BUDGETS}/job-workers", build_budget(job))
+    bench.workload.write_status(job, JobStatus(phase=Phase.PENDING, desired=3))
+    groups = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+    grouping = Belongings(api, Makers(lambda of, pod: [build_pod_group(of)], build_budget))
+    left_by_an_earlier_job(control, f"{groups}/job", build_pod_group(job))
+    for _ in range(2):
+        with suppress(ConflictError):
+            grouping.ensure(job, {})
+    larger = ElasticJob.from_manifest(control.objects[f"{JOBS}/job"] | {"spec": {"minReplicas": 2, "maxReplicas": 4}})
+    grouping.ensure(larger, {})
+    bench.workload.patch_job(bench.job(), {"spec": {"suspend": True}})
+    bench.workload.delete_job(bench.job())
+
+
+def test_the_role_is_what_is_asked_for(control: ControlApi) -> None:
+    bench = Bench(control)
+    api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
+    floor = KubeFloor(api, bench.workload)
+    bench.begin()
+    floor.start(lambda: None)
+    wait_until(lambda: all(reflector.wait_synced(0) for reflector in floor.reflectors))
+    try:
+        a_life(bench, api)
+        with suppress(WebhookError):  # there is none, as the answer says
+            of_cluster(api)(Destination("default", "secret:slack"))
+    finally:
+        floor.stop()
+        bench.workload.stop()
+    taken = {right for request in list(control.requests) if (right := asked(request)) is not None}
+    assert taken <= allowed(), sorted(taken - allowed())
+    unused = {right for right in allowed() - taken if right[1] in SEEN and right[0] != "scheduling.x-k8s.io"}
+    assert unused == set()

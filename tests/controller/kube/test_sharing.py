@@ -1,0 +1,229 @@
+"""The controller shares GPUs between projects, its process against a small API server."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.api.codec import to_rfc3339
+from elasticctl.api.gpu_types import INSTANCE_LABEL
+from elasticctl.api.podtemplate import GPU_RESOURCE
+from elasticctl.api.quota import HELD, Quota
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus, Phase
+from elasticctl_controller.kube.capacity import KubeFloor
+from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.owned_objects import Belongings, Makers
+from elasticctl_controller.kube.workload import KubeWorkload, Settings
+from tests.controller.kube.control import ControlApi
+from tests.controller.kube.test_manager import Replica
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
+
+API = "/apis/elastic.pytorch.org/v1alpha1"
+GPU = {"resources": {"limits": {GPU_RESOURCE: 1}}}
+
+
+def jobs(namespace: str) -> str:
+    return f"{API}/namespaces/{namespace}/elasticjobs"
+
+
+def pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def add_node(control: ControlApi, name: str, gpus: int, **labels: str) -> None:
+    control.put(
+        f"/api/v1/nodes/{name}",
+        {
+            "metadata": {"name": name, "labels": labels},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {GPU_RESOURCE: str(gpus)}},
+        },
+    )
+
+
+def add_quota(control: ControlApi, project: str, **guaranteed: int) -> None:
+    control.put(f"{API}/elasticquotas/{project}", Quota(project, guaranteed=guaranteed).to_manifest())
+
+
+def status(control: ControlApi, namespace: str, name: str) -> JobStatus:
+    return ElasticJob.from_manifest(control.objects[f"{jobs(namespace)}/{name}"]).status
+
+
+def run_pods(control: ControlApi, namespace: str, node: str) -> None:
+    """Do what a scheduler and a kubelet do; pods that were told to go do."""
+    for name in control.names(pods(namespace)):
+        path = f"{pods(namespace)}/{name}"
+        stored = control.objects[path]
+        if "deletionTimestamp" in stored["metadata"]:
+            control.remove(path)
+        elif not stored["spec"].get("nodeName"):
+            running = {"phase": "Running", "startTime": to_rfc3339(1_700_000_000 + len(name))}
+            spec = {**stored["spec"], "nodeName": node}
+            control.put(path, {**stored, "metadata": dict(stored["metadata"]), "spec": spec, "status": running})
+
+
+@pytest.fixture
+def controller(control: ControlApi, tmp_path: Path) -> Iterator[Replica]:
+    add_node(control, "n1", 4, **{INSTANCE_LABEL: "g4dn.12xlarge"})
+    add_quota(control, "a", t4=2)
+    add_quota(control, "b", t4=2)
+    with Replica(control, tmp_path, "only", "--sharing") as replica:
+        wait_until(replica.leads)
+        yield replica
+        assert replica.end(signal.SIGTERM) == 0
+        assert "error" not in replica.log.read_text()
+
+
+def trained(control: ControlApi, namespace: str, name: str, workers: int) -> bool:
+    run_pods(control, namespace, "n1")
+    found = status(control, namespace, name)
+    return found.phase is Phase.RUNNING and found.active == workers == len(control.names(pods(namespace)))
+
+
+def test_a_job_grows_gives_way_and_grows_back(control: ControlApi, controller: Replica) -> None:
+    automatic = {"minReplicas": 2, "maxReplicas": 4, "sharing": {"automatic": True}}
+    control.put(f"{jobs('a')}/elastic", shell_job("elastic", "true", 2, namespace="a", container=GPU, **automatic))
+    wait_until(lambda: trained(control, "a", "elastic", 4))
+    share = status(control, "a", "elastic").share
+    assert share is not None
+    assert (share.workers, share.borrowed, share.pool) == (4, 2, "t4")
+    control.put(f"{jobs('b')}/guest", shell_job("guest", "true", 2, namespace="b", container=GPU, minReplicas=2))
+    wait_until(lambda: trained(control, "a", "elastic", 2))
+    wait_until(lambda: trained(control, "b", "guest", 2))
+    assert "b/guest" in status(control, "a", "elastic").scalings[-1].message
+    assert controller.get(controller.health_port, "/healthz")[0] == 200
+
+
+def test_a_job_waits_without_pods_for_what_it_cannot_have(control: ControlApi, controller: Replica) -> None:
+    big = shell_job("big", "true", 8, namespace="a", container=GPU, minReplicas=8)
+    control.put(f"{jobs('a')}/big", big)
+    wait_until(lambda: status(control, "a", "big").reason == "Queued")
+    assert control.names(pods("a")) == []
+    add_node(control, "n2", 4, **{INSTANCE_LABEL: "g4dn.12xlarge"})
+    wait_until(lambda: len(control.names(pods("a"))) == 8)
+
+
+def test_a_job_of_kueues_is_left_alone(control: ControlApi, controller: Replica) -> None:
+    queued = shell_job("queued", "true", 6, namespace="a", container=GPU)
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    control.put(f"{jobs('a')}/queued", queued)
+    wait_until(lambda: len(control.names(pods("a"))) == 6)
+    assert status(control, "a", "queued").share is None
+
+
+def test_a_pod_group_is_there_before_the_pods_that_name_it(control: ControlApi, controller: Replica) -> None:
+    grouped = shell_job("grouped", "true", 4, namespace="a", container=GPU, minReplicas=2, maxReplicas=4)
+    grouped["spec"]["sharing"] = {"podGroup": "Volcano"}
+    control.put(f"{jobs('a')}/grouped", grouped)
+    wait_until(lambda: len(control.names(pods("a"))) == 4)
+    group = control.objects["/apis/scheduling.volcano.sh/v1beta1/namespaces/a/podgroups/grouped"]
+    assert group["spec"] == {"minMember": 2}
+    pod = control.objects[f"{pods('a')}/grouped-worker-0"]
+    assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "grouped"}
+    assert pod["spec"]["schedulerName"] == "volcano"
+    assert status(control, "a", "grouped").share is None
+
+
+def test_nodes_to_come_are_waited_for_by_pods(control: ControlApi, tmp_path: Path) -> None:
+    with Replica(control, tmp_path, "only", "--sharing", "--capacity", "gpu=2") as replica:
+        control.put(f"{jobs('a')}/early", shell_job("early", "true", 2, namespace="a", container=GPU, minReplicas=2))
+        wait_until(lambda: len(control.names(pods("a"))) == 2)
+        assert replica.end() == 0
+
+
+def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeFloor]:
+    api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
+    nothing = Makers(lambda job, pod: [], lambda job: {})
+    workload = KubeWorkload(api, Settings("", "me", node_grace_s=0.1), Belongings(api, nothing), lambda job, pod: pod)
+    return workload, KubeFloor(api, workload)
+
+
+def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi) -> None:
+    told: list[int] = []
+    workload, floor = floor_of(control)
+    workload.start()
+    floor.start(lambda: told.append(1))
+    try:
+        job = control.put(f"{jobs('a')}/job", shell_job("job", "true", namespace="a"))
+        wait_until(lambda: told)
+        wait_until(lambda: floor.all_jobs())
+
+        def write(**fields: Any) -> bool:
+            """Write a status; True once it was news."""
+            told.clear()
+            written = control.put(f"{jobs('a')}/job", {**job, "metadata": dict(job["metadata"]), "status": fields})
+            version = written["metadata"]["resourceVersion"]
+            wait_until(lambda: floor.all_jobs()[0]["metadata"]["resourceVersion"] == version)
+            return bool(told)
+
+        assert write(phase="Running")
+        assert not write(phase="Running", progress={"step": 1}, checkpoint={"step": 1}, generations=[{"lastStep": 1}])
+        assert write(phase="Running", active=1)
+        told.clear()
+        add_quota(control, "a", t4=1)
+        wait_until(lambda: told)
+        told.clear()
+        add_node(control, "n1", 2)
+        wait_until(lambda: told)
+        assert [node["status"]["allocatable"] for node in floor.healthy_nodes()] == [{GPU_RESOURCE: "2"}]
+        control.remove("/api/v1/nodes/n1")
+        wait_until(lambda: floor.healthy_nodes() == [])
+    finally:
+        floor.stop()
+        workload.stop()
+
+
+def put_stranger(control: ControlApi, name: str, gpus: int, node: str, phase: str = "Running") -> None:
+    """A pod that is no worker."""
+    container = {"name": "c", "resources": {"limits": {GPU_RESOURCE: str(gpus)}}} if gpus else {"name": "c"}
+    spec = {"containers": [container], **({"nodeName": node} if node else {})}
+    pod = {"metadata": {"name": name, "namespace": "x"}, "spec": spec, "status": {"phase": phase}}
+    control.put(f"{pods('x')}/{name}", pod)
+
+
+def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> None:
+    told: list[int] = []
+    add_node(control, "n1", 4)
+    add_node(control, "n2", 4)
+    put_stranger(control, "notebook", 2, "n1")
+    put_stranger(control, "finished", 4, "n2", "Succeeded")
+    workload, floor = floor_of(control)
+    workload.start()
+    floor.start(lambda: told.append(1))
+
+    def held() -> list[object]:
+        return [node["status"].get(HELD) for node in floor.healthy_nodes()]
+
+    try:
+        wait_until(lambda: held() == [{GPU_RESOURCE: 2}, None])
+        told.clear()
+        put_stranger(control, "server", 1, "n1")
+        wait_until(lambda: told and held() == [{GPU_RESOURCE: 3}, None])
+        put_stranger(control, "waits", 8, "")
+        put_stranger(control, "web", 0, "n2")
+        put_stranger(control, "notebook", 2, "n1", "Failed")
+        wait_until(lambda: held() == [{GPU_RESOURCE: 1}, None])
+        put_stranger(control, "waits", 3, "n2", "Pending")
+        wait_until(lambda: held() == [{GPU_RESOURCE: 1}, {GPU_RESOURCE: 3}])
+        control.remove(f"{pods('x')}/server")
+        wait_until(lambda: held() == [None, {GPU_RESOURCE: 3}])
+        selectors = {request.params.get("fieldSelector") for request in control.requests if "/pods" in request.path}
+        assert "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed" in selectors
+    finally:
+        floor.stop()
+        workload.stop()
+
+
+def test_a_job_waits_for_gpus_that_others_hold(control: ControlApi, controller: Replica) -> None:
+    put_stranger(control, "notebook", 1, "n1")
+    big = shell_job("big", "true", 4, namespace="a", container=GPU, minReplicas=4)
+    control.put(f"{jobs('a')}/big", big)
+    wait_until(lambda: status(control, "a", "big").reason == "Queued")
+    assert control.names(pods("a")) == []
+    control.remove(f"{pods('x')}/notebook")
+    wait_until(lambda: len(control.names(pods("a"))) == 4)

@@ -1,0 +1,303 @@
+"""The controller's hands on a cluster, over real HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticctl.api.errors import ClusterError, ConflictError
+from elasticctl.api.spec import ElasticJob, Pod
+from elasticctl.api.status import JobStatus, Phase
+from elasticctl_controller.core.owned_objects import build_budget, build_group_service, build_token_secret
+from elasticctl_controller.core.pods import build_pod
+from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.owned_objects import Belongings, Makers
+from elasticctl_controller.kube.workload import KubeWorkload, Settings
+from tests.controller.kube.control import DISCOVERY, ControlApi
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
+
+JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
+CORE = "/api/v1/namespaces/default"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+
+
+class Bench:
+    """A workload on a server, and the keys it has called for."""
+
+    def __init__(self, control: ControlApi) -> None:
+        self.control = control
+        self.replaced: list[float] = []
+        self.keys: list[str] = []
+        api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
+        makers = Makers(
+            lambda job, pod: [build_group_service(job), build_token_secret(job, "secret-token")],
+            build_budget,
+        )
+        self.workload = KubeWorkload(
+            api,
+            Settings("http://rendezvous:7777", "me", node_grace_s=0.1),
+            Belongings(api, makers),
+            lambda job, pod: pod,
+            self.replaced.append,
+        )
+
+    def begin(self) -> None:
+        self.workload.start()
+        assert self.workload.wait_synced(10)
+        self.workload.subscribe(self.keys.append)
+        wait_until(lambda: self.control.watches == 3)
+
+    def submit(self, name: str = "job", **spec: Any) -> ElasticJob:
+        job = self.control.put(f"{JOBS}/{name}", shell_job(name, "true", 3, minReplicas=1, **spec))
+        wait_until(lambda: (self.workload.get_job(f"default/{name}") or {}).get("metadata") == job["metadata"])
+        return self.job(name)
+
+    def job(self, name: str = "job") -> ElasticJob:
+        return ElasticJob.from_manifest(self.workload.get_job(f"default/{name}") or {})
+
+    def create(self, job: ElasticJob, index: int = 0) -> Pod:
+        self.workload.create_pod(job, build_pod(job, index, self.workload.rendezvous_endpoint))
+        return next(pod for pod in self.pods(job) if pod.index == index)
+
+    def pods(self, job: ElasticJob) -> list[Pod]:
+        return [Pod.from_manifest(pod) for pod in self.workload.list_pods(job)]
+
+    def place(self, pod: Pod, node: str, phase: str = "Running") -> None:
+        """Do to a pod what a scheduler and a kubelet do."""
+        path = f"{CORE}/pods/{pod.name}"
+        stored = self.control.objects[path]
+        spec = {**stored["spec"], "nodeName": node}
+        self.control.put(
+            path, {**stored, "metadata": dict(stored["metadata"]), "spec": spec, "status": {"phase": phase}}
+        )
+
+    def add_node(self, name: str, ready: str = "True") -> None:
+        conditions = [{"type": "Ready", "status": ready}]
+        self.control.put(f"/api/v1/nodes/{name}", {"metadata": {"name": name}, "status": {"conditions": conditions}})
+
+
+@pytest.fixture
+def bench(control: ControlApi) -> Iterator[Bench]:
+    bench = Bench(control)
+    bench.begin()
+    yield bench
+    bench.workload.stop()
+
+
+def test_a_pod_is_seen_as_soon_as_it_is_made(bench: Bench) -> None:
+    bench.control.silent = True  # no watch will say so
+    job = bench.submit()
+    pod = bench.create(job)
+    assert (pod.name, pod.owner_uid) == ("job-worker-0", job.uid)
+    with pytest.raises(ConflictError):
+        bench.create(job)
+
+
+def test_what_a_pod_needs_is_there_before_it_and_made_once(bench: Bench) -> None:
+    job = bench.submit()
+    bench.create(job, 0)
+    bench.create(job, 1)
+    posted = [request.path.rpartition("/")[2] for request in bench.control.requests if request.method == "POST"]
+    assert posted == ["services", "secrets", "pods", "pods"]
+    secret = bench.control.objects[f"{CORE}/secrets/job-rendezvous-{job.uid[:8]}"]
+    assert secret["stringData"] == {"token": "secret-token"}
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == job.uid
+
+
+def test_a_service_that_an_earlier_job_left_gives_way(bench: Bench) -> None:
+    job = bench.submit()
+    old = build_group_service(job)
+    old["metadata"]["ownerReferences"][0]["uid"] = "the job before"
+    bench.control.put(f"{CORE}/services/job-workers", old)
+    with pytest.raises(ConflictError, match="left by an earlier job"):
+        bench.create(job)
+    bench.create(job)
+    stored = bench.control.objects[f"{CORE}/services/job-workers"]
+    assert stored["metadata"]["ownerReferences"][0]["uid"] == job.uid
+
+
+def test_a_strangers_service_is_left_alone(bench: Bench) -> None:
+    job = bench.submit()
+    bench.control.put(f"{CORE}/services/job-workers", {"metadata": {"name": "job-workers", "namespace": "default"}})
+    with pytest.raises(ClusterError, match="is not this job's"):
+        bench.create(job)
+    assert bench.pods(job) == []
+
+
+def test_the_status_is_written_against_the_version_that_was_read(bench: Bench) -> None:
+    bench.control.silent = True
+    job = bench.submit()
+    bench.workload.write_status(job, JobStatus(phase=Phase.RUNNING, message=""))
+    assert bench.job().status.phase is Phase.RUNNING  # seen at once, so that the next pass goes on from it
+    assert "message" not in bench.control.objects[f"{JOBS}/job"]["status"]
+    with pytest.raises(ConflictError):
+        bench.workload.write_status(job, JobStatus(phase=Phase.FAILED))
+    bench.control.remove(f"{JOBS}/job")
+    with pytest.raises(ConflictError, match="gone"):
+        bench.workload.write_status(bench.job(), JobStatus())
+
+
+def test_a_budget_follows_the_jobs_size(bench: Bench) -> None:
+    job = bench.submit(maxReplicas=4)
+    bench.workload.write_status(job, JobStatus(phase=Phase.RUNNING, desired=3))
+    assert bench.control.objects[f"{BUDGETS}/job-workers"]["spec"]["minAvailable"] == 1
+    stored = bench.control.objects[f"{JOBS}/job"]
+    spec = {**stored["spec"], "minReplicas": 0}
+    bench.control.put(f"{JOBS}/job", {**stored, "metadata": dict(stored["metadata"]), "spec": spec})
+    wait_until(lambda: bench.job().min == 0)
+    bench.workload.write_status(bench.job(), JobStatus(phase=Phase.PENDING, desired=3))
+    assert bench.control.objects[f"{BUDGETS}/job-workers"]["spec"]["minAvailable"] == 0
+
+
+def test_a_server_without_budgets_is_asked_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    bench.control.served.clear()
+    for phase in (Phase.PENDING, Phase.RUNNING):
+        job = bench.submit() if phase is Phase.PENDING else bench.job()
+        bench.workload.write_status(job, JobStatus(phase=phase))
+    assert bench.control.asked("GET", DISCOVERY) == 1
+    assert "no policy/v1" in caplog.text
+
+
+def test_a_deletion_hits_that_very_pod(bench: Bench) -> None:
+    job = bench.submit()
+    pod = bench.create(job)
+    bench.workload.delete_pod(job, pod.name, "the one before", force=True)
+    assert bench.pods(job)
+    bench.add_node("n1")
+    bench.place(pod, "n1")
+    bench.workload.delete_pod(job, pod.name, pod.uid, force=False)
+    assert [found.deleting for found in bench.pods(job)] == [True]
+    bench.workload.delete_pod(job, pod.name, pod.uid, force=True)
+    assert bench.pods(job) == []
+    bench.workload.delete_pod(job, pod.name, pod.uid, force=True)  # it is gone: fine
+
+
+def test_a_pod_that_somebody_holds_on_to_still_has_its_name(bench: Bench) -> None:
+    job = bench.submit()
+    pod = bench.create(job)
+    path = f"{CORE}/pods/{pod.name}"
+    stored = bench.control.objects[path]
+    bench.control.put(path, {**stored, "metadata": {**stored["metadata"], "finalizers": ["another/controller"]}})
+    bench.workload.delete_pod(job, pod.name, pod.uid, force=True)
+    assert [(found.name, found.deleting) for found in bench.pods(job)] == [(pod.name, True)]
+    bench.control.remove(path)
+    wait_until(lambda: not bench.pods(job))
+
+
+def test_a_pod_of_which_only_the_name_is_left_is_no_longer_there(bench: Bench) -> None:
+    job = bench.submit()
+    pod = bench.create(job)
+    path = f"{CORE}/pods/{pod.name}"
+    dying = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
+    for change, there in (
+        (dying, 1),
+        ({"finalizers": ["x"], "deletionGracePeriodSeconds": 0}, 1),
+        ({"finalizers": []}, 0),
+    ):
+        stored = bench.control.objects[path]
+        bench.control.put(path, {**stored, "metadata": {**stored["metadata"], **change}})
+        wait_until(lambda there=there: len(bench.pods(job)) == there)  # type: ignore[misc]
+    assert bench.workload.pods.items()
+
+
+def test_jobs_are_called_for_when_a_pod_or_a_node_changes(bench: Bench) -> None:
+    bench.add_node("n1")
+    bench.add_node("n2")
+    job = bench.submit()
+    pod = bench.create(job)
+    bench.keys.clear()
+    bench.place(pod, "n1")
+    wait_until(lambda: bench.keys == ["default/job"])
+    bench.keys.clear()
+    bench.add_node("n1", "Unknown")
+    wait_until(lambda: bench.keys == ["default/job"])
+    assert bench.workload.lost_nodes() == {"n1"}
+    bench.add_node("n1")
+    wait_until(lambda: not bench.workload.lost_nodes())
+
+
+def test_a_node_is_believed_lost_once_the_api_server_has_been_back_for_a_while(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticctl_controller.kube.nodes.SETTLE_S", 1.0)
+    bench.add_node("n1")
+    bench.add_node("n2")
+    job = bench.submit()
+    bench.place(bench.create(job), "n1")
+    wait_until(lambda: all(pod.node for pod in bench.pods(job)))
+    wait_until(lambda: "default/job" in bench.keys)
+    bench.keys.clear()
+    bench.workload.api_answered()
+    began = time.monotonic()
+    bench.add_node("n1", "Unknown")
+    wait_until(lambda: bench.keys == ["default/job"])
+    assert time.monotonic() - began >= 1.0
+    assert bench.workload.lost_nodes() == {"n1"}
+
+
+def test_the_pods_of_a_deleted_node_are_called_for_at_once(bench: Bench) -> None:
+    bench.add_node("n1")
+    bench.add_node("n2")
+    job = bench.submit()
+    bench.place(bench.create(job), "n1")
+    other = bench.submit("other")
+    bench.workload.create_pod(other, build_pod(other, 0, ""))
+    bench.place(bench.pods(other)[0], "n2")
+    wait_until(lambda: all(pod.node for pod in [*bench.pods(job), *bench.pods(other)]))
+    bench.keys.clear()
+    bench.control.remove("/api/v1/nodes/n1")
+    wait_until(lambda: bench.keys == ["default/job"])
+    assert bench.workload.lost_nodes() == {"n1"}
+
+
+def test_the_time_to_a_replacement_is_measured(bench: Bench) -> None:
+    job = bench.submit()
+    bench.create(job)
+    bench.control.remove(f"{CORE}/pods/job-worker-0")
+    wait_until(lambda: not bench.pods(job))
+    assert bench.replaced == []
+    bench.create(job)
+    assert len(bench.replaced) == 1
+    assert 0 <= bench.replaced[0] < 10
+
+
+def test_what_was_removed_on_purpose_or_made_by_another_replica_counts_for_nothing(bench: Bench) -> None:
+    job = bench.submit()
+    pod = bench.create(job)
+    bench.workload.delete_pod(job, pod.name, pod.uid, force=False)
+    wait_until(lambda: not bench.pods(job))
+    bench.create(job)
+    manifest = build_pod(job, 0, "")
+    bench.control.remove(f"{CORE}/pods/job-worker-0")
+    bench.control.put(f"{CORE}/pods/job-worker-0", manifest)
+    bench.control.remove(f"{CORE}/pods/job-worker-0")
+    bench.control.put(f"{CORE}/pods/job-worker-0", manifest)
+    wait_until(lambda: [found.uid for found in bench.pods(job)] == [manifest["metadata"]["uid"]])
+    assert bench.replaced == []
+
+
+def test_the_first_pods_of_a_job_that_was_made_anew_replace_nothing(bench: Bench) -> None:
+    job = bench.submit()
+    bench.create(job)
+    for path in (f"{JOBS}/job", f"{CORE}/services/job-workers", f"{CORE}/pods/job-worker-0"):
+        bench.control.remove(path)
+    wait_until(lambda: not bench.pods(job) and bench.workload.get_job("default/job") is None)
+    bench.create(bench.submit())
+    assert bench.replaced == []
+
+
+def test_a_job_is_deleted_if_it_is_that_very_one(bench: Bench) -> None:
+    job = bench.submit()
+    stored = bench.control.objects[f"{JOBS}/job"]
+    bench.control.put(f"{JOBS}/job", {**stored, "metadata": {**stored["metadata"], "uid": "its successor"}})
+    bench.workload.delete_job(job)
+    assert bench.control.names(JOBS) == ["job"]
+    wait_until(lambda: bench.job().uid == "its successor")
+    bench.workload.delete_job(bench.job())
+    bench.workload.delete_job(bench.job())
+    assert bench.control.names(JOBS) == []

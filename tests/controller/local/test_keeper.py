@@ -1,0 +1,73 @@
+"""The keeper's loop: what one pod does to it is no other pod's trouble."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticctl.api.errors import ClusterError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.local.paths import LocalPaths
+from elasticctl_controller.core.pods import build_pod
+from elasticctl_controller.local import keeper as module
+from elasticctl_controller.local.keeper import RETRY_S, Keeper
+from elasticctl_controller.local.store import Store
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    LocalPaths(tmp_path / "state", tmp_path / "run").create()
+    store = Store(LocalPaths(tmp_path / "state", tmp_path / "run").database)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def keeper(store: Store, tmp_path: Path) -> Keeper:
+    return Keeper(store, LocalPaths(tmp_path / "state", tmp_path / "run"), token_for=lambda uid: "token")
+
+
+@pytest.mark.parametrize("error", [KeyError("a field"), ClusterError("the disk is full"), OSError("no more processes")])
+def test_a_pod_that_cannot_be_looked_after_holds_up_no_other(
+    store: Store, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    job = ElasticJob.from_manifest(store.create_job(shell_job("job", "true", 2)))
+    for index in range(2):
+        store.create_pod(build_pod(job, index, "unix:///nowhere"), job.uid)
+    looked_after: list[str] = []
+
+    def sync_pod(pod: Manifest, now: float) -> float:
+        looked_after.append(pod["metadata"]["name"])
+        if len(looked_after) == 1:
+            raise error
+        return 60.0
+
+    monkeypatch.setattr(keeper, "_sync_pod", sync_pod)
+    assert keeper._sync() == RETRY_S
+    assert looked_after == ["job-worker-0", "job-worker-1"]
+    assert "job-worker-0" in caplog.text
+    keeper._exits.close()
+
+
+def test_a_store_that_cannot_be_read_is_asked_now_and_then(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.2)
+    asked: list[float] = []
+
+    def sync() -> float:
+        asked.append(time.monotonic())
+        raise ClusterError("the disk is broken")
+
+    monkeypatch.setattr(keeper, "_sync", sync)
+    with subprocess.Popen(["true"]) as ended:
+        keeper._exits.add(ended.pid)  # whose end nobody has taken note of, so that there always is news
+        keeper.start()
+        wait_until(lambda: len(asked) >= 3)
+        keeper.stop()
+    assert asked[2] - asked[0] >= 0.4

@@ -1,0 +1,76 @@
+"""What may be stored as a job, and merge patches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.api.errors import SpecError
+from elasticctl_controller.local.objects import check_job, merge_patch
+from tests.support.jobs import shell_job
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def test_a_job_may_be_stored() -> None:
+    assert check_job(shell_job("a-job-1", "true"))
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"kind": "Job"}, "kind"),
+        ({"apiVersion": "v1"}, "apiVersion"),
+        ({"spec": []}, "spec"),
+        ({"metadata": None}, "metadata"),
+        ({"metadata": {}}, "metadata.name"),
+        ({"metadata": {"name": "Upper"}}, "metadata.name"),
+        ({"metadata": {"name": "../../etc"}}, "metadata.name"),
+        ({"metadata": {"name": "x" * 53}}, "metadata.name"),
+        ({"metadata": {"name": "a", "namespace": "a/b"}}, "metadata.namespace"),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused_by_field(change: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_job({**shell_job("job", "true"), **change})
+    assert refused.value.path == path
+    assert "\n" not in str(refused.value)
+
+
+@settings(deadline=None)
+@given(JSON)
+def test_garbage_is_refused_and_never_raises_anything_else(garbage: Any) -> None:
+    with pytest.raises(SpecError):
+        check_job(garbage)
+
+
+@pytest.mark.parametrize(  # RFC 7386, appendix A
+    ("target", "patch", "result"),
+    [
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_merge_patches(target: Any, patch: Any, result: Any) -> None:
+    assert merge_patch(target, patch) == result
+
+
+@settings(deadline=None)
+@given(JSON, JSON)
+def test_a_merge_patch_done_twice_is_the_same(target: Any, patch: Any) -> None:
+    once = merge_patch(target, patch)
+    assert merge_patch(once, patch) == once

@@ -1,0 +1,181 @@
+"""The shim: output with times, exits with their reasons, and no loss of either for want of a disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from elasticctl.api.codec import from_rfc3339
+from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.local.logs import LogFile, Tail
+from elasticctl_controller.local import shim
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def pod_dir(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def start(pod_dir: Path, *argv: str, cwd: str = "/") -> subprocess.Popen[bytes]:
+    order = {"argv": argv, "cwd": cwd, "terminationLog": str(pod_dir / "termination-log")}
+    (pod_dir / "start.json").write_text(json.dumps(order))
+    with tempfile.TemporaryFile() as environment:
+        environment.write(json.dumps(dict(os.environ)).encode())
+        environment.seek(0)
+        return subprocess.Popen([sys.executable, "-I", shim.__file__, str(pod_dir)], stdin=environment)
+
+
+def run(pod_dir: Path, script: str) -> dict[str, Any]:
+    assert start(pod_dir, "bash", "-c", script).wait(20) == 0
+    return exit_of(pod_dir)
+
+
+def exit_of(pod_dir: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((pod_dir / "exit.json").read_text())
+    return report
+
+
+def lines(pod_dir: Path) -> list[str]:
+    log = Tail(LogFile("w", "uid", ended=False), pod_dir / "log", LogQuery(), stored=None)
+    return [line.text for line in log.read()]
+
+
+def test_output_is_kept_in_order_line_by_line_with_times(pod_dir: Path) -> None:
+    run(pod_dir, "echo out; echo err >&2; echo; printf 'no newline'")
+    assert lines(pod_dir) == ["out", "err", "", "no newline"]
+    stamps = [from_rfc3339(line.split(" ")[0]) for line in (pod_dir / "log").read_text().splitlines()]
+    assert stamps == sorted(stamps)  # type: ignore[type-var]
+    assert (pod_dir / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_much_output_arrives_whole(pod_dir: Path) -> None:
+    run(pod_dir, "seq 200000")
+    assert lines(pod_dir) == [str(number) for number in range(1, 200001)]
+
+
+def test_bytes_that_are_no_text_and_endless_lines_do_no_harm(pod_dir: Path) -> None:
+    run(pod_dir, r"printf '\xff\xfe\n'; head -c 100000 /dev/zero | tr '\0' x")
+    first, *rest = lines(pod_dir)
+    assert first == "\ufffd\ufffd"
+    assert "".join(rest) == "x" * 100000
+
+
+@pytest.mark.parametrize(
+    ("script", "exit_code", "number"),
+    [("exit 0", 0, None), ("exit 3", 3, None), ("kill -9 $$", 137, 9), ("kill -SEGV $$", 139, 11)],
+)
+def test_exit_codes_are_those_of_a_container(pod_dir: Path, script: str, exit_code: int, number: int | None) -> None:
+    report = run(pod_dir, script)
+    assert (report["exitCode"], report["signal"]) == (exit_code, number)
+
+
+def test_a_termination_message_is_passed_on_up_to_its_limit(pod_dir: Path) -> None:
+    report = run(pod_dir, f"head -c 9000 /dev/zero | tr '\\0' m > {pod_dir}/termination-log; exit 1")
+    assert report["message"] == "m" * shim.MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "said"),
+    [
+        (["no-such-program"], "/", "cannot start 'no-such-program': there is no such program on the PATH"),
+        (["/no/such/program"], "/", "cannot start '/no/such/program': No such file or directory"),
+        (["/etc/passwd"], "/", "cannot start '/etc/passwd': Permission denied"),
+        (["true"], "/no/such/folder", "cannot start 'true': the working directory /no/such/folder is not there"),
+    ],
+)
+def test_what_cannot_be_started_says_why(pod_dir: Path, argv: list[str], cwd: str, said: str) -> None:
+    start(pod_dir, *argv, cwd=cwd).wait(20)
+    report = exit_of(pod_dir)
+    assert (report["exitCode"], report["reason"], report["message"]) == (127, "StartError", said)
+    assert lines(pod_dir) == [said]
+    assert not (pod_dir / "started.json").exists()
+
+
+def test_sigterm_reaches_the_worker_alone(pod_dir: Path) -> None:
+    """As in a container: the worker decides about its children, which may hold what it is about to save."""
+    process = start(
+        pod_dir, "bash", "-c", "sleep 1000 & trap 'kill -0 $! && echo child lives; exit 5' TERM; echo up; wait"
+    )
+    wait_until(lambda: lines(pod_dir) == ["up"])
+    process.send_signal(signal.SIGTERM)
+    process.wait(20)
+    assert lines(pod_dir) == ["up", "child lives"]
+    assert exit_of(pod_dir)["exitCode"] == 5
+
+
+def test_the_worker_starts_with_signals_as_everybody_does(pod_dir: Path) -> None:
+    run(pod_dir, "grep -E 'Sig(Ign|Blk)' /proc/self/status")
+    standard = (1 << 31) - 1  # 32 and above belong to the C library and to whoever started the tests
+    assert {int(line.split()[1], 16) & standard for line in lines(pod_dir)} == {0}
+
+
+def test_the_worker_dies_with_the_shim(pod_dir: Path) -> None:
+    process = start(pod_dir, "sleep", "1000")
+    wait_until((pod_dir / "started.json").exists)
+    worker = psutil.Process(json.loads((pod_dir / "started.json").read_text())["pid"])
+    process.kill()
+    process.wait(20)
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    assert not (pod_dir / "exit.json").exists()
+
+
+def test_an_output_that_somebody_else_holds_open_does_not_delay_the_end(pod_dir: Path) -> None:
+    process = start(pod_dir, "bash", "-c", "echo $$; read < /dev/null; exec sleep 0.3")
+    wait_until((pod_dir / "started.json").exists)
+    worker = json.loads((pod_dir / "started.json").read_text())["pid"]
+    with open(f"/proc/{worker}/fd/1", "wb"):  # the pipe's other end, outside of the worker's tree
+        assert process.wait(20) == 0
+    assert exit_of(pod_dir)["exitCode"] == 0
+
+
+def test_a_full_disk_costs_log_lines_and_nothing_else(pod_dir: Path) -> None:
+    (pod_dir / "log").symlink_to("/dev/full")
+    report = run(pod_dir, "seq 1000; exit 0")
+    assert report["exitCode"] == 0
+
+
+class FullThenFree:
+    """A log file whose disk is full for the first writes, the first of them half done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = [5, 0]
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, file: int, text: bytes) -> int:
+        if not self.room:
+            return self._write(file, text)
+        room = self.room.pop(0)
+        if not room:
+            raise OSError(28, "No space left on device")
+        return self._write(file, text[:room])
+
+
+def test_lost_lines_are_counted_once_there_is_room_again(pod_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = shim.Log(str(pod_dir / "log"))
+    FullThenFree(monkeypatch)
+    log.add(b"one\ntwo\n")
+    log.add(b"three\n")
+    log.add(b"four\n")
+    log.add(b"five\n")
+    assert lines(pod_dir) == ["elasticctl: 3 lines were lost: the disk was full", "four", "five"]
+
+
+@pytest.fixture(autouse=True)
+def no_children_left() -> Iterator[None]:
+    """A test leaves no process that was not there before it: servers that tests share are."""
+    before = psutil.Process().children()
+    yield
+    after = [child for child in psutil.Process().children() if child not in before]
+    assert [child for child in after if child.status() != psutil.STATUS_ZOMBIE] == []

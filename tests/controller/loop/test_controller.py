@@ -1,0 +1,367 @@
+"""The loop over a real store and a real rendezvous service; tests set the pods' phases, in place of processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.errors import ClusterError, ConflictError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus, Progress
+from elasticctl.cluster.base import Manifest
+from elasticctl_controller.core.membership import Member
+from elasticctl_controller.local import objects
+from elasticctl_controller.local.store import Store
+from elasticctl_controller.local.workload import LocalWorkload
+from elasticctl_controller.loop.controller import Controller, slow_start
+from elasticctl_controller.loop.workqueue import WorkQueue
+from elasticctl_controller.rendezvous.service import RendezvousService
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
+
+KEY = "default/job"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Failing(LocalWorkload):
+    """A workload of which the next calls of one kind fail, and nodes are lost."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, "unix:///nowhere")
+        self.errors: dict[str, list[Exception]] = {}
+        self.calls: list[str] = []
+        self.lost: frozenset[str] = frozenset()
+
+    def lost_nodes(self) -> frozenset[str]:
+        return self.lost
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if self.errors.get(call):
+            raise self.errors[call].pop(0)
+
+    def create_pod(self, job: ElasticJob, manifest: Any) -> None:
+        self._note("create")
+        super().create_pod(job, manifest)
+
+    def write_status(self, job: ElasticJob, status: JobStatus) -> None:
+        self._note("write")
+        super().write_status(job, status)
+
+    def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
+        self._note("delete")
+        super().delete_pod(job, name, uid, force=force)
+
+
+class Bench:
+    """A controller and what it works on."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = Clock()
+        self.store = Store(path / "state.db", self.clock)
+        self.workload = Failing(self.store)
+        self.rendezvous = RendezvousService(lambda uid: "t", lambda key: None, self.clock)
+        self.queue = WorkQueue()
+        self.controller = Controller(self.workload, self.rendezvous, self.clock, self.queue)
+
+    def settle(self, key: str = KEY) -> None:
+        """Pass after pass until one changes nothing."""
+        for _ in range(20):
+            before = [self.store.list_jobs(), self.store.list_pods()]
+            self.controller.sync(key)
+            if before == [self.store.list_jobs(), self.store.list_pods()]:
+                return
+        raise AssertionError("the loop does not come to rest")
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.store.get_job("default", "job").get("status", {})
+        return status
+
+    def pods(self) -> list[Manifest]:
+        return self.store.list_pods("default", "job")
+
+    def run_pods(self) -> None:
+        for pod in self.pods():
+            if pod["status"]["phase"] == "Pending":
+                self.store.update_pod(pod["metadata"]["uid"], lambda p: objects.running(p, 1, self.clock()))
+
+    def place_pods(self) -> None:
+        """Each on a node of its own."""
+        for index, pod in enumerate(self.pods()):
+            self.store.update_pod(pod["metadata"]["uid"], lambda p, n=f"node-{index}": objects.scheduled(p, n, ()))
+
+    def end_pod(self, index: int, exit_code: int) -> None:
+        how = objects.Exit(exit_code, self.clock())
+        self.store.update_pod(self.pods()[index]["metadata"]["uid"], lambda p: objects.ended(p, how))
+
+    def alive(self) -> set[str]:
+        return set(self.rendezvous._groups[KEY].alive.values())
+
+    def leaving(self) -> set[str]:
+        group = self.rendezvous._groups[KEY]
+        return {group.alive[uid] for uid in group.leaving}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.store.close()
+
+
+def test_workers_are_made_and_the_job_comes_to_rest(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 3))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    assert bench.status()["phase"] == "Running"
+    assert [pod["metadata"]["name"] for pod in bench.pods()] == [f"job-worker-{index}" for index in range(3)]
+    version = bench.store.get_job("default", "job")["metadata"]["resourceVersion"]
+    bench.controller.sync(KEY)
+    assert bench.store.get_job("default", "job")["metadata"]["resourceVersion"] == version
+
+
+def test_nothing_is_done_before_it_is_written(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 2))
+    bench.workload.errors["write"] = [ConflictError("changed")]
+    with pytest.raises(ConflictError):
+        bench.controller.sync(KEY)
+    assert bench.workload.calls == ["write"]
+    assert bench.pods() == []
+    bench.settle()
+    assert len(bench.pods()) == 2
+
+
+def test_a_pod_is_deleted_only_once_the_reason_is_stored(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 2, minReplicas=1, maxReplicas=2))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}}
+    bench.store.patch_job("default", "job", patch, check=lambda _: None)
+    bench.workload.calls.clear()
+    bench.settle()
+    assert bench.workload.calls.index("write") < bench.workload.calls.index("delete")
+    assert [worker["removal"] for worker in bench.status()["workers"]] == ["", "ScaledIn"]
+
+
+def test_a_create_that_fails_is_an_event_and_is_tried_again(bench: Bench) -> None:
+    job = bench.store.create_job(shell_job("job", "true", 1))
+    bench.workload.errors["create"] = [ClusterError("quota exceeded")]
+    with pytest.raises(ClusterError):
+        bench.controller.sync(KEY)
+    events = {event["reason"]: event["message"] for event in bench.store.list_events(job["metadata"]["uid"])}
+    assert events["FailedCreate"] == "quota exceeded"
+    bench.settle()
+    assert len(bench.pods()) == 1
+
+
+def test_the_group_is_who_is_alive_and_stays(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 3, minReplicas=1, maxReplicas=3))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    assert bench.alive() == {"job-worker-0", "job-worker-1", "job-worker-2"}
+    bench.end_pod(2, 137)
+    bench.controller.sync(KEY)
+    assert bench.alive() == {"job-worker-0", "job-worker-1"}
+    bench.settle()
+    scale = {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}}
+    bench.store.patch_job("default", "job", scale, check=lambda _: None)
+    bench.controller.sync(KEY)
+    # A member until it has gone, so that all of them can commit one last step together.
+    assert bench.alive() == {"job-worker-0", "job-worker-1"}
+    assert bench.leaving() == {"job-worker-1"}
+    bench.store.patch_job("default", "job", {"spec": {"suspend": True}}, check=lambda _: None)
+    bench.controller.sync(KEY)
+    assert bench.leaving() == {"job-worker-0", "job-worker-1"}
+    bench.store.patch_job("default", "job", {"spec": {"cancel": True}}, check=lambda _: None)
+    bench.controller.sync(KEY)
+    assert bench.alive() == set()
+
+
+def test_the_group_of_an_automatic_job_does_not_wait_for_workers_without_a_place(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 3, minReplicas=2, maxReplicas=3, sharing={"automatic": True}))
+    bench.settle()
+    for pod in bench.pods()[:2]:
+        bench.store.update_pod(pod["metadata"]["uid"], lambda p: objects.scheduled(p, "here", ()))
+    bench.settle()
+    assert bench.alive() == {"job-worker-0", "job-worker-1"}
+    bench.store.update_pod(bench.pods()[2]["metadata"]["uid"], lambda p: objects.scheduled(p, "here", ()))
+    bench.settle()
+    assert len(bench.alive()) == 3
+
+
+def test_a_worker_that_somebody_deletes_is_a_member_until_it_has_gone(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 2, minReplicas=1))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    bench.store.evict_pod(bench.pods()[1]["metadata"]["uid"], grace_s=30.0)
+    bench.settle()
+    assert bench.status()["restarts"] == {"Preempted": 1}
+    assert (bench.alive(), bench.leaving()) == ({"job-worker-0", "job-worker-1"}, {"job-worker-1"})
+    bench.end_pod(1, 143)
+    bench.controller.sync(KEY)
+    assert bench.alive() == {"job-worker-0"}
+
+
+def test_peers_may_miss_a_worker_before_its_node_is_found_dead(bench: Bench) -> None:
+    job = bench.store.create_job(shell_job("job", "true", 2, minReplicas=1, maxReplicas=3))
+    bench.settle()
+    bench.place_pods()
+    bench.run_pods()
+    bench.settle()
+    bench.clock.now += 60
+    lost = bench.pods()[1]["metadata"]["uid"]
+    bench.rendezvous._groups[KEY].silent.add(lost)
+    bench.settle()
+    gone = bench.pods()[1]["metadata"]
+    # Nobody ends a pod on a dead node: it keeps its name, and another comes for it.
+    assert gone["uid"] == lost
+    assert gone["deletionGracePeriodSeconds"] > 0
+    assert len(bench.pods()) == 3
+    assert bench.status()["restarts"] == {"Unresponsive": 1}
+    bench.workload.lost = frozenset({"node-1"})
+    bench.settle()
+    assert bench.pods()[1]["metadata"]["deletionGracePeriodSeconds"] == 0
+    assert bench.status()["restarts"] == {"NodeLost": 1}
+    assert [(item["uid"], item["cause"]) for item in bench.status()["interruptions"]] == [(lost, "NodeLost")]
+    reasons = [event["reason"] for event in bench.store.list_events(job["metadata"]["uid"])]
+    assert (reasons.count("Unresponsive"), reasons.count("NodeLost")) == (1, 1)
+
+
+def test_a_job_with_a_rendezvous_of_its_own_gets_none_of_ours(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", rdzvEndpoint="etcd:2379"))
+    bench.settle()
+    assert bench.rendezvous._groups == {}
+
+
+def test_a_job_that_is_gone_is_forgotten(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true"))
+    bench.settle()
+    bench.store.delete_job("default", "job")
+    bench.controller.sync(KEY)
+    assert bench.rendezvous._groups == {}
+
+
+def test_a_job_past_its_time_to_live_is_deleted(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", ttlSecondsAfterFinished=60))
+    bench.settle()
+    bench.run_pods()
+    bench.end_pod(0, 0)
+    bench.settle()
+    assert bench.status()["phase"] == "Succeeded"
+    bench.clock.now += 61
+    bench.controller.sync(KEY)
+    assert bench.store.list_jobs() == []
+
+
+def test_progress_alone_is_written_once_a_second(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true"))
+    bench.settle()
+    bench.run_pods()
+    bench.settle()
+    pod = bench.pods()[0]["metadata"]
+    group = bench.rendezvous._groups[KEY]
+    group.join(Member(pod["uid"], pod["name"], "127.0.0.1", 1, 1), 0, bench.clock())
+    bench.clock.now += 2
+    group.note_step(1, Progress(step=1), bench.clock())
+    bench.settle()
+    bench.workload.calls.clear()
+    for step in range(2, 40):  # four seconds
+        bench.clock.now += 0.1
+        group.note_step(1, Progress(at=Timestamp(bench.clock()), step=step), bench.clock())
+        bench.controller.sync(KEY)
+    assert bench.status()["progress"]["step"] >= 30
+    assert 3 <= bench.workload.calls.count("write") <= 4
+
+
+def test_a_job_that_fails_to_be_worked_on_does_not_hold_up_the_others(bench: Bench, caplog: Any) -> None:
+    bench.workload.errors["write"] = [ClusterError("disk on fire"), RuntimeError("a bug"), ConflictError("raced")]
+    for name in ("job", "other"):
+        bench.store.create_job(shell_job(name, "true"))
+    bench.controller.start()
+    try:
+        wait_until(lambda: len(bench.store.list_pods()) == 2)
+    finally:
+        bench.controller.stop()
+    assert "disk on fire" in caplog.text
+    assert "a bug" in caplog.text
+
+
+def test_a_slow_job_holds_up_no_other_where_there_are_threads(bench: Bench) -> None:
+    reached, go_on, outcomes = threading.Event(), threading.Event(), []
+
+    class Slow(LocalWorkload):
+        def write_status(self, job: ElasticJob, status: JobStatus) -> None:
+            if job.name == "job" and not go_on.is_set():
+                reached.set()
+                go_on.wait(20)
+            super().write_status(job, status)
+
+    def note(seconds: float, outcome: str) -> None:
+        outcomes.append(outcome)
+
+    workload = Slow(bench.store, "unix:///nowhere")
+    controller = Controller(workload, None, bench.clock, on_pass=note, threads=2)
+    bench.store.create_job(shell_job("job", "true"))
+    controller.start()
+    try:
+        assert reached.wait(20)
+        bench.store.create_job(shell_job("other", "true"))
+        wait_until(lambda: bench.store.list_pods("default", "other"))
+        assert bench.pods() == []
+        go_on.set()
+        wait_until(bench.pods)
+        assert controller.alive
+    finally:
+        go_on.set()
+        controller.stop()
+    assert not controller.alive
+    assert "ok" in outcomes
+
+
+def test_news_of_the_rendezvous_leads_to_a_pass(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true"))
+    bench.controller.start()
+    try:
+        wait_until(bench.pods)
+        bench.run_pods()
+        wait_until(lambda: bench.status().get("phase") == "Running")
+        pod = bench.pods()[0]["metadata"]
+        group = bench.rendezvous._groups[KEY]
+        group.join(Member(pod["uid"], pod["name"], "127.0.0.1", 1, 1), 0, bench.clock())
+        bench.clock.now += 2
+        bench.controller.reported(KEY)
+        wait_until(lambda: bench.status().get("generation") == 1)
+    finally:
+        bench.controller.stop()
+
+
+def test_batches_grow_and_end_with_the_first_failure() -> None:
+    batches: list[list[int]] = []
+
+    def call(batch: list[int]) -> None:
+        batches.append(batch)
+        if 9 in batch:
+            raise ClusterError("no more room")
+
+    with pytest.raises(ClusterError):
+        slow_start(call, list(range(100)))
+    assert batches == [[0], [1, 2], [3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14]]
+    batches.clear()
+    slow_start(call, [])
+    assert batches == []

@@ -1,0 +1,239 @@
+"""Each status that is stored is looked at for news, of the jobs that want it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.api.codec import to_json
+from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, NotFoundError
+from elasticctl.api.spec import ANNOTATION_NOTIFY, ElasticJob
+from elasticctl.api.status import JobStatus, Phase
+from elasticctl.cluster.local.paths import LocalPaths
+from elasticctl.cluster.local.secrets import Secrets
+from elasticctl_controller.core.notifications import Item, WebhookError
+from elasticctl_controller.kube.webhooks import of_cluster
+from elasticctl_controller.local.webhooks import of_machine
+from elasticctl_controller.loop import notifier as noticing_module
+from elasticctl_controller.loop.notifier import Noticing, told_as_events
+from elasticctl_controller.loop.outbox import Destination
+from tests.controller.samples import a_job
+from tests.support.waiting import wait_until
+
+RUNNING = JobStatus(phase=Phase.RUNNING, active=3)
+
+
+class Place:
+    """A workload of one job, in memory; a write that is `refused` raises."""
+
+    rendezvous_endpoint = "unix:///r.sock"
+
+    def __init__(self) -> None:
+        self.manifest: dict[str, Any] | None = None
+        self.refused = False
+        self.events: list[tuple[str, str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not asked for")
+
+    def get_job(self, key: str) -> Mapping[str, Any] | None:
+        return self.manifest
+
+    def write_status(self, job: ElasticJob, status: JobStatus) -> None:
+        if self.refused:
+            raise ConflictError("the job has changed")
+        metadata = {"name": job.name, "uid": job.uid, "annotations": {ANNOTATION_NOTIFY: job.notify}}
+        self.manifest = {"metadata": metadata, "status": to_json(status)}
+
+    def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
+        self.events.append((job.name, reason, message))
+
+
+class Post:
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[Destination, Item]] = []
+
+    def put(self, destination: Destination, item: Item) -> None:
+        self.got.append((destination, item))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [item.kind.value for _, item in self.got]
+
+
+@pytest.fixture
+def post() -> Post:
+    return Post()
+
+
+def noticing(place: Place, post: Post, waits_long_s: float = 60.0) -> Noticing:
+    made = Noticing(place, post, waits_long_s)  # type: ignore[arg-type]
+    made.start()
+    return made
+
+
+def test_only_what_is_stored_is_told_and_only_of_jobs_that_want_it(post: Post) -> None:
+    place = Place()
+    made = noticing(place, post)
+    made.write_status(a_job(), RUNNING)
+    assert post.got == []
+    wanting = a_job(notify="secret:slack", namespace="team-a")
+    place.refused = True
+    with pytest.raises(ConflictError):
+        made.write_status(wanting, RUNNING)
+    assert post.got == []
+    place.refused = False
+    made.write_status(wanting, RUNNING)
+    assert [(destination, item.kind.value) for destination, item in post.got] == [
+        (Destination("team-a", "secret:slack"), "started")
+    ]
+    made.write_status(replace(wanting, status=RUNNING), replace(RUNNING, active=2))
+    assert post.kinds == ["started"]
+    made.stop()
+
+
+def test_a_long_wait_is_told_once_with_its_reason(post: Post) -> None:
+    place, job = Place(), a_job(notify="secret:slack")
+    made = noticing(place, post, 0.05)
+    waiting = JobStatus(phase=Phase.PENDING, message="waits for 2 GPUs")
+    made.write_status(job, waiting)
+    wait_until(lambda: post.kinds == ["waits"])
+    assert re.fullmatch(r"has been waiting for \d\.\ds: waits for 2 GPUs", post.got[0][1].text)
+    made.write_status(replace(job, status=waiting), replace(waiting, message="waits for 1 GPU"))
+    made.write_status(replace(job, status=waiting), RUNNING)
+    restarting = replace(RUNNING, phase=Phase.RESTARTING)
+    made.write_status(replace(job, status=RUNNING), restarting)
+    wait_until(lambda: post.kinds == ["waits", "started", "waits"])
+    made.stop()
+
+
+@pytest.mark.parametrize("gone", [None, {"metadata": {"name": "digits", "uid": "another"}}])
+def test_a_job_that_is_gone_waits_no_more(post: Post, gone: dict[str, Any] | None) -> None:
+    place = Place()
+    made = noticing(place, post, 0.05)
+    made.write_status(a_job(notify="secret:slack"), JobStatus())
+    place.manifest = gone
+    wait_until(lambda: not made._waits)
+    assert post.got == []
+    made.stop()
+
+
+def test_a_store_that_fails_for_a_while_ends_no_watch_over_who_waits(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noticing_module, "RETRY_S", 0.05)
+    errors: list[Exception] = [ClusterError("the disk is away"), KeyError("a bug")]
+
+    class Failing(Place):
+        def get_job(self, key: str) -> Mapping[str, Any] | None:
+            if errors:
+                raise errors.pop(0)
+            return super().get_job(key)
+
+    place = Failing()
+    made = noticing(place, post, 0.05)
+    made.write_status(a_job(notify="secret:slack"), JobStatus(message="waits for 2 GPUs"))
+    wait_until(lambda: len(errors) == 1)
+    wait_until(lambda: not errors)
+    made.write_status(a_job(notify="secret:slack", uid="another"), JobStatus(message="waits for 2 GPUs"))
+    wait_until(lambda: post.kinds == ["waits"])
+    made.stop()
+
+
+def test_a_job_that_is_deleted_after_its_wait_was_told_is_forgotten(post: Post) -> None:
+    place = Place()
+    made = noticing(place, post, 0.05)
+    made.write_status(a_job(notify="secret:slack"), JobStatus())
+    wait_until(lambda: post.kinds == ["waits"])
+    assert made._waits
+    place.manifest = None
+    assert made.get_job("default/digits") is None
+    assert not made._waits
+    made.stop()
+
+
+def test_what_cannot_be_delivered_becomes_an_event_of_that_very_job() -> None:
+    place = Place()
+    place.write_status(a_job(), RUNNING)
+    item = Item("started", "default", "digits", "job-uid-1", 0.0, "x")  # type: ignore[arg-type]
+    tell = told_as_events(place)  # type: ignore[arg-type]
+    tell(item, "it answered 404")
+    tell(replace(item, uid="its predecessor"), "it answered 404")
+    assert place.events == [("digits", "NotifyFailed", "it answered 404")]
+
+
+# Where URLs come from
+
+URL = "https://hooks.example.org/planted"
+
+
+def test_on_this_machine_a_url_comes_from_a_secret_a_file_or_a_variable(tmp_path: Path) -> None:
+    paths = LocalPaths(tmp_path / "state", tmp_path / "run")
+    paths.create()
+    Secrets(paths).write("default", "elasticctl-notify", {"slack": URL})
+    (tmp_path / "hook").write_text(URL + "\n")
+    url_of = of_machine(paths, {"HOOK": URL})
+    for reference in ("secret:slack", "slack", f"file:{tmp_path}/hook", "env:HOOK"):
+        assert url_of(Destination("default", reference)).strip() == URL
+    for destination, why in [
+        (Destination("other", "secret:slack"), "namespace other has no secret elasticctl-notify with the key slack"),
+        (Destination("default", "secret:teams"), "with the key teams"),
+        (Destination("default", "env:NONE"), "NONE is not in the environment"),
+        (Destination("default", f"file:{tmp_path}/none"), "No such file"),
+    ]:
+        with pytest.raises(WebhookError, match=why):
+            url_of(destination)
+
+
+class Secretive:
+    """An API server that has one Secret."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.data: dict[str, Any] = {"slack": base64.b64encode(URL.encode()).decode()}
+        self.error: Exception | None = None
+
+    def request(self, method: str, path: str) -> dict[str, Any]:
+        self.asked.append(f"{method} {path}")
+        if self.error is not None:
+            raise self.error
+        return {"data": self.data}
+
+
+def test_on_kubernetes_it_comes_from_the_one_secret_of_the_jobs_namespace() -> None:
+    api = Secretive()
+    assert of_cluster(api)(Destination("team-a", "slack")) == URL
+    assert api.asked == ["GET /api/v1/namespaces/team-a/secrets/elasticctl-notify"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "data", "error", "why"),
+    [
+        ("secret:teams", {}, None, "with the key teams"),
+        ("secret:slack", {"slack": "*"}, None, "is no text"),
+        ("secret:slack", {"slack": base64.b64encode(b"\xff").decode()}, None, "is no text"),
+        ("secret:slack", {}, NotFoundError("none"), "no secret elasticctl-notify"),
+        ("file:/etc/shadow", {}, None, "is for the local cluster"),
+        ("env:HOME", {}, None, "is for the local cluster"),
+    ],
+)
+def test_what_is_not_there_is_said(reference: str, data: dict[str, Any], error: Exception | None, why: str) -> None:
+    api = Secretive()
+    api.data, api.error = data, error
+    with pytest.raises(WebhookError, match=why):
+        of_cluster(api)(Destination("team-a", reference))
+
+
+def test_a_controller_that_may_not_read_it_says_so() -> None:
+    api = Secretive()
+    api.error = ForbiddenError("secrets is forbidden")
+    with pytest.raises(ForbiddenError):
+        of_cluster(api)(Destination("team-a", "slack"))

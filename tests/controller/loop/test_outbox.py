@@ -1,0 +1,219 @@
+"""Sending news: once, in order, gathered, tried again, never in the way, and no secret in a word of it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from elasticctl_controller.core import notifications
+from elasticctl_controller.core.notifications import WebhookError
+from elasticctl_controller.loop import outbox
+from elasticctl_controller.loop.outbox import Destination, Outbox, Pace
+from tests.controller.samples import NOW
+from tests.support.waiting import wait_until
+from tests.support.webhooks import Hook, serving
+
+QUICK = Pace(gather_s=0.1, answer_s=2.0, first_pause_s=0.02, longest_pause_s=0.1)
+SLACK = Destination("default", "secret:slack")
+
+
+class Office:
+    """An outbox, and what it complains of; `urls` by reference."""
+
+    def __init__(self, pace: Pace = QUICK) -> None:
+        self.urls: dict[str, str] = {}
+        self.trouble: list[tuple[str, str]] = []
+        self.outbox = Outbox(self._url_of, lambda item, message: self.trouble.append((item.job, message)), pace)
+        self.outbox.start()
+
+    def _url_of(self, destination: Destination) -> str:
+        if destination.reference not in self.urls:
+            raise WebhookError(f"there is no {destination.reference}")
+        return self.urls[destination.reference]
+
+    def tell(self, text: str, destination: Destination = SLACK, job: str = "digits") -> None:
+        item = notifications.Item(notifications.Kind.STARTED, destination.namespace, job, "uid", NOW, text)
+        self.outbox.put(destination, item)
+
+
+Offices = Callable[..., Office]
+
+
+@pytest.fixture
+def office() -> Iterator[Offices]:
+    made: list[Office] = []
+
+    def make(hook: Hook | None = None, pace: Pace = QUICK) -> Office:
+        one = Office(pace)
+        if hook is not None:
+            one.urls["secret:slack"] = hook.url
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.outbox.stop()
+        assert not one.outbox._thread.is_alive()
+
+
+def test_trouble_that_cannot_be_told_ends_no_delivery(office: Offices, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(item: notifications.Item, message: str) -> None:
+        raise KeyError("a bug")
+
+    with serving(Hook()) as hook:
+        one = office()
+        one.outbox._on_trouble = broken
+        one.tell("before there is a URL")
+        wait_until(lambda: "that could not be told" in caplog.text)
+        one.urls["secret:slack"] = hook.url
+        one.tell("now")
+        wait_until(lambda: hook.texts)
+
+
+def test_news_is_delivered_in_order_and_gathered(office: Offices) -> None:
+    with serving(Hook()) as hook:
+        one = office(hook)
+        for n in range(10):
+            one.tell(f"change {n}")
+        wait_until(lambda: len(hook.texts) == 10)
+        assert len(hook.got) == 1, "a burst is one message"
+        assert [line.rpartition(" ")[2] for line in hook.texts] == [str(n) for n in range(10)]
+        one.tell("later")
+        wait_until(lambda: len(hook.got) == 2)
+        assert hook.calls[1] - hook.calls[0] >= QUICK.gather_s
+        assert one.trouble == []
+
+
+def test_a_server_that_fails_for_a_while_gets_everything_once(office: Offices) -> None:
+    answers = {1: (500, {}), 2: (429, {"Retry-After": "0"}), 3: (503, {})}
+    with serving(Hook(answer=lambda number: answers.get(number, (200, {})))) as hook:
+        one = office(hook)
+        one.tell("first")
+        wait_until(lambda: len(hook.calls) == 2)
+        one.tell("second")
+        wait_until(lambda: len(hook.texts) == 2)
+        assert [line.rpartition(" ")[2] for line in hook.texts] == ["first", "second"]
+        assert one.trouble == []
+
+
+@pytest.mark.parametrize(
+    ("status", "calls", "why"), [(500, 6, "it answered 500; tried 6 times"), (404, 1, "it answered 404")]
+)
+def test_a_server_that_goes_on_failing_is_given_up_and_said(
+    office: Offices, status: int, calls: int, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(Hook(answer=lambda number: (status, {}))) as hook:
+        one = office(hook)
+        one.tell("x")
+        wait_until(lambda: one.trouble)
+        assert one.trouble == [("digits", f"news was not delivered to secret:slack: {why}")]
+        assert len(hook.calls) == calls
+        assert "planted-secret" not in caplog.text
+
+
+def test_a_redirect_is_not_followed(office: Offices) -> None:
+    with serving(Hook()) as elsewhere:
+        with serving(Hook(answer=lambda number: (307, {"Location": elsewhere.url}))) as hook:
+            one = office(hook)
+            one.tell("x")
+            wait_until(lambda: one.trouble)
+            assert "answered 307, and redirects are not followed" in one.trouble[0][1]
+        assert elsewhere.calls == []
+
+
+def test_nobody_there_and_nobody_answering_are_said_without_the_address(
+    office: Offices, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "TRIES", 2)
+    with socket.socket() as closed, socket.socket() as silent:
+        for one in (closed, silent):
+            one.bind(("127.0.0.1", 0))
+        silent.listen()
+        made = office(pace=Pace(gather_s=0.01, answer_s=0.1, first_pause_s=0.01))
+        for name, end in (("closed", closed), ("silent", silent)):
+            made.urls[f"secret:{name}"] = f"http://127.0.0.1:{end.getsockname()[1]}/planted-secret"
+            made.tell("x", Destination("default", f"secret:{name}"), job=name)
+        wait_until(lambda: len(made.trouble) == 2)
+    trouble = dict(made.trouble)
+    assert trouble["closed"].endswith("no connection (ClientConnectorError); tried 2 times")
+    assert trouble["silent"].endswith("no answer within 0.1 s; tried 2 times")
+    assert "planted-secret" not in caplog.text + str(trouble)
+
+
+def test_a_secret_that_is_missing_is_said_and_used_once_it_is_there(office: Offices) -> None:
+    with serving(Hook()) as hook:
+        one = office()
+        one.tell("lost")
+        wait_until(lambda: one.trouble)
+        assert one.trouble[0][1] == "news was not delivered to secret:slack: there is no secret:slack"
+        one.urls["secret:slack"] = hook.url
+        one.tell("found")
+        wait_until(lambda: hook.texts)
+        assert hook.texts[0].endswith("found")
+
+
+def test_a_slow_server_holds_up_nobody_else(office: Offices) -> None:
+    with serving(Hook(slow_s=1.5)) as slow, serving(Hook()) as quick:
+        one = office(slow)
+        one.urls["secret:other"] = quick.url
+        before = time.monotonic()
+        one.tell("x")
+        one.tell("y", Destination("default", "secret:other"))
+        assert time.monotonic() - before < 0.05
+        wait_until(lambda: quick.got)
+        assert time.monotonic() - before < 1.2
+        wait_until(lambda: slow.got)
+
+
+def test_of_more_news_than_can_be_kept_the_oldest_go_and_are_counted(office: Offices) -> None:
+    blocked = threading.Event()
+    with serving(Hook()) as hook:
+        one = office(hook)
+        url = one.urls["secret:slack"]
+        one.outbox._url_of = lambda destination: (blocked.wait(20), url)[1]  # type: ignore[assignment]
+        one.tell("first")
+        wait_until(lambda: not one.outbox._lanes[SLACK].pending)
+        for n in range(outbox.MAX_PENDING + 50):
+            one.tell(f"change {n}")
+        assert len(one.outbox._lanes[SLACK].pending) == outbox.MAX_PENDING
+        blocked.set()
+        wait_until(lambda: len(hook.got) == 2)
+        assert hook.got[1]["elasticctl"]["omitted"] == outbox.MAX_PENDING + 50 - 20
+        assert hook.texts[-1].endswith(f"change {outbox.MAX_PENDING + 49}")
+
+
+def test_what_is_left_goes_out_at_the_end(office: Offices) -> None:
+    with serving(Hook()) as hook:
+        one = office(hook, Pace(gather_s=60.0))
+        one.tell("last")
+        one.outbox.stop()
+        assert [line.rpartition(" ")[2] for line in hook.texts] == ["last"]
+        one.tell("too late")
+        assert len(hook.texts) == 1
+
+
+def test_the_end_does_not_wait_for_who_does_not_answer(
+    office: Offices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outbox, "STOP_S", 0.3)
+    caplog.set_level(logging.ERROR)
+    with serving(Hook(slow_s=3.0)) as hook:
+        one = office(hook, Pace(gather_s=60.0, answer_s=60.0))
+        one.tell("x")
+        before = time.monotonic()
+        one.outbox.stop(5.0)
+        assert time.monotonic() - before < 2.0
+    assert caplog.records == []
+
+
+def test_no_more_destinations_than_can_be_looked_after(office: Offices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_LANES", 2)
+    one = office(pace=Pace(gather_s=60.0))
+    for n in range(4):
+        one.tell("x", Destination(f"ns-{n}", "secret:slack"))
+    assert len(one.outbox._lanes) == 2

@@ -1,0 +1,232 @@
+"""The queue: no key lost, none worked on twice at once, delays and back-off as asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_controller.loop.workqueue import BASE_DELAY_S, MAX_DELAY_S, WorkQueue
+from tests.support.waiting import wait_until
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Passing(Clock):
+    """A clock on which time passes from one look to the next."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__()
+        self.step_s = step_s
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        return self.now
+
+
+def queue_at(clock: Clock, jitter: float = 0.0) -> WorkQueue:
+    return WorkQueue(clock, jitter=lambda: jitter)
+
+
+def take(queue: WorkQueue) -> str | None:
+    return queue.get(timeout_s=0)
+
+
+def test_a_key_waits_once_however_often_it_is_added() -> None:
+    queue = queue_at(Clock())
+    for key in ("a", "b", "a"):
+        queue.add(key)
+    assert [take(queue), take(queue), take(queue)] == ["a", "b", None]
+
+
+def test_a_key_added_while_it_is_worked_on_comes_back_afterwards() -> None:
+    queue = queue_at(Clock())
+    queue.add("a")
+    assert take(queue) == "a"
+    queue.add("a")
+    assert take(queue) is None
+    queue.done("a")
+    assert take(queue) == "a"
+    queue.done("a")
+    assert take(queue) is None
+
+
+def test_the_earliest_delay_counts_and_counts_once() -> None:
+    clock = Clock()
+    queue = queue_at(clock)
+    for delay_s in (5.0, 2.0, 9.0):
+        queue.add_after("a", delay_s)
+    clock.now += 1.9
+    assert take(queue) is None
+    clock.now += 0.1
+    assert take(queue) == "a"
+    queue.done("a")
+    clock.now += 100
+    assert take(queue) is None
+
+
+def test_failures_back_off_up_to_a_limit_until_they_are_forgotten() -> None:
+    clock = Clock()
+    queue = queue_at(clock, jitter=1.0)
+    pauses_s = []
+    for _ in range(15):
+        queue.add_rate_limited("a")
+        pauses_s.append(next_due(queue, clock))
+        assert take(queue) == "a"
+        queue.done("a")
+    assert pauses_s[:3] == [BASE_DELAY_S, 2 * BASE_DELAY_S, 4 * BASE_DELAY_S]
+    assert pauses_s[-1] == MAX_DELAY_S
+    queue.forget("a")
+    queue.add_rate_limited("a")
+    assert next_due(queue, clock) == BASE_DELAY_S
+
+
+def test_jitter_shortens_a_pause_to_half_at_most() -> None:
+    clock = Clock()
+    queue = queue_at(clock, jitter=0.0)
+    queue.add_rate_limited("a")
+    assert next_due(queue, clock) == BASE_DELAY_S / 2
+
+
+def next_due(queue: WorkQueue, clock: Clock) -> float:
+    """Move the clock to the next timer and return how far that was."""
+    pause_s = queue._pause_s(None)
+    assert pause_s is not None
+    clock.now += pause_s
+    return round(pause_s, 6)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.4, 0.6, 0.9, 1.5])
+def test_a_delay_that_passes_between_two_looks_at_the_clock_ends_no_taker(share: float) -> None:
+    delay_s = 0.1  # which the taker really waits for, again and again
+    queue = queue_at(Passing(share * delay_s))
+    queue.add_after("a", delay_s)
+    assert queue.get() == "a"
+
+
+def test_a_far_deadline_that_is_put_off_again_and_again_leaves_no_timers_behind() -> None:
+    clock = Clock()
+    queue = queue_at(clock)
+    for _ in range(5_000):
+        queue.add_after("a", 7 * 86_400.0)  # as a pass does for a job with a deadline ...
+        queue.add_after("a", 0.1)  # ... and each report of its ranks
+        clock.now += 0.1
+        assert take(queue) == "a"
+        queue.done("a")
+    assert len(queue._timers) < 200
+
+
+def test_a_key_that_was_put_off_is_taken_after_the_timers_were_tidied() -> None:
+    clock = Clock()
+    queue = queue_at(clock)
+    for number in range(300):
+        queue.add_after("a", 1_000.0 - number)
+    assert len(queue._timers) < 200
+    clock.now += 701.0
+    assert [take(queue), take(queue)] == ["a", None]
+
+
+def test_a_time_beyond_what_a_lock_can_wait_for_ends_no_taker() -> None:
+    queue = WorkQueue()
+    taken: list[str | None] = []
+    thread = threading.Thread(target=lambda: taken.append(queue.get()))
+    queue.add_after("in a thousand years", 1000 * 365 * 86_400.0)
+    thread.start()
+    queue.add_after("a", 0.05)
+    thread.join(10)
+    assert taken == ["a"]
+
+
+def test_shutting_down_releases_those_who_wait() -> None:
+    queue = WorkQueue()
+    taken: list[str | None] = []
+    threads = [threading.Thread(target=lambda: taken.append(queue.get())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    queue.shut_down()
+    for thread in threads:
+        thread.join(10)
+    assert taken == [None, None, None]
+
+
+def test_a_delay_passes_by_itself() -> None:
+    queue = WorkQueue()
+    queue.add_after("a", 0.01)
+    assert queue.get(timeout_s=10) == "a"
+
+
+def test_threads_share_the_work_and_never_a_key() -> None:
+    queue = WorkQueue()
+    working: Counter[str] = Counter()
+    worked: Counter[str] = Counter()
+    clashes: list[str] = []
+    lock = threading.Lock()
+
+    def work() -> None:
+        while (key := queue.get()) is not None:
+            with lock:
+                working[key] += 1
+                worked[key] += 1
+                if working[key] > 1:
+                    clashes.append(key)
+            with lock:
+                working[key] -= 1
+            queue.done(key)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(2000):
+        queue.add(str(number % 7))
+    wait_until(lambda: not queue._waiting)
+    queue.shut_down()
+    for thread in threads:
+        thread.join(10)
+    assert clashes == []
+    assert set(worked) == {str(n) for n in range(7)}
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "after", "fail", "take", "done", "tick"]))))
+def test_whatever_happens_an_added_key_is_taken_later(steps: list[tuple[str, str]]) -> None:
+    clock = Clock()
+    queue = queue_at(clock)
+    additions = {"add": queue.add, "after": lambda k: queue.add_after(k, 3.0), "fail": queue.add_rate_limited}
+    owed: set[str] = set()  # keys whose last addition has not been taken yet
+    asked: Counter[str] = Counter()  # additions less takings: one that was put off may come behind one at once
+    held: set[str] = set()
+    for key, step in steps:
+        if step in additions:
+            additions[step](key)
+            owed.add(key)
+            asked[key] += 1
+        elif step == "take":
+            taken = take(queue)
+            if taken is not None:
+                assert asked[taken] > 0
+                assert taken not in held
+                asked[taken] -= 1
+                held.add(taken)
+                owed.discard(taken)
+        elif step == "done" and key in held:
+            held.discard(key)
+            queue.done(key)
+        elif step == "tick":
+            clock.now += 1.0
+    for key in held:
+        queue.done(key)
+    clock.now += MAX_DELAY_S
+    found = set()
+    while (taken := take(queue)) is not None:
+        found.add(taken)
+        queue.done(taken)
+    assert owed <= found

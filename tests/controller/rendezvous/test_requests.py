@@ -1,0 +1,113 @@
+"""Reports of ranks, which are the user's code: whatever they hold, the job's status can be stored and read back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.api.codec import from_json, to_json
+from elasticctl.api.status import Generation, JobStatus
+from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.history import fold_reports
+from elasticctl_controller.core.membership import MAX_METRICS, Group
+from elasticctl_controller.rendezvous.requests import MAX_STEP, note_report
+from tests.support.anything import HUGE, JSON
+
+NOW = 1_700_000_000.0
+
+
+def told(*messages: Any) -> JobStatus:
+    """The status after these reports of generation 1."""
+    group = Group("j", records=[Generation(1, ("digits-worker-0",))])
+    for message in messages:
+        note_report(group, message, NOW)
+    seen = Observed(progress=group.progress, checkpoint=group.checkpoint, generations=tuple(group.records))
+    return fold_reports(JobStatus(), seen)
+
+
+def check_storable(status: JobStatus) -> None:
+    """Fails unless an API server can hold the status: no NaN, no number beyond 64 bits, no half of a character."""
+    text = json.dumps(to_json(status), allow_nan=False, ensure_ascii=False)
+    text.encode("utf-8")
+    assert from_json(JobStatus, json.loads(text)) == status
+
+
+def progress(**fields: Any) -> dict[str, Any]:
+    return {"kind": "progress", "generation": 1, "step": 3, **fields}
+
+
+def test_a_report_is_taken_over() -> None:
+    status = told(
+        progress(total_steps=560, epoch=2, total_epochs=8, samples_per_s=8123, metrics={"loss": 0.5, "n": 7}),
+        {
+            "kind": "committed",
+            "generation": 1,
+            "step": 2,
+            "committed": 1,
+            "size_bytes": 81234,
+            "duration_s": 0.5,
+            "url": "file:///x",
+        },
+    )
+    found = status.progress
+    assert (found.step, found.total_steps, found.epoch, found.total_epochs) == (3, 560, 2, 8)
+    assert (found.samples_per_s, found.metrics) == (8123.0, {"loss": 0.5, "n": 7.0})
+    commit = status.checkpoint
+    assert (commit.step, commit.size_bytes, commit.duration_s, commit.url) == (2, 81234, 0.5, "file:///x")
+    check_storable(status)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), HUGE, -HUGE, -1, True, "7", [7], {}])
+def test_numbers_that_no_object_can_hold_are_left_out(odd: Any) -> None:
+    status = told(
+        progress(total_steps=odd, epoch=odd, total_epochs=odd, samples_per_s=0.5, metrics={"good": 1.0}),
+        {"kind": "committed", "generation": 1, "step": 2, "committed": 1, "size_bytes": odd, "duration_s": 0.5},
+    )
+    assert (status.progress.total_steps, status.progress.epoch, status.progress.total_epochs) == (None, None, None)
+    assert status.progress.metrics == {"good": 1.0}
+    assert status.checkpoint.size_bytes == 0
+    check_storable(status)
+
+
+def test_the_largest_float_as_a_metric_can_be_stored() -> None:
+    status = told(progress(metrics={"best": sys.float_info.max, "worst": -sys.float_info.max}))
+    assert status.curve.metrics["best"] == (sys.float_info.max,)
+    check_storable(status)
+
+
+@pytest.mark.parametrize("step", [HUGE, MAX_STEP, -1, True, 1.5, "3", None])
+def test_a_step_that_is_none_is_passed_over(step: Any) -> None:
+    assert told(progress(step=step)).progress.step is None
+
+
+def test_a_script_that_names_its_metrics_by_the_step_fills_nothing() -> None:
+    messages = [progress(step=step, metrics={f"loss_{step}": 1.0, "loss": 2.0}) for step in range(1000)]
+    metrics = told(*messages).progress.metrics
+    assert len(metrics) == MAX_METRICS
+    assert {"loss", "loss_999"} <= metrics.keys()
+
+
+NUMBERS = ("total_steps", "epoch", "total_epochs", "samples_per_s", "size_bytes", "duration_s")
+MESSAGES = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["progress", "resumed", "committed"]),
+        "generation": st.just(1),
+        "step": st.just(3) | JSON,
+        "committed": st.just(1) | JSON,
+    },
+    optional={
+        "metrics": st.dictionaries(st.text(max_size=5) | st.just("\ud800"), JSON, max_size=4) | JSON,
+        **dict.fromkeys((*NUMBERS, "url"), JSON),
+    },
+)
+
+
+@given(st.lists(MESSAGES, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_whatever_a_script_reports_the_status_can_be_stored(messages: list[Any]) -> None:
+    check_storable(told(*messages))

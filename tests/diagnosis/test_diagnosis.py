@@ -1,0 +1,310 @@
+"""Why a job is as it is: each rule on a job that it is about, and none on any job at all raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl.api.spec import ElasticJob
+from elasticctl.diagnosis import RULES, Case, Finding, Severity, diagnose
+from tests.cli.samples import AT, FAILED, at, job
+
+NOW = AT + 60.0
+QUIET: dict[str, Any] = {"interruptions": [], "scalings": [], "restarts": {}}
+LAUNCH = ["elasticctl-launch", "--nproc-per-node", "1", "--"]
+
+
+def container(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def case(*pods: dict[str, Any], now: float = NOW, holders: dict[str, int] | None = None, **status: Any) -> Case:
+    manifest = job(**{**QUIET, **status})
+    container(manifest)["command"] = LAUNCH
+    return Case(ElasticJob.from_manifest(manifest), pods, now, holders or {})
+
+
+def pod(index: int = 0, phase: str = "Pending", **status: Any) -> dict[str, Any]:
+    metadata = {"name": f"digits-worker-{index}", "creationTimestamp": at(50)}
+    return {"metadata": metadata, "status": {"phase": phase, **status}}
+
+
+def waiting(reason: str, message: str, index: int = 0) -> dict[str, Any]:
+    return pod(index, containerStatuses=[{"state": {"waiting": {"reason": reason, "message": message}}}])
+
+
+def first(of: Case) -> Finding:
+    return diagnose(of)[0]
+
+
+def named(of: Case) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in diagnose(of)}
+
+
+def test_a_job_that_trains_is_told_to_be_fine() -> None:
+    (only,) = diagnose(case())
+    assert (only.rule, only.severity, only.decisive) == ("training", Severity.INFO, False)
+    assert only.text == (
+        "It trains: 4 workers are running, of 4 wanted; step 120 of 560; 8,123 samples/s; the last checkpoint, of step"
+        " 100, 3.0s old."
+    )
+
+
+def test_a_failed_job_names_rank_code_error_lines_and_budget() -> None:
+    found = first(case(**FAILED))
+    assert found.text == (
+        "It failed: rank 1 of worker-1 ended with exit code 1: ValueError: bad learning rate. That was failure 4; its"
+        " budget allows 3 (--backoff-limit)."
+    )
+    assert found.details == ("Traceback (most recent call last):", "ValueError: bad learning rate")
+    assert [mend.command for mend in found.mends] == [
+        "elasticctl logs digits --worker 1",
+        "elasticctl rerun digits --from-checkpoint latest",
+    ]
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from() -> None:
+    assert first(case(**FAILED, checkpoint={})).mends[-1].command == "elasticctl rerun digits"
+    assert first(case(phase="Cancelled", checkpoint={})).mends[0].command == "elasticctl rerun digits"
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        ({"signal": "SIGSEGV", "exitCode": 139, "rank": 0}, "rank 0 of worker-1 was ended by SIGSEGV"),
+        ({"error": "OOMKilled", "exitCode": 137}, "worker-1 was killed because it used more memory than it may"),
+        ({"error": "ApplicationError", "exitCode": 7}, "worker-1 ended with exit code 7."),
+        ({}, "worker-1 failed."),
+    ],
+)
+def test_how_the_first_worker_failed(failure: dict[str, Any], text: str) -> None:
+    told = {**FAILED, "firstFailure": {"worker": "digits-worker-1", **failure}}
+    assert text in first(case(**told)).text
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("RestartPolicyNever", "Its restart policy, Never, allows no failure."),
+        ("PermanentExitCode", "With the restart policy ExitCode, exit codes below 128 are final."),
+    ],
+)
+def test_a_policy_can_be_what_failed_it(reason: str, text: str) -> None:
+    assert first(case(**{**FAILED, "reason": reason})).text.endswith(text)
+
+
+def test_a_deadline_is_no_failure_of_the_script() -> None:
+    found = first(case(phase="Failed", reason="DeadlineExceeded"))
+    assert found.rule == "deadline-exceeded"
+    assert "at step 120 of 560; its last checkpoint is of step 100." in found.text
+    assert found.mends[0].command == (
+        "elasticctl rerun digits --from-checkpoint latest --set spec.activeDeadlineSeconds=SECONDS"
+    )
+
+
+def test_a_success_counts_what_it_came_through() -> None:
+    found = first(case(phase="Succeeded", completionTime=at(100), interruptions=job()["status"]["interruptions"]))
+    assert found.text == "It succeeded after 1m39s, over 1 interruption."
+
+
+def test_a_suspended_job_says_how_to_go_on() -> None:
+    found = first(case(phase="Suspended"))
+    assert (found.rule, found.mends[0].command) == ("suspended", "elasticctl resume digits")
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "rule", "text"),
+    [
+        ("NotAdmitted", "waits.", "waiting-for-admission", "It waits. Its place is kept: step 100."),
+        ("Suspended", "on request", "suspended", "It was suspended on request. Its place is kept: step 100."),
+    ],
+)
+def test_a_job_in_a_queue_says_what_kueue_says_unless_its_owner_suspended_it(
+    reason: str, message: str, rule: str, text: str
+) -> None:
+    manifest = job(**QUIET, phase="Suspended", reason=reason, message=message)
+    manifest["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    manifest["spec"]["suspend"] = True
+    found = first(Case(ElasticJob.from_manifest(manifest), (), NOW, {}))
+    assert (found.rule, found.text) == (rule, text)
+
+
+def test_no_room_names_who_has_it() -> None:
+    message = "waits for 1 GPU: 0 of this machine's 2 are free"
+    pods = [pod(0, reason="Unschedulable", message=message)]
+    found = first(case(*pods, phase="Pending", active=1, holders={"train": 1, "big": 4}))
+    assert found.rule == "no-room"
+    assert found.decisive
+    assert found.text == f"worker-0 {message}. Held by big (4 GPUs) and train (1 GPU)."
+    assert found.mends[0].command == "elasticctl suspend big"
+
+
+def test_no_room_for_some_is_a_warning_while_the_others_train() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes."}
+    pods = [pod(0, "Running"), pod(1, "Running"), pod(2, conditions=[condition]), pod(3, conditions=[condition])]
+    found = named(case(*pods))
+    assert found["no-room"].text == "2 workers wait for a place. worker-2 has no place: 0/3 nodes."
+    assert found["no-room"].mends[0].command == "elasticctl scale digits --to 2"
+    assert "training" in found
+
+
+@pytest.mark.parametrize(
+    ("reason", "rule"),
+    [
+        ("ImagePullBackOff", "image-not-pulled"),
+        ("ErrImagePull", "image-not-pulled"),
+        ("CreateContainerConfigError", "secret-missing"),
+        ("CreateContainerError", "container-not-made"),
+    ],
+)
+def test_a_container_that_cannot_be_made(reason: str, rule: str) -> None:
+    found = first(case(waiting(reason, 'secret "wandb" not found'), phase="Pending"))
+    assert (found.rule, found.severity) == (rule, Severity.ERROR)
+    assert 'secret "wandb" not found' in found.text
+
+
+def test_a_container_that_is_being_made_is_no_trouble() -> None:
+    found = first(case(waiting("ContainerCreating", ""), phase="Pending"))
+    assert (found.rule, found.severity) == ("starting", Severity.INFO)
+    late = first(case(waiting("ContainerCreating", ""), phase="Pending", now=NOW + 100))
+    assert (late.severity, late.mends[0].command) == (Severity.WARNING, "elasticctl events digits")
+
+
+def test_a_pause_after_failures_says_until_when_and_why() -> None:
+    failed = {**FAILED, "phase": "Restarting", "failures": 2, "backoff": {"failures": 2, "until": at(68)}}
+    found = first(case(**failed))
+    assert found.rule == "back-off"
+    assert "failed twice in a row (rank 1 of worker-1 ended with exit code 1" in found.text
+    assert "tries again in 8.0s. 2 of 3 allowed failures used." in found.text
+    assert first(case(**failed, now=AT + 70)).rule == "failing"
+
+
+def test_workers_that_have_not_met_import_first() -> None:
+    unmet = case(pod(0, "Running"), progress={}, checkpoint={}, now=AT + 5)
+    assert (first(unmet).rule, first(unmet).severity) == ("joining", Severity.INFO)
+    assert first(case(pod(0, "Running"), progress={}, checkpoint={}, now=AT + 90)).severity == Severity.WARNING
+
+
+def group(**fields: Any) -> dict[str, Any]:
+    return {"generation": 3, "workers": ["digits-worker-0"], "formedAt": at(40), **fields}
+
+
+def test_a_group_without_a_step_is_watched() -> None:
+    assert first(case(generations=[group()])).rule == "before-the-first-step"
+    late = first(case(generations=[group()], progress={}, now=AT + 500))
+    assert late.severity == Severity.WARNING
+    assert "does not use elasticctl_train" in late.text
+
+
+def test_a_standstill_is_told_by_the_steps_before_it() -> None:
+    stepping = group(firstStepAt=at(50), resumedStep=100)
+    steps = {"step": 121, "at": at(60)}
+    assert "standstill" not in named(case(generations=[stepping], progress=steps, now=AT + 100))
+    found = named(case(generations=[stepping], progress=steps, now=AT + 200))["standstill"]
+    assert found.text == (
+        "No step for 2m20s; the last was 121. Before, a step took 0.5s. After 30m00s it starts again from the last"
+        " checkpoint (--hang-timeout)."
+    )
+
+
+def test_failures_say_what_is_left_of_the_budget() -> None:
+    some = {"failures": 1, "firstFailure": FAILED["firstFailure"]}
+    found = named(case(**some))["failing"]
+    assert found.severity == Severity.WARNING
+    assert found.text.endswith("1 of 3 allowed failures used, 2 left.")
+    last = named(case(**{**some, "failures": 3}))["failing"]
+    assert last.severity == Severity.ERROR
+    assert last.text.endswith("3 of 3 allowed failures used, one more ends it.")
+
+
+def test_memory_and_standing_still_have_rules_of_their_own() -> None:
+    found = named(case(failures=1, restarts={"OOMKilled": 1, "Stuck": 1, "Unresponsive": 1}))
+    assert "1 worker used more memory than allowed" in found["out-of-memory"].text
+    assert "failing" not in found
+    assert "2 workers held up the group" in found["stuck"].text
+
+
+def test_interruptions_of_the_last_hour_and_their_cost() -> None:
+    lost = {"at": at(55), "worker": "digits-worker-2", "cause": "NodeLost"}
+    known = job()["status"]["interruptions"][0]
+    found = named(case(interruptions=[known, lost]))["interrupted"]
+    assert found.text == (
+        "2 interruptions in the last hour (NodeLost 1, Preempted 1): 2.5s until training went on, 12 steps done again;"
+        " 1 not yet recovered from."
+    )
+    assert "interrupted" not in named(case(interruptions=[known], now=AT + 7200))
+
+
+def test_workers_that_are_killed_again_and_again_may_lack_memory() -> None:
+    killed = [{"at": at(i), "worker": f"digits-worker-{i}", "cause": "Killed"} for i in range(3)]
+    assert "killed" not in named(case(interruptions=killed[:2]))
+    assert "perhaps the machine ran out of memory" in named(case(interruptions=killed))["killed"].text
+
+
+def test_a_late_checkpoint_is_told_by_the_usual_interval() -> None:
+    """6 commits from second 50 to 170: one in 20 s. It is late after a minute."""
+    began = {"generations": [group(generation=1, firstStepAt=at(50))], "checkpoint": {**SAVED, "at": at(170)}}
+    fresh = {**began, "progress": {"step": 300, "at": at(220)}}
+    assert "stale-checkpoint" not in named(case(**fresh, now=AT + 220))
+    stale = {**began, "progress": {"step": 300, "at": at(290)}}
+    found = named(case(**stale, now=AT + 290))["stale-checkpoint"]
+    assert "is 2m00s old; there used to be one every 20s." in found.text
+    assert "would cost 200 steps" in found.text
+
+
+SAVED: dict[str, Any] = {"step": 100, "committed": 6}
+
+
+def test_no_checkpoint_at_all() -> None:
+    training = {"generations": [group(generation=1, firstStepAt=at(0))], "checkpoint": {}}
+    late = {"progress": {"step": 300, "at": at(1000)}, "now": AT + 1000}
+    assert "No checkpoint has been committed in 16m40s" in named(case(**training, **late))["no-checkpoint"].text
+    assert "no-checkpoint" not in named(case(**training))
+
+
+def test_without_storage_nothing_is_kept() -> None:
+    manifest = job(**QUIET, checkpoint={})
+    container(manifest).update(command=LAUNCH, env=[])
+    found = diagnose(Case(ElasticJob.from_manifest(manifest), (), NOW))
+    assert "no-storage" in {finding.rule for finding in found}
+
+
+def test_steps_done_again_matter_from_one_in_twenty_on() -> None:
+    assert "steps-done-again" in named(case(stepsRedone=12))
+    assert "steps-done-again" not in named(case(stepsRedone=6))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5) | st.just(at(0)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+PHASES = st.sampled_from(["Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed", "Cancelled", "x"])
+
+
+@given(
+    PHASES,
+    st.dictionaries(st.sampled_from([*job(**FAILED)["status"], "generations", "backoff"]), JSON),
+    JSON,
+    st.dictionaries(st.sampled_from(["metadata", "status"]), JSON) | JSON,
+)
+@settings(deadline=None, max_examples=150)
+def test_any_object_gets_an_answer(phase: str, status: dict[str, Any], template: Any, pod_: Any) -> None:
+    manifest = {
+        "metadata": {"name": "a"},
+        "spec": {"replicaSpecs": {"Worker": {"template": template}}},
+        "status": {**status, "phase": phase},
+    }
+    pods: tuple[Any, ...] = (pod_, {"status": {"containerStatuses": pod_, "conditions": pod_}})
+    found = diagnose(Case(ElasticJob.from_manifest(manifest), pods, NOW))
+    assert found
+    assert all(finding.text.endswith(".") for finding in found)
+
+
+def test_rules_are_about_one_thing_each() -> None:
+    assert len({rule.__name__ for rule in RULES}) == len(RULES)
+    assert all(rule.__doc__ for rule in RULES)

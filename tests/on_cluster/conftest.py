@@ -1,0 +1,77 @@
+"""The cluster that $KUBECONFIG points at, with the CRD on it and two replicas of the controller beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.replicas import Replicas, prepare
+from elasticctl.api.errors import NotFoundError
+from elasticctl.kubeapi.connection import Connection, connect
+from tests.on_cluster.commands import elasticctl, kubectl
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs a cluster, and some minutes."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def api() -> Connection:
+    """The cluster; the tests are skipped where there is none."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("$KUBECONFIG is not set")
+    return connect()
+
+
+@pytest.fixture(scope="session")
+def crd(api: Connection) -> None:
+    """Have the CRDs and the controller's namespace on the cluster."""
+    prepare(api)
+
+
+def serves(api: Connection, group_version: str) -> bool:
+    """True where the cluster knows that version of an API group."""
+    try:
+        api.request("GET", f"/apis/{group_version}")
+    except NotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture
+def cli_home(api: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of its own for the command line, in which the cluster is the context in use."""
+    monkeypatch.setenv("ELASTICCTL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("ELASTICCTL_CONTEXT", raising=False)
+    context = kubectl("config", "current-context").strip()
+    assert elasticctl("config", "import", context).code == 0
+    assert elasticctl("config", "use-context", context).code == 0
+
+
+@pytest.fixture(scope="module")
+def replicas(crd: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    """Two replicas of the controller."""
+    found = Replicas(tmp_path_factory.mktemp("controllers"))
+    try:
+        found.start()
+        found.start()
+        found.leader()
+        yield found
+    finally:
+        try:
+            found.stop()
+        finally:
+            tell(found)
+
+
+def tell(replicas: Replicas) -> None:
+    """Print what the controllers have logged: pytest shows it with a test that fails."""
+    for replica in replicas.running:
+        print(f"--- {replica.log.name}", replica.log.read_text(), sep="\n")

@@ -1,0 +1,35 @@
+"""The digits example, in one worker of which memory is filled once a file in its storage says so.
+
+    python tests/on_cluster/hungry.py FILE [arguments of the example]
+
+FILE holds the worker's name; it is removed before the memory is filled, so that the next worker of that name trains.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+import time
+from pathlib import Path
+
+BLOCK_BYTES = 64 << 20
+
+
+def eat_once_told(file: Path) -> None:
+    """Wait for the file, and fill all the memory there is."""
+    while not (file.exists() and file.read_text() == os.environ["ELASTICCTL_WORKER"]):
+        time.sleep(0.1)
+    file.unlink()
+    eaten = []
+    while True:
+        eaten.append(bytearray(os.urandom(4096) * (BLOCK_BYTES // 4096)))
+
+
+if __name__ == "__main__":
+    told, *rest = sys.argv[1:]
+    threading.Thread(target=eat_once_told, args=(Path(told),), daemon=True).start()
+    example = Path(__file__).parents[2] / "examples/digits/train.py"
+    sys.argv = [str(example), *rest]
+    runpy.run_path(str(example), run_name="__main__")

@@ -1,0 +1,207 @@
+"""`elasticctl install` on a real cluster: the controller as a Deployment, under its own rights and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.replicas import prepare
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import NotFoundError
+from elasticctl.api.status import Phase
+from elasticctl.cluster.kube.install import FIELD_MANAGER, Installer, path_of
+from elasticctl.kubeapi import installation
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
+from tests.on_cluster.commands import elasticctl, kubectl
+from tests.on_cluster.conftest import serves
+from tests.on_cluster.trainer import Trainer
+from tests.support.waiting import wait_until
+
+IMAGE = os.environ.get("ELASTICCTL_TEST_CONTROLLER_IMAGE", "lab/controller:dev")
+USER = f"system:serviceaccount:{installation.NAMESPACE}:elasticctl-controller"
+PODS = resource_path("v1", installation.NAMESPACE, "pods")
+LEADER = "elasticctl.dev/leader"
+
+
+def manifests(**given: str) -> list[Manifest]:
+    """What is installed: the command is this very Python's, for the lab's images hold none of their own."""
+    found = installation.manifests(image=IMAGE, **given)
+    for item in found:
+        if item["kind"] == "Deployment":
+            item["spec"]["template"]["spec"]["containers"][0]["command"][0] = sys.executable
+    return found
+
+
+@pytest.fixture(scope="module")
+def installer(crd: None, api: Connection) -> Iterator[Installer]:
+    """The controller in the cluster; afterwards the cluster is as other tests want it, with the definition alone."""
+    said: list[str] = []
+    made = Installer(api, said.append)
+    # The namespace, which the tests have made, counts as one that an installation made: it goes with the rest.
+    ours = {"metadata": {"labels": {installation.LABEL_MANAGER: FIELD_MANAGER}}}
+    api.request(
+        "PATCH", resource_path("v1", None, "namespaces", installation.NAMESPACE), ours, content_type=MERGE_PATCH
+    )
+    made.apply(manifests())
+    made.await_available(installation.NAMESPACE, 120)
+    left_out = [line for line in said if "left out, for this cluster has no policy/v1" in line]
+    assert len(left_out) == (0 if serves(api, "policy/v1") else 1)
+    yield made
+    found = made.look(manifests()).objects
+    made.remove(found)
+    wait_until(lambda: not _left(api, found), 120)
+    prepare(api)
+
+
+def _left(api: Connection, objects: tuple[Manifest, ...]) -> list[str]:
+    """Which of the objects are still there."""
+    left = []
+    for item in objects:
+        try:
+            api.request("GET", path_of(item))
+        except NotFoundError:
+            continue
+        left.append(path_of(item))
+    return left
+
+
+def controllers(api: Connection) -> list[Manifest]:
+    params = {"labelSelector": f"{installation.LABEL}={installation.LABEL_VALUE}"}
+    pods: list[Manifest] = api.request("GET", PODS, None, params)["items"]
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+def leaders(api: Connection) -> list[str]:
+    return [pod["metadata"]["name"] for pod in controllers(api) if pod["metadata"]["labels"].get(LEADER) == "true"]
+
+
+def test_a_second_time_changes_nothing(installer: Installer, api: Connection) -> None:
+    said: list[str] = []
+    Installer(api, said.append).apply(manifests())
+    done = [line for line in said if "left out" not in line]
+    assert {line.rpartition(": ")[2] for line in done} == {"unchanged", "kept"}
+
+
+@pytest.mark.parametrize(
+    ("group", "resource", "verb", "allowed"),
+    [
+        ("", "pods", "create", True),
+        ("", "nodes", "watch", True),
+        ("", "secrets", "create", True),
+        ("", "secrets", "get", False),
+        ("", "secrets", "list", False),
+        ("", "pods/exec", "create", False),
+        ("", "pods/log", "get", False),
+        ("", "pods", "patch", False),
+        ("", "nodes", "delete", False),
+        ("", "nodes", "patch", False),
+        ("", "configmaps", "list", False),
+        ("", "serviceaccounts/token", "create", False),
+        ("apps", "deployments", "create", False),
+        ("rbac.authorization.k8s.io", "clusterroles", "update", False),
+        ("elastic.pytorch.org", "elasticjobs", "delete", True),
+        ("elastic.pytorch.org", "elasticjobs", "update", False),
+        ("elastic.pytorch.org", "elasticjobs/status", "update", True),
+        ("coordination.k8s.io", "leases", "update", False),
+    ],
+)
+def test_the_controller_may_do_this_and_not_that(
+    installer: Installer, api: Connection, group: str, resource: str, verb: str, allowed: bool
+) -> None:
+    name, _, part = resource.partition("/")
+    asked = {"group": group, "resource": name, "subresource": part, "verb": verb, "namespace": "default"}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": USER, "resourceAttributes": asked},
+    }
+    answer = api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    assert answer["status"].get("allowed", False) is allowed
+
+
+Right = tuple[str, str, str, tuple[str, ...]]
+"""A group, a resource, a verb, and the names that it is limited to."""
+
+
+def rights_of(user: str, namespace: str) -> set[Right]:
+    """All that the API server says that somebody may do in a namespace."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": namespace},
+    }
+    answer = kubectl("create", "--as", user, "-o", "json", "-f", "-", given=json.dumps(review))
+    return rights(json.loads(answer)["status"]["resourceRules"])
+
+
+def rights(rules: list[Manifest]) -> set[Right]:
+    """Each right of the rules by itself."""
+    return {
+        (group, resource, verb, tuple(rule.get("resourceNames", ())))
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_controller_may_do_what_is_written_down_and_nothing_else(installer: Installer) -> None:
+    anybody = rights_of(f"system:serviceaccount:{installation.NAMESPACE}:nobody", installation.NAMESPACE)
+    written = {item["metadata"]["name"]: rights(item["rules"]) for item in manifests() if "rules" in item}
+    elsewhere, at_home = rights_of(USER, "default"), rights_of(USER, installation.NAMESPACE)
+    assert elsewhere - anybody == written["elasticctl-controller"]
+    assert at_home - anybody == written["elasticctl-controller"] | written["elasticctl-leader"]
+    assert not any("*" in part for right in elsewhere | at_home for part in right[1:3])
+
+
+def metrics_of(pod: str) -> str:
+    return kubectl("get", "--raw", f"{PODS}/{pod}:8080/proxy/metrics")
+
+
+@pytest.fixture
+def trainer(installer: Installer, api: Connection) -> Iterator[Trainer]:
+    """A job that is gone afterwards."""
+    found = Trainer(api, "installed")
+    found.delete()
+    yield found
+    found.delete()
+
+
+def test_a_job_trains_under_it_and_outlives_its_leader(trainer: Trainer, api: Connection) -> None:
+    trainer.submit(2, epochs=100_000, step_delay_s=0.05)
+    trainer.wait_training(2)
+    (leader,) = wait_until(lambda: leaders(api), 60)
+    api.request("DELETE", f"{PODS}/{leader}", {"gracePeriodSeconds": 0})
+    wait_until(lambda: leaders(api) not in ([], [leader]), 60)
+    trainer.disturbed(lambda: trainer.kill(1), 2)
+    assert trainer.job().status.phase is Phase.RUNNING
+    wait_until(lambda: "Deleted" in trainer.reasons(), 30)
+    (leader,) = leaders(api)
+    page = metrics_of(leader)
+    assert 'elasticctl_api_requests_total{verb="POST",outcome="ok"}' in page
+    assert 'outcome="403"' not in page
+
+
+def test_it_is_taken_out_once_no_job_lives(
+    installer: Installer, api: Connection, trainer: Trainer, cli_home: None
+) -> None:
+    trainer.submit(1, epochs=100_000, step_delay_s=0.05)
+    trainer.wait_training(1)
+    found = installer.look(manifests())
+    assert found.living == ("default/installed",)
+    kinds = [item["kind"] for item in found.objects]
+    assert (kinds[0], kinds[-1]) == ("CustomResourceDefinition", "Namespace")
+    refused = elasticctl("install", "--uninstall", "--yes")
+    assert refused.code != 0
+    assert "1 job would end: default/installed" in refused.err
+    assert len(_left(api, found.objects)) == len(found.objects)
+    trainer.delete()
+    done = elasticctl("install", "--uninstall", "--yes")
+    assert done.code == 0, done
+    wait_until(lambda: not _left(api, found.objects), 120)
+    assert "nothing of elasticctl is installed there" in elasticctl("install", "--uninstall", "--yes").err
+    prepare(api)  # for what is torn down after this

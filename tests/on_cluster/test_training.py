@@ -1,0 +1,206 @@
+"""Real training on real nodes, through everything that takes workers and controllers away."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.replicas import Replicas
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import NotFoundError
+from elasticctl.api.status import Cause, Interruption, Phase
+from elasticctl.kubeapi.connection import Connection
+from elasticctl_controller.core.owned_objects import build_budget
+from tests.on_cluster.commands import kubectl, lab
+from tests.on_cluster.conftest import serves
+from tests.on_cluster.trainer import Trainer
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def digits(api: Connection, replicas: Replicas) -> Iterator[Trainer]:
+    """A job of three workers that trains for as long as it is let."""
+    trainer = Trainer(api, "digits")
+    trainer.delete()
+    try:
+        trainer.submit(3, epochs=100_000, step_delay_s=0.05)
+        trainer.wait_training(3)
+        yield trainer
+    finally:
+        trainer.delete()
+
+
+def node_of(digits: Trainer, index: int) -> tuple[str, set[str]]:
+    """The node that a worker is on, and all workers that are on it."""
+    placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in digits.pods()}
+    node = placed[f"{digits.name}-worker-{index}"]
+    return node, {name for name, its in placed.items() if its == node}
+
+
+def are_replaced(digits: Trainer, before: dict[str, str], lost: set[str]) -> bool:
+    """Are there as many workers as before, the same but for the lost ones? Replacements may have other names.
+
+    A worker that its peers have given up before Kubernetes has noticed that its node is dead leaves a pod behind that
+    cannot end yet, and so keeps its name until then.
+    """
+    after = digits.uids()
+    stayed = {name: uid for name, uid in before.items() if name not in lost}
+    gone = {before[name] for name in lost}
+    return len(after) == len(before) and stayed.items() <= after.items() and not gone & set(after.values())
+
+
+def is_unheard(api: Connection, node: str) -> bool:
+    """Does Kubernetes say that it no longer hears of this node?"""
+    conditions = api.request("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
+    return any(item["type"] == "Ready" and item["status"] == "Unknown" for item in conditions)
+
+
+def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
+    first = digits.uids()
+    digits.disturbed(lambda: digits.scale(4), 4)
+    grown = digits.uids()
+    assert first.items() <= grown.items()
+    digits.disturbed(lambda: digits.scale(2), 2)
+    wait_until(lambda: len(digits.pods()) == 2, 60)
+    assert digits.uids().items() <= grown.items()
+    digits.disturbed(lambda: digits.scale(3), 3)
+    wait_until(lambda: "Scaled" in digits.reasons(), 10)
+
+
+@pytest.mark.parametrize("index", [2, 1, 0])
+def test_a_worker_that_is_killed_costs_a_few_steps(digits: Trainer, index: int) -> None:
+    before = digits.uids()
+    digits.wait_steady()
+    digits.disturbed(lambda: digits.kill(index), 3)
+    after = digits.uids()
+    lost = f"digits-worker-{index}"
+    assert after.keys() == before.keys()
+    assert {name for name in after if after[name] != before[name]} == {lost}
+    last = digits.job().status.interruptions[-1]
+    assert (last.worker, last.cause) == (lost, Cause.DELETED)
+    wait_until(lambda: Cause.DELETED.value in digits.reasons(), 10)
+    assert last.recovery_s is not None  # how long is for a benchmark to say: the lab shares its cores with all else
+    print(f"worker {index}: {last.recovery_s:.1f} s to the survivors' next step, {last.steps_redone} steps redone")
+
+
+def test_the_next_controller_takes_over(digits: Trainer, replicas: Replicas) -> None:
+    leader = replicas.leader()
+    generation = digits.job().status.generation
+    leader.process.kill()
+    replicas.running.remove(leader)
+    leader.process.wait()
+    began = time.monotonic()
+    replicas.leader()
+    print(f"fail-over: {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began < 20
+    step = digits.job().status.progress.step or 0
+    wait_until(lambda: (digits.job().status.progress.step or 0) > step + 10, 60)
+    assert digits.job().status.generation == generation  # nobody had to stop for it
+    replicas.start()
+    digits.disturbed(lambda: digits.kill(1), 3)
+
+
+def test_a_node_that_dies_without_a_word(digits: Trainer, api: Connection) -> None:
+    node, on_it = node_of(digits, 1)
+    before = digits.uids()
+    try:
+        digits.disturbed(lambda: lab("kill-node", node), 3, 240)
+        assert are_replaced(digits, before, on_it)
+        assert {item.worker for item in digits.ends_of(before)} == on_it
+        wait_until(lambda: is_unheard(api, node), 120)  # the peers may have noticed first
+        wait_until(lambda: {item.cause for item in digits.ends_of(before)} == {Cause.NODE_LOST}, 30)
+        wait_until(lambda: Cause.NODE_LOST.value in digits.reasons(), 10)
+        wait_until(lambda: all(map(is_staying, digits.pods())), 10)  # what cannot end on that node is gone all the same
+    finally:
+        lab("start-node", node)
+
+
+def test_a_node_whose_object_is_deleted(digits: Trainer, api: Connection) -> None:
+    node, on_it = node_of(digits, 0)
+    before = digits.uids()
+
+    def reclaim() -> None:
+        lab("kill-node", node)
+        api.request("DELETE", f"/api/v1/nodes/{node}")
+        began = time.monotonic()
+        wait_until(lambda: are_replaced(digits, before, on_it), 60)
+        print(f"{len(on_it)} workers replaced {time.monotonic() - began:.1f} s after their node's deletion")
+
+    try:
+        digits.disturbed(reclaim, 3, 240)
+        assert {item.cause for item in digits.ends_of(before)} == {Cause.NODE_LOST}
+    finally:
+        lab("start-node", node)
+
+
+@pytest.fixture
+def budget(digits: Trainer, api: Connection) -> Iterator[int]:
+    """The job has a minimum of 2, and a disruption budget that says so; yields how many workers it protects."""
+    digits.patch({"spec": {"minReplicas": 2}})
+    manifest = build_budget(digits.job())
+    if not serves(api, "policy/v1"):  # the controller makes none there: apply what it would have made
+        kubectl("apply", "-f", "-", given=json.dumps({**manifest, "apiVersion": "policy/v1beta1"}))
+    wait_until(lambda: "2" in kubectl("get", "pdb", "-o", "jsonpath={.items[*].status.desiredHealthy}"), 60)
+    yield 2
+    digits.patch({"spec": {"minReplicas": 1}})
+
+
+def test_a_node_that_is_drained_costs_no_step(digits: Trainer, budget: int) -> None:
+    digits.wait_training(3)
+    node, on_it = node_of(digits, 1)
+    before = digits.uids()
+    seen, over = [], threading.Event()
+
+    def count() -> None:
+        while not over.wait(0.1):
+            seen.append(sum(pod["status"]["phase"] == "Running" for pod in digits.pods() if is_staying(pod)))
+
+    def drain() -> None:
+        watching = threading.Thread(target=count)
+        watching.start()
+        try:
+            kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=150s", timeout_s=180)
+        finally:
+            over.set()
+            watching.join()
+
+    try:
+        digits.disturbed(drain, 3, 240)
+    finally:
+        kubectl("uncordon", node)
+    assert min(seen) >= budget
+    after = digits.uids()  # a worker that takes its time to go keeps its name: another index may have come for it
+    assert {(name, uid) for name, uid in before.items() if name not in on_it} <= after.items()
+    assert len(after) == 3
+    assert node not in {pod["spec"]["nodeName"] for pod in digits.pods() if is_staying(pod)}
+    lost = wait_until(lambda: recovered(digits, before), 60)
+    assert {item.worker for item in lost} == on_it
+    assert {item.cause for item in lost} <= {Cause.DELETED, Cause.PREEMPTED}
+    assert [item.steps_redone for item in lost] == [0] * len(on_it)
+
+
+def is_staying(pod: Manifest) -> bool:
+    return "deletionTimestamp" not in pod["metadata"]
+
+
+def recovered(digits: Trainer, uids: dict[str, str]) -> list[Interruption]:
+    """The losses of these pods, once training has got over all of them."""
+    lost = digits.ends_of(uids)
+    return lost if all(item.recovered_at is not None for item in lost) else []
+
+
+def test_a_job_ends_and_leaves_nothing(api: Connection, replicas: Replicas) -> None:
+    trainer = Trainer(api, "short")
+    trainer.delete()
+    trainer.submit(2, epochs=1, step_delay_s=0.0, cleanPodPolicy="Running", ttlSecondsAfterFinished=5)
+    wait_until(lambda: trainer.job().status.phase is Phase.SUCCEEDED, 120)
+    job = trainer.job()
+    assert (job.status.interruptions, job.status.failures) == ((), 0)
+    assert (job.status.progress.step, job.status.checkpoint.step) == (23, 23)  # an epoch: 1,438 samples by 64
+    wait_until(trainer.is_gone, 120)
+    with pytest.raises(NotFoundError):
+        trainer.job()

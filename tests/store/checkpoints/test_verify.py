@@ -1,0 +1,234 @@
+"""Checkpoints from the outside: whole or damaged, and as one plain file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store.checkpoints import verify
+from elasticctl_store.checkpoints.boxes import Box
+from elasticctl_store.checkpoints.commits import Commit
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.verify import Piece, Tensor
+from elasticctl_store.errors import DamagedError, MissingError, TrainError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import tensors
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from tests.train import programs, ranks
+from tests.train.checkpoint import test_shares
+
+
+def ignore(count: int) -> None:
+    """Nobody watches."""
+
+
+def model_state() -> dict[str, Any]:
+    torch.manual_seed(3)
+    tied = torch.randn(7, 5)
+    return {
+        "embedding.weight": tied,
+        "head.weight": tied,
+        "half": torch.randn(3, 3).bfloat16(),
+        "count": torch.tensor(12),
+        "empty": torch.empty(0, 4),
+        "mask": torch.rand(9) > 0.5,
+        "turns": torch.randn(2, 3, dtype=torch.complex64),
+        "large": torch.randn(700, 500),
+    }
+
+
+def saved(folder: Path, steps: int = 1) -> tuple[LocalStorage, list[Commit]]:
+    """A storage with some checkpoints, newest first."""
+    storage = LocalStorage(folder)
+    checkpoints = Checkpointer(storage)
+    for step in range(1, steps + 1):
+        optimizer = {"state": {0: {"step": torch.tensor(float(step)), "exp_avg": torch.ones(4) * step}}, "name": "adam"}
+        checkpoints.save({"model": model_state(), "optimizer": optimizer}, Label(step), local={"own": torch.ones(3)})
+        assert checkpoints.settle()
+    return storage, list(read_commits(storage))
+
+
+def damage(folder: Path, commit: Commit, suffix: str, at: int) -> Path:
+    """Flip a bit of the first share's file."""
+    path = next((folder / commit.folder).glob(f"*{suffix}"))
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def test_every_dtype_of_a_checkpoint_is_known() -> None:
+    expected = {tensors.NAMES[kind]: (name, kind.itemsize) for kind, name in tensors.DTYPES.items()}
+    assert expected == verify.DTYPES
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 25, 1001])
+def test_a_pulled_file_has_every_bit_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(verify, "_CHUNK_BYTES", chunk_bytes)
+    storage, (commit,) = saved(tmp_path / "state")
+    read: list[int] = []
+    assert verify.pull(storage, commit, "model", tmp_path / "model.safetensors", read.append) == 8
+    pulled = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    expected = model_state()
+    expected["turns"] = torch.view_as_real(expected["turns"])
+    assert pulled.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(pulled[name], tensor), name
+        assert pulled[name].dtype == tensor.dtype
+    assert sum(read) == sum(path.stat().st_size for path in (tmp_path / "state" / commit.folder).glob("*.safetensors"))
+
+
+def test_another_part_is_pulled_by_its_paths(tmp_path: Path) -> None:
+    storage, (commit,) = saved(tmp_path / "state")
+    verify.pull(storage, commit, "optimizer", tmp_path / "o.safetensors", ignore)
+    pulled = safetensors.torch.load_file(tmp_path / "o.safetensors")
+    assert {name: tensor.tolist() for name, tensor in pulled.items()} == {
+        "state.0.step": 1.0,
+        "state.0.exp_avg": [1.0] * 4,
+    }
+    with pytest.raises(TrainError, match=r"step 1 has no part 'ema', only model, optimizer"):
+        verify.pull(storage, commit, "ema", tmp_path / "e.safetensors", ignore)
+
+
+def test_a_flipped_bit_is_found_and_leaves_no_file(tmp_path: Path) -> None:
+    storage, found = saved(tmp_path / "state", steps=2)
+    damage(tmp_path / "state", found[0], ".safetensors", -20)
+    assert [finding.damage for finding in verify.findings(storage)] == ["", ""], "not at a glance"
+    verify.verify(storage, found[1], ignore)
+    with pytest.raises(DamagedError, match="checksum does not match"):
+        verify.verify(storage, found[0], ignore)
+    target = tmp_path / "model.safetensors"
+    target.write_text("the one before")
+    with pytest.raises(DamagedError):
+        verify.pull(storage, found[0], "model", target, ignore)
+    assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
+    assert target.read_text() == "the one before"
+
+
+def test_damage_on_the_way_is_read_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, (commit,) = saved(tmp_path / "state")
+    read_into, calls = LocalStorage.read_into, list[str]()
+
+    def noisy(self: LocalStorage, key: str, start: int, into: memoryview) -> None:
+        read_into(self, key, start, into)
+        calls.append(key)
+        if len(calls) == 1:
+            into[-1] ^= 1
+
+    monkeypatch.setattr(LocalStorage, "read_into", noisy)
+    verify.pull(storage, commit, "model", tmp_path / "model.safetensors", ignore)
+    assert len(calls) == 2
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "model.safetensors")["large"], model_state()["large"])
+
+
+def test_a_glance_sees_what_is_missing_or_cut_short(tmp_path: Path) -> None:
+    storage, found = saved(tmp_path, steps=3)
+    damage(tmp_path, found[0], ".json", 5)
+    file = next((tmp_path / found[1].folder).glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    next((tmp_path / found[2].folder).glob("*.safetensors")).unlink()
+    assert [finding.commit for finding in verify.findings(storage)] == found
+    first, second, third = (finding.damage for finding in verify.findings(storage))
+    assert "checksum does not match" in first
+    assert "ends at byte" in second
+    assert "is not there" in third
+    with pytest.raises(MissingError):
+        verify.verify(storage, found[2], ignore)
+
+
+def test_a_damaged_entry_of_the_journal_is_a_finding(tmp_path: Path) -> None:
+    storage, found = saved(tmp_path, steps=2)
+    entry = next(path for path in sorted((tmp_path / "journal").iterdir()))
+    entry.write_bytes(b"{}")
+    first, second = verify.findings(storage)
+    assert (first.commit, first.position) == (None, found[0].position)
+    assert "journal entry" in first.damage
+    assert second.commit == found[1]
+
+
+def test_documents_that_lie_are_damage(tmp_path: Path) -> None:
+    contents = verify.Contents({"model": {"w": {"$tensor": "model/w", "dtype": "float32", "shape": [3]}}}, ())
+    with pytest.raises(DamagedError, match="0 of its elements"):
+        verify._check_complete(contents)
+    with pytest.raises(DamagedError, match="no dtype that a checkpoint can hold"):
+        verify._piece("w", "float3", [0], [3], 8)
+
+
+def boxes_of(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
+    """Boxes in a tensor, with an element at least."""
+    spans = [
+        st.integers(0, n - 1).flatmap(lambda at, n=n: st.tuples(st.just(at), st.integers(1, n - at))) for n in shape
+    ]
+    return st.tuples(*spans).map(lambda found: Box(tuple(at for at, _ in found), tuple(n for _, n in found)))
+
+
+@given(st.data(), st.integers(1, 40))
+@settings(deadline=None, max_examples=60)
+def test_a_box_lands_where_it_belongs(data: st.DataObject, chunk: int) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=4)))
+    box = data.draw(boxes_of(shape))
+    whole = np.arange(np.prod(shape, dtype=int), dtype=np.int16).reshape(shape)
+    cut = tuple(slice(at, at + n) for at, n in zip(box.offset, box.shape, strict=True))
+    piece = Piece("w", "int16", box, 0)
+    content = memoryview(np.ascontiguousarray(whole[cut]).tobytes())
+    assert len(content) == piece.size_bytes
+    target = np.full(shape, -1, dtype=np.int16)
+    raw = bytearray(target.tobytes())
+    for at in range(0, len(content), chunk):
+        for start, run in verify._runs(piece, shape, at, content[at : at + chunk]):
+            raw[start : start + len(run)] = run
+    target[cut] = whole[cut]
+    assert bytes(raw) == target.tobytes()
+
+
+def test_tensors_are_named_by_their_path() -> None:
+    leaf = {"$tensor": "x", "dtype": "float32", "shape": [2]}
+    tree = {"a": [leaf, 1, {"$tuple": [leaf]}], "b": {"$map": [[0, leaf], ["k", None]]}, "c": {"$float": "nan"}}
+    assert dict(verify.tensors_of(tree)) == dict.fromkeys(["a.0", "a.2.0", "b.0"], Tensor("x", "float32", (2,)))
+
+
+def test_what_several_ranks_wrote_is_put_together(tmp_path: Path) -> None:
+    end = {"epochs": 1, "samples": 8, "global_batch": 8}
+    assert ranks.run(programs.train, 2, str(tmp_path / "state"), str(tmp_path / "notes"), end) == [0, 0]
+    storage = LocalStorage(tmp_path / "state")
+    (commit,) = read_commits(storage)
+    assert len(commit.shares) == 2
+    verify.verify(storage, commit, ignore)
+    verify.pull(storage, commit, "model", tmp_path / "model.safetensors", ignore)
+    pulled = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    restored = Checkpointer(storage).restore()
+    assert restored is not None
+    assert pulled.keys() == restored.state["model"].keys()
+    assert all(torch.equal(tensor, restored.state["model"][name]) for name, tensor in pulled.items())
+
+
+def test_a_tensor_that_is_cut_up_over_ranks_is_whole_again(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "state")
+    large = {
+        "rows": torch.randn(3000, 500),
+        "row": torch.randn(1, 1_000_000),
+        "odd": torch.randn(3, 7, 50_001).bfloat16(),
+    }
+    test_shares.write(storage, {"model": large}, [{}, {}, {}])
+    commit = test_shares.gather(storage, 3)
+    pieces = [piece for _, pieces in verify.read(storage, commit).shares for piece in pieces]
+    assert len(pieces) > 3
+    verify.pull(storage, commit, "model", tmp_path / "model.safetensors", ignore)
+    pulled = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(pulled[name], tensor) for name, tensor in large.items())
+
+
+def test_it_takes_no_torch() -> None:
+    probe = "import sys; from elasticctl_train import archive; assert not {'torch', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", probe], check=True)

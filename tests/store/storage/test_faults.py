@@ -1,0 +1,237 @@
+"""What a network and a service can do to a request, done to every request of the cloud storages."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from elasticctl_store.checkpoints import commits
+from elasticctl_store.checkpoints.commits import Commit, ObjectRef
+from elasticctl_store.checkpoints.journal import read_commits, read_entries
+from elasticctl_store.errors import ExistsError, FencedError, StorageError
+from elasticctl_store.storage import Storage, all_keys, gcs, s3
+from elasticctl_store.storage import cloud as clouds
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from tests.support.clouds import QUICK, Cloud
+from tests.support.gate import Fault, Reply, Seen, first
+from tests.train import programs
+from tests.train.states import same
+
+FAULTS = {
+    "500": Fault(status=500, code="InternalError"),
+    "503": Fault(status=503, code="SlowDown"),
+    "429": Fault(status=429, code="rateLimitExceeded", headers=(("Retry-After", "0"),)),
+    "409": Fault(status=409, code="ConditionalRequestConflict"),
+    "reset before": Fault(lose="before"),
+    "reset after": Fault(lose="after"),
+    "hang after": Fault(hang=True),
+    "truncated": Fault(truncate=True),
+    "bit flipped on its way there": Fault(flip="request"),
+    "slow": Fault(slow_s=0.002),
+}
+HASTY = replace(QUICK, silence_s=0.2)
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request: pytest.FixtureRequest) -> Fault:
+    return FAULTS[request.param]
+
+
+def test_no_fault_changes_what_a_storage_does(cloud: Cloud, fault: Fault) -> None:
+    storage, gate = cloud.open(HASTY), cloud.gate
+    body = random.Random(0).randbytes(10_000)
+    gate.faults = first(fault)
+    storage.put("data/a", [body[:7], memoryview(body)[7:]])
+    gate.faults = first(fault)
+    storage.put("journal/b", [b"mine"], if_absent=True)
+    gate.faults = first(fault)
+    with pytest.raises(ExistsError):
+        storage.put("journal/b", [b"other"], if_absent=True)
+    gate.faults = first(fault)
+    assert storage.get("data/a") == body
+    gate.faults = first(fault)
+    into = bytearray(5_000)
+    storage.read_into("data/a", 1_000, memoryview(into))
+    assert into == body[1_000:6_000]
+    gate.faults = first(fault)
+    assert storage.list("") == ["data/a", "journal/b"]
+    gate.faults = first(fault)
+    storage.delete(["data/a"])
+    assert storage.list("") == ["journal/b"]
+
+
+def test_a_bit_flipped_on_its_way_back_is_noticed(cloud: Cloud) -> None:
+    storage = cloud.open()
+    storage.put("journal/a", [b"an entry"], if_absent=True)
+    cloud.gate.faults = first(Fault(flip="answer"))
+    assert storage.get("journal/a") == b"an entry"
+
+
+def test_a_listing_that_cannot_be_read_is_asked_for_again(cloud: Cloud) -> None:
+    cloud.open().put("data/a", [b""])
+    plain, garbled = cloud.gate.pass_on, iter([b"<ListBucketResult><Key", b'{"items": [{'])
+
+    def pass_on(seen: Seen, body: bytes) -> Reply:
+        reply = plain(seen, body)
+        return replace(reply, body=next(garbled, reply.body))
+
+    cloud.gate.pass_on = pass_on  # type: ignore[method-assign]
+    assert cloud.open().list("data/") == ["data/a"]
+
+
+@pytest.mark.parametrize("lost", [Fault(lose="after"), Fault(hang=True)], ids=["reset", "timeout"])
+def test_a_create_that_worked_without_telling_is_read_back(cloud: Cloud, lost: Fault) -> None:
+    storage = cloud.open(HASTY)
+    cloud.gate.faults = first(lost, times=2)
+    storage.put("journal/1", [b"mine"], if_absent=True)
+    assert storage.get("journal/1") == b"mine"
+    assert storage.list("journal/") == ["journal/1"]
+
+
+def test_a_create_that_lost_while_it_was_not_told_is_refused(cloud: Cloud) -> None:
+    storage, other = cloud.open(HASTY), cloud.open()
+    for taken in (b"him!", b"longer than mine", b""):
+        other.put("journal/1", [taken])
+        cloud.gate.faults = first(Fault(lose="before"), method="PUT" if cloud.gate.scheme == "s3" else "POST")
+        with pytest.raises(ExistsError):
+            storage.put("journal/1", [b"mine"], if_absent=True)
+        assert storage.get("journal/1") == taken
+
+
+def test_what_never_works_ends_in_an_error_that_tells(cloud: Cloud) -> None:
+    storage = cloud.open(replace(HASTY, tries=4))
+    cloud.gate.faults = lambda seen: Fault(status=503, code="SlowDown")
+    with pytest.raises(StorageError, match=r"cannot write data/a to .*: 503 SlowDown; tried 4 times in 0 s; check"):
+        storage.put("data/a", [b"x"])
+    assert len(cloud.gate.seen) == 4
+
+
+def test_what_cannot_get_better_is_not_tried_again(cloud: Cloud) -> None:
+    storage = cloud.open()
+    cloud.gate.faults = lambda seen: Fault(status=403, code="AccessDenied")
+    with pytest.raises(StorageError, match=r"cannot list the keys in .*no permission: the credentials in use need s"):
+        storage.list("data/")
+    assert len(cloud.gate.seen) == 1
+
+
+def test_a_large_object_is_read_in_ranges_at_a_time_and_whole(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clouds, "RANGE_BYTES", 50_000)
+    storage = cloud.open()
+    body = random.Random(1).randbytes(100_005)
+    storage.put("data/large", [memoryview(body)])
+    cloud.gate.seen.clear()
+    cloud.gate.faults = first(Fault(truncate=True), times=2, method="GET")
+    into = bytearray(len(body) - 2)
+    storage.read_into("data/large", 1, memoryview(into))
+    assert into == body[1:-1]
+    assert len(cloud.gate.seen) == 5
+
+
+# Checkpoints, through all of it.
+
+
+def check(storage: Storage, acknowledged: list[int]) -> int:
+    """Resume as a new run would: whole, to the bit, and not older than what was acknowledged; returns the step."""
+    restored = Checkpointer(storage).restore()
+    step = restored.commit.step if restored else 0
+    assert step >= max(acknowledged, default=0)
+    assert restored is None or same(restored.state, programs.state_of(step))
+    return step
+
+
+def test_checkpoints_survive_each_fault_at_any_request(cloud: Cloud, fault: Fault) -> None:
+    acknowledged: list[int] = []
+    plan = random.Random(2)
+    cloud.gate.faults = lambda seen: fault if plan.random() < 0.2 else None
+    checkpoints = Checkpointer(cloud.open(HASTY), on_commit=lambda commit, _: acknowledged.append(commit.step))
+    for step in (1, 2):
+        checkpoints.save(programs.state_of(step), Label(step))
+        assert checkpoints.settle()
+    assert acknowledged == [1, 2]
+    assert check(cloud.open(HASTY), acknowledged) == 2
+
+
+def test_a_resume_over_a_noisy_line_is_not_an_older_one(cloud: Cloud) -> None:
+    checkpoints = Checkpointer(cloud.open())
+    for step in (1, 2):
+        checkpoints.save(programs.state_of(step), Label(step))
+        assert checkpoints.settle()
+    objects = "/download/" if cloud.gate.scheme == "gs" else "/jobs/"
+    for number in range(1, 9):
+        # A listing has no checksum: there, only TLS keeps a name from turning into another.
+        cloud.gate.faults = first(Fault(flip="answer"), method="GET", part=objects, skip=number - 1)
+        assert check(cloud.open(), [1, 2]) == 2
+
+
+def test_a_save_that_failed_though_it_was_written_does_not_fence_its_own_run(cloud: Cloud) -> None:
+    acknowledged: list[int] = []
+    checkpoints = Checkpointer(
+        cloud.open(replace(HASTY, tries=2)), on_commit=lambda commit, _: acknowledged.append(commit.step)
+    )
+    checkpoints.save(programs.state_of(1), Label(1))
+    assert checkpoints.settle()
+    cloud.gate.faults = lambda seen: Fault(lose="after") if b'"kind":"commit"' in seen.body else None
+    checkpoints.save(programs.state_of(2), Label(2))
+    assert not checkpoints.settle()
+    cloud.gate.faults = lambda seen: None
+    checkpoints.save(programs.state_of(3), Label(3))
+    assert checkpoints.settle()
+    assert acknowledged == [1, 3]
+    assert [commit.step for commit in read_commits(cloud.open())] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_creates_that_are_refused_for_nothing_fence_nobody(cloud: Cloud, begin: int) -> None:
+    acknowledged: list[int] = []
+    turns = itertools.islice(itertools.cycle([Fault(status=412, code="PreconditionFailed"), None]), begin, None)
+
+    def every_other_create(seen: Seen) -> Fault | None:
+        is_create = "if-none-match" in seen.headers or "ifGenerationMatch=0" in seen.target
+        return next(turns) if is_create else None
+
+    cloud.gate.faults = every_other_create
+    checkpoints = Checkpointer(cloud.open(), on_commit=lambda commit, _: acknowledged.append(commit.step))
+    for step in (1, 2, 3):
+        checkpoints.save(programs.state_of(step), Label(step))
+        assert checkpoints.settle()
+    assert acknowledged == [1, 2, 3]
+    assert [commit.step for commit in read_commits(cloud.open())] == [3, 2, 1]
+
+
+def test_the_younger_of_two_runs_wins(cloud: Cloud) -> None:
+    old, young = Checkpointer(cloud.open()), Checkpointer(cloud.open())
+    old.save(programs.state_of(1), Label(1))
+    with pytest.raises(FencedError, match=r"a younger run, generation 2 on .*, has taken over"):
+        old.settle()
+    young.save(programs.state_of(2), Label(2))
+    assert young.settle()
+    assert check(cloud.open(), [2]) == 2
+
+
+def test_the_newest_of_many_commits_is_found_with_two_requests(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (s3, gcs):
+        monkeypatch.setattr(module, "PAGE_KEYS", 10)
+    storage = cloud.open()
+    for position in range(1, 31):
+        entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, ""),), 0)
+        storage.put(commits.key_of(position), [commits.encode(entry)])
+    cloud.gate.seen.clear()
+    assert next(read_commits(storage)).step == 30
+    assert len(cloud.gate.seen) == 2  # a page, and the entry
+    assert len(list(all_keys(storage, "journal/"))) == 30
+
+
+def test_a_service_that_ignores_preconditions_is_refused(cloud: Cloud) -> None:
+    plain = cloud.gate.pass_on
+
+    def lenient(seen: Seen, body: bytes) -> Reply:
+        headers = {name: value for name, value in seen.headers.items() if name != "if-none-match"}
+        return plain(replace(seen, headers=headers, target=seen.target.replace("&ifGenerationMatch=0", "")), body)
+
+    cloud.gate.pass_on = lenient  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="the service replaces an object that was to be created only if absent"):
+        Checkpointer(cloud.open())
+    assert len(list(read_entries(cloud.open()))) == 1

@@ -1,0 +1,76 @@
+"""Bucket URLs: taken apart, shown again, and refused without repeating a secret."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticctl_store import storage as storages
+from elasticctl_store.errors import StorageError
+from elasticctl_store.storage import location
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "prefix", "options"),
+    [
+        ("s3://bkt", "bkt", "", {}),
+        ("s3://bkt/", "bkt", "", {}),
+        ("s3://my.bkt-1/a/b c/", "my.bkt-1", "a/b c/", {}),
+        ("s3://bkt/a?region=eu-west-1", "bkt", "a/", {"region": "eu-west-1"}),
+        ("s3://bkt/a?endpoint=http://minio:9000", "bkt", "a/", {"endpoint": "http://minio:9000"}),
+        ("s3://bkt?region=auto&endpoint=https%3A%2F%2Fr2", "bkt", "", {"region": "auto", "endpoint": "https://r2"}),
+    ],
+)
+def test_a_url_is_taken_apart_and_put_together(url: str, bucket: str, prefix: str, options: dict[str, str]) -> None:
+    place = location.parse(url, ("endpoint", "region"))
+    assert (place.bucket, place.prefix, dict(place.options)) == (bucket, prefix, options)
+    assert location.parse(place.url, ("endpoint", "region")) == place
+
+
+names = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/?"), min_size=1, max_size=6)
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{1,20}", fullmatch=True),
+    st.lists(names.filter(lambda name: name not in (".", "..")), max_size=3),
+    st.dictionaries(st.just("region"), st.text(min_size=1, max_size=8)),
+)
+def test_what_a_location_is_shown_as_names_it(bucket: str, path: list[str], options: dict[str, str]) -> None:
+    place = location.Location("s3", bucket, "".join(f"{name}/" for name in path), options)
+    assert location.parse(place.url, ("endpoint", "region")) == place
+
+
+def test_names_are_encoded_for_a_request() -> None:
+    assert location.parse("s3://bkt/a b/é", ()).path_of("x+y?&=%~.z") == "a%20b/%C3%A9/x%2By%3F%26%3D%25~.z"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize(
+    ("rest", "why"),
+    [
+        ("", "not the name of a bucket"),
+        ("/a", "not the name of a bucket"),
+        ("b ucket/a", "not the name of a bucket"),
+        ("key:hunter2@bkt/a", "credentials belong into the environment"),
+        ("key:/hunter2@bkt/a", "credentials belong into the environment"),
+        ("bkt/a//b", "not a prefix"),
+        ("bkt/a/../b", "not a prefix"),
+        ("bkt/a\nb", "not a prefix"),
+        ("bkt/a?aws_secret_access_key=hunter2", "'aws_secret_access_key' is not an option"),
+        ("bkt/a?endpoint=http://key:hunter2@minio", "without credentials"),
+        ("bkt/a?endpoint=minio:9000", "must be an http or https URL"),
+        ("bkt/a?endpoint=http://minio:port", "must be an http or https URL"),
+        ("bkt/a?endpoint=", "must be an http or https URL"),
+    ],
+)
+def test_a_wrong_url_is_refused_and_no_secret_repeated(scheme: str, rest: str, why: str) -> None:
+    with pytest.raises(StorageError, match=why) as refused:
+        storages.open(f"{scheme}://{rest}")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_an_unknown_scheme_repeats_no_secret() -> None:
+    with pytest.raises(StorageError, match="is not a kind of storage") as refused:
+        storages.open("https://me:hunter2@host/x?sig=hunter2")
+    assert "hunter2" not in str(refused.value)

@@ -1,0 +1,126 @@
+"""The folder storage, and the choice of a storage by URL."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticctl_store import storage as storages
+from elasticctl_store.errors import StorageError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage.local import LocalStorage
+from tests.support.storage_contract import StorageContract
+
+
+class TestLocalStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return storages.open((tmp_path / "not made yet" / "state").as_uri())
+
+
+def test_a_url_a_path_and_a_home_name_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    urls = [f"file://{tmp_path}/a%20b", f"file://localhost{tmp_path}/a%20b", f"{tmp_path}/a b", "a b", "~/a b"]
+    assert {storages.open(url).url for url in urls} == {f"file://{tmp_path}/a%20b"}
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("", "is empty"),
+        ("ftp://host/x", "ftp:// is not a kind"),
+        ("file://host/x", "three slashes"),
+        ("file://", "three"),
+    ],
+)
+def test_a_wrong_url_is_named(url: str, why: str) -> None:
+    with pytest.raises(StorageError, match=why):
+        storages.open(url)
+
+
+def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
+    store = storages.open(str(tmp_path / "state"))
+    assert store.list("journal/") == []
+    store.delete(["journal/1"])
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(StorageError, match=r"cannot write .*state"):
+        storages.open(str(tmp_path / "state")).put("journal/1", [b"x"], if_absent=True)
+
+
+def test_emptied_folders_go_away_and_the_root_stays(tmp_path: Path) -> None:
+    store = storages.open(str(tmp_path))
+    store.put("data/one/x", [b""])
+    store.delete(["data/one/x"])
+    assert tmp_path.is_dir()
+    assert not (tmp_path / "data" / "one").exists()
+
+
+def test_a_write_that_fails_half_way_leaves_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path)
+    store.put("k", [b"old"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*/k: File too large; .*ulimit -f"):
+            store.put("k", [b"x" * 5000])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert store.get("k") == b"old"
+    assert list(all_keys(store, "")) == ["k"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB; needs root."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=False).returncode != 0:
+        pytest.skip("this machine lets nobody mount a tmpfs")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_is_said_so(small_disk: Path) -> None:
+    store = LocalStorage(small_disk)
+    store.put("k", [b"old"])
+    with pytest.raises(StorageError, match="the disk is full: free some space"):
+        store.put("k", [bytes(2 << 20)])
+    assert store.get("k") == b"old"
+    assert list(all_keys(store, "")) == ["k"]
+
+
+def _write_as_nobody(root: str, result: multiprocessing.SimpleQueue[str]) -> None:
+    os.setuid(65534)
+    try:
+        LocalStorage(Path(root)).put("k", [b"x"])
+    except StorageError as e:
+        result.put(str(e))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_folder_one_may_not_write_is_said_so() -> None:
+    root = Path(tempfile.mkdtemp())  # pytest's own folders cannot even be entered by others
+    root.chmod(0o755)
+    try:
+        context = multiprocessing.get_context("forkserver")
+        result = context.SimpleQueue()
+        child = context.Process(target=_write_as_nobody, args=(str(root), result))
+        child.start()
+        child.join()
+        assert "no permission: check the folder's owner and mode" in result.get()
+    finally:
+        root.rmdir()

@@ -1,0 +1,220 @@
+"""One HTTP exchange at a time, over real sockets."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from elasticctl_store.storage.wire import Connections, Request, WireError
+from tests.support.waiting import wait_until
+
+
+@contextmanager
+def server(serve: Callable[[socket.socket], None], connections: int = 1) -> Iterator[str]:
+    """The origin of a server that calls `serve` with each of so many connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            for _ in range(connections):
+                connection, _ = listener.accept()
+                with connection:
+                    serve(connection)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def read_request(connection: socket.socket) -> bytes:
+    """A request with its body."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65536)
+        if not piece:
+            return data
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length")), 0)
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
+def connect(origin: str, silence_s: float = 5.0) -> Connections:
+    return Connections(origin, connect_s=5.0, silence_s=silence_s)
+
+
+def test_a_body_is_its_views_and_an_answer_goes_where_it_is_wanted() -> None:
+    requests: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        for _ in range(2):
+            requests.append(read_request(connection))
+            connection.sendall(b"HTTP/1.1 206 Partial\r\nX-A: b\r\nContent-Length: 5\r\n\r\nhello")
+
+    with server(serve) as origin:
+        connections, into = connect(origin), bytearray(8)
+        request = Request("PUT", "/k?a=b", {"x-c": "d"}, (memoryview(b"one"), memoryview(b"two")), memoryview(into))
+        answer = connections.exchange(request)
+        assert (answer.status, answer.headers["x-a"], answer.filled_bytes, bytes(into)) == (206, "b", 5, b"hello\0\0\0")
+        assert connections.exchange(Request("GET", "/k")).body == b"hello"  # over the same connection
+    assert requests[0].startswith(b"PUT /k?a=b HTTP/1.1\r\n")
+    assert requests[0].endswith(b"x-c: d\r\ncontent-length: 6\r\n\r\nonetwo")
+
+
+def test_what_is_moved_is_not_copied() -> None:
+    size_bytes = 32 << 20
+    scratch = memoryview(bytearray(1 << 20))
+
+    def serve(connection: socket.socket) -> None:
+        left = size_bytes
+        head = connection.recv(10_000).partition(b"\r\n\r\n")
+        left -= len(head[2])
+        while left:
+            left -= connection.recv_into(scratch)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size_bytes)
+        for _ in range(32):
+            connection.sendall(scratch)
+
+    body, into = memoryview(bytes(size_bytes)), memoryview(bytearray(size_bytes))
+    with server(serve) as origin:
+        tracemalloc.start()
+        answer = connect(origin).exchange(Request("PUT", "/", body=(body,), into=into))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert answer.filled_bytes == size_bytes
+    assert peak_bytes < 1 << 20
+
+
+def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
+    closed = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        connection.shutdown(socket.SHUT_RDWR)
+        closed.set()
+
+    with server(serve, connections=2) as origin:
+        connections = connect(origin)
+        connections.exchange(Request("GET", "/"))
+        assert closed.wait(10)
+        wait_until(lambda: connections._take() is None)
+        assert connections.exchange(Request("GET", "/")).status == 200
+
+
+def test_an_early_refusal_is_heard() -> None:
+    def serve(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 20):
+            pass
+
+    with server(serve) as origin:
+        answer = connect(origin).exchange(Request("PUT", "/", body=(memoryview(bytes(32 << 20)),)))
+        assert (answer.status, answer.body) == (403, b"no")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"", "closed the connection without an answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", "broke off"),
+        (b"HTTP/1.1 206 OK\r\nContent-Length: 9\r\n\r\nhalf", "broke off"),
+        (b"garbage\r\n\r\n", "garbage"),
+    ],
+)
+def test_half_an_answer_is_none(said: bytes, why: str) -> None:
+    def serve(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(said)
+
+    with server(serve) as origin, pytest.raises(WireError, match=why) as lost:
+        connect(origin).exchange(Request("GET", "/", into=memoryview(bytearray(9))))
+    assert lost.value.sent
+    assert not lost.value.final
+
+
+def test_silence_is_not_waited_for_for_ever() -> None:
+    over = threading.Event()
+    with server(lambda connection: over.wait(10) and None) as origin:
+        with pytest.raises(WireError, match="did not answer in time"):
+            connect(origin, silence_s=0.1).exchange(Request("GET", "/"))
+        over.set()
+
+
+def test_a_place_without_a_server_is_told_from_a_lost_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(WireError, match="cannot connect: connection refused") as refused:
+        connect(f"http://127.0.0.1:{port}").exchange(Request("GET", "/"))
+    assert not refused.value.sent
+
+
+def test_a_proxy_is_asked_for_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        heard.append(connection.recv(65536))
+        connection.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+
+    with server(serve) as origin:
+        monkeypatch.setenv("HTTPS_PROXY", origin.replace("//", "//me:pass%20word@"))
+        monkeypatch.setenv("NO_PROXY", "other.example")
+        with pytest.raises(WireError, match="cannot connect: Tunnel connection failed: 403"):
+            connect("https://bucket.example").exchange(Request("GET", "/"))
+    assert heard[0].startswith(b"CONNECT bucket.example:443 HTTP/1.")
+    assert b"Proxy-Authorization: Basic bWU6cGFzcyB3b3Jk\r\n" in heard[0]
+
+
+def certificate(folder: Path) -> Path:
+    """A certificate for 127.0.0.1 that vouches for itself, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path = folder / "certificate.pem"
+    path.write_bytes(secret + made.public_bytes(Encoding.PEM))
+    return path
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_for_good(tmp_path: Path) -> None:
+    path = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+
+    def serve(connection: socket.socket) -> None:
+        with suppress(ssl.SSLError), context.wrap_socket(connection, server_side=True) as secured:
+            read_request(secured)
+            secured.sendall(b"HTTP/1.1 206 OK\r\nContent-Length: 5\r\n\r\nhello")
+
+    with server(serve, connections=2) as origin:
+        secure, into = origin.replace("http:", "https:"), bytearray(5)
+        with pytest.raises(WireError, match=r"its certificate is not trusted .*AWS_CA_BUNDLE") as refused:
+            connect(secure).exchange(Request("GET", "/"))
+        assert refused.value.final
+        trusting = Connections(secure, connect_s=5.0, silence_s=5.0, ca_file=str(path))
+        trusting.exchange(Request("GET", "/", into=memoryview(into)))
+    assert into == b"hello"

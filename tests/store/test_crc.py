@@ -1,0 +1,45 @@
+"""CRCs of pieces, against zlib's of the whole."""
+
+from __future__ import annotations
+
+import random
+import threading
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store import crc, parallel
+from elasticctl_store.crc import combine, combined
+
+
+@given(pieces=st.lists(st.binary(max_size=300), max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_pieces_have_the_crc_of_the_whole(pieces: list[bytes]) -> None:
+    assert combined((zlib.crc32(piece), len(piece)) for piece in pieces) == zlib.crc32(b"".join(pieces))
+
+
+def test_large_pieces_too() -> None:
+    first, second = bytes(range(256)) * 4096, b"\xff" * (16 << 20)
+    assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 16 << 20, (33 << 20) + 7])
+def test_all_processors_find_what_one_does(size_bytes: int) -> None:
+    data = random.Random(size_bytes).randbytes(size_bytes)
+    assert crc.of(data) == crc.of(memoryview(data)) == zlib.crc32(data)
+
+
+def test_a_rank_takes_no_more_than_its_part_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crc32(piece: memoryview) -> int:
+        used.add(threading.get_ident())
+        return whole(piece)
+
+    whole, used = zlib.crc32, set[int]()
+    monkeypatch.setattr(zlib, "crc32", crc32)
+    monkeypatch.setattr(crc, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(parallel, "available", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert crc.of(bytes(100_000)) == whole(bytes(100_000))
+    assert used == {threading.get_ident()}

@@ -1,0 +1,368 @@
+"""The folder that goes along: named by content, sent once, unpacked to the byte and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store import storage as storages
+from elasticctl_store.errors import DamagedError, MissingError, StorageError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.workspace import packing, transfer
+from elasticctl_store.workspace.listing import File, Folder, Item, Link, Listing, leaves, parse, unfit
+from elasticctl_store.workspace.packing import PIECE_BYTES, Packer, runs
+from elasticctl_store.workspace.transfer import unpack
+from tests.support.clouds import Cloud
+
+ORIGIN = "0" * 32
+CODE = {"train.py": b"import model\n", "lib/model.py": b"x = 1\n" * 500, "lib/data.bin": bytes(range(256)) * 40}
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Desk:
+    """Contents by path, the storage they go to, and how often each was read."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.reads: list[str] = []
+
+    def send(self, contents: dict[str, bytes], *more: Item, origin: str = ORIGIN) -> tuple[Listing, transfer.Sent]:
+        files = [File(path, len(data), sha256(data), path.endswith(".sh")) for path, data in contents.items()]
+        listing = Listing.of([*files, *more])
+
+        def read(file: File) -> Iterator[bytes]:
+            self.reads.append(file.path)
+            data = contents[file.path]
+            yield from (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+
+        return listing, transfer.send(self.storage, listing, origin, read, lambda count: None)
+
+    def stored(self, prefix: str = "") -> list[str]:
+        return list(all_keys(self.storage, prefix))
+
+    @property
+    def pack(self) -> str:
+        """The only one."""
+        (found,) = self.stored("packs/")
+        return found
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(storages.open(str(tmp_path / "kept")))
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def fresh(tmp_path: Path, name: str = "copy") -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    return folder
+
+
+# There and back.
+
+
+def test_it_comes_back_as_it_went(desk: Desk, tmp_path: Path) -> None:
+    links = (Link("latest", "lib/model.py"), Link("lib/up", "../train.py"), Link("nowhere", "missing"))
+    contents = {
+        **CODE,
+        "run.sh": b"#!/bin/sh\n",
+        "empty": b"",
+        "\u00fcber/\u4f60\u597d \n.txt": b"1",
+        "lib/twin": CODE["train.py"],
+    }
+    listing, sent = desk.send(contents, *links, Folder("out/empty"))
+    copy = fresh(tmp_path)
+    assert unpack(desk.storage, listing.digest, copy) == listing
+    assert contents_of(copy) == contents
+    assert {path: os.readlink(copy / path) for path in ("latest", "lib/up", "nowhere")} == {
+        link.path: link.target for link in links
+    }
+    assert list((copy / "out/empty").iterdir()) == []
+    modes = {path: bool((copy / path).stat().st_mode & stat.S_IXUSR) for path in ("run.sh", "train.py")}
+    assert modes == {"run.sh": True, "train.py": False}
+    assert sent.files == len(contents) - 1  # the twin's content is sent once
+
+
+def test_a_large_file_goes_in_pieces(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "PACK_BYTES", 3 * PIECE_BYTES)
+    noise = os.urandom(2 * PIECE_BYTES + 77)
+    contents = {
+        "noise": noise,
+        "zeros": bytes(3 * PIECE_BYTES),
+        "again": noise[PIECE_BYTES:] + noise[:PIECE_BYTES],
+        **CODE,
+    }
+    listing, _ = desk.send(contents)
+    packs = desk.stored("packs/")
+    assert len(packs) > 1
+    assert sum(len(desk.storage.get(key)) for key in packs) < 2 * len(noise) + 50_000  # zeros and code shrink
+    copy = fresh(tmp_path)
+    unpack(desk.storage, listing.digest, copy)
+    assert contents_of(copy) == contents
+
+
+@pytest.mark.usefixtures("aws_keys")
+def test_both_clouds_keep_one(cloud: Cloud, tmp_path: Path) -> None:
+    desk = Desk(cloud.open())
+    listing, sent = desk.send(CODE)
+    assert sent.files == 3
+    _, nothing = desk.send(CODE)
+    _, one = desk.send({**CODE, "train.py": b"import sys\n"})
+    assert (nothing.files, one.files, one.size_bytes) == (0, 1, 11)
+    unpack(desk.storage, listing.digest, fresh(tmp_path))
+    assert contents_of(tmp_path / "copy") == CODE
+
+
+# What is sent.
+
+
+def test_what_is_there_is_not_sent_again(desk: Desk) -> None:
+    first, _ = desk.send(CODE)
+    before = desk.stored()
+    desk.reads.clear()
+    second, sent = desk.send(dict(reversed(CODE.items())), origin="1" * 32)
+    assert second.digest == first.digest
+    assert (sent, desk.reads) == (transfer.Sent(), [])
+    assert set(desk.stored()) - set(before) == {f"heads/{'1' * 32}"}
+
+
+def test_of_a_changed_folder_only_what_is_new_is_sent(desk: Desk, tmp_path: Path) -> None:
+    desk.send(CODE)
+    for turn in range(1, 4):
+        desk.reads.clear()
+        changed = {**CODE, "train.py": f"turn = {turn}\n".encode(), "moved/model.py": CODE["lib/model.py"]}
+        listing, sent = desk.send(changed)
+        assert (desk.reads, sent.files) == (["train.py"], 1)
+        unpack(desk.storage, listing.digest, fresh(tmp_path, f"copy{turn}"))
+        assert contents_of(tmp_path / f"copy{turn}") == changed
+
+
+def test_a_deleted_pack_is_sent_again(desk: Desk, tmp_path: Path) -> None:
+    listing, _ = desk.send(CODE)
+    pack = desk.pack
+    desk.storage.delete([pack])
+    assert desk.send(CODE)[1].files == 3
+    unpack(desk.storage, listing.digest, fresh(tmp_path))
+
+
+def test_a_damaged_listing_is_replaced(desk: Desk, tmp_path: Path) -> None:
+    listing, _ = desk.send(CODE)
+    desk.storage.put(f"listings/{listing.digest}", [b'{"listing": 1}'])
+    with pytest.raises(DamagedError):
+        unpack(desk.storage, listing.digest, fresh(tmp_path, "none"))
+    desk.send(CODE)
+    unpack(desk.storage, listing.digest, fresh(tmp_path))
+    assert contents_of(tmp_path / "copy") == CODE
+
+
+def test_a_file_that_cannot_be_read_leaves_no_workspace(desk: Desk) -> None:
+    listing = Listing.of([File("a", 1, sha256(b"a"))])
+
+    def read(file: File) -> Iterator[bytes]:
+        yield b"a"
+        raise RuntimeError("changed")
+
+    with pytest.raises(RuntimeError):
+        transfer.send(desk.storage, listing, ORIGIN, read, lambda count: None)
+    with pytest.raises(MissingError):
+        transfer.find(desk.storage, listing.digest)
+
+
+def test_two_storages_can_have_the_same(desk: Desk, tmp_path: Path) -> None:
+    listing, _ = desk.send(CODE)
+    other = storages.open(str(tmp_path / "other"))
+    for _ in range(2):
+        transfer.copy(desk.storage, other, listing.digest)
+    unpack(other, listing.digest, fresh(tmp_path))
+    assert contents_of(tmp_path / "copy") == CODE
+    pack = desk.pack
+    desk.storage.put(pack, [b"damaged"])
+    with pytest.raises(DamagedError):
+        transfer.copy(desk.storage, storages.open(str(tmp_path / "third")), listing.digest)
+
+
+def test_small_files_are_read_in_one_go() -> None:
+    packer, contents = Packer(), {f"{number:064x}": f"file {number}\n".encode() for number in range(300)}
+    packs = [pack for content, data in contents.items() for pack in packer.add(content, data)] + list(packer.close())
+    assert len(packs) == len(runs(packer.places, contents)) == 1
+    apart = [content for number, content in enumerate(contents) if number % 2]
+    assert len(runs(packer.places, apart)) == 150
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("cut", [slice(0, -1), slice(1, None), slice(0, 40)])
+def test_a_damaged_pack_is_found(desk: Desk, tmp_path: Path, cut: slice) -> None:
+    listing, _ = desk.send(CODE)
+    pack = desk.pack
+    desk.storage.put(pack, [desk.storage.get(pack)[cut]])
+    with pytest.raises(DamagedError):
+        unpack(desk.storage, listing.digest, fresh(tmp_path))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_flipped_bit_gets_through(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("flip")
+    desk = Desk(storages.open(str(folder / "kept")))
+    listing, _ = desk.send(CODE)
+    pack = desk.pack
+    content = bytearray(desk.storage.get(pack))
+    bit = data.draw(st.integers(0, len(content) * 8 - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    desk.storage.put(pack, [bytes(content)])
+    try:
+        unpack(desk.storage, listing.digest, fresh(folder))
+    except DamagedError:
+        return
+    assert contents_of(folder / "copy") == CODE  # a bit that fills up the last byte of a compressed piece
+
+
+def test_another_workspace_under_that_name_is_refused(desk: Desk, tmp_path: Path) -> None:
+    one, _ = desk.send(CODE)
+    other, _ = desk.send({"evil.py": b"rm -rf\n"})
+    desk.storage.put(f"listings/{one.digest}", [desk.storage.get(f"listings/{other.digest}")])
+    with pytest.raises(DamagedError, match="is another one than its name says"):
+        unpack(desk.storage, one.digest, fresh(tmp_path))
+
+
+def test_a_pack_that_would_blow_up_is_not_unpacked(desk: Desk, tmp_path: Path) -> None:
+    contents = {"a": b"x" * 1000}
+    listing, _ = desk.send(contents)
+    document = json.loads(desk.storage.get(f"listings/{listing.digest}"))
+    bomb, _ = desk.send({"zeros": bytes(PIECE_BYTES)})
+    (place,) = transfer.find(desk.storage, bomb.digest).places[sha256(bytes(PIECE_BYTES))]
+    document["places"] = {sha256(contents["a"]): [[place.pack, place.start, place.stored_bytes, 1000]]}
+    assert place.stored_bytes > 1000 or document
+    desk.storage.put(f"listings/{listing.digest}", [json.dumps(document).encode()])
+    with pytest.raises(DamagedError):
+        unpack(desk.storage, listing.digest, fresh(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MissingError("x"), "is not there any more: submit the job again from its folder"),
+        (DamagedError("bad bytes"), "is damaged (bad bytes): submit the job again from its folder"),
+        (StorageError("no permission"), "cannot get the workspace abcabcabcabc at s3://b: no permission"),
+    ],
+)
+def test_why_it_cannot_be_had_is_said_in_a_line(error: StorageError, said: str) -> None:
+    assert said in transfer.explained(error, "s3://b", "abc" * 10)
+
+
+# What may be unpacked.
+
+FILE = sha256(b"")
+NAMES = st.sampled_from(["a", "b", "c", "..", ".", "", "/", "a/b", "\0", "\u00fc", "x" * 300, "\udcff"])
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+ITEMS = st.lists(
+    st.builds(File, PATHS, st.just(0), st.just(FILE), st.booleans())
+    | st.builds(Link, PATHS, PATHS)
+    | st.builds(Folder, PATHS),
+    max_size=6,
+)
+
+
+@given(ITEMS)
+@settings(max_examples=400, deadline=None)
+def test_nothing_outside_of_the_folder_is_touched(tmp_path_factory: pytest.TempPathFactory, items: list[Item]) -> None:
+    """Whatever a listing claims: it is refused, or all that it makes, and all that its links reach, lies within."""
+    try:
+        listing = parse(json.loads(json.dumps(Listing(tuple(items)).to_json())))
+    except (DamagedError, UnicodeEncodeError):
+        return
+    around = tmp_path_factory.mktemp("around")
+    copy, desk = fresh(around), Desk(storages.open(str(around / "kept")))
+    transfer.send(desk.storage, listing, ORIGIN, lambda file: iter(()), lambda count: None)
+    unpack(desk.storage, listing.digest, copy)
+    assert {path.name for path in around.iterdir()} == {"copy", "kept"}
+    top = os.path.realpath(copy)
+    for path in copy.rglob("*"):
+        assert os.path.realpath(path).startswith(top)
+
+
+def test_a_chain_of_links_cannot_climb_out() -> None:
+    """Each stays within by its letters; followed by the kernel, the second leaves."""
+    links = {"p/q/x": "../../r", "p/q/a": "x/../../etc"}
+    assert leaves("p/q/a", links)
+    assert not leaves("p/q/x", links)
+    with pytest.raises(DamagedError, match=r"'p/q/a' of a workspace leads out of it"):
+        Listing.of([Link(path, target) for path, target in links.items()] + [Folder("r")])
+
+
+def test_links_in_circles_are_no_way_out() -> None:
+    assert not leaves("a", {"a": "b", "b": "a"})
+    assert leaves("a", {"a": "b", "b": "/etc"})
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [File("a", 0, FILE), File("a/b", 0, FILE)],
+        [Link("a", "b"), File("a/c", 0, FILE)],
+        [File("a", 0, FILE), Folder("a")],
+        [Folder("a"), File("a/b", 0, FILE)],
+    ],
+)
+def test_items_that_get_in_each_others_way_are_refused(items: list[Item]) -> None:
+    for order in itertools.permutations(items):
+        with pytest.raises(DamagedError):
+            Listing.of(order)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"format": "elasticctl-workspace/2", "items": []},
+        {"format": "elasticctl-workspace/1"},
+        {"format": "elasticctl-workspace/1", "items": [["file", "a"]]},
+        {"format": "elasticctl-workspace/1", "items": [["file", "a", -1, FILE, False]]},
+        {"format": "elasticctl-workspace/1", "items": [["file", "a", 1, "../x", False]]},
+        {"format": "elasticctl-workspace/1", "items": [["pipe", "a"]]},
+    ],
+)
+def test_what_is_no_listing_is_refused(data: object) -> None:
+    with pytest.raises(DamagedError):
+        parse(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [("a/b", ""), ("a//b", "names"), ("/a", "names"), ("../a", "names"), ("x" * 256, "too long"), ("\udcff", "UTF-8")],
+)
+def test_paths(path: str, wrong: str) -> None:
+    assert (wrong in unfit(path)) if wrong else unfit(path) == ""
+
+
+def test_the_digest_is_of_contents_alone() -> None:
+    """Written down here, because jobs that exist name workspaces by it."""
+    listing = Listing.of([File("b.py", 3, sha256(b"b=1")), Link("a", "b.py"), Folder("c")])
+    assert listing.digest == sha256(
+        b'{"format":"elasticctl-workspace/1","items":[["link","a","b.py"],["file","b.py",3,"'
+        + sha256(b"b=1").encode()
+        + b'",false],["folder","c"]]}'
+    )

@@ -1,0 +1,294 @@
+"""Saving beside training and restoring, by one rank; several are in test_ranks.py."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import resource
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticctl_store.checkpoints.commits import DATA, Commit, folder_of
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.errors import FencedError, StateError, StorageError
+from elasticctl_store.storage import all_keys
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from tests.train.states import same
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((50,), float(step))}, "scheduler": {"last": step}}
+
+
+class Gated(LocalStorage):
+    """A folder whose writes of data wait until `gate` is open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+        if key.startswith("data/"):
+            assert self.gate.wait(60)
+        return super().put(key, parts, if_absent=if_absent)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path, enabled: bool) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    try:
+        (gc.enable if enabled else gc.disable)()
+        checkpoints.save({"step": 1}, Label(step=1))
+        assert gc.isenabled() is enabled
+        with pytest.raises(StateError):
+            checkpoints.save({"step": object()}, Label(step=2))
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+    checkpoints.settle()
+
+
+def test_what_is_saved_is_restored(tmp_path: Path) -> None:
+    first = Checkpointer(LocalStorage(tmp_path))
+    assert first.restore() is None
+    first.save(state_of(5), Label(5, 1, {"loss": 0.5}), local={"rank": 0})
+    assert first.settle()
+    restored = Checkpointer(LocalStorage(tmp_path)).restore()
+    assert restored is not None
+    assert same(restored.state, state_of(5))
+    assert same(restored.local, {"rank": 0})
+    assert (restored.commit.step, restored.commit.epoch, restored.commit.metrics) == (5, 1, {"loss": 0.5})
+
+
+def test_training_may_change_the_state_as_soon_as_save_returns(tmp_path: Path) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage)
+    state = state_of(1)
+    checkpoints.save(state, Label(1))
+    assert checkpoints.busy
+    state["model"]["w"].zero_()
+    storage.gate.set()
+    checkpoints.settle()
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+
+
+def test_a_save_that_is_due_while_one_is_in_flight_is_skipped_and_counted(tmp_path: Path) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage)
+    assert checkpoints.agree(True, 2) == (True, 2, False)
+    checkpoints.save(state_of(1), Label(1))
+    assert checkpoints.agree(True, 3) == (False, 3, False)
+    assert checkpoints.agree(False, 4, notice=True) == (False, 4, True)
+    assert checkpoints.skipped == 1
+    storage.gate.set()
+    checkpoints.settle()
+    assert checkpoints.agree(True, 5) == (True, 5, False)
+
+
+def test_nothing_is_visible_before_the_commit(tmp_path: Path) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1))
+    assert list(read_commits(storage)) == []
+    storage.gate.set()
+    checkpoints.settle()
+    assert [commit.step for commit in read_commits(storage)] == [1]
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond 64 KiB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_save_without_room_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1))
+    assert checkpoints.settle()
+    checkpoints.save({"model": torch.zeros(1 << 20)}, Label(2))
+    assert not checkpoints.settle()
+    assert "the checkpoint of step 2 was not saved: cannot write" in caplog.text
+    assert "ulimit -f" in str(checkpoints.failure())
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+    assert {folder_of(key) for key in all_keys(storage, DATA)} == {restored.commit.folder}
+    checkpoints.save(state_of(3), Label(3))
+    assert checkpoints.settle()
+
+
+def test_the_older_of_two_runs_stops(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, young = Checkpointer(LocalStorage(tmp_path)), Checkpointer(LocalStorage(tmp_path))
+    old.save(state_of(1), Label(1))
+    with pytest.raises(FencedError, match="a younger run, generation 2"):
+        old.settle()
+    with pytest.raises(FencedError):
+        old.agree(False, 2)
+    young.save(state_of(2), Label(2))
+    assert young.settle()
+    assert young.restore() is not None
+
+
+def test_a_state_that_cannot_be_kept_is_refused_at_once(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    with pytest.raises(StateError, match="ema/hook"):
+        checkpoints.save({"ema": {"hook": print}}, Label(1))
+    assert not checkpoints.busy
+    assert list(all_keys(LocalStorage(tmp_path), "data/")) == []
+
+
+def test_a_commit_is_told_with_its_number_and_size(tmp_path: Path) -> None:
+    told: list[tuple[Commit, float]] = []
+    checkpoints = Checkpointer(LocalStorage(tmp_path), on_commit=lambda commit, took_s: told.append((commit, took_s)))
+    for step in (1, 2):
+        checkpoints.save(state_of(step), Label(step))
+        checkpoints.settle()
+    assert [(commit.number, commit.step) for commit, _ in told] == [(1, 1), (2, 2)]
+    assert all(commit.size_bytes > 200 and took_s > 0 for commit, took_s in told)
+
+
+def test_the_last_three_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    for step in range(6):
+        checkpoints.save(state_of(step), Label(step))
+    checkpoints.settle()
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [5, 4, 3]
+
+
+def damage_newest(storage: LocalStorage, kind: str) -> None:
+    folder = next(read_commits(storage)).folder
+    key = next(key for key in all_keys(storage, folder) if key.endswith(kind))
+    data = storage.get(key)
+    storage.put(key, [data[:-1] + bytes([data[-1] ^ 1])])
+
+
+def test_damage_falls_back_to_the_one_before_and_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    for step in (1, 2, 3):
+        checkpoints.save(state_of(step), Label(step))
+    checkpoints.settle()
+    damage_newest(storage, ".safetensors")
+    with caplog.at_level(logging.WARNING):
+        restored = Checkpointer(storage).restore()
+    assert restored is not None
+    assert same(restored.state, state_of(2))
+    assert "the checkpoint of step 3 is damaged" in caplog.text
+    younger = Checkpointer(storage)
+    younger.restore()
+    younger.save(state_of(4), Label(4))
+    assert younger.settle()
+
+
+class Unsteady(LocalStorage):
+    """A folder behind a bad line: each tensor file is read wrong once, or, with `gone`, not at all."""
+
+    def __init__(self, root: Path, *, gone: bool = False) -> None:
+        super().__init__(root)
+        self._gone, self._seen = gone, set[str]()
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        if self._gone:
+            raise StorageError("the service is out of reach")
+        super().read_into(key, start, into)
+        if key not in self._seen:
+            self._seen.add(key)
+            into[-1] ^= 1
+
+
+def test_damage_on_the_way_is_not_damage_in_the_storage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.settle()
+    restored = Checkpointer(Unsteady(tmp_path)).restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+    assert "its checksum does not match; reading it once more" in caplog.text
+
+
+def test_a_storage_out_of_reach_is_an_error_and_no_reason_to_go_back(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.settle()
+    with pytest.raises(StorageError, match="out of reach"):
+        Checkpointer(Unsteady(tmp_path, gone=True)).restore()
+
+
+def test_forked_workers_can_read_what_was_restored(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save(state_of(7), Label(7))
+    checkpoints.settle()
+    restored = checkpoints.restore()
+    assert restored is not None
+    weight = restored.state["model"]["w"].numpy()
+    worker = multiprocessing.get_context("fork").Process(target=lambda: os._exit(int(weight.sum() / 50)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork beside threads
+        worker.start()
+    worker.join()
+    assert worker.exitcode == 7
+
+
+def test_nothing_whole_is_a_start_from_scratch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.settle()
+    damage_newest(storage, ".json")
+    assert Checkpointer(storage).restore() is None
+    assert "the checkpoint of step 1 is damaged" in caplog.text
+
+
+def test_a_run_that_fails_does_not_wait_for_long(tmp_path: Path) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.abandon(grace_s=0.0)
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.abandon(grace_s=0.0)
+    assert checkpoints.busy
+    storage.gate.set()
+    checkpoints.settle()
+
+
+def test_saves_of_one_kind_of_state_use_what_was_prepared(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.prepare(state_of(0), local={"own": torch.zeros(2)})
+    prepared = checkpoints._plan, checkpoints._buffers
+    for step in range(3):
+        checkpoints.save(state_of(step), Label(step), local={"own": torch.ones(2)})
+    assert checkpoints.settle()
+    assert (checkpoints._plan, checkpoints._buffers) == prepared
+    checkpoints.save({**state_of(4), "new": torch.ones(3)}, Label(4))
+    assert checkpoints.settle()
+    assert checkpoints._plan is not prepared[0]
+    assert checkpoints._buffers is prepared[1]  # there is some room to spare
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert same(restored.state, {**state_of(4), "new": torch.ones(3)})
+
+
+def test_a_state_that_grows_gets_new_buffers(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    for size in (10, 5_000_000, 20):
+        state = {"model": torch.full((size,), float(size))}
+        checkpoints.save(state, Label(size))
+        assert checkpoints.settle()
+        restored = checkpoints.restore()
+        assert restored is not None
+        assert same(restored.state, state)

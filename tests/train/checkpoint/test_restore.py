@@ -1,0 +1,80 @@
+"""A restore by several ranks: each share comes from the nearest place, and from storage once in all."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from elasticctl_train.checkpoint import restore
+from tests.train import ranks, sharded
+
+
+@pytest.mark.parametrize(
+    ("saved_on", "lost", "restored_on", "reads", "parcels"),
+    [
+        ("XY", "", "XYZ", [1, 1, 0], 2),  # no tier: each share is read once, by one rank
+        ("XX", "", "XXX", [1, 1, 0], 0),  # and handed on in memory to ranks of the same node
+        ("XX", "", "XXY", [1, 1, 0], 2),
+        ("XXX", "", "X", [3], 0),
+        ("aa", "", "aa", [0, 0], 0),  # one node, all ranks started again
+        ("aa", "", "a", [0], 0),
+        ("ab", "b", "ac", [0, 1], 2),  # one node is lost, another takes its place
+        ("ab", "", "abc", [0, 0, 0], 2),  # a node joins: it is sent what it needs
+    ],
+)
+def test_every_share_is_read_once_or_not_at_all(
+    tmp_path: Path, saved_on: str, lost: str, restored_on: str, reads: list[int], parcels: int
+) -> None:
+    """Nodes a, b, c have a local tier, X, Y, Z none."""
+
+    def folders(nodes: str) -> list[str]:
+        for node in filter(str.islower, nodes):
+            (tmp_path / node).mkdir(mode=0o700, exist_ok=True)
+        return [str(tmp_path / node) for node in nodes]
+
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.save_on_nodes, len(saved_on), url, folders(saved_on)) == [0] * len(saved_on)
+    if lost:
+        (tmp_path / lost).rename(tmp_path / "gone")
+    world_size = len(restored_on)
+    assert ranks.run(sharded.restore_on_nodes, world_size, url, folders(restored_on), outcome) == [0] * world_size
+    found = [Path(f"{outcome}-{rank}").read_text() for rank in range(world_size)]
+    assert found == [f"{own} {parcels}" for own in reads]
+
+
+@pytest.mark.parametrize("fates", [["dies"], ["commits", "fails", "dies"]])
+def test_what_was_committed_last_stays_in_memory_until_the_next_commit(tmp_path: Path, fates: list[str]) -> None:
+    url, node, outcome = str(tmp_path / "state"), tmp_path / "node", str(tmp_path / "outcome")
+    node.mkdir(mode=0o700)
+    nodes = [str(node)] * 2
+    assert ranks.run(sharded.save_on_nodes, 2, url, nodes) == [0, 0]
+    assert ranks.run(sharded.lose_commits, 2, url, nodes[0], fates) == [-signal.SIGKILL] * 2
+    assert ranks.run(sharded.restore_on_nodes, 2, url, nodes, outcome) == [0, 0]
+    assert [Path(f"{outcome}-{rank}").read_text() for rank in range(2)] == ["0 0", "0 0"]
+
+
+def test_a_rank_without_memory_is_said_on_all(tmp_path: Path) -> None:
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.save_on_nodes, 2, url, ["X", "X"]) == [0, 0]
+    assert ranks.run(sharded.restore_without_memory, 2, url, outcome) == [0, 0]
+    said = {Path(f"{outcome}-{rank}").read_text() for rank in range(2)}
+    assert said == {"no 268435456 MB of memory for a checkpoint: Cannot allocate memory"}
+
+
+@pytest.mark.parametrize(
+    ("sizes_bytes", "offered", "suppliers"),
+    [
+        ([5, 5, 5], [[], [], []], [0, 1, 2]),
+        ([5, 5, 5], [[]], [0, 0, 0]),
+        ([9, 1, 1, 8], [[], []], [0, 1, 0, 1]),
+        ([5, 5], [[1], [0], []], [1, 0]),
+        ([5, 5], [[0, 1], [0, 1]], [0, 1]),
+        ([5, 5, 5], [[], [2], [1]], [0, 2, 1]),
+    ],
+)
+def test_shares_are_supplied_evenly_from_memory_first(
+    sizes_bytes: list[int], offered: list[list[int]], suppliers: list[int]
+) -> None:
+    assert restore.choose(sizes_bytes, offered) == suppliers

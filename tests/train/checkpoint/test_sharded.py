@@ -1,0 +1,122 @@
+"""Sharded state (FSDP2, DTensor): saved as shards, restored at another size and another sharding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import restore
+from tests.train import ranks, sharded
+from tests.train.states import same
+
+
+def trained(folder: Path, url: str, world_size: int, how: str, stop: int) -> dict[str, Any]:
+    """Train until step `stop`; what rank 0 noted."""
+    notes = folder / f"{world_size}-{how}-{stop}"
+    assert ranks.run(sharded.train, world_size, url, str(notes), how, stop) == [0] * world_size
+    noted: dict[str, Any] = json.loads(notes.read_text())
+    return noted
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Eight steps of two ranks that nothing happens to."""
+    return trained(tmp_path_factory.mktemp("undisturbed"), "", 2, "rows", 8)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory, undisturbed: dict[str, Any]) -> Path:
+    """The state two ranks have committed after four steps."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    first = trained(folder, str(folder / "state"), 2, "rows", 4)
+    assert first["losses"] == undisturbed["losses"][:4]
+    return folder / "state"
+
+
+def resumed(state: Path, tmp_path: Path, world_size: int, how: str) -> dict[str, Any]:
+    """Train on, from a copy of the state."""
+    for file in state.rglob("*.*"):
+        copy = tmp_path / "state" / file.relative_to(state)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    noted = trained(tmp_path, str(tmp_path / "state"), world_size, how, 8)
+    assert noted["first"] == 4
+    return noted
+
+
+def test_two_ranks_that_resume_end_bit_by_bit_as_those_that_were_not_interrupted(
+    tmp_path: Path, interrupted: Path, undisturbed: dict[str, Any]
+) -> None:
+    second = resumed(interrupted, tmp_path, 2, "rows")
+    assert second["losses"] == undisturbed["losses"][4:]
+    assert second["ends"] == undisturbed["ends"]
+    assert second["moments"] == undisturbed["moments"]
+
+
+@pytest.mark.parametrize(("world_size", "how"), [(1, "plain"), (1, "rows"), (3, "rows"), (3, "columns"), (4, "hybrid")])
+def test_it_resumes_at_another_size_and_another_sharding(
+    tmp_path: Path, interrupted: Path, undisturbed: dict[str, Any], world_size: int, how: str
+) -> None:
+    second = resumed(interrupted, tmp_path, world_size, how)
+    assert second["losses"] == pytest.approx(undisturbed["losses"][4:], rel=1e-9)
+    for kind in ("ends", "moments"):
+        assert second[kind].keys() == undisturbed[kind].keys()
+        for name, value in second[kind].items():
+            if name != "steps":  # counts the forward passes of one rank
+                torch.testing.assert_close(torch.tensor(value), torch.tensor(undisturbed[kind][name]))
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"),
+    [
+        ((2, "rows"), (3, "rows")),
+        ((4, "both"), (3, "columns")),
+        ((4, "twice"), (2, "columns")),
+        ((4, "replicas"), (1, "plain")),
+        ((1, "plain"), (4, "both")),
+        ((2, "replicated"), (2, "rows")),
+        ((3, "some"), (2, "rows")),
+        ((2, "columns"), (4, "some")),
+    ],
+)
+def test_shards_of_every_kind_are_restored_in_another(
+    tmp_path: Path, saved: tuple[int, str], restored: tuple[int, str]
+) -> None:
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.save_tensors, saved[0], url, saved[1]) == [0] * saved[0]
+    storage = LocalStorage(tmp_path / "state")
+    read, _ = restore.read_alone(storage, next(read_commits(storage)))
+    assert same(read["model"], sharded.tensors_for("plain") | {"plain": torch.arange(1000.0)})
+    assert ranks.run(sharded.restore_tensors, restored[0], url, restored[1], outcome) == [0] * restored[0]
+    assert all(Path(f"{outcome}-{rank}").read_text() == "10" for rank in range(restored[0]))
+
+
+def test_in_mixed_precision_it_resumes_bit_by_bit(tmp_path: Path) -> None:
+    whole = trained(tmp_path, "", 2, "mixed", 8)
+    first = trained(tmp_path, str(tmp_path / "state"), 2, "mixed", 4)
+    second = trained(tmp_path, str(tmp_path / "state"), 2, "mixed", 8)
+    assert second["first"] == 4
+    assert first["losses"] + second["losses"] == whole["losses"]
+    assert (second["ends"], second["moments"]) == (whole["ends"], whole["moments"])
+
+
+def test_meshes_that_differ_from_rank_to_rank_are_refused(tmp_path: Path) -> None:
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.save_over_meshes, 4, url, outcome) == [0] * 4
+    assert "a sharded one needs the same mesh of ranks on all of them" in Path(f"{outcome}-0").read_text()
+    assert list(read_commits(LocalStorage(tmp_path / "state"))) == []
+
+
+def test_what_several_ranks_hold_is_written_once(tmp_path: Path) -> None:
+    assert ranks.run(sharded.save_tensors, 4, str(tmp_path), "replicas") == [0] * 4
+    written = [safetensors.torch.load_file(file) for file in tmp_path.glob("data/*/*.safetensors")]
+    bytes_written = sum(tensor.nbytes for file in written for tensor in file.values())
+    whole = sharded.tensors_for("plain") | {"plain": torch.arange(1000.0), "ranks": torch.arange(4)}
+    assert bytes_written == sum(tensor.nbytes for tensor in whole.values())

@@ -1,0 +1,174 @@
+"""Shares: written by each rank, gathered by rank 0, read by any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store.checkpoints import boxes, commits
+from elasticctl_store.checkpoints.commits import Commit
+from elasticctl_store.errors import DamagedError, MissingError, SaveError, StateError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import buffers, restore, shares
+from elasticctl_train.checkpoint.buffers import Copier
+from tests.train.states import same, trees
+
+FOLDER = commits.save_folder(1, 1, 5, "ab12cd34")
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return LocalStorage(tmp_path)
+
+
+def make(state: Mapping[str, Any], local: dict[str, Any], rank: int, world_size: int, **options: Any) -> shares.Share:
+    flat = shares.flatten(state, local)
+    plan = shares.plan(flat, rank, world_size, **options)
+    buffer = buffers.Buffer(0, torch.empty(plan.size_bytes, dtype=torch.uint8), in_tier=False)
+    plan.fill(buffer, flat, Copier())
+    return shares.Share(plan, buffer, flat.state, flat.local)
+
+
+def write(storage: Storage, state: Mapping[str, Any], locals_: list[dict[str, Any]], **options: Any) -> None:
+    for rank, local in enumerate(locals_):
+        share = make(state, local, rank, len(locals_), **options)
+        share.write(storage, commits.share_key(FOLDER, rank, len(locals_)))
+
+
+def gather(storage: Storage, world_size: int) -> Commit:
+    refs, size_bytes = shares.gather(storage, FOLDER, world_size, threading.Event(), timeout_s=60)
+    return Commit(2, 1, 1, 5, 0, refs, size_bytes)
+
+
+@given(st.dictionaries(st.text(max_size=5), trees, max_size=4), st.lists(trees, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=40)
+def test_a_state_survives_storage_at_any_world_size(state: dict[str, Any], own: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        storage = LocalStorage(Path(folder))
+        locals_ = [{"own": value} for value in own]
+        write(storage, state, locals_)
+        commit = gather(storage, len(own))
+        for rank in range(len(own) + 1):
+            read, local = restore.read_alone(storage, commit, rank)
+            assert same(read, state)
+            assert same(local, locals_[rank] if rank < len(own) else None)
+
+
+def test_each_rank_writes_its_part_of_the_bytes(storage: Storage) -> None:
+    state = {"model": {str(i): torch.full((1000,), float(i)) for i in range(8)}}
+    write(storage, state, [{}, {}, {}, {}])
+    sizes = [len(storage.get(key)) for key in all_keys(storage, FOLDER) if key.endswith(".safetensors")]
+    assert len(sizes) == 4
+    assert all(8000 < size < 8500 for size in sizes)
+    assert gather(storage, 4).size_bytes == sum(len(storage.get(key)) for key in all_keys(storage, FOLDER))
+
+
+def test_what_belongs_to_rank_0_comes_from_rank_0(storage: Storage) -> None:
+    for rank in range(2):
+        state = {"model": {"w": torch.ones(9), "mean": torch.tensor(float(rank))}, "ema": torch.tensor(float(rank))}
+        share = make(state, {}, rank, 2, rank_0_only={"model/mean", "ema"})
+        share.write(storage, commits.share_key(FOLDER, rank, 2))
+    read, _ = restore.read_alone(storage, gather(storage, 2), 1)
+    assert same(read, {"model": {"w": torch.ones(9), "mean": torch.tensor(0.0)}, "ema": torch.tensor(0.0)})
+
+
+def test_ranks_that_hold_different_states_are_found_out(storage: Storage) -> None:
+    for rank in range(2):
+        share = make({"model": torch.ones(3 + rank)}, {}, rank, 2)
+        share.write(storage, commits.share_key(FOLDER, rank, 2))
+    with pytest.raises(SaveError, match="the ranks' states differ"):
+        gather(storage, 2)
+
+
+def test_a_share_that_does_not_come_is_named(storage: Storage) -> None:
+    make({}, {}, 0, 3).write(storage, commits.share_key(FOLDER, 0, 3))
+    make({}, {}, 2, 3).write(storage, commits.share_key(FOLDER, 2, 3))
+    with pytest.raises(SaveError, match="the share of rank 1 did not come within 0 s"):
+        shares.gather(storage, FOLDER, 3, threading.Event(), timeout_s=0)
+    abandon = threading.Event()
+    abandon.set()
+    with pytest.raises(SaveError, match="given up: the share of rank 1"):
+        shares.gather(storage, FOLDER, 3, abandon, timeout_s=60)
+
+
+def test_a_plan_fits_states_of_the_same_kinds_only() -> None:
+    flat = shares.flatten({"w": torch.zeros(5)}, {"own": torch.zeros(1)})
+    plan = shares.plan(flat, 0, 1)
+    assert plan.fits(shares.flatten({"w": torch.ones(5)}, {"own": torch.ones(1)}), ())
+    assert not plan.fits(flat, {"w"})
+    for other in (torch.zeros(6), torch.zeros(5).double(), torch.zeros(5, 1)):
+        assert not plan.fits(shares.flatten({"w": other}, {"own": torch.zeros(1)}), ())
+    assert not plan.fits(shares.flatten({"v": torch.zeros(5)}, {"own": torch.zeros(1)}), ())
+
+
+def test_a_large_tensor_is_written_by_all_and_read_as_one(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boxes, "CUT_BYTES", 100)
+    state = {"model": {"embedding": torch.randn(1, 90, 4).half(), "bias": torch.randn(7).t()}}
+    write(storage, state, [{}, {}, {}])
+    sizes = [len(storage.get(key)) for key in all_keys(storage, FOLDER) if key.endswith(".safetensors")]
+    assert max(sizes) - min(sizes) <= 128  # the headers are not of one length
+    read, _ = restore.read_alone(storage, gather(storage, 3))
+    assert same(read, state)
+
+
+def test_the_reference_implementation_reads_the_file(tmp_path: Path) -> None:
+    table = {"w": torch.randn(3, 2), "n": torch.arange(4), "half": torch.ones(3).bfloat16()}
+    write(LocalStorage(tmp_path), {"model": table}, [{}])
+    read = safetensors.torch.load_file(next(tmp_path.glob("data/*/*.safetensors")))
+    assert {name.removeprefix("model/"): tensor for name, tensor in read.items()}.keys() == table.keys()
+    assert all(same(read[f"model/{name}"], tensor) for name, tensor in table.items())
+
+
+def test_a_part_of_the_state_cannot_be_called_as_the_ranks_own() -> None:
+    with pytest.raises(StateError, match="needs another name"):
+        shares.flatten({"$rank": torch.ones(1)}, {})
+
+
+@pytest.fixture
+def commit(storage: Storage) -> Commit:
+    write(storage, {"model": {"w": torch.arange(40.0)}}, [{"rng": torch.ones(3)}, {"rng": torch.zeros(3)}])
+    return gather(storage, 2)
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def test_every_damaged_byte_is_noticed(storage: Storage, commit: Commit) -> None:
+    for key in list(all_keys(storage, FOLDER)):
+        whole = storage.get(key)
+        for at in range(0, len(whole), 13):
+            storage.put(key, [flip(whole, at)])
+            with pytest.raises(DamagedError):
+                restore.read_alone(storage, commit, 0)
+        storage.put(key, [whole])
+    restore.read_alone(storage, commit, 0)
+
+
+@pytest.mark.parametrize("left", [0, 4, 8, 100, -1])
+def test_a_torn_or_missing_file_is_noticed(storage: Storage, commit: Commit, left: int) -> None:
+    for key in list(all_keys(storage, FOLDER)):
+        whole = storage.get(key)
+        storage.put(key, [whole[:left]])
+        with pytest.raises(DamagedError):
+            restore.read_alone(storage, commit, 0)
+        storage.delete([key])
+        with pytest.raises((DamagedError, MissingError)):
+            restore.read_alone(storage, commit, 0)
+        storage.put(key, [whole])
+
+
+def test_a_share_document_is_json_without_python_in_it(storage: Storage, commit: Commit) -> None:
+    document = json.loads(storage.get(commit.shares[0].key))
+    assert document["state"]["model"]["w"] == {"$tensor": "model/w", "dtype": "float32", "shape": [40]}

@@ -1,0 +1,162 @@
+"""A run that starts from another run's checkpoint, and cannot harm it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.errors import MissingError, TrainError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train import Run, SavePolicy
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.dist import join, leave
+from tests.train import ranks
+from tests.train.programs import Numbers
+from tests.train.states import same
+
+
+def train(url: Path, epochs: int) -> int:
+    """Train on 12 numbers an epoch, 3 steps, saving each; returns the steps done."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    policy = SavePolicy(every_steps=1, keep_last=100)
+    with Run(url.as_uri(), model=model, optimizer=optimizer, save=policy) as run:
+        for _ in run.epochs(epochs):
+            for batch in run.loader(Numbers(12), global_batch=4):
+                loss = run.model(batch.float().unsqueeze(1)).square().mean()
+                optimizer.zero_grad()
+                run.scale_loss(loss).backward()
+                optimizer.step()
+                run.step(loss=loss)
+                if run._session._checkpoints is not None:
+                    assert run._session._checkpoints.settle()
+        return run.steps_done
+
+
+def steps(url: Path) -> list[int]:
+    """The steps that are kept; the last is committed once more, at the end of training."""
+    return sorted({commit.step for commit in read_commits(LocalStorage(url))})
+
+
+def content(root: Path) -> dict[str, str]:
+    files = (path for path in sorted(root.rglob("*")) if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A run of two epochs: commits of the steps 1 to 6."""
+    assert train(tmp_path / "old", 2) == 6
+    return tmp_path / "old"
+
+
+@pytest.mark.parametrize(("wanted", "begins"), [("4", 5), ("latest", 7)])
+def test_it_goes_on_from_there_and_leaves_the_other_as_it_was(
+    old: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wanted: str,
+    begins: int,
+) -> None:
+    monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#{wanted}")
+    before = content(old)
+    with caplog.at_level(logging.INFO, logger="elasticctl_train"):
+        assert train(tmp_path / "new", 3) == 9
+    assert content(old) == before
+    assert steps(tmp_path / "new") == list(range(begins, 10))
+    assert f"started from step {begins - 1}, epoch {(begins - 1) // 3} of {old.as_uri()}" in caplog.messages
+
+
+def test_once_it_has_a_commit_of_its_own_that_counts(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#2")
+    assert train(tmp_path / "new", 1) == 3
+    monkeypatch.setenv("ELASTICCTL_START_FROM", "file:///gone#2")
+    with caplog.at_level(logging.INFO, logger="elasticctl_train"):
+        assert train(tmp_path / "new", 2) == 6
+    assert any("resumed from step 3" in message for message in caplog.messages)
+
+
+def test_a_run_with_nothing_left_to_do_commits_where_it_is(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#latest")
+    assert train(tmp_path / "new", 2) == 6
+    assert steps(tmp_path / "new") == [6]
+
+
+def test_a_step_that_is_not_there_is_told_with_those_that_are(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#40")
+    with pytest.raises(
+        MissingError, match="checkpoint of step 40 to start from is not there; the steps that are: 6, 5"
+    ):
+        train(tmp_path / "new", 3)
+    monkeypatch.setenv("ELASTICCTL_START_FROM", f"{(tmp_path / 'empty').as_uri()}#latest")
+    with pytest.raises(MissingError, match=r"a whole checkpoint to start from is not there; the steps .* none at all"):
+        train(tmp_path / "new", 3)
+
+
+def test_of_a_damaged_step_nothing_else_is_taken(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest whole one does for `latest`; who asks for a step gets that one or none."""
+    newest = [commit for commit in read_commits(LocalStorage(old)) if commit.step == 6]
+    for file in (file for commit in newest for file in (old / commit.folder).glob("*.safetensors")):
+        file.chmod(0o600)
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#6")
+    with pytest.raises(MissingError, match="whole checkpoint of step 6"):
+        train(tmp_path / "new", 3)
+    monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#latest")
+    assert train(tmp_path / "other", 3) == 9
+    assert min(steps(tmp_path / "other")) == 6
+
+
+@pytest.mark.parametrize("value", ["latest", "#3", "file:///x#", "file:///x#-1", "file:///x#newest"])
+def test_what_is_no_url_with_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("ELASTICCTL_START_FROM", value)
+    with pytest.raises(TrainError, match="give URL#STEP or URL#latest"):
+        train(tmp_path / "new", 1)
+
+
+def test_it_needs_a_place_of_its_own(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICCTL_START_FROM", f"{old.as_uri()}#latest")
+    with pytest.raises(TrainError, match="needs a storage URL of this run's own"):
+        Run(model=torch.nn.Linear(1, 1))
+
+
+def on_two_ranks(root: str) -> None:
+    """Both get the state, and both the error."""
+    world = join()
+    checkpoints = Checkpointer(LocalStorage(Path(root, "new")), world)
+    origin = LocalStorage(Path(root, "old"))
+    restored = checkpoints.start_from(origin, 3)
+    try:
+        checkpoints.start_from(origin, 4)
+        said = "nothing"
+    except MissingError as e:
+        said = str(e)
+    Path(root, f"rank-{world.rank}.json").write_text(json.dumps([restored.commit.step, restored.state["n"], said]))
+    leave(world)
+
+
+def test_every_rank_hears_of_it(tmp_path: Path) -> None:
+    first = Checkpointer(LocalStorage(tmp_path / "old"))
+    state: dict[str, Any] = {"n": 7}
+    first.save(state, Label(3))
+    assert first.settle()
+    assert ranks.run(on_two_ranks, 2, str(tmp_path)) == [0, 0]
+    told = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert same(told[0], told[1])
+    assert told[0][:2] == [3, 7]
+    assert "of step 4" in told[0][2]

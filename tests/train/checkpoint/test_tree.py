@@ -1,0 +1,171 @@
+"""State trees to JSON and back."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store.errors import DamagedError, StateError
+from elasticctl_train.checkpoint.tree import Flattener, decode, leaves
+from tests.train.states import same, trees
+
+
+def through_json(value: Any) -> Any:
+    flat = Flattener()
+    text = json.dumps(flat.encode(value, "state"), allow_nan=False)
+    return decode(json.loads(text), lambda name, dtype, shape: flat.tensors[name])
+
+
+@given(trees)
+@settings(deadline=None, max_examples=150)
+def test_a_tree_survives_json(tree: Any) -> None:
+    assert same(through_json(tree), tree)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.Adam(parameters, amsgrad=True),
+        lambda parameters: torch.optim.SGD(parameters, momentum=0.9),
+        lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(1e-3)),
+        torch.optim.Adafactor,
+        torch.optim.LBFGS,
+    ],
+)
+def test_the_states_of_torchs_optimizers_survive(make: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    optimizer = make(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    assert same(through_json(optimizer.state_dict()), optimizer.state_dict())
+
+
+def test_the_states_of_torchs_schedulers_survive() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
+    lr = torch.optim.lr_scheduler
+    schedulers: list[Any] = [
+        lr.MultiStepLR(optimizer, [2, 2, 5]),
+        lr.OneCycleLR(optimizer, max_lr=1.0, total_steps=10),
+        lr.CosineAnnealingWarmRestarts(optimizer, 3),
+        lr.ReduceLROnPlateau(optimizer),
+        lr.SequentialLR(optimizer, [lr.LinearLR(optimizer), lr.ExponentialLR(optimizer, 0.9)], [3]),
+        lr.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+    ]
+    for scheduler in schedulers:
+        restored = through_json(scheduler.state_dict())
+        assert same(restored, scheduler.state_dict())
+        scheduler.load_state_dict(restored)
+
+
+def test_tied_tensors_stay_one() -> None:
+    weight = torch.ones(2, 3)
+    restored = through_json({"a": weight, "b": {"c": weight}, "view": weight.t(), "copy": weight.clone()})
+    assert restored["a"] is restored["b"]["c"]
+    assert restored["view"] is not restored["a"]
+    assert restored["copy"] is not restored["a"]
+
+
+def test_the_weights_of_a_model_with_tied_layers_are_stored_once() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    flat = Flattener()
+    flat.encode(model.state_dict(), "model")
+    assert list(flat.tensors) == ["model/0.weight"]
+
+
+def test_names_never_clash() -> None:
+    ones, twos = torch.ones(1), torch.full((1,), 2.0)
+    tree = {"a": {"b": ones}, "a/b": twos, 0: torch.zeros(1), "0": torch.full((1,), 3.0)}
+    assert same(through_json(tree), tree)
+    flat = Flattener()
+    flat.encode(ones, "__metadata__")
+    assert "__metadata__" not in flat.tensors
+
+
+def test_a_state_dicts_ordered_dict_becomes_a_dict() -> None:
+    assert same(through_json(OrderedDict(b=1, a=2)), {"b": 1, "a": 2})
+
+
+class Custom:
+    """Something no checkpoint can hold."""
+
+    def __reduce__(self) -> Any:
+        raise AssertionError("somebody tried to pickle it")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (Custom(), "Custom"),
+        (lambda: None, "builtins.function"),
+        (b"bytes", "builtins.bytes"),
+        ({1, 2}, "builtins.set"),
+        (np.float64(1.0), "numpy.float64"),
+        (np.ones(3), "numpy.ndarray"),
+        (torch.float32, "torch.dtype"),
+        (torch.ones(2, 2).to_sparse(), "torch.sparse_coo"),
+        (torch.ones(2, device="meta"), "on meta"),
+        (torch.nn.UninitializedParameter(), "UninitializedParameter"),
+        ({torch.ones(1): 1}, "tensors as keys"),
+    ],
+)
+def test_anything_else_is_refused_by_its_path(value: object, said: str) -> None:
+    with pytest.raises(StateError, match=r"optimizer/groups/1/odd: a checkpoint cannot hold") as caught:
+        Flattener().encode({"groups": [{}, {"odd": value}]}, "optimizer")
+    assert said in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["$tensor", "$map", "$tuple", "$counter", "$float", "$new", "dtype", "shape", "a"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(json_values)
+@settings(deadline=None)
+def test_json_that_is_no_tree_is_damage_and_nothing_worse(data: Any) -> None:
+    def tensor(name: str, dtype: str, shape: list[int]) -> torch.Tensor:
+        raise DamagedError(f"no tensor {name}")
+
+    with suppress(DamagedError):
+        decode(data, tensor)
+
+
+def test_a_pickle_in_a_text_stays_text() -> None:
+    text = pickle.dumps([1, 2]).decode("latin-1")
+    assert through_json({"$tensor": text}) == {"$tensor": text}
+
+
+def test_leaves_are_named_as_the_flattener_names_them() -> None:
+    weight = torch.ones(2)
+    value = {"a": [weight, {"b": (1, torch.zeros(1))}], 3: {"exp_avg": torch.ones(3)}, "no": None, "again": weight}
+    flat = Flattener()
+    flat.encode(value, "part")
+    found = dict(leaves(value, "part"))
+    assert found.keys() == {"part/a/0", "part/a/1/b/1", "part/3/exp_avg", "part/again"}
+    assert flat.tensors.keys() == found.keys() - {"part/again"}
+    assert all(found[name] is tensor for name, tensor in flat.tensors.items())

@@ -1,0 +1,245 @@
+"""Loaders over map-style datasets: the sampler alone, the loader for other frameworks, torchdata's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from elasticctl_store.errors import DataError, RestoreError
+from elasticctl_train import Run, SavePolicy
+from elasticctl_train.data import loaders
+from elasticctl_train.data.loaders import ElasticDataLoader, ElasticLoader, ElasticSampler
+from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
+from tests.train.programs import Numbers
+
+TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+"""What torchdata 0.11 does with torch 2.13."""
+
+
+def loader(length: int = 40, position: int = 0, feed: Feed | None = None, **options: Any) -> ElasticLoader:
+    plan = EpochPlan(length, 8)
+    return loaders.make_loader(
+        Numbers(length), plan, feed or Feed(), position, lambda: Cursor(position=position), options
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_workers_fetched_ahead_is_not_counted(workers: int) -> None:
+    feed = Feed()
+    batches = iter(loader(feed=feed, num_workers=workers))
+    assert feed.take() == 0
+    assert next(batches).tolist() == list(range(8))
+    assert next(batches).tolist() == list(range(8, 16))
+    assert feed.take() == 16
+    assert feed.take() == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_from_the_position(workers: int) -> None:
+    rest = loader(length=30, position=16, num_workers=workers)
+    assert len(rest) == 2
+    assert [batch.tolist() for batch in rest] == [list(range(16, 24)), list(range(24, 30))]
+    assert list(loader(position=40)) == []
+
+
+class Pids(Numbers):
+    """Yields the process that fetched the sample."""
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+def test_workers_ignore_sigterm_and_run_the_scripts_own_start_too(capfd: pytest.CaptureFixture[str]) -> None:
+    plan = EpochPlan(400, 8)
+    options = {"num_workers": 2, "worker_init_fn": lambda worker: os.write(1, f"worker {worker}\n".encode())}
+    batches = iter(loaders.make_loader(Pids(400), plan, Feed(), 0, Cursor, options))
+    pids = set(next(batches).tolist()) | set(next(batches).tolist())
+    assert os.getpid() not in pids
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert len(list(batches)) == 48
+    assert set(capfd.readouterr().out.split("\n")) == {"worker 0", "worker 1", ""}
+
+
+def test_a_loader_draws_nothing_from_the_scripts_random_numbers() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    for _ in loader():
+        pass
+    assert torch.rand(1) == expected
+
+
+def test_a_dataset_without_numbers_is_refused() -> None:
+    with pytest.raises(DataError, match=r"object: .*__len__ and __getitem__"):
+        loaders.length_of(object())
+
+
+# The sampler alone, under a DataLoader of the script's own.
+
+
+def epoch_of(samplers: list[ElasticSampler], batches: int, options: dict[str, Any]) -> list[int]:
+    """Train on up to so many global batches of what is left of the epoch on all ranks; returns the samples."""
+    seen: list[int] = []
+    iterators = [iter(DataLoader(Numbers(45), batch_sampler=sampler, **options)) for sampler in samplers]
+    for _ in range(batches):
+        slices = [next(iterator, None) for iterator in iterators]
+        if slices[0] is None:
+            break
+        for sampler, part in zip(samplers, slices, strict=True):
+            assert part is not None
+            seen += part[: sampler.own_samples].tolist()
+            sampler.advance()
+    return seen
+
+
+def samplers(world_size: int, state: dict[str, Any] | None, **plan: Any) -> list[ElasticSampler]:
+    made = [ElasticSampler(EpochPlan(45, 8, **plan), rank=rank, world_size=world_size) for rank in range(world_size)]
+    for sampler in made:
+        if state is not None:
+            sampler.load_state_dict(state)
+    return made
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_alone_goes_on_at_any_world_size(workers: int) -> None:
+    seen, state = [], None
+    for world_size, batches in [(2, 1), (1, 2), (3, 1), (2, 10)]:
+        made = samplers(world_size, state, shuffle=True, seed=3)
+        seen += epoch_of(made, batches, {"num_workers": workers})
+        states = [sampler.state_dict() for sampler in made]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert sorted(seen) == list(range(45))
+    assert state == {"epoch": 1, "position": 0, "length": 45, "shuffle": True, "seed": 3}
+    assert seen == epoch_of(samplers(1, None, shuffle=True, seed=3), 10, {}), "in the order of one rank"
+
+
+def test_behind_the_last_batch_the_next_epoch_begins() -> None:
+    (sampler,) = samplers(1, None, shuffle=True)
+    first = epoch_of([sampler], 99, {})
+    assert (sampler.epoch, len(sampler)) == (1, 6)
+    (resumed,) = samplers(1, sampler.state_dict(), shuffle=True)
+    second = epoch_of([resumed], 99, {})
+    assert sorted(first) == sorted(second) == list(range(45))
+    assert first != second
+    assert resumed.epoch == 2
+
+
+def test_going_to_the_epoch_one_is_in_changes_nothing() -> None:
+    (sampler,) = samplers(1, None)
+    sampler.advance()
+    sampler.set_epoch(0)
+    assert sampler.state_dict()["position"] == 8
+    sampler.set_epoch(4)
+    assert (sampler.epoch, sampler.state_dict()["position"]) == (4, 0)
+
+
+def test_a_position_in_other_data_is_refused() -> None:
+    (sampler,) = samplers(1, None)
+    sampler.advance()
+    other = ElasticSampler(EpochPlan(44, 8))
+    with pytest.raises(DataError, match="epoch 0 was begun with samples=45 and cannot be continued with samples=44"):
+        other.load_state_dict(sampler.state_dict())
+    with pytest.raises(DataError, match="makes no batch out of 3"):
+        ElasticSampler(EpochPlan(3, 8, drop_last=True))
+
+
+def test_torchrun_says_which_rank_a_sampler_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert next(iter(ElasticSampler(EpochPlan(45, 9)))) == [6, 7, 8]
+
+
+# The loader for frameworks that own the loop.
+
+
+def whole(**options: Any) -> ElasticDataLoader:
+    return ElasticDataLoader(Numbers(45), global_batch=8, shuffle=True, seed=5, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("done", [0, 2, 6])
+def test_a_loader_with_a_state_goes_on_behind_the_last_batch(workers: int, done: int) -> None:
+    undisturbed = whole()
+    expected = [batch.tolist() for _ in range(2) for batch in undisturbed]
+    loader = whole(num_workers=workers)
+    begun = iter(loader)
+    seen = [next(begun).tolist() for _ in range(done)]
+    assert seen == expected[:done]
+    resumed = whole(num_workers=workers)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.state_dict() == loader.state_dict()
+    assert len(resumed) == 6
+    rest = [batch.tolist() for _ in range(2 - done // 6) for batch in resumed]
+    assert seen + rest == expected
+
+
+def test_an_epoch_that_is_set_after_iter_counts() -> None:
+    """Frameworks make the iterator first and tell the epoch then."""
+    loader = whole()
+    iterator = iter(loader)
+    loader.set_epoch(1)
+    both = whole()
+    epochs = [[batch.tolist() for batch in both] for _ in range(2)]
+    assert [batch.tolist() for batch in iterator] == epochs[1] != epochs[0]
+
+
+def test_the_loss_is_weighted_by_the_slice_of_the_newest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    loader = ElasticDataLoader(Numbers(17), global_batch=8)
+    weights = [loader.scale_loss(torch.tensor(1.0)).item() for _ in loader]
+    assert weights == pytest.approx([3 * 3 / 8, 3 * 3 / 8, 3.0])
+
+
+# torchdata's, as a part of a run's state.
+
+
+def read(url: str, steps: int, epochs: int = 2, workers: int = 0, **others: Any) -> list[tuple[int, list[int]]]:
+    """Read so many batches in steps that are saved; returns each with its epoch."""
+    seen: list[tuple[int, list[int]]] = []
+    torch.manual_seed(0)
+    batches = StatefulDataLoader(Numbers(20), batch_size=4, shuffle=True, num_workers=workers)
+    run = Run(url, model=torch.nn.Linear(1, 1), save=SavePolicy(every_steps=1), batches=batches, **others)
+    for epoch in run.epochs(epochs):
+        for batch in batches:
+            seen.append((epoch, batch.tolist()))
+            run.step()
+            if len(seen) == steps:
+                run.finish()
+                return seen
+    run.finish()
+    return seen
+
+
+@TORCHDATA
+@pytest.mark.parametrize(("workers", "steps"), [(0, 3), (2, 3), (0, 5)])
+def test_a_stateful_data_loader_goes_on_where_it_was(tmp_path: Path, workers: int, steps: int) -> None:
+    expected = read(str(tmp_path / "whole"), 99, workers=workers)
+    first = read(str(tmp_path / "parts"), steps, workers=workers)
+    assert first == expected[:steps]
+    rest = read(str(tmp_path / "parts"), 99, workers=workers)
+    for epoch in range(2):
+        assert sorted(n for e, batch in first + rest if e == epoch for n in batch) == list(range(20))
+
+
+@TORCHDATA
+def test_at_another_world_size_it_reads_afresh_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    loader = StatefulDataLoader(Numbers(20), batch_size=4)
+    loaders.restore({"batches": loader}, {"loaders": {}}, 2, 3)
+    assert caplog.messages == ["batches: saved on 2 ranks, which 3 cannot go on from: reading afresh"]
+    with pytest.raises(RestoreError, match="the checkpoint has no 'batches'"):
+        loaders.restore({"batches": loader}, {"loaders": {}}, 3, 3)
+
+
+def test_a_loader_without_a_position_is_no_part() -> None:
+    with pytest.raises(DataError, match=r"batches: a DataLoader cannot tell its position; use run\.loader"):
+        Run(model=torch.nn.Linear(1, 1), batches=DataLoader(Numbers(3)))  # type: ignore[arg-type]

@@ -1,0 +1,331 @@
+"""The journal in a storage: take over, append commits, find the newest, retire the old. See `commits` for the rules."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import socket
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from elasticctl_store.checkpoints import commits
+from elasticctl_store.checkpoints.commits import Commit, Generation, Moved, Retention
+from elasticctl_store.errors import (
+    DamagedError,
+    ExistsError,
+    FencedError,
+    FormatError,
+    MissingError,
+    MovedError,
+    StorageError,
+)
+from elasticctl_store.parallel import each
+from elasticctl_store.storage import Patience, Storage, all_keys
+
+log = logging.getLogger("elasticctl_train")
+
+_PATIENCE = Patience(longest_pause_s=2.0)
+"""Of who is told that an entry is there already: another run's that was faster, or none at all."""
+
+
+def read_entries(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError]]:
+    """Yield (position, entry) newest first, as far as asked; an entry that is damaged is yielded as its error."""
+    for position, entry in _scan(storage):
+        if entry is not None:  # retired since the page was listed
+            yield position, entry
+
+
+def read_commits(storage: Storage) -> Iterator[Commit]:
+    """Yield the commits newest first; damaged entries are logged and passed over."""
+    for _, entry in read_entries(storage):
+        if isinstance(entry, DamagedError):
+            log.warning("%s: %s; passed over", storage.url, entry)
+        elif isinstance(entry, Commit):
+            yield entry
+
+
+def first_generation(storage: Storage) -> Generation | None:
+    """Who took over the URL first, and when; None when that cannot be told. Reads one object."""
+    try:
+        entry = read_entry(storage, 1)
+    except (DamagedError, MissingError):
+        return None
+    return entry if isinstance(entry, Generation) else None
+
+
+def remove(storage: Storage, commit: Commit) -> None:
+    """Delete a commit: the entry first, then its data, so that what is listed is whole.
+
+    Not the newest entry of a journal that a run still appends to: its position would be taken once more, and the fence
+    between two runs is that this never happens. Raises StorageError.
+    """
+    storage.delete([commits.key_of(commit.position)])
+    storage.delete(list(all_keys(storage, commit.folder)))
+
+
+class Writer:
+    """The one run that may append, until another takes over. Used by rank 0 alone, by one thread at a time."""
+
+    def __init__(self, storage: Storage, mine: Generation, commits_so_far: int) -> None:
+        self._storage = storage
+        self._mine = mine
+        self._tail = mine.position
+        self._number = commits_so_far
+        self._commits: list[Commit] | None = None
+        self._saves = 0
+        self._swept = False
+
+    @classmethod
+    def take_over(cls, storage: Storage) -> Writer:
+        """Append a new generation, which fences every older run. Raises StorageError, MovedError where closed."""
+        run_id, host = secrets.token_hex(4), socket.gethostname()
+        for _ in _tries(storage):
+            position, generation, number = _newest(storage)
+            mine = Generation(position + 1, generation + 1, run_id, host, time.time())
+            try:
+                storage.put(commits.key_of(mine.position), [commits.encode(mine)], if_absent=True)
+            except ExistsError:
+                continue  # another run was faster: take over from that one
+            if _is_outrun(storage, mine):
+                continue
+            _check_precondition(storage, mine)
+            break
+        _discard_unfinished(storage)
+        return cls(storage, mine, number)
+
+    @property
+    def generation(self) -> Generation:
+        """This run's own entry."""
+        return self._mine
+
+    def append(self, commit: Commit) -> Commit:
+        """Make a checkpoint visible, behind this run's last entry; returns it with the position and number it got.
+
+        Raises FencedError when another run has taken over.
+        """
+        while True:
+            commit = replace(commit, position=self._tail + 1, number=self._number + 1)
+            created = self._create(commit)
+            earlier = commit if created else self._own_commit(commit.position)
+            if earlier is None:
+                raise self._fenced()
+            self._add(earlier)
+            if earlier.folder == commit.folder:
+                return earlier
+            # It is of a save that failed because the storage never said that it had worked.
+
+    def close(self, to: str) -> None:
+        """Append that the job goes on at the URL `to`: no run can take over or commit here any more.
+
+        Raises FencedError, with nothing closed, when another run has taken over.
+        """
+        entry = Moved(self._tail + 1, self._mine.generation, to, time.time())
+        if not self._create(entry):
+            raise self._fenced()
+
+    def retire(self, keep: Retention) -> None:
+        """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
+
+        The first call also deletes what killed runs left: data no commit refers to, entries half-written. Raises
+        FencedError, and deletes nothing more, when another run has taken over: that is looked at before each commit
+        that goes.
+        """
+        if self._commits is None:
+            self._commits = list(read_commits(self._storage))
+        strays = [] if self._swept else self._strays({commit.folder for commit in self._commits})
+        for old in commits.expired(self._commits, keep):
+            self._check_fence()
+            remove(self._storage, old)
+            self._commits.remove(old)
+        if strays:
+            self._check_fence()  # they were listed before it, so nothing is among them that a younger run stores
+            self._storage.delete(strays)
+        self._swept = True
+
+    def sweep_again(self) -> None:
+        """Let the next `retire` look for leftovers once more: a save of this run has failed half-way."""
+        self._swept = False
+
+    def _strays(self, kept: Collection[str]) -> list[str]:
+        """What saves have left outside the folders `kept`, but for later saves of this run: ranks may be at one.
+
+        And entries that older runs were killed at.
+        """
+        found = []
+        for key in all_keys(self._storage, commits.DATA):
+            folder = commits.folder_of(key)
+            number = commits.number_of(folder)
+            if number is None or folder in kept:
+                continue
+            if number <= self._saves or commits.run_of(folder) != self._mine.run_id:
+                found.append(key)
+        for key in all_keys(self._storage, commits.JOURNAL):
+            position = commits.position_of_partial(key)
+            if position is not None and position <= self._mine.position:  # those behind it are younger runs' or our own
+                found.append(key)
+        return found
+
+    def _add(self, commit: Commit) -> None:
+        self._tail, self._number = commit.position, commit.number
+        self._saves = commits.number_of(commit.folder) or 0
+        if self._commits is not None:
+            self._commits.append(commit)
+
+    def _own_commit(self, position: int) -> Commit | None:
+        """The entry at `position`, if it is a commit of this very run."""
+        try:
+            entry = read_entry(self._storage, position)
+        except (DamagedError, MissingError):
+            return None
+        if isinstance(entry, Commit) and commits.run_of(entry.folder) == self._mine.run_id:
+            return entry
+        return None
+
+    def _create(self, entry: Commit | Moved) -> bool:
+        """Create the entry behind this run's last; False where one is there. A refusal alone does not show that."""
+        for _ in _tries(self._storage):
+            try:
+                self._storage.put(commits.key_of(entry.position), [commits.encode(entry)], if_absent=True)
+            except ExistsError:
+                if self._is_followed():
+                    return False
+            else:
+                break
+        return True
+
+    def _is_followed(self) -> bool:
+        """Is there an entry behind this run's last?"""
+        return next(positions(self._storage), None) != self._tail
+
+    def _check_fence(self) -> None:
+        if self._is_followed():
+            raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        who = ""
+        for _, entry in read_entries(self._storage):
+            if isinstance(entry, Generation) and entry.run_id != self._mine.run_id:
+                who = f", generation {entry.generation} on {entry.host},"
+                break
+        return FencedError(
+            f"{self._storage.url}: a younger run{who} has taken over; this one (generation {self._mine.generation}) "
+            f"stops. Give each job a storage URL of its own"
+        )
+
+
+def _tries(storage: Storage) -> Iterator[int]:
+    """Count tries to append, with pauses between them. Raises StorageError when another is asked for than the last."""
+    for tries in range(1, _PATIENCE.tries + 1):
+        yield tries
+        if tries < _PATIENCE.tries:
+            time.sleep(_PATIENCE.pause_s(tries, random.random()))  # noqa: S311 - jitter, no secret
+    raise StorageError(
+        f"{storage.url}: the next entry of its journal was refused {_PATIENCE.tries} times as being there already; "
+        "check that the service lists what is there, and that no other job uses this URL"
+    )
+
+
+def moved_to(storage: Storage) -> Moved | None:
+    """Where the job goes on, if its journal is closed: that is its newest entry. Raises StorageError."""
+    for position in positions(storage):
+        try:
+            entry = read_entry(storage, position)
+        except (DamagedError, MissingError):
+            return None
+        return entry if isinstance(entry, Moved) else None
+    return None
+
+
+def read_entry(storage: Storage, position: int) -> commits.Entry:
+    """Read an entry. Raises MissingError, or DamagedError if it is damaged where it lies, not only on its way here."""
+    key = commits.key_of(position)
+    try:
+        return commits.decode(storage.get(key), position)
+    except DamagedError:
+        return commits.decode(storage.get(key), position)
+
+
+def _scan(storage: Storage) -> Iterator[tuple[int, commits.Entry | DamagedError | None]]:
+    """Every position that is listed, newest first, and what is there; None if it is gone by now.
+
+    The newest is mostly all that is asked for, so the first is read alone, and ever more at a time behind it.
+    """
+    upcoming, at_a_time = positions(storage), 1
+    while batch := list(islice(upcoming, at_a_time)):
+        found: dict[int, commits.Entry | DamagedError | None] = {}
+
+        def read(position: int, into: dict[int, commits.Entry | DamagedError | None] = found) -> None:
+            try:
+                into[position] = read_entry(storage, position)
+            except DamagedError as e:
+                into[position] = e
+            except MissingError:
+                into[position] = None
+
+        each(read, batch, threads=8)
+        yield from ((position, found[position]) for position in batch)
+        at_a_time = min(2 * at_a_time, 64)
+
+
+def _newest(storage: Storage) -> tuple[int, int, int]:
+    """The newest position, generation and number of a commit; 0 for what there is none of.
+
+    Raises MovedError where it is closed, and StorageError where another version has written what this one cannot read.
+    """
+    top, generation = 0, 0
+    for position, entry in _scan(storage):
+        if isinstance(entry, Moved) and not top:
+            raise MovedError(f"{storage.url}: this job has been moved to {entry.to}, and goes on there only")
+        if isinstance(entry, FormatError):  # to pass over it would be to start afresh, and to delete its data
+            raise StorageError(f"{storage.url}: {entry}; go on with that version, or give another storage URL")
+        top = top or position  # even if it is retired before it can be read: then the one behind it is taken
+        if entry is None or isinstance(entry, DamagedError):
+            continue
+        generation = generation or entry.generation
+        if isinstance(entry, Commit):
+            return top, generation, entry.number
+    return top, generation, 0
+
+
+def _is_outrun(storage: Storage, mine: Generation) -> bool:
+    """Has an older run committed behind `mine`? Then it had filled that position before, and freed it by retiring."""
+    for position, entry in read_entries(storage):
+        if position <= mine.position:
+            break
+        if not isinstance(entry, DamagedError):
+            return entry.generation < mine.generation
+    return False
+
+
+def _check_precondition(storage: Storage, mine: Generation) -> None:
+    """Raise StorageError for a storage that creates what is there: commits and the fence rest on its refusal.
+
+    It is tried with the entry just written, in bytes that differ and mean the same: nothing is lost where it fails.
+    """
+    try:
+        storage.put(commits.key_of(mine.position), [commits.encode(mine), b"\n"], if_absent=True)
+    except ExistsError:
+        return
+    raise StorageError(
+        f"{storage.url}: the service replaces an object that was to be created only if absent (it ignores "
+        "If-None-Match or ifGenerationMatch), so two runs could harm each other's checkpoints; use another service"
+    )
+
+
+def _discard_unfinished(storage: Storage) -> None:
+    """Clean up behind killed runs, which are all fenced now; a storage that refuses costs space only."""
+    try:
+        storage.discard_unfinished(lambda key: commits.number_of(commits.folder_of(key)) is not None)
+    except StorageError as e:
+        log.info("uploads that killed runs may have left were not deleted: %s", e)
+
+
+def positions(storage: Storage) -> Iterator[int]:
+    """The positions of the journal's entries, newest first."""
+    for key in all_keys(storage, commits.JOURNAL):
+        position = commits.position_of(key)
+        if position is not None:
+            yield position

@@ -1,0 +1,179 @@
+"""Carry a checkpoint from one storage to another, so that its job can go on there. Without torch.
+
+Data first, the commit last, under its own position: what is listed at the target is whole. Each object is checked
+against the checksum that was committed, on its way and, where an earlier try has left it, where it lies; so a carry
+that was broken off is taken up where it was. Memory is bounded: a large object waits in a nameless file of this
+machine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+import zlib
+from dataclasses import dataclass
+
+from elasticctl_store.checkpoints import commits, documents, journal, verify
+from elasticctl_store.checkpoints.commits import Commit, Generation, ObjectRef
+from elasticctl_store.checkpoints.verify import OnBytes
+from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
+from elasticctl_store.parallel import each
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage.cloud import CloudStorage
+
+AT_ONCE = 4
+"""Objects on their way at a time; each object store moves the parts of one in parallel too."""
+SMALL_BYTES = 16 << 20
+"""Up to here an object is carried in memory; of larger ones as much at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A whole checkpoint and all that belongs to it."""
+
+    commit: Commit
+    objects: tuple[ObjectRef, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """All objects together."""
+        return sum(ref.size_bytes for ref in self.objects)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How many objects were sent, and how many were there already, whole."""
+
+    sent: int
+    found: int
+
+
+def newest(source: Storage) -> Load | None:
+    """The newest checkpoint that is whole at a glance, which a job would go on from; None: there is none."""
+    for finding in verify.findings(source):
+        if finding.commit is not None and not finding.damage:
+            contents = verify.read(source, finding.commit)
+            return Load(finding.commit, (*finding.commit.shares, *(file for file, _ in contents.shares)))
+    return None
+
+
+def check_target(target: Storage) -> None:
+    """Raise StorageError where a run has been: only an earlier carry may have left something in the target."""
+    for _, entry in journal.read_entries(target):
+        if isinstance(entry, Generation | commits.Moved):
+            raise StorageError(f"{target.url}: a job has been running there: choose a place that is empty")
+
+
+def carry(source: Storage, target: Storage, load: Load, on_bytes: OnBytes = lambda count: None) -> Carried:
+    """Have a checkpoint in the target too, and committed there; `on_bytes` is told what is there, sent or found.
+
+    Raises StorageError; DamagedError or MissingError for a checkpoint that is not what was committed.
+    """
+    check_target(target)
+    there = set(all_keys(target, load.commit.folder))
+    lock, sent = threading.Lock(), 0
+
+    def have(ref: ObjectRef) -> None:
+        nonlocal sent
+        new = not (ref.key in there and _is_whole(target, ref))
+        if new:
+            documents.twice(lambda: _send(source, target, ref))
+        with lock:
+            sent += new
+        on_bytes(ref.size_bytes)
+
+    # The largest first, so that none is waited for at the end.
+    each(have, sorted(load.objects, key=lambda ref: -ref.size_bytes), AT_ONCE)
+    _commit(target, load.commit)
+    return Carried(sent, len(load.objects) - sent)
+
+
+def _send(source: Storage, target: Storage, ref: ObjectRef) -> None:
+    if _copied_there(source, target, ref):
+        return
+    data = _fetched(source, ref)
+    crc = target.put(ref.key, [data])
+    if commits.as_checksum(crc) != ref.checksum:
+        raise DamagedError(f"{ref.key}: it has changed on its way to {target.url}")
+
+
+def _copied_there(source: Storage, target: Storage, ref: ObjectRef) -> bool:
+    """Has the service, the same at both ends, copied the object by itself, and well?"""
+    if not (isinstance(source, CloudStorage) and isinstance(target, CloudStorage)):
+        return False
+    told = target.copy_from(source, ref.key, ref.size_bytes)
+    if told is None:
+        return False
+    return f"crc32:{told}" == ref.checksum or (not told and _is_whole(target, ref))
+
+
+def _fetched(source: Storage, ref: ObjectRef) -> memoryview:
+    """An object's bytes, in memory or mapped from a nameless file. Raises StorageError, also for a full disk."""
+    if ref.size_bytes <= SMALL_BYTES:
+        data = memoryview(bytearray(ref.size_bytes))
+        if ref.size_bytes:
+            source.read_into(ref.key, 0, data)
+        _check(ref, zlib.crc32(data))
+        return data
+    try:
+        with tempfile.TemporaryFile() as file:
+            _check(ref, _download(source, ref, file.fileno()))
+            return memoryview(mmap.mmap(file.fileno(), ref.size_bytes, access=mmap.ACCESS_READ))
+    except OSError as e:
+        where = tempfile.gettempdir()
+        raise StorageError(f"cannot keep {ref.key} in {where}: {e.strerror}; make room, or set TMPDIR") from e
+
+
+def _download(source: Storage, ref: ObjectRef, descriptor: int) -> int:
+    """Write an object to a file, a piece at a time; returns its CRC-32."""
+    buffer, crc = memoryview(bytearray(SMALL_BYTES)), 0
+    for start in range(0, ref.size_bytes, SMALL_BYTES):
+        piece = buffer[: min(SMALL_BYTES, ref.size_bytes - start)]
+        source.read_into(ref.key, start, piece)
+        crc = zlib.crc32(piece, crc)
+        written = 0
+        while written < len(piece):
+            written += os.pwrite(descriptor, piece[written:], start + written)
+    return crc
+
+
+def _is_whole(target: Storage, ref: ObjectRef) -> bool:
+    """Is an object that an earlier try has left, in full length and to the bit, what was committed?"""
+    buffer, crc = memoryview(bytearray(min(SMALL_BYTES, ref.size_bytes + 1))), 0
+    try:
+        for start in range(0, ref.size_bytes, SMALL_BYTES):
+            piece = buffer[: min(SMALL_BYTES, ref.size_bytes - start)]
+            target.read_into(ref.key, start, piece)
+            crc = zlib.crc32(piece, crc)
+        return commits.as_checksum(crc) == ref.checksum and _ends(target, ref)
+    except (MissingError, DamagedError):
+        return False
+
+
+def _ends(target: Storage, ref: ObjectRef) -> bool:
+    """Has the object no byte more than it should?"""
+    try:
+        target.read_into(ref.key, ref.size_bytes, memoryview(bytearray(1)))
+    except DamagedError:
+        return True
+    return False
+
+
+def _check(ref: ObjectRef, crc: int) -> None:
+    if commits.as_checksum(crc) != ref.checksum:
+        raise DamagedError(f"{ref.key}: its checksum does not match")
+
+
+def _commit(target: Storage, commit: Commit) -> None:
+    """Make it visible; an earlier try may have done so."""
+    data = commits.encode(commit)
+    key = commits.key_of(commit.position)
+    try:
+        target.put(key, [data], if_absent=True)
+    except ExistsError as e:
+        if target.get(key) != data:
+            raise StorageError(
+                f"{target.url}: another checkpoint is there already: choose a place that is empty"
+            ) from e

@@ -1,0 +1,57 @@
+"""Several pieces of work at once, on threads that never keep the process from ending.
+
+A `ThreadPoolExecutor` is joined when the interpreter exits, so an upload that hangs would hold up a run that has to
+stop; these threads are daemons and last for one call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+
+def available() -> int:
+    """Those it is bound to, where the system knows such a thing (Linux), else all; at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def per_rank() -> int:
+    """This rank's part of them, where the worker's ranks share them evenly; at least 1."""
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return max(1, available() // ranks)
+
+
+T = TypeVar("T")
+
+
+def each(work: Callable[[T], None], items: Iterable[T], threads: int) -> None:
+    """Call `work` for every item, on this thread and up to `threads` - 1 others.
+
+    After an error no further item is begun; the first error is raised when nothing runs any more.
+    """
+    queue, lock, errors = list(items), threading.Lock(), list[BaseException]()
+    queue.reverse()
+
+    def run() -> None:
+        while True:
+            with lock:
+                if errors or not queue:
+                    return
+                item = queue.pop()
+            try:
+                work(item)
+            except BaseException as e:  # noqa: BLE001 - handed to the caller's thread, whatever it is
+                errors.append(e)
+
+    others = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(queue)) - 1)]
+    for thread in others:
+        thread.start()
+    run()
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]

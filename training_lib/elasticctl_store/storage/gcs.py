@@ -1,0 +1,223 @@
+"""Google Cloud Storage: `gs://bucket/prefix`.
+
+google-auth finds the credentials and keeps them fresh. Requests are those of the JSON API, and `wire` moves the bytes:
+Google's own client copies every object on its way. An object is one insert, because neither resumable uploads nor
+composition would make it faster from one machine, and only a single insert takes the precondition of a create. Its
+CRC-32C goes ahead of it, so that the service refuses what was damaged on the way.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import google.auth
+import google.auth.credentials
+import google.auth.exceptions
+import google.auth.transport.urllib3
+import google_crc32c
+import urllib3
+
+from elasticctl_store.errors import StorageError
+from elasticctl_store.storage import gcs_words, location
+from elasticctl_store.storage.base import PAGE_KEYS
+from elasticctl_store.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
+from elasticctl_store.storage.location import Location
+from elasticctl_store.storage.retry import Caller, Patience, Reply, Verdict
+from elasticctl_store.storage.wire import Answer, Connections, Request, WireError
+
+OPTIONS = ("endpoint",)
+ORIGIN = "https://storage.googleapis.com"
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_CRC_CHUNK_BYTES = 1 << 18  # google_crc32c takes nothing but `bytes`: copied in pieces that stay in the cache
+_REREADS = 3
+
+
+def connect(url: str, patience: Patience) -> CloudStorage:
+    """The storage a gs:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
+    place = location.parse(url, OPTIONS)
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    origin = place.options.get("endpoint") or (emulator if "://" in emulator or not emulator else f"http://{emulator}")
+    if origin:
+        location.check_endpoint(origin, place.url)
+    # A token is worth more than the objects: it never goes over plain HTTP.
+    anonymous = urlsplit(origin).scheme == "http"
+    credentials = google.auth.credentials.AnonymousCredentials() if anonymous else None  # type: ignore[no-untyped-call]
+    return CloudStorage(Gcs(place, origin.rstrip("/") or ORIGIN, patience, credentials))
+
+
+class Gcs:
+    """A `Service`: requests to one bucket. Without `credentials` those of the environment are used."""
+
+    def __init__(
+        self,
+        place: Location,
+        origin: str,
+        patience: Patience,
+        credentials: google.auth.credentials.Credentials | None = None,
+    ) -> None:
+        self._place = place
+        connections = Connections(origin, connect_s=patience.connect_s, silence_s=patience.silence_s)
+        self._caller = Caller(connections, Tokens(place, credentials), patience)
+        self._bucket = quote(place.bucket, safe="")
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    def put(self, key: str, body: Body, *, if_absent: bool) -> Outcome:
+        about = {"name": self._place.prefix + key}
+        if google_crc32c.implementation == "c":  # in Python it would take minutes
+            about["crc32c"] = _crc32c(body)
+        boundary = f"elasticctl-{secrets.token_hex(16)}"
+        whole = Body.of([*gcs_words.wrapping(about, boundary, body.views)])
+        query = {"uploadType": "multipart"} | ({"ifGenerationMatch": "0"} if if_absent else {})
+        target = f"/upload/storage/v1/b/{self._bucket}/o"
+        headers = {"content-type": f"multipart/related; boundary={boundary}"}
+        reply = self._call("POST", target, query, (gcs_words.WRITE, key), headers=headers, body=whole.views)
+        if if_absent and reply.answer.status == 412:
+            return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
+        self._raise_unless(reply, gcs_words.WRITE, key, 200)
+        return Outcome.STORED
+
+    def get(self, key: str) -> bytes:
+        for _ in range(_REREADS):
+            reply = self._call("GET", self._media(key), {"alt": "media"}, (gcs_words.READ, key))
+            self._raise_unless(reply, gcs_words.READ, key, 200)
+            body = reply.answer.body
+            expected = gcs_words.crc32c(reply.answer)
+            if not expected or expected == _crc32c(Body.of([body])):
+                break
+        return body  # as it is: the reader has checksums of its own to judge it by
+
+    def read(self, key: str, start: int, into: memoryview) -> int:
+        headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
+        action = (gcs_words.READ, key)
+        reply = self._call("GET", self._media(key), {"alt": "media"}, action, headers=headers, into=into)
+        self._raise_unless(reply, gcs_words.READ, key, 200, 206, 416)
+        return total_bytes(reply.answer, start, into)
+
+    def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
+        query = {
+            "maxResults": str(PAGE_KEYS),
+            "prefix": self._place.prefix + prefix,
+            "fields": "items(name),nextPageToken",
+        }
+        if after:
+            query["startOffset"] = self._place.prefix + after  # inclusive: the caller drops `after` itself
+        while True:
+            found = self._ask(query)
+            names = [item["name"] for item in found.get("items", [])]
+            token = found.get("nextPageToken")
+            if names or not token:
+                return [name.removeprefix(self._place.prefix) for name in names], not token
+            query["pageToken"] = token  # a page may be empty and not the last
+
+    def copy(self, origin: Service, key: str, size_bytes: int) -> str | None:
+        if not isinstance(origin, Gcs) or origin._place.options != self._place.options:
+            return None
+        source = f"/storage/v1/b/{origin._bucket}/o/{quote(origin._place.prefix + key, safe='')}"
+        target = f"{source}/rewriteTo/b/{self._bucket}/o/{quote(self._place.prefix + key, safe='')}"
+        query: dict[str, str] = {}
+        while True:
+            reply = self._call("POST", target, query, (gcs_words.WRITE, key))
+            if reply.answer.status != 200:
+                return None  # no right to read there with these credentials, perhaps: the long way may work
+            said = gcs_words.parse(reply.answer)
+            if said.get("done"):
+                return ""  # it tells a CRC-32C
+            if not said.get("rewriteToken"):
+                return None
+            query = {"rewriteToken": str(said["rewriteToken"])}
+
+    def remove(self, key: str) -> None:
+        name = quote(self._place.prefix + key, safe="")
+        reply = self._call("DELETE", f"/storage/v1/b/{self._bucket}/o/{name}", {}, (gcs_words.DELETE, key))
+        if not gcs_words.is_missing(reply.answer):
+            self._raise_unless(reply, gcs_words.DELETE, key, 200, 204)
+
+    def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
+        """A single insert leaves nothing behind."""
+
+    def _media(self, key: str) -> str:
+        return f"/download/storage/v1/b/{self._bucket}/o/{quote(self._place.prefix + key, safe='')}"
+
+    def _ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """A page of a listing; asked for again if it cannot be read."""
+        for left in reversed(range(_REREADS)):
+            reply = self._call("GET", f"/storage/v1/b/{self._bucket}/o", query, (gcs_words.LIST, ""))
+            self._raise_unless(reply, gcs_words.LIST, "", 200)
+            try:
+                found = gcs_words.parse(reply.answer)
+                break
+            except StorageError:
+                if not left:
+                    raise
+        return found
+
+    def _call(
+        self, method: str, target: str, query: Mapping[str, str], about: tuple[Action, str], **request: Any
+    ) -> Reply:
+        action, key = about
+        doing = f"{action.verb} {key or 'the keys'} {action.preposition} {self.url}"
+        target += "?" + urlencode(query, quote_via=quote) if query else ""
+        return self._caller.call(Request(method, target, **request), doing)
+
+    def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
+        if reply.answer.status not in good:
+            raise gcs_words.explained(reply.answer, action, key, self._place)
+
+
+class Tokens:
+    """The `Dialect` of GCS: a bearer token on every request."""
+
+    def __init__(self, place: Location, credentials: google.auth.credentials.Credentials | None) -> None:
+        self._lock = threading.Lock()
+        self._place, self._credentials = place, credentials
+        self._transport: google.auth.transport.urllib3.Request | None = None
+
+    def sign(self, request: Request) -> Mapping[str, str]:
+        headers = dict(request.headers)
+        self._with_credentials(lambda credentials, transport: credentials.before_request(transport, "", "", headers))
+        return headers
+
+    def renew(self) -> None:
+        self._with_credentials(lambda credentials, transport: credentials.refresh(transport))
+
+    def judge(self, answer: Answer) -> Verdict:
+        return gcs_words.judge(answer)
+
+    def reason(self, answer: Answer) -> str:
+        return gcs_words.reason(answer)
+
+    def _with_credentials(self, use: Any) -> None:
+        """Raises StorageError, or WireError when the place that tokens come from is out of reach for now."""
+        with self._lock:
+            try:
+                if self._credentials is None:
+                    self._credentials, _ = google.auth.default(scopes=[_SCOPE])
+                if self._transport is None:
+                    self._transport = google.auth.transport.urllib3.Request(urllib3.PoolManager())  # type: ignore[no-untyped-call]
+                use(self._credentials, self._transport)
+            except google.auth.exceptions.DefaultCredentialsError as e:
+                mend = "give the machine a service account, or set $GOOGLE_APPLICATION_CREDENTIALS"
+                raise StorageError(f"{self._place.url}: no Google credentials found; {mend}") from e
+            except google.auth.exceptions.GoogleAuthError as e:
+                said = " ".join(str(e.args[0] if e.args else e).split())[:200]
+                if e.retryable:
+                    raise WireError(f"no token for now: {said}", sent=False) from e
+                mend = "renew them (gcloud auth application-default login), and check this machine's clock"
+                raise StorageError(f"{self._place.url}: the Google credentials give no token: {said}; {mend}") from e
+
+
+def _crc32c(body: Body) -> str:
+    crc = 0
+    for view in body.views:
+        for start in range(0, len(view), _CRC_CHUNK_BYTES):
+            crc = google_crc32c.extend(crc, bytes(view[start : start + _CRC_CHUNK_BYTES]))
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()

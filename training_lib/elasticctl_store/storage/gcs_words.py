@@ -1,0 +1,106 @@
+"""What Google Cloud Storage says: its JSON, its refusals, what they mean and what to do about them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from elasticctl_store.errors import MissingError, StorageError
+from elasticctl_store.storage.cloud import Action
+from elasticctl_store.storage.location import Location
+from elasticctl_store.storage.retry import Verdict, is_temporary
+from elasticctl_store.storage.wire import Answer
+
+WRITE = Action("write", "to", "storage.objects.create")
+READ = Action("read", "from", "storage.objects.get, and storage.objects.list to tell what is not there")
+LIST = Action("list", "in", "storage.objects.list")
+DELETE = Action("delete", "from", "storage.objects.delete")
+
+_TEMPORARY_REASONS = {"rateLimitExceeded", "userRateLimitExceeded"}
+
+
+def wrapping(about: Mapping[str, str], boundary: str, views: Sequence[memoryview]) -> Iterator[bytes | memoryview]:
+    """An object with its metadata as the two parts of one multipart/related body."""
+    yield f"--{boundary}\r\ncontent-type: application/json; charset=UTF-8\r\n\r\n".encode()
+    yield json.dumps(about).encode()
+    yield f"\r\n--{boundary}\r\ncontent-type: application/octet-stream\r\n".encode()
+    yield b"content-transfer-encoding: binary\r\n\r\n"
+    yield from views
+    yield f"\r\n--{boundary}--\r\n".encode()
+
+
+def parse(answer: Answer) -> Mapping[str, Any]:
+    """A JSON answer. Raises StorageError for what is none."""
+    try:
+        found = json.loads(answer.body)
+    except ValueError as e:
+        raise StorageError(f"the endpoint answers with something that is not GCS's JSON ({e}): check its URL") from e
+    if not isinstance(found, dict):
+        raise StorageError("the endpoint answers with something that is not GCS's JSON: check its URL")
+    return found
+
+
+def judge(answer: Answer) -> Verdict:
+    """Is it worth trying again?"""
+    if answer.status == 401:
+        return Verdict.STALE_CREDENTIALS
+    limited = answer.status == 403 and _reasons(answer) & _TEMPORARY_REASONS
+    damaged = answer.status == 400 and "crc32c" in _message(answer).lower()  # what arrived is not what was sent
+    return Verdict.TEMPORARY if is_temporary(answer.status) or limited or damaged else Verdict.FINAL
+
+
+def reason(answer: Answer) -> str:
+    """The refusal in a few words."""
+    return f"{answer.status} {' '.join(sorted(_reasons(answer)))}".strip()
+
+
+def is_missing(answer: Answer) -> bool:
+    """Is it the object that is not there, rather than its bucket?"""
+    return answer.status == 404 and "bucket does not exist" not in _message(answer)
+
+
+def crc32c(answer: Answer) -> str:
+    """The checksum of the whole object, base64; "" when it is not told, or not of the bytes that were sent."""
+    if "x-goog-stored-content-encoding" in answer.headers and answer.headers.get("content-encoding"):
+        return ""
+    hashes = (part.strip().partition("=") for part in answer.headers.get("x-goog-hash", "").split(","))
+    return next((value for name, _, value in hashes if name == "crc32c"), "")
+
+
+def explained(answer: Answer, action: Action, key: str, place: Location) -> StorageError:
+    """A refusal as an error: what failed, why, and the mend."""
+    if is_missing(answer) and action is READ:
+        return MissingError(f"{place.url}: {key} is not there")
+    what = f"cannot {action.verb} {key or 'the keys'} {action.preposition} {place.url}"
+    return StorageError(f"{what}: {_mend(answer, action, place)}")
+
+
+def _mend(answer: Answer, action: Action, place: Location) -> str:
+    if answer.status == 404:
+        return f"there is no bucket {place.bucket!r}: create it, or mend the URL"
+    if answer.status == 401:
+        return "the Google credentials are not accepted, and new ones were not either: renew them"
+    message = _message(answer)[:200]
+    if answer.status == 403:
+        return f"no permission: the credentials in use need {action.permission}; GCS says: {message or 'nothing'}"
+    return f"{reason(answer)} {message}".strip()
+
+
+def _error(answer: Answer) -> Mapping[str, Any]:
+    try:
+        error = json.loads(answer.body).get("error", {})
+    except (ValueError, AttributeError):
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
+def _message(answer: Answer) -> str:
+    """What the service says about a refusal, on one line; reads of media are refused in plain text."""
+    said = _error(answer).get("message") or answer.body[:500].decode("utf-8", "replace")
+    return " ".join(str(said).split())
+
+
+def _reasons(answer: Answer) -> set[str]:
+    errors = _error(answer).get("errors")
+    return {str(item.get("reason")) for item in errors if isinstance(item, dict)} if isinstance(errors, list) else set()

@@ -1,0 +1,337 @@
+"""Amazon S3, and what speaks its language (MinIO, R2, Ceph): `s3://bucket/prefix`.
+
+boto3 finds the credentials, the endpoint and the addressing, and signs. It does not move the bytes: its client hashes
+and copies them, at five times the processor time of sending them (see `wire`). Payloads are unsigned; a CRC-32 in a
+header lets the service refuse what was damaged on the way.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+from xml.etree import ElementTree
+
+import boto3
+from botocore import exceptions, loaders
+from botocore import session as sessions
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+
+from elasticctl_store import parallel
+from elasticctl_store.crc import combined
+from elasticctl_store.errors import StorageError
+from elasticctl_store.parallel import each
+from elasticctl_store.storage import location, s3_words
+from elasticctl_store.storage.base import PAGE_KEYS
+from elasticctl_store.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
+from elasticctl_store.storage.location import Location
+from elasticctl_store.storage.retry import Caller, Patience, Reply, Verdict, is_temporary
+from elasticctl_store.storage.wire import Answer, Connections, Request, WireError
+
+log = logging.getLogger("elasticctl_train")
+
+OPTIONS = ("endpoint", "region")
+PART_BYTES = 16 << 20
+MOST_SENDERS = 8
+"""Parts at a time: as many as the rank has processors beside the one it trains on, 1 at least and up to this number."""
+_MOST_PARTS = 9_000  # S3 allows 10,000
+_MOST_COPIED_BYTES = 5 << 30
+_BUSY = {"IDPCommunicationError", "RequestLimitExceeded", "TooManyRequestsException"}
+"""Refusals with status 400 by which the services that give credentials ask to be asked later."""
+_UNREACHABLE = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.MetadataRetrievalError)
+_RESTARTS = 3
+_REREADS = 3
+
+_descriptions = loaders.create_loader(os.environ.get("AWS_DATA_PATH"))
+for _kind in ("service-2", "endpoint-rule-set-1"):  # takes 0.1 s: here, so that a spare does it ahead of a restore
+    _descriptions.load_service_model("s3", _kind)
+
+
+def connect(url: str, patience: Patience) -> CloudStorage:
+    """The storage an s3:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
+    place = location.parse(url, OPTIONS)
+    return CloudStorage(S3(place, patience))
+
+
+class S3:
+    """A `Service`: requests to one bucket."""
+
+    def __init__(self, place: Location, patience: Patience) -> None:
+        self._place = place
+        try:
+            self._signer = Signer(place)
+        except (exceptions.BotoCoreError, ValueError) as e:
+            raise StorageError(f"{place.url}: the AWS settings cannot be used: {e}") from e
+        ca_file = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE")
+        connections = Connections(
+            self._signer.origin, connect_s=patience.connect_s, silence_s=patience.silence_s, ca_file=ca_file
+        )
+        self._caller = Caller(connections, self._signer, patience)
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    def put(self, key: str, body: Body, *, if_absent: bool) -> Outcome:
+        if body.size_bytes > PART_BYTES:
+            return self._put_in_parts(key, body, if_absent)
+        headers = {"if-none-match": "*"} if if_absent else {}
+        headers |= self._checksum_headers(body)
+        reply = self._call("PUT", key, {}, s3_words.WRITE, headers=headers, body=body.views)
+        return self._outcome(reply, key, if_absent)
+
+    def get(self, key: str) -> bytes:
+        for _ in range(_REREADS):
+            reply = self._call("GET", key, {}, s3_words.READ, headers={"x-amz-checksum-mode": "ENABLED"})
+            self._raise_unless(reply, s3_words.READ, key, 200)
+            body = reply.answer.body
+            expected = reply.answer.headers.get("x-amz-checksum-crc32", "-")
+            if "-" in expected or expected == _crc32(Body.of([body])):  # with a dash: a checksum of parts' checksums
+                break
+        return body  # as it is: the reader has checksums of its own to judge it by
+
+    def read(self, key: str, start: int, into: memoryview) -> int:
+        headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
+        reply = self._call("GET", key, {}, s3_words.READ, headers=headers, into=into)
+        self._raise_unless(reply, s3_words.READ, key, 200, 206, 416)
+        return total_bytes(reply.answer, start, into)
+
+    def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
+        query = {"list-type": "2", "max-keys": str(PAGE_KEYS), "prefix": self._place.prefix + prefix}
+        if after:
+            query["start-after"] = self._place.prefix + after
+        found = self._ask(query, s3_words.LIST)
+        names = [item.findtext("Key", "") for item in found.iter("Contents")]
+        last = found.findtext("IsTruncated") != "true"
+        return [name.removeprefix(self._place.prefix) for name in names], last
+
+    def copy(self, origin: Service, key: str, size_bytes: int) -> str | None:
+        if (
+            not isinstance(origin, S3)
+            or origin._place.options != self._place.options
+            or size_bytes > _MOST_COPIED_BYTES
+        ):
+            return None
+        headers = {"x-amz-copy-source": f"/{origin._place.bucket}/{origin._place.path_of(key)}"}
+        if self._signer.checksums:
+            headers["x-amz-checksum-algorithm"] = "CRC32"
+        reply = self._call("PUT", key, {}, s3_words.WRITE, headers=headers)
+        if reply.answer.status != 200 or s3_words.code(reply.answer):
+            return None  # another account's, perhaps: the bytes may go the long way all the same
+        told = s3_words.parse(reply.answer.body).findtext("ChecksumCRC32", "")
+        return "" if "-" in told else base64.b64decode(told).hex()  # with a dash: a checksum of parts' checksums
+
+    def remove(self, key: str) -> None:
+        reply = self._call("DELETE", key, {}, s3_words.DELETE)
+        if s3_words.code(reply.answer) != "NoSuchKey":
+            self._raise_unless(reply, s3_words.DELETE, key, 200, 204)
+
+    def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
+        """Abort uploads in parts below our prefix: they are in no listing of objects, and cost money."""
+        query = {"uploads": "", "prefix": self._place.prefix}
+        while True:
+            found = self._ask(query, s3_words.UPLOADS)
+            uploads = [(item.findtext("Key", ""), item.findtext("UploadId", "")) for item in found.iter("Upload")]
+            for name, upload in uploads:
+                key = name.removeprefix(self._place.prefix)
+                if is_ours(key):
+                    self._abort(key, upload)
+            if found.findtext("IsTruncated") != "true" or not uploads:
+                return
+            query |= {"key-marker": uploads[-1][0], "upload-id-marker": uploads[-1][1]}
+
+    def _put_in_parts(self, key: str, body: Body, if_absent: bool) -> Outcome:
+        """Upload parts at a time; once more from the start when the service has forgotten the upload."""
+        unsure = False
+        for _ in range(_RESTARTS):
+            upload = self._begin(key)
+            try:
+                parts = self._send_parts(key, upload, body)
+                reply = self._complete(key, upload, parts, if_absent)
+            except BaseException:
+                self._abort_quietly(key, upload)
+                raise
+            if s3_words.code(reply.answer) == "NoSuchUpload":  # completed by a try that was not answered, or expired
+                unsure |= reply.unsure
+                continue
+            outcome = self._outcome(Reply(reply.answer, reply.unsure or unsure), key, if_absent)
+            if outcome is not Outcome.STORED:
+                self._abort_quietly(key, upload)
+            return outcome
+        raise StorageError(f"cannot {s3_words.WRITE.verb} {key} in {self.url}: the service forgets uploads in parts")
+
+    def _begin(self, key: str) -> str:
+        headers = {"x-amz-checksum-algorithm": "CRC32"} if self._signer.checksums else {}
+        reply = self._call("POST", key, {"uploads": ""}, s3_words.WRITE, headers=headers)
+        self._raise_unless(reply, s3_words.WRITE, key, 200)
+        return s3_words.parse(reply.answer.body).findtext("UploadId", "")
+
+    def _send_parts(self, key: str, upload: str, body: Body) -> list[tuple[str, str]]:
+        """Returns each part's ETag and checksum, in order."""
+        part_bytes = max(PART_BYTES, -(-body.size_bytes // _MOST_PARTS))
+        count = -(-body.size_bytes // part_bytes)
+        pieces = [body.cut(index * part_bytes, (index + 1) * part_bytes) for index in range(count)]
+        done = [("", "")] * count
+
+        def send(index: int) -> None:
+            part = pieces[index]
+            headers = self._checksum_headers(part)
+            query = {"partNumber": str(index + 1), "uploadId": upload}
+            reply = self._call("PUT", key, query, s3_words.WRITE, headers=headers, body=part.views)
+            self._raise_unless(reply, s3_words.WRITE, key, 200)
+            done[index] = reply.answer.headers.get("etag", ""), headers.get("x-amz-checksum-crc32", "")
+
+        each(send, range(count), max(1, min(parallel.per_rank() - 1, MOST_SENDERS)))
+        if all(part.crc is not None for part in pieces):
+            body.crc = combined((part.crc32(), part.size_bytes) for part in pieces)
+        return done
+
+    def _complete(self, key: str, upload: str, parts: list[tuple[str, str]], if_absent: bool) -> Reply:
+        root = ElementTree.Element("CompleteMultipartUpload", xmlns=s3_words.NAMESPACE)
+        for number, (etag, checksum) in enumerate(parts, start=1):
+            part = ElementTree.SubElement(root, "Part")
+            ElementTree.SubElement(part, "PartNumber").text = str(number)
+            ElementTree.SubElement(part, "ETag").text = etag
+            if checksum:
+                ElementTree.SubElement(part, "ChecksumCRC32").text = checksum
+        body = Body.of([ElementTree.tostring(root)])
+        headers = {"content-type": "application/xml"} | ({"if-none-match": "*"} if if_absent else {})
+        return self._call("POST", key, {"uploadId": upload}, s3_words.WRITE, headers=headers, body=body.views)
+
+    def _abort(self, key: str, upload: str) -> None:
+        reply = self._call("DELETE", key, {"uploadId": upload}, s3_words.ABORT)
+        if s3_words.code(reply.answer) != "NoSuchUpload":
+            self._raise_unless(reply, s3_words.ABORT, key, 200, 204)
+
+    def _abort_quietly(self, key: str, upload: str) -> None:
+        """Clean up behind a failure; what cannot be aborted now is found by `discard_unfinished`."""
+        try:
+            self._abort(key, upload)
+        except StorageError as e:
+            log.info("%s", e)
+
+    def _outcome(self, reply: Reply, key: str, if_absent: bool) -> Outcome:
+        if if_absent and reply.answer.status == 412:
+            return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
+        self._raise_unless(reply, s3_words.WRITE, key, 200)
+        return Outcome.STORED
+
+    def _checksum_headers(self, body: Body) -> dict[str, str]:
+        if not self._signer.checksums:
+            return {}
+        return {"x-amz-checksum-crc32": _crc32(body), "x-amz-sdk-checksum-algorithm": "CRC32"}
+
+    def _ask(self, query: Mapping[str, str], action: Action) -> ElementTree.Element:
+        """A listing; asked for again if it cannot be read."""
+        for left in reversed(range(_REREADS)):
+            reply = self._call("GET", None, query, action)
+            self._raise_unless(reply, action, "", 200)
+            try:
+                found = s3_words.parse(reply.answer.body)
+                break
+            except StorageError:
+                if not left:
+                    raise
+        return found
+
+    def _call(self, method: str, key: str | None, query: Mapping[str, str], action: Action, **request: Any) -> Reply:
+        """Send a request about an object, or with `key` None about the bucket."""
+        name = "" if key is None else self._place.path_of(key)
+        target = self._signer.path + name
+        if query:
+            target += "?" + urlencode(query, quote_via=quote, safe="~")
+        doing = f"{action.verb} {key or 'the keys'} {action.preposition} {self.url}"
+        return self._caller.call(Request(method, target, **request), doing)
+
+    def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
+        failed = reply.answer.status == 200 and s3_words.code(reply.answer)
+        if reply.answer.status not in good or failed:
+            raise s3_words.explained(reply.answer, action, key, self._place)
+
+
+class Signer:
+    """The `Dialect` of S3: where the bucket is, and a signature for every request."""
+
+    def __init__(self, place: Location) -> None:
+        self._lock = threading.Lock()
+        self._place = place
+        session = sessions.get_session()
+        session.register_component("data_loader", _descriptions)
+        client = boto3.session.Session(botocore_session=session).client(
+            "s3",
+            region_name=place.options.get("region") or os.environ.get("AWS_REGION"),  # which boto3 itself ignores
+            endpoint_url=place.options.get("endpoint"),
+            config=Config(signature_version="s3v4"),
+            aws_access_key_id="none",  # only asked where the bucket is: credentials are found on the first request
+            aws_secret_access_key="none",  # noqa: S106
+        )
+        endpoint = urlsplit(client.meta.endpoint_url)
+        example = urlsplit(client.generate_presigned_url("head_bucket", Params={"Bucket": place.bucket}))
+        in_host = example.netloc.startswith(f"{place.bucket}.")  # its host is no use: outside any region
+        self.origin = f"{endpoint.scheme}://{place.bucket + '.' if in_host else ''}{endpoint.netloc}"
+        self.path = example.path.rstrip("/") + "/"
+        self.checksums = client.meta.config.request_checksum_calculation != "when_required"
+        location.check_endpoint(self.origin, place.url)
+        region = client.meta.region_name
+        self._region = "us-east-1" if region in (None, "aws-global") else region
+        self._unsigned_payload = Config(s3={"payload_signing_enabled": False})
+        self._credentials: Any = None
+
+    def sign(self, request: Request) -> Mapping[str, str]:
+        with self._lock:
+            credentials = self._current_credentials()
+        signed = AWSRequest(request.method, self.origin + request.target, headers=dict(request.headers))
+        signed.context["client_config"] = self._unsigned_payload
+        S3SigV4Auth(credentials, "s3", self._region).add_auth(signed)
+        return dict(signed.headers)
+
+    def renew(self) -> None:
+        with self._lock:
+            self._credentials = None  # found again wherever they come from: a file may have been written anew
+
+    def judge(self, answer: Answer) -> Verdict:
+        return s3_words.judge(answer)
+
+    def reason(self, answer: Answer) -> str:
+        return s3_words.reason(answer)
+
+    def _current_credentials(self) -> Any:
+        """Raises StorageError, or WireError when whoever gives out credentials is busy or out of reach for now."""
+        try:
+            if self._credentials is None:
+                self._credentials = boto3.session.Session().get_credentials()
+            if self._credentials is not None:
+                return self._credentials.get_frozen_credentials()  # refreshed first if they expire soon
+        except (exceptions.BotoCoreError, exceptions.ClientError, RuntimeError, ValueError) as e:
+            said = " ".join(str(e).split())[:300]
+            if _is_passing(e):
+                raise WireError(f"no AWS credentials for now: {said}", sent=False) from e
+            mend = "check the role, its token or the profile, and this machine's clock"
+            raise StorageError(f"{self._place.url}: new AWS credentials cannot be had: {said}; {mend}") from e
+        raise StorageError(
+            f"{self._place.url}: no AWS credentials found; give the machine a role, or set $AWS_ACCESS_KEY_ID and "
+            "$AWS_SECRET_ACCESS_KEY, or $AWS_PROFILE"
+        )
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    """Is the service that gives credentials busy or out of reach, rather than that it refuses?"""
+    if isinstance(error, exceptions.ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        said = error.response.get("Error", {}).get("Code", "")
+        return is_temporary(status) or "Throttl" in said or said in _BUSY
+    if isinstance(error, exceptions.SSLError):
+        return False
+    if isinstance(error, exceptions.CredentialRetrievalError):
+        error = error.__context__  # what a container's agent has said
+    return isinstance(error, _UNREACHABLE)
+
+
+def _crc32(body: Body) -> str:
+    return base64.b64encode(body.crc32().to_bytes(4, "big")).decode()

@@ -1,0 +1,112 @@
+"""What S3 says: its XML, its error codes, what they mean and what to do about them. Pure."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from elasticctl_store.errors import MissingError, StorageError
+from elasticctl_store.storage.cloud import Action
+from elasticctl_store.storage.location import Location
+from elasticctl_store.storage.retry import Verdict, is_temporary
+from elasticctl_store.storage.wire import Answer
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+WRITE = Action("write", "to", "s3:PutObject")
+READ = Action("read", "from", "s3:GetObject, and s3:ListBucket to tell what is not there")
+LIST = Action("list", "in", "s3:ListBucket")
+DELETE = Action("delete", "from", "s3:DeleteObject")
+ABORT = Action("abort the upload of", "to", "s3:AbortMultipartUpload")
+UPLOADS = Action("list the uploads of", "to", "s3:ListBucketMultipartUploads")
+
+_STALE = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired"}
+_TEMPORARY = {
+    "BadDigest",  # what arrived is not what was sent
+    "ConditionalRequestConflict",
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "XAmzContentChecksumMismatch",
+}
+_ELSEWHERE = {
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+}
+_REFUSED = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidSecurity"}
+_FULL = {"EntityTooLarge", "QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity"}
+
+
+def parse(body: bytes) -> ElementTree.Element:
+    """An XML answer without its namespaces. Raises StorageError for what is none."""
+    try:
+        root = ElementTree.fromstring(body.strip())  # noqa: S314 - from the service the state is entrusted to; expat bounds entities
+    except ElementTree.ParseError as e:
+        raise StorageError(f"the endpoint answers with something that is not S3's XML ({e}): check its URL") from e
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return root
+
+
+def code(answer: Answer) -> str:
+    """The error code of a refusal; also of one that comes with status 200, as the end of an upload in parts may."""
+    return _field(answer, "Code")
+
+
+def judge(answer: Answer) -> Verdict:
+    """Is it worth trying again?"""
+    said = code(answer)
+    if said in _STALE:
+        return Verdict.STALE_CREDENTIALS
+    temporary = said in _TEMPORARY or is_temporary(answer.status)
+    return Verdict.TEMPORARY if temporary else Verdict.FINAL
+
+
+def reason(answer: Answer) -> str:
+    """The refusal in a few words."""
+    return f"{answer.status} {code(answer)}".strip()
+
+
+def explained(answer: Answer, action: Action, key: str, place: Location) -> StorageError:
+    """A refusal as an error: what failed, why, and the mend."""
+    said = code(answer)
+    if said == "NoSuchKey" or (answer.status == 404 and not said):
+        return MissingError(f"{place.url}: {key} is not there")
+    what = f"cannot {action.verb} {key or 'the keys'} {action.preposition} {place.url}"
+    return StorageError(f"{what}: {_mend(answer, said, action, place)}")
+
+
+def _mend(answer: Answer, said: str, action: Action, place: Location) -> str:
+    if said == "NoSuchBucket":
+        return f"there is no bucket {place.bucket!r}: create it, or mend the URL"
+    if said in _ELSEWHERE or answer.status in (301, 307):
+        region = answer.headers.get("x-amz-bucket-region") or _field(answer, "Region") or "another region"
+        return f"the bucket is in {region}: add ?region={region} to the URL, or set $AWS_REGION"
+    if said in _STALE:
+        return "the AWS credentials have expired, and those found anew have too: renew them"
+    if said == "RequestTimeTooSkewed":
+        return f"this machine's clock is wrong (the service's says {answer.headers.get('date', 'otherwise')}): set it"
+    if said in _REFUSED:
+        return f"the AWS credentials are not accepted ({said}): check the key, and that it is this endpoint's"
+    if said in _FULL or answer.status == 507:
+        return f"no room ({said}): free some space or choose another storage URL"
+    if said == "NotImplemented":
+        return "the service does not know checksums: set $AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+    if answer.status in (401, 403):
+        return f"no permission: the credentials in use need {action.permission}"
+    message = " ".join(_field(answer, "Message").split())[:200]
+    return f"{reason(answer)} {message}".strip()
+
+
+def _field(answer: Answer, name: str) -> str:
+    """A field of an error document; "" in any other answer."""
+    if b"<Error" not in answer.body.lstrip()[:300]:  # behind spaces, with which S3 keeps a long request alive
+        return ""
+    try:
+        return parse(answer.body).findtext(name, "")
+    except StorageError:
+        return ""

@@ -1,0 +1,243 @@
+"""Workspaces in storage: send what is not there yet, and get one back.
+
+    listings/<digest>    one workspace: its listing, and where its contents are
+    packs/<sha256>       contents, many to an object
+    heads/<origin>       the digest of the newest workspace of one folder: what the next one is compared with
+
+A workspace that is there already is not sent again, and of another only the contents that the newest one of the same
+folder does not have. Objects never change, so that a job finds what it was submitted with. Several senders do no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
+from elasticctl_store.parallel import each
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.workspace.listing import File, Folder, Link, Listing, is_digest, parse
+from elasticctl_store.workspace.packing import Pack, Packer, Places, Run, opened, parse_places, places_to_json, runs
+
+LISTINGS, PACKS, HEADS = "listings", "packs", "heads"
+
+Read = Callable[[File], Iterator[bytes]]
+"""A file's content in pieces of `pieces.PIECE_BYTES`; only the last is shorter. Raises where it is not what it was."""
+
+log = logging.getLogger("elasticctl_train")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A workspace in storage."""
+
+    listing: Listing
+    places: Places
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What had to be sent: files of new content, and bytes of them before they were compressed."""
+
+    files: int = 0
+    size_bytes: int = 0
+
+
+def find(storage: Storage, digest: str) -> Kept:
+    """The workspace of this digest. Raises MissingError, DamagedError, StorageError."""
+    data = _json(storage.get(f"{LISTINGS}/{digest}"), f"{LISTINGS}/{digest}")
+    listing = parse(data.get("listing") if isinstance(data, dict) else None)
+    if listing.digest != digest:
+        raise DamagedError(f"{storage.url}: the workspace {digest[:12]} is another one than its name says")
+    return Kept(listing, parse_places(data.get("places"), listing))
+
+
+def missing(storage: Storage, listing: Listing, origin: str) -> tuple[list[File], dict[str, Any]]:
+    """The files whose content has to be sent, one for each content, and where those that need not are.
+
+    `origin` names the folder it comes from, on its machine. Raises StorageError.
+    """
+    packs = set(names(storage, PACKS))
+    known: dict[str, Any] = {}
+    for digest in dict.fromkeys((newest(storage, origin), listing.digest)):
+        for content, pieces in _places(storage, digest).items():
+            if all(piece.pack in packs for piece in pieces):
+                known[content] = pieces
+    wanted = {file.sha256: file for file in reversed(listing.files)}
+    new = [file for file in wanted.values() if file.sha256 not in known]
+    places = {content: known[content] for content in wanted if content in known}
+    return sorted(new, key=lambda file: file.path), places
+
+
+def send(storage: Storage, listing: Listing, origin: str, read: Read, on_bytes: Callable[[int], None]) -> Sent:
+    """Have the workspace in storage; `on_bytes` is told how many more bytes of contents are there.
+
+    Raises StorageError, and what `read` does; then nobody finds a workspace that is not whole.
+    """
+    new, places = missing(storage, listing, origin)
+    packer = Packer()
+    for pack in _packs(packer, new, read, on_bytes):
+        with suppress(ExistsError):
+            storage.put(f"{PACKS}/{pack.digest}", pack.parts, if_absent=True)
+    where = places | packer.places
+    for file in listing.files:
+        where.setdefault(file.sha256, ())  # an empty one has no pieces
+    if new or not _is_there(storage, listing.digest):
+        storage.put(f"{LISTINGS}/{listing.digest}", [_document(listing, where)])
+    storage.put(f"{HEADS}/{origin}", [listing.digest.encode()])
+    return Sent(len(new), sum(file.size_bytes for file in new))
+
+
+def copy(source: Storage, target: Storage, digest: str) -> None:
+    """Have the workspace of this digest in another storage too. Raises MissingError, DamagedError, StorageError."""
+    kept = find(source, digest)
+    there = set(names(target, PACKS))
+    for pack in sorted({piece.pack for pieces in kept.places.values() for piece in pieces}):
+        if pack in there:
+            continue
+        data = source.get(f"{PACKS}/{pack}")
+        if hashlib.sha256(data).hexdigest() != pack:
+            raise DamagedError(f"{source.url}: the pack {pack[:12]} is damaged")
+        target.put(f"{PACKS}/{pack}", [data])
+    target.put(f"{LISTINGS}/{digest}", [_document(kept.listing, kept.places)])
+
+
+def names(storage: Storage, kind: str) -> Iterator[str]:
+    """The names of all listings, packs or heads."""
+    return (key.rpartition("/")[2] for key in all_keys(storage, f"{kind}/"))
+
+
+def newest(storage: Storage, origin: str) -> str:
+    """The digest of what a folder was last sent as; "": it never was."""
+    try:
+        found = storage.get(f"{HEADS}/{origin}").decode("ascii", "replace")
+    except MissingError:
+        return ""
+    return found if is_digest(found) else ""
+
+
+def _packs(packer: Packer, files: Iterable[File], read: Read, on_bytes: Callable[[int], None]) -> Iterator[Pack]:
+    for file in files:
+        for data in read(file):
+            yield from packer.add(file.sha256, data)
+            on_bytes(len(data))
+    yield from packer.close()
+
+
+def _places(storage: Storage, digest: str) -> Places:
+    """Where the contents of a workspace lie; of none that is damaged or not there."""
+    if not digest:
+        return {}
+    try:
+        return find(storage, digest).places
+    except MissingError:
+        return {}
+    except DamagedError as e:
+        log.warning("%s; it is sent anew", e)
+        return {}
+
+
+def _document(listing: Listing, places: Places) -> bytes:
+    return json.dumps({"listing": listing.to_json(), "places": places_to_json(places)}).encode()
+
+
+def _is_there(storage: Storage, digest: str) -> bool:
+    try:
+        find(storage, digest)
+    except (MissingError, DamagedError):
+        return False
+    return True
+
+
+def _json(data: bytes, key: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise DamagedError(f"{key} is not JSON") from e
+
+
+def explained(error: StorageError, url: str, digest: str) -> str:
+    """Why a workspace cannot be had, in one line with its mend."""
+    name = f"the workspace {digest[:12]} at {url}"
+    if isinstance(error, MissingError):
+        return f"{name} is not there any more: submit the job again from its folder"
+    if isinstance(error, DamagedError):
+        return f"{name} is damaged ({error}): submit the job again from its folder"
+    return f"cannot get {name}: {error}"
+
+
+THREADS = 4
+_READ_BYTES = 1 << 20
+
+
+def unpack(
+    storage: Storage, digest: str, folder: Path, on_found: Callable[[Listing], None] = lambda listing: None
+) -> Listing:
+    """Write the workspace of this digest into `folder`, which is there and empty; `on_found` is told first what comes.
+
+    Raises MissingError, DamagedError, StorageError, and OSError where the folder's disk does not take it.
+    """
+    kept = find(storage, digest)
+    on_found(kept.listing)
+    _make_folders(folder, kept.listing)
+    files: dict[str, list[File]] = {}
+    for file in kept.listing.files:
+        files.setdefault(file.sha256, []).append(file)
+        _create(folder / file.path, file)
+    each(lambda run: _fill(storage, run, folder, files), runs(kept.places, files), THREADS)
+    each(lambda file: _verify(folder / file.path, file), kept.listing.files, THREADS)
+    for item in kept.listing.items:
+        if isinstance(item, Link):
+            (folder / item.path).symlink_to(item.target)
+    return kept.listing
+
+
+def _make_folders(folder: Path, listing: Listing) -> None:
+    for item in listing.items:
+        path = folder / item.path
+        (path if isinstance(item, Folder) else path.parent).mkdir(parents=True, exist_ok=True)
+
+
+def _create(path: Path, file: File) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    os.close(os.open(path, flags, 0o755 if file.executable else 0o644))
+
+
+def _fill(storage: Storage, run: Run, folder: Path, files: dict[str, list[File]]) -> None:
+    """Read some pieces and write them to where they belong, to each of the files that have the same content."""
+    stored = memoryview(bytearray(run.stored_bytes))
+    storage.read_into(f"{PACKS}/{run.pack}", run.start, stored)
+    for part in run.parts:
+        start = part.piece.start - run.start
+        data = opened(part.piece, stored[start : start + part.piece.stored_bytes])
+        for file in files[part.content]:
+            _write(folder / file.path, part.offset, data)
+
+
+def _write(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b", buffering=0) as target:
+        target.seek(offset)
+        view = memoryview(data)
+        while view:
+            view = view[target.write(view) :]
+
+
+def _verify(path: Path, file: File) -> None:
+    with path.open("rb", buffering=0) as written:
+        if digest_of(iter(lambda: written.read(_READ_BYTES), b"")) != file.sha256:
+            raise DamagedError(f"the content of {file.path!r:.80} is not what was sent")
+
+
+def digest_of(chunks: Iterable[bytes]) -> str:
+    """The sha256 of chunks that come one after the other."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()

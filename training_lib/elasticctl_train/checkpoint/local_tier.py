@@ -1,0 +1,180 @@
+"""The local tier: the newest snapshot of each rank, kept in its node's shared memory.
+
+The launcher makes a private folder under /dev/shm that outlives its ranks, and names it in $ELASTICCTL_LOCAL_TIER. The
+buffers that ranks save from are files in there:
+
+    <URL>/g<generation>-r<rank>-<0 or 1>.data    a whole tensor file, as it was stored, and some room behind it
+    <URL>/g<generation>-r<rank>-<0 or 1>.json    the object it is: key, size, checksum
+
+The second is there only once that object has been stored, and goes before the first is written to again; a save
+is written to the buffer that does not hold the last snapshot known to be committed. A restore takes a file for an
+object of the commit only if all three agree, and checks the bytes too. Nobody ever writes to files of an older
+generation, which a process that was thought dead may still have mapped; they are deleted, once this one has a commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from elasticctl_store.checkpoints.commits import ObjectRef, folder_of
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a file can be opened, and what it is known by: its number on its device under that boot of a kernel."""
+
+    path: str
+    boot: str
+    device: int
+    inode: int
+
+
+def reserve(size_bytes: int) -> tuple[torch.Tensor, BinaryIO] | None:
+    """Untouched memory (uint8) that others can map, and its file, to be closed once they have; None: not here."""
+    if size_bytes == 0 or not hasattr(os, "memfd_create"):
+        return None
+    try:
+        file = os.fdopen(os.memfd_create("elasticctl-restore"), "r+b", buffering=0)
+    except OSError:
+        return None
+    try:
+        os.truncate(file.fileno(), size_bytes)
+        return torch.frombuffer(mmap.mmap(file.fileno(), size_bytes), dtype=torch.uint8), file
+    except OSError:
+        file.close()
+        return None
+
+
+def mapped(file: BinaryIO) -> torch.Tensor:
+    """What is in a file (uint8), not to be written to. Raises OSError; ValueError for an empty one."""
+    memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def spot_of(file: BinaryIO) -> Spot | None:
+    """Where other processes find an open file for as long as it is open; None where they cannot."""
+    with suppress(OSError):
+        found = os.fstat(file.fileno())
+        return Spot(f"/proc/{os.getpid()}/fd/{file.fileno()}", _BOOT_ID.read_text(), found.st_dev, found.st_ino)
+    return None
+
+
+def find(spot: Spot) -> torch.Tensor | None:
+    """What is in another's file (uint8), not to be written to; None where it is not to be seen from here."""
+    with suppress(OSError, ValueError):
+        if _BOOT_ID.read_text() != spot.boot:
+            return None
+        found = os.stat(spot.path)  # first: to open what is no such file could block
+        if (found.st_dev, found.st_ino) == (spot.device, spot.inode):
+            with open(spot.path, "rb") as file:
+                return mapped(file)
+    return None
+
+
+log = logging.getLogger("elasticctl_train")
+
+VARIABLE = "ELASTICCTL_LOCAL_TIER"
+MARGIN_BYTES = 64 << 20
+"""How much of the shared memory is left to others, NCCL and DataLoader workers among them."""
+
+
+class Tier:
+    """One rank's view of the tier for one storage URL."""
+
+    def __init__(self, folder: Path, rank: int, generation: int) -> None:
+        self._folder, self._rank, self._generation = folder, rank, generation
+
+    @classmethod
+    def open(cls, url: str, rank: int, generation: int, environ: Mapping[str, str] = os.environ) -> Tier | None:
+        """The tier of this node; None where there is none, or where others could write to it."""
+        base = environ.get(VARIABLE)
+        if not base:
+            return None
+        try:
+            found = os.stat(base)
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                log.warning("$%s=%s is not private to this user (mode 0700): not used", VARIABLE, base)
+                return None
+            folder = Path(base, hashlib.sha256(url.encode()).hexdigest()[:16])
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as e:
+            log.warning("$%s=%s cannot be used: %s", VARIABLE, base, e.strerror)
+            return None
+        return cls(folder, rank, generation)
+
+    def offers(self) -> dict[ObjectRef, Path]:
+        """The objects whose bytes lie here, by what is said of them; nothing has been read of them yet."""
+        found = {}
+        for label in sorted(self._folder.glob("*.json")):
+            data = label.with_suffix(".data")
+            with suppress(OSError, ValueError, TypeError):
+                ref = ObjectRef(**json.loads(label.read_bytes()))
+                if data.stat().st_size >= ref.size_bytes:
+                    found[ref] = data
+        return found
+
+    def clear(self, but_for: str = "") -> bool:
+        """Delete what older generations left, but for objects in the save folder `but_for`; is anything kept?"""
+        kept = {path.stem for ref, path in self.offers().items() if but_for and folder_of(ref.key) == but_for}
+        kept_any = False
+        for path in self._folder.glob("g*-*"):
+            if path.name[: len("g000000")] >= f"g{self._generation:06d}":
+                continue
+            if path.stem in kept:
+                kept_any = True
+            else:
+                with suppress(OSError):
+                    path.unlink()
+        return kept_any
+
+    def create(self, index: int, size_bytes: int) -> mmap.mmap | None:
+        """Make this rank's buffer number `index`, all its memory reserved; None where it does not fit."""
+        path = self._path(index)
+        try:
+            path.unlink(missing_ok=True)
+            room = os.statvfs(self._folder)
+            if room.f_bavail * room.f_frsize < size_bytes + MARGIN_BYTES:
+                raise OSError(errno.ENOSPC, "too small")
+            with _created(path) as file:
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
+                return mmap.mmap(file.fileno(), size_bytes)
+        except OSError as e:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            log.info("no local tier on this node: %s MB in %s: %s", size_bytes >> 20, self._folder.parent, e.strerror)
+            return None
+
+    def label(self, index: int, ref: ObjectRef) -> None:
+        """Say that buffer `index` holds this object, which has been stored."""
+        label = self._path(index).with_suffix(".json")
+        partial = label.with_suffix(".partial")
+        with suppress(OSError):  # the tier is a help, never a condition
+            partial.write_text(json.dumps(asdict(ref)))
+            partial.replace(label)
+
+    def unlabel(self, index: int) -> None:
+        """Say that buffer `index` holds nothing any more: it is about to be written to."""
+        self._path(index).with_suffix(".json").unlink(missing_ok=True)
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"g{self._generation:06d}-r{self._rank:05d}-{index}.data"
+
+
+def _created(path: Path):  # type: ignore[no-untyped-def]
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "r+b", buffering=0)

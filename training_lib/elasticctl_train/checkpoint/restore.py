@@ -1,0 +1,328 @@
+"""The tensors a rank restores, filled from shares it holds and from parcels that other ranks send.
+
+What a rank wants of a tensor is all of it, or, where the live state has a sharded tensor in its place, its own box of
+that. Both sides of every exchange work out what is in it from what all ranks know, so a parcel is nothing but bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticctl_store.checkpoints import boxes
+from elasticctl_store.checkpoints.boxes import Box
+from elasticctl_store.checkpoints.commits import Commit, ObjectRef
+from elasticctl_store.checkpoints.documents import check, fetch, twice
+from elasticctl_store.errors import DamagedError, MissingError, StorageError
+from elasticctl_store.storage import Storage
+from elasticctl_train.checkpoint import buffers, local_tier, shards, tensors, tree
+from elasticctl_train.checkpoint.local_tier import Spot, Tier
+from elasticctl_train.checkpoint.manifest import Manifest, parse
+from elasticctl_train.checkpoint.shares import OWN, Piece
+from elasticctl_train.dist import World
+
+PARCEL_BYTES = 16 << 20
+"""About how much is sent at a time."""
+
+Parcel = list[tuple[Piece, Box]]
+"""Boxes to be sent together, each with the piece it is part of."""
+
+
+class Filling:
+    """One rank's part of a restore."""
+
+    def __init__(self, world: World, manifest: Manifest, alike: Mapping[str, torch.Tensor], own_of: int) -> None:
+        """`alike` has the sharded tensors of the live state, by name; `own_of` the rank whose own is wanted."""
+        self._world, self._manifest, self._alike, self._own_of = world, manifest, alike, own_of
+        self._spread: dict[str, dict[int, Box]] = {}
+        self._filled: dict[str, torch.Tensor] = {}
+
+    def take(self, index: int, data: torch.Tensor, *, may_keep: bool) -> None:
+        """Take what this rank wants from share number `index`, whose bytes are `data`.
+
+        With `may_keep`, a tensor that lies there in one piece stays there: nothing is copied.
+        """
+        for piece in self._manifest.documents[index].pieces:
+            wanted = self._wanted(index, piece, self._world.rank)
+            if wanted is None:
+                continue
+            source = tensors.view(data, piece.start, piece.dtype, piece.box.shape)
+            if may_keep and not _is_own(piece) and wanted == piece.box == self._target(piece, self._world.rank):
+                self._filled[piece.name] = source
+            else:
+                self._put(piece, wanted, _slice(source, wanted.within(piece.box)))
+
+    def hand_on(self, index: int, supplier: int, receivers: Sequence[int], data: torch.Tensor | None) -> None:
+        """Send share number `index` from rank `supplier`, which holds it as `data`. All ranks must call."""
+        if not receivers:
+            return
+        me = self._world.rank
+        for parcel in self._parcels(index, None):
+            content = _packed(parcel, data) if data is not None and me == supplier else _room_for(parcel)
+            self._world.share(content, supplier)
+            if me in receivers:
+                self._unpack(parcel, content)
+        for receiver in receivers if me == supplier else [me] if me in receivers else []:
+            for parcel in self._parcels(index, receiver):
+                if data is not None and me == supplier:
+                    self._world.send(_packed(parcel, data), receiver)
+                else:
+                    content = _room_for(parcel)
+                    self._world.receive(content, supplier)
+                    self._unpack(parcel, content)
+
+    def state(self) -> dict[str, Any]:
+        """The state, once every share has been taken or received."""
+        state: dict[str, Any] = tree.decode(self._manifest.state, self._tensor)
+        return state
+
+    def own(self) -> Any:
+        """What was this rank's own; None if there was no such rank."""
+        documents, rank = self._manifest.documents, self._own_of
+        return tree.decode(documents[rank].local, self._tensor) if rank < len(documents) else None
+
+    def _tensor(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
+        if name not in self._filled:  # one without elements, on this rank or altogether
+            box = shards.box_of(self._alike[name]) if name in self._alike else boxes.whole(shape)
+            self._filled[name] = torch.empty(box.shape, dtype=tensors.dtype_of(dtype))
+        if name in self._alike and not shards.is_sharded(self._filled[name]):
+            self._filled[name] = shards.like(self._alike[name], self._filled[name])
+        return self._filled[name]
+
+    def _target(self, piece: Piece, rank: int) -> Box | None:
+        """What a rank wants of the tensor a piece is of; None: nothing."""
+        if piece.name not in self._alike:
+            return boxes.whole(self._manifest.kinds[piece.name][1]) if piece.name in self._manifest.kinds else piece.box
+        if piece.name not in self._spread:
+            self._spread[piece.name] = shards.boxes_by_rank(self._alike[piece.name])
+        return self._spread[piece.name].get(rank)
+
+    def _wanted(self, index: int, piece: Piece, rank: int) -> Box | None:
+        """What a rank wants of a piece of share number `index`; None: nothing."""
+        if _is_own(piece) and index != (self._own_of if rank == self._world.rank else rank):
+            return None
+        target = self._target(piece, rank)
+        return None if target is None else boxes.overlap(piece.box, target)
+
+    def _put(self, piece: Piece, box: Box, source: torch.Tensor) -> None:
+        target = self._target(piece, self._world.rank)
+        if target is None:
+            return
+        if piece.name not in self._filled:
+            self._filled[piece.name] = torch.empty(target.shape, dtype=piece.dtype)
+        _slice(self._filled[piece.name], box.within(target)).copy_(source)
+
+    def _parcels(self, index: int, receiver: int | None) -> Iterator[Parcel]:
+        """What of a share is sent to one receiver, or, with None, to all ranks, because all want all of it."""
+        parcel: Parcel = []
+        room = PARCEL_BYTES
+        for piece in self._manifest.documents[index].pieces:
+            for_all = piece.name not in self._alike and not _is_own(piece)
+            if for_all != (receiver is None):
+                continue
+            box = self._wanted(index, piece, self._world.rank if receiver is None else receiver)
+            for part in _cut_up(box, piece.dtype.itemsize) if box is not None else ():
+                parcel.append((piece, part))
+                room -= part.elements * piece.dtype.itemsize
+                if room <= 0:
+                    yield parcel
+                    parcel, room = [], PARCEL_BYTES
+        if parcel:
+            yield parcel
+
+    def _unpack(self, parcel: Parcel, content: torch.Tensor) -> None:
+        start = 0
+        for piece, box in parcel:
+            size_bytes = box.elements * piece.dtype.itemsize
+            source = content[start : start + size_bytes]
+            self._put(piece, box, _aligned(source, piece.dtype).view(piece.dtype).view(box.shape))
+            start += size_bytes
+
+
+def _is_own(piece: Piece) -> bool:
+    return piece.name.startswith(f"{OWN}/")
+
+
+def _slice(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    """The elements of a box, counted in this very tensor."""
+    for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
+        if length != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+def _cut_up(box: Box, itemsize: int) -> Iterator[Box]:
+    """A box in parts of about a parcel at most."""
+    while True:
+        parts = boxes.cut_at(box, box.elements * itemsize, PARCEL_BYTES)
+        if parts is None:
+            yield box
+            return
+        yield parts[0]
+        box = parts[1]
+
+
+def _packed(parcel: Parcel, data: torch.Tensor) -> torch.Tensor:
+    """The bytes of a parcel, out of the share they are in."""
+    content, start = _room_for(parcel), 0
+    for piece, box in parcel:
+        source = _slice(tensors.view(data, piece.start, piece.dtype, piece.box.shape), box.within(piece.box))
+        size_bytes = box.elements * piece.dtype.itemsize
+        content[start : start + size_bytes].copy_(source.contiguous().view(-1).view(torch.uint8))
+        start += size_bytes
+    return content
+
+
+def _room_for(parcel: Parcel) -> torch.Tensor:
+    return torch.empty(sum(box.elements * piece.dtype.itemsize for piece, box in parcel), dtype=torch.uint8)
+
+
+def _aligned(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """These bytes where elements of this dtype may lie."""
+    return data if data.storage_offset() % dtype.itemsize == 0 else data.clone()
+
+
+_DAMAGE = (DamagedError, MissingError)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this rank reads from."""
+
+    storage: Storage
+    world: World
+    tier: Tier | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A share's bytes, found whole, and where other ranks of this node find them, if they can.
+
+    `in_tier`: they are the tier's own, and will be overwritten one day.
+    """
+
+    data: torch.Tensor
+    spot: Spot | None
+    in_tier: bool
+
+
+def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[str, Any], Any]:
+    """Read a checkpoint in one process: the whole state, and what was `rank`'s own (None if there was no such rank).
+
+    Raises DamagedError or MissingError unless all is there, to the byte, and StorageError.
+    """
+    manifest = parse(fetch(storage, commit))
+    return read(Place(storage, World(), None), manifest, {}, own_of=rank)
+
+
+def read(
+    place: Place, manifest: Manifest, alike: Mapping[str, torch.Tensor], own_of: int | None = None
+) -> tuple[dict[str, Any], Any]:
+    """Read a checkpoint on all ranks: the state, and what was this rank's own (None if there was no such rank).
+
+    `alike` has the sharded tensors of the live state by name; `own_of` is another rank whose own is wanted. Raises
+    DamagedError, on every rank, when any byte is not what was committed, and StorageError, on every rank, when storage
+    cannot be read.
+    """
+    world = place.world
+    files = _in_tier(place, manifest)
+    sizes_bytes = [document.file.size_bytes for document in manifest.documents]
+    suppliers = choose(sizes_bytes, world.gather(list(files)))
+    mine = [index for index, supplier in enumerate(suppliers) if supplier == world.rank]
+    with ExitStack() as opened:
+        held, in_tier, spots = _agree(world, _acquire(place, manifest, mine, files, opened))
+        seen = {index: local_tier.find(spot) for index, spot in spots.items() if index not in held}
+        near = {index: data for index, data in seen.items() if data is not None}
+        near_of = world.gather(list(near))
+    filling = Filling(world, manifest, alike, world.rank if own_of is None else own_of)
+    for index, supplier in enumerate(suppliers):
+        data = held.pop(index).data if supplier == world.rank else near.pop(index, None)
+        if data is not None:
+            filling.take(index, data, may_keep=supplier == world.rank and index not in in_tier)
+        far = [rank for rank in range(world.size) if rank != supplier and index not in near_of[rank]]
+        filling.hand_on(index, supplier, far, data)
+    world.highest(0)  # nobody writes to what another still reads from
+    return filling.state(), filling.own()
+
+
+def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> list[int]:
+    """Which rank supplies which share: one that has it in its tier, else any; spread evenly, one's own if possible."""
+    load_bytes = [0] * len(offered)
+    suppliers = [0] * len(sizes_bytes)
+    for index in sorted(range(len(sizes_bytes)), key=lambda index: (-sizes_bytes[index], index)):
+        ranks = [rank for rank, known in enumerate(offered) if index in known] or range(len(offered))
+        supplier = min(ranks, key=lambda rank: (load_bytes[rank], rank != index, rank))
+        suppliers[index] = supplier
+        load_bytes[supplier] += sizes_bytes[index]
+    return suppliers
+
+
+def _in_tier(place: Place, manifest: Manifest) -> dict[int, Path]:
+    """The shares this rank could supply from its node's tier, by number, and the files."""
+    found = place.tier.offers() if place.tier is not None else {}
+    return {i: found[document.file] for i, document in enumerate(manifest.documents) if document.file in found}
+
+
+def _acquire(
+    place: Place, manifest: Manifest, mine: Sequence[int], files: Mapping[int, Path], opened: ExitStack
+) -> Iterator[tuple[int, Held | StorageError]]:
+    """The shares this rank supplies, each checked, or why there is none; their files stay open in `opened`."""
+    for index in mine:
+        ref = manifest.documents[index].file
+        try:
+            found = _from_tier(files[index], ref, opened) if index in files else None
+            yield index, found or _from_storage(place, ref, opened)
+        except StorageError as e:
+            yield index, e
+
+
+def _from_tier(path: Path, ref: ObjectRef, opened: ExitStack) -> Held | None:
+    """The bytes in the tier if they are what they are said to be."""
+    try:
+        file = opened.enter_context(path.open("rb", buffering=0))
+        data = local_tier.mapped(file)[: ref.size_bytes]
+        check(ref, data.numpy().data)
+    except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or torn
+        return None
+    return Held(data, local_tier.spot_of(file), in_tier=True)
+
+
+def _from_storage(place: Place, ref: ObjectRef, opened: ExitStack) -> Held:
+    """The bytes as stored, in memory that other ranks of this node can map."""
+    shared = local_tier.reserve(ref.size_bytes) if place.world.size > 1 else None
+    data, file = shared or (buffers.anonymous(ref.size_bytes), None)
+    spot = local_tier.spot_of(opened.enter_context(file)) if file is not None else None
+    view = data.numpy().data
+
+    def fill() -> Held:
+        place.storage.read_into(ref.key, 0, view)
+        check(ref, view)
+        return Held(data, spot, in_tier=False)
+
+    return twice(fill)
+
+
+def _agree(
+    world: World, acquired: Iterable[tuple[int, Held | StorageError]]
+) -> tuple[dict[int, Held], set[int], dict[int, Spot]]:
+    """This rank's shares, which of all ranks' lie in tiers, and the spots; raises, on every rank, what any has met."""
+    held: dict[int, Held] = {}
+    error: StorageError | None = None
+    for index, found in acquired:
+        if isinstance(found, StorageError):
+            error = found if error is None or isinstance(error, _DAMAGE) else error
+        else:
+            held[index] = found
+    tier = [index for index, share in held.items() if share.in_tier]
+    spots = [(index, astuple(share.spot)) for index, share in held.items() if share.spot is not None]
+    said = world.gather([tier, spots, "" if error is None else str(error), isinstance(error, _DAMAGE)])
+    for *_, message, is_damage in sorted(said, key=lambda one: bool(one[-1])):  # first what cannot be read at all
+        if message:
+            raise (DamagedError if is_damage else StorageError)(message) from error
+    in_tier = {index for indices, *_ in said for index in indices}
+    return held, in_tier, {index: Spot(*spot) for _, found, *_ in said for index, spot in found}

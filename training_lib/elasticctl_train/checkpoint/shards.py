@@ -1,0 +1,95 @@
+"""Tensors that are sharded over ranks: `DTensor`, as FSDP2 (`fully_shard`) and tensor parallelism make them.
+
+`torch.distributed.tensor` takes most of a second to import and most runs never use it, so nothing here imports it
+before a sharded tensor has been seen: where it has not been imported, there are none.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from elasticctl_store.checkpoints import boxes
+from elasticctl_store.checkpoints.boxes import Box
+from elasticctl_store.errors import StateError
+
+_MODULE = "torch.distributed.tensor"
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Is this a DTensor?"""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def has_sharded(module: torch.nn.Module) -> bool:
+    """Is any parameter of this module a DTensor?"""
+    return any(is_sharded(parameter) for parameter in module.parameters())
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a DTensor, without a copy and outside autograd."""
+    with torch.no_grad():
+        part: torch.Tensor = tensor.to_local()
+    return part.detach()
+
+
+def check(tensor: Any, path: str) -> None:
+    """Raise StateError for placements that do not make boxes: partial sums, and shards in strides."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    for placement in tensor.placements:
+        if type(placement) not in (Shard, Replicate):
+            raise StateError(f"{path}: a checkpoint cannot hold a DTensor placed as {placement}, only Shard, Replicate")
+
+
+def layout_of(tensor: Any) -> tuple[Any, ...]:
+    """How a DTensor is spread: equal for two tensors exactly when all ranks hold the same boxes of both."""
+    return tensor.device_mesh, tensor.placements
+
+
+def describe(tensor: Any) -> str:
+    """How a tensor is spread, in words that ranks have in common exactly when they mean the same; "": not at all."""
+    return f"{tensor.device_mesh.mesh.tolist()} {tensor.placements}" if is_sharded(tensor) else ""
+
+
+def holders(tensor: Any) -> list[tuple[Box, tuple[int, ...]]]:
+    """The boxes of a DTensor and which ranks hold each alike; the same on every rank, empty boxes left out."""
+    found: dict[Box, list[int]] = {}
+    mesh = tensor.device_mesh.mesh
+    for coordinate in torch.cartesian_prod(*(torch.arange(length) for length in mesh.shape)).reshape(-1, mesh.dim()):
+        box = _box(tensor, coordinate.tolist())
+        if box.elements or not tensor.numel():
+            found.setdefault(box, []).append(int(mesh[tuple(coordinate.tolist())]))
+    return [(box, tuple(sorted(ranks))) for box, ranks in found.items()]
+
+
+def boxes_by_rank(tensor: Any) -> dict[int, Box]:
+    """What each rank of a DTensor's mesh holds of it; ranks that hold nothing are left out."""
+    return {rank: box for box, ranks in holders(tensor) for rank in ranks}
+
+
+def box_of(tensor: Any) -> Box:
+    """This rank's box of a DTensor; an empty one for a rank that is not in its mesh."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    return Box((0,) * tensor.dim(), (0,) * tensor.dim()) if coordinate is None else _box(tensor, coordinate)
+
+
+def like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
+    """A DTensor spread like `tensor` whose part on this rank is `part`."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    stride = tuple(boxes.contiguous_strides(tensor.shape))
+    device = tensor.device
+    spread = DTensor.from_local(part.to(device), mesh, placements, run_check=False, shape=tensor.shape, stride=stride)
+    return spread
+
+
+def _box(tensor: Any, coordinate: list[int]) -> Box:
+    """What the rank at `coordinate` of the mesh holds; mesh dimensions split a tensor one after the other."""
+    placements = zip(tensor.placements, tensor.device_mesh.shape, coordinate, strict=True)
+    splits = [(p.dim % tensor.dim(), count, index) for p, count, index in placements if p.is_shard()]
+    return boxes.shard(tensor.shape, splits)

@@ -1,0 +1,258 @@
+"""One rank's share of a checkpoint: what it writes, and how rank 0 gathers the shares.
+
+A share is a tensor file and a share document (JSON). The file holds *pieces*: whole tensors, or boxes of tensors that
+are sharded or large. The document has the file's digest, the pieces' places, the rank's own state and, from rank 0, the
+state tree. It is written last, so a share is there exactly when its document is. Ranks tell each other nothing while
+saving: rank 0 watches the storage for the documents. So no collective runs beside training, and a rank that dies in
+mid-save leaves the others nothing to hang on.
+
+    {"rank": 0, "world_size": 2, "fingerprint": …, "state": TREE or null, "local": TREE,
+     "tensors": {"key": …, "size_bytes": …, "checksum": …},
+     "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from elasticctl_store.checkpoints import boxes, commits
+from elasticctl_store.checkpoints.boxes import Box, Holding
+from elasticctl_store.checkpoints.commits import ObjectRef
+from elasticctl_store.errors import SaveError, StateError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_train.checkpoint import shards, tensors, tree
+from elasticctl_train.checkpoint.buffers import Buffer, Copier, Target
+
+OWN = "$rank"
+"""The first part of the path of a rank's own tensors: no part of the state can be called that."""
+
+_POLL_S, _POLL_MAX_S = 0.005, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of the tensor `name`, and the first byte in the tensor file at which it lies, row by row."""
+
+    name: str
+    dtype: torch.dtype
+    box: Box
+    start: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it has."""
+        return self.box.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A state taken apart: the tensors that all ranks name alike, this rank's own, and the two trees as JSON.
+
+    `kinds` is what a plan depends on: names, dtypes, shapes and, of sharded tensors, the spread.
+    """
+
+    shared: Mapping[str, torch.Tensor]
+    own: Mapping[str, torch.Tensor]
+    kinds: Sequence[tree.Kind]
+    state: Mapping[str, Any]
+    local: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a piece is copied from: the named tensor, and of a plain one the rows it is cut to (None: all)."""
+
+    name: str
+    cut: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What this rank writes for states of certain `kinds`; made once, for planning is slow and states rarely change."""
+
+    kinds: Sequence[tree.Kind]
+    rank_0_only: Collection[str]
+    header: bytes
+    size_bytes: int
+    pieces: tuple[Piece, ...]
+    sources: tuple[Source, ...]
+    document: Mapping[str, Any]
+
+    def fits(self, flat: Flat, rank_0_only: Collection[str]) -> bool:
+        """Is this the plan for such a state too?"""
+        return self.kinds == flat.kinds and self.rank_0_only == rank_0_only
+
+    def fill(self, buffer: Buffer, flat: Flat, copier: Copier) -> list[torch.cuda.Event]:
+        """Copy this rank's share to its place in the file that `buffer` is.
+
+        From a GPU to page-locked memory, the copies are only queued: on the training's own stream, so that nothing
+        training queues next can overtake them. The file is whole once the events returned have come to pass.
+        """
+        if buffer.plan is not self:
+            buffer.plan = self
+            buffer.data[: len(self.header)].copy_(torch.frombuffer(bytearray(self.header), dtype=torch.uint8))
+            views = [tensors.view(buffer.data, piece.start, piece.dtype, piece.box.shape) for piece in self.pieces]
+            buffer.targets = [Target.of(view) for view in views]
+        with torch.no_grad():
+            found = [self._part(source, flat) for source in self.sources]
+            if not buffer.pinned:
+                copier.copy(buffer.targets, found)
+                return []
+            torch._foreach_copy_([target.view for target in buffer.targets], found, non_blocking=True)
+        devices = {tensor.device for tensor in found if tensor.is_cuda}
+        return [torch.cuda.current_stream(device).record_event(_waitable()) for device in devices]
+
+    def _part(self, source: Source, flat: Flat) -> torch.Tensor:
+        tensor = flat.own[source.name] if source.name in flat.own else flat.shared[source.name]
+        if source.cut is None and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            return tensor
+        part = shards.local(tensor) if shards.is_sharded(tensor) else tensor
+        return part if source.cut is None else part.narrow(*source.cut)
+
+
+def flatten(state: Mapping[str, Any], local: Mapping[str, Any]) -> Flat:
+    """Take a state apart. Raises StateError for what a checkpoint cannot hold."""
+    flat, own = tree.Flattener(), tree.Flattener()
+    if OWN in state:
+        raise StateError(f"the state's part {OWN!r} needs another name: this one is taken")
+    state_tree = {part: flat.encode(value, part) for part, value in state.items()}
+    local_tree = own.encode(dict(local), OWN)
+    return Flat(flat.tensors, own.tensors, flat.kinds + own.kinds, state_tree, local_tree)
+
+
+def plan(flat: Flat, rank: int, world_size: int, rank_0_only: Collection[str] = ()) -> Plan:
+    """Who writes what: this rank's part of it.
+
+    Plain tensors are the same on all ranks and shared out, but for those named in `rank_0_only`, by path or first part
+    of the path. Of sharded ones each rank writes what it holds, and of what several hold each a part.
+    """
+    everyone = tuple(range(world_size))
+    holdings: list[Holding] = []
+    for name, tensor in flat.shared.items():
+        if shards.is_sharded(tensor):
+            held = shards.holders(tensor)
+        else:
+            alone = name in rank_0_only or name.split("/", 1)[0] in rank_0_only
+            held = [(boxes.whole(tensor.shape), (0,) if alone else everyone)]
+        holdings += [Holding(name, box, box.elements * tensor.dtype.itemsize, ranks) for box, ranks in held]
+    mine = boxes.share_out(holdings, world_size)[rank]
+    return _laid_out(flat, mine, rank_0_only, {"rank": rank, "world_size": world_size})
+
+
+def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[str], said: dict[str, Any]) -> Plan:
+    """The file of these boxes and this rank's own tensors."""
+    todo = [(name, flat.shared[name], box) for name, box in mine]
+    todo += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
+    entries: dict[str, tuple[str, torch.Tensor, Box]] = {}
+    for name, tensor, box in todo:
+        whole = box.shape == tensor.shape
+        entry = name if whole else f"{name}@{','.join(map(str, box.offset))}"
+        while entry in entries:
+            entry += "~"
+        entries[entry] = (name, tensor, box)
+    layout = tensors.plan({entry: (tensor.dtype, box.shape) for entry, (_, tensor, box) in entries.items()})
+    pieces, sources = [], []
+    for entry, place in layout.places.items():
+        name, tensor, box = entries[entry]
+        pieces.append(Piece(name, tensor.dtype, box, len(layout.header) + place.start))
+        sources.append(Source(name, _cut(tensor, box)))
+    fingerprint = _fingerprint(flat.shared)
+    rows = [[p.name, tensors.NAMES[p.dtype], p.box.offset, p.box.shape, p.start] for p in pieces]
+    return Plan(
+        kinds=flat.kinds,
+        rank_0_only=rank_0_only,
+        header=layout.header,
+        size_bytes=len(layout.header) + layout.data_bytes,
+        pieces=tuple(pieces),
+        sources=tuple(sources),
+        document={**said, "fingerprint": fingerprint, "pieces": rows},
+    )
+
+
+def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
+    """How a box is cut out of what this rank has of a tensor: dimension, first row, rows; None: it is all of it."""
+    held = shards.box_of(tensor) if shards.is_sharded(tensor) else boxes.whole(tensor.shape)
+    inner = box.within(held)
+    if inner.shape == held.shape:
+        return None
+    dim = next(d for d, (length, full) in enumerate(zip(inner.shape, held.shape, strict=True)) if length != full)
+    return dim, inner.offset[dim], inner.shape[dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank writes, its tensors already copied: training may go on and change them."""
+
+    plan: Plan
+    buffer: Buffer
+    state: Mapping[str, Any]
+    local: Any
+    copied: Collection[torch.cuda.Event] = ()
+
+    def write(self, storage: Storage, key: str) -> ObjectRef:
+        """Store the tensor file, then the document at `key`; returns what the tensor file is. Raises StorageError."""
+        for event in self.copied:
+            event.synchronize()
+        data = self.buffer.data.numpy().data[: self.plan.size_bytes]
+        tensors_key = commits.tensors_key(key)
+        file = ObjectRef(tensors_key, len(data), commits.as_checksum(storage.put(tensors_key, [data])))
+        state = self.state if self.plan.document["rank"] == 0 else None
+        document = {**self.plan.document, "state": state, "local": self.local, "tensors": asdict(file)}
+        storage.put(key, [json.dumps(document).encode()])
+        return file
+
+
+def gather(
+    storage: Storage, folder: str, world_size: int, abandon: threading.Event, timeout_s: float
+) -> tuple[tuple[ObjectRef, ...], int]:
+    """Wait until every rank's share is stored; returns the documents' refs in order of rank and the size of it all.
+
+    Raises SaveError when `abandon` is set, after `timeout_s`, and when the ranks' states are not of one shape.
+    """
+    found: dict[int, tuple[ObjectRef, Any]] = {}
+    deadline, pause_s = time.monotonic() + timeout_s, _POLL_S
+    while True:
+        listed = set(all_keys(storage, folder))
+        for rank in range(world_size):
+            key = commits.share_key(folder, rank, world_size)
+            if rank not in found and key in listed:
+                data = storage.get(key)
+                found[rank] = ObjectRef(key, len(data), commits.checksum([data])), json.loads(data)
+        if len(found) == world_size:
+            break
+        missing = sorted(set(range(world_size)) - found.keys())
+        if abandon.wait(pause_s):
+            raise SaveError(f"{storage.url}: save given up: the share of rank {missing[0]} did not come")
+        if time.monotonic() > deadline:
+            raise SaveError(f"{storage.url}: the share of rank {missing[0]} did not come within {timeout_s:.0f} s")
+        pause_s = min(pause_s * 1.5, _POLL_MAX_S)
+    shares = [found[rank] for rank in range(world_size)]
+    if len({document["fingerprint"] for _, document in shares}) > 1:
+        raise SaveError(
+            f"{storage.url}: not saved: the ranks' states differ in names, shapes or shards of tensors; a sharded one "
+            "needs the same mesh of ranks on all of them"
+        )
+    return tuple(ref for ref, _ in shares), sum(ref.size_bytes + doc["tensors"]["size_bytes"] for ref, doc in shares)
+
+
+def _waitable() -> torch.cuda.Event:
+    """An event for which a thread can wait asleep."""
+    event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    return event
+
+
+def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
+    """Equal on two ranks exactly when their tensors have equal names, dtypes, shapes and spreads."""
+    rows = sorted(
+        f"{name} {tensors.NAMES[tensor.dtype]} {list(tensor.shape)} {shards.describe(tensor)}"
+        for name, tensor in shared.items()
+    )
+    return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()

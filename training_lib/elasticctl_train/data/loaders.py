@@ -1,0 +1,275 @@
+"""Data loaders over map-style datasets: this rank's batches, from a position that a checkpoint can hold."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from elasticctl_store.errors import DataError, RestoreError
+from elasticctl_train import rng
+from elasticctl_train.checkpoint.state import Stateful
+from elasticctl_train.data import plan as data
+from elasticctl_train.data.plan import Cursor, EpochPlan, Feed, slice_of
+
+log = logging.getLogger("elasticctl_train")
+
+Begin = Callable[[], Cursor]
+"""Is told that a pass over a loader begins, and tells where training is."""
+
+
+class ElasticSampler(Sampler[list[int]]):
+    """A batch sampler for torch's DataLoader: this rank's samples of each global batch, from a position to be saved.
+
+        sampler = ElasticSampler(EpochPlan(len(dataset), global_batch=256, shuffle=True))
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
+        sampler.load_state_dict(…)                  # of any world size
+        while sampler.epoch < 90:
+            for batch in loader:                    # the rest of the epoch
+                (loss * sampler.weight).backward()
+                …
+                sampler.advance()                   # this batch is trained on
+                save(sampler.state_dict())
+
+    The position moves by `advance` alone, so what a DataLoader's workers fetch ahead is not counted. The length is that
+    of a whole epoch. A rank without a sample in a batch gets a stand-in out of that batch, with weight 0 (see `data`).
+    """
+
+    def __init__(
+        self, plan: EpochPlan, *, rank: int | None = None, world_size: int | None = None, position: int = 0
+    ) -> None:
+        """Begin at `position` of the plan's epoch. Rank and world size are the process group's, or torchrun's.
+
+        Raises DataError for a plan that makes no batch.
+        """
+        data.check(plan, Cursor())
+        place = _place()
+        self._rank = place[0] if rank is None else rank
+        self._world_size = place[1] if world_size is None else world_size
+        self._plan, self._position = plan, position
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch to be trained on, from 0."""
+        return self._plan.epoch
+
+    @property
+    def own_samples(self) -> int:
+        """How many samples of the next batch to be trained on are this rank's; 0 when it gets a stand-in."""
+        return self._feed().own
+
+    @property
+    def weight(self) -> float:
+        """What to multiply the next batch's mean loss by, so that the mean over ranks is that of the global batch."""
+        return self._feed().weight
+
+    def advance(self) -> None:
+        """The next batch is trained on, by all ranks; behind the last one of an epoch the next epoch begins."""
+        self._position += len(self._next())
+        if self._position >= self._plan.end:
+            self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of another epoch; the one that is under way is left where it is."""
+        if epoch != self.epoch:
+            self._plan, self._position = replace(self._plan, epoch=epoch), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position; the same on every rank, and good for any world size."""
+        plan = self._plan
+        cursor = Cursor(0, plan.epoch, self._position, plan.length, plan.shuffle, plan.seed)
+        return {name: value for name, value in asdict(cursor).items() if name != "step"}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to a saved position; DataError when its epoch was begun with other data, shuffle or seed."""
+        cursor = Cursor(**state_dict)
+        data.check(self._plan, cursor)
+        self._plan, self._position = replace(self._plan, epoch=cursor.epoch), cursor.position
+
+    def __len__(self) -> int:
+        return len(self._plan.batches(0))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._plan.order()
+        for batch in self._plan.batches(self._position):
+            own = slice_of(batch, self._rank, self._world_size) or range(batch.start, batch.start + 1)
+            yield [int(number) for number in order[own.start : own.stop]]
+
+    def _next(self) -> range:
+        return range(self._position, min(self._position + self._plan.global_batch, self._plan.end))
+
+    def _feed(self) -> Feed:
+        feed = Feed(self._rank, self._world_size)
+        feed.hand_over(self._next())
+        return feed
+
+
+class ElasticDataLoader(DataLoader[Any]):
+    """A DataLoader whose position is in its `state_dict()`, for frameworks that own the loop.
+
+    A batch counts as trained on when it is handed out, so the framework must not fetch ahead. `options` are those of
+    torch's DataLoader but for its own batch size and samplers.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], *, global_batch: int, shuffle: bool = False, seed: int = 0, **options: Any
+    ) -> None:
+        """`global_batch` samples make one batch over all ranks. Raises DataError."""
+        plan = EpochPlan(length_of(dataset), global_batch, shuffle, seed, drop_last=options.pop("drop_last", False))
+        self.global_batch = global_batch
+        self._elastic = ElasticSampler(plan)
+        self._weight = 1.0
+        chosen = worker_options(options, seed)
+        super().__init__(dataset, batch_sampler=self._elastic, **chosen)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own iterator is a private class
+        """The rest of the epoch."""
+        for batch in super().__iter__():
+            self._weight = self._elastic.weight
+            self._elastic.advance()
+            yield batch
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Weight the mean loss over this rank's samples of the newest batch, as `Run.scale_loss` does."""
+        return loss if self._weight == 1.0 else loss * self._weight
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `ElasticSampler.set_epoch`."""
+        self._elastic.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `ElasticSampler.state_dict`."""
+        return self._elastic.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See `ElasticSampler.load_state_dict`."""
+        self._elastic.load_state_dict(state_dict)
+
+
+class ElasticLoader:
+    """What is left of an epoch, from where training is when a pass begins; `len` is that of the newest pass.
+
+    Tells `feed` of each batch as it is handed over.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[EpochPlan, int], DataLoader[Any]],
+        plan: EpochPlan,
+        position: int,
+        feed: Feed,
+        begin: Begin,
+    ) -> None:
+        """`make` makes torch's loader of a plan from a position on; `begin` is called as a pass begins."""
+        self._make, self._feed, self._begin = make, feed, begin
+        self._go_to(plan, position)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        cursor = self._begin()
+        if (cursor.epoch, cursor.position) != (self._plan.epoch, self._position):
+            self._go_to(replace(self._plan, epoch=cursor.epoch), cursor.position)
+        for batch, samples in zip(self._batches, self._loader, strict=True):
+            self._feed.hand_over(batch)
+            yield samples
+
+    def _go_to(self, plan: EpochPlan, position: int) -> None:
+        self._plan, self._position = plan, position
+        self._loader, self._batches = self._make(plan, position), plan.batches(position)
+
+
+def make_loader(
+    dataset: Dataset[Any],
+    plan: EpochPlan,
+    feed: Feed,
+    position: int,
+    begin: Begin,
+    options: Mapping[str, Any],
+) -> ElasticLoader:
+    """A loader over what is left of the epoch from `position` on. `options` go to torch's DataLoader."""
+
+    def make(plan: EpochPlan, position: int) -> DataLoader[Any]:
+        sampler = ElasticSampler(plan, rank=feed.rank, world_size=feed.world_size, position=position)
+        chosen = worker_options(options, plan.seed, plan.epoch, position, feed.rank)
+        return DataLoader(dataset, batch_sampler=sampler, **chosen)
+
+    return ElasticLoader(make, plan, position, feed, begin)
+
+
+def worker_options(options: Mapping[str, Any], *seeds: int) -> dict[str, Any]:
+    """Options of a DataLoader with what this library adds to them.
+
+    It gets a generator of its own, so a resume does not shift the script's random numbers, and its workers ignore
+    SIGTERM: it reaches the whole process group, and a worker that died of it would take the last save along.
+    """
+    generator = torch.Generator().manual_seed(rng.mix(*seeds))
+    return {"generator": generator, **options, "worker_init_fn": partial(_init_worker, options.get("worker_init_fn"))}
+
+
+def length_of(dataset: object) -> int:
+    """How many samples a dataset has; DataError for one that cannot be indexed."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        kind = type(dataset).__name__
+        raise DataError(f"{kind}: a dataset needs __len__ and __getitem__, to give each rank its part")
+    return len(dataset)
+
+
+def among(parts: Mapping[str, Any]) -> dict[str, Stateful]:
+    """The parts that have a position of their own on each rank: data loaders with a state, such as torchdata's.
+
+    Raises DataError for a data loader without one.
+    """
+    found = {
+        name: part
+        for name, part in parts.items()
+        if isinstance(part, DataLoader) or type(part).__module__.partition(".")[0] == "torchdata"
+    }
+    for name, part in found.items():
+        if not hasattr(part, "load_state_dict"):
+            kind = type(part).__name__
+            raise DataError(
+                f"{name}: a {kind} cannot tell its position; use run.loader, or torchdata's StatefulDataLoader"
+            )
+    return found
+
+
+def restore(loaders: Mapping[str, Stateful], local: Mapping[str, Any], ranks_before: int, world_size: int) -> None:
+    """Put the loaders of this rank back to where they were. At another world size nothing says where that would be."""
+    if loaders and ranks_before != world_size:
+        names = ", ".join(loaders)
+        log.warning(
+            "%s: saved on %d ranks, which %d cannot go on from: reading afresh", names, ranks_before, world_size
+        )
+        return
+    for name, loader in loaders.items():
+        if name not in local["loaders"]:
+            raise RestoreError(f"the checkpoint has no {name!r}; use another storage URL")
+        loader.load_state_dict(local["loaders"][name])
+
+
+def is_shared_position(state: object) -> bool:
+    """True for a state of `ElasticSampler`, which is the same on every rank and good for any world size."""
+    return isinstance(state, Mapping) and state.keys() == {"epoch", "position", "length", "shuffle", "seed"}
+
+
+def _place() -> tuple[int, int]:
+    """Rank and world size of this process."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _init_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if then is not None:
+        then(worker)
