@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-pytest_plugins = ["tests.support.cli", "tests.support.clouds", "tests.support.kube"]
+pytest_plugins = ["tests.support.cli", "tests.support.clouds", "tests.support.control", "tests.support.kube"]
 
 
 @pytest.fixture

@@ -28,38 +28,38 @@ COMPLETE_VAR = "_ELASTICCTL_COMPLETE"
 
 # name -> (module, what it does); in the order of the help
 _JOBS = {
-    "submit": ("submit", "Run a training script as an elastic job"),
-    "list": ("jobs", "List jobs"),
-    "status": ("jobs", "Show where a job is"),
-    "logs": ("logs", "Print what a job's workers print"),
-    "scale": ("scale", "Change the number of workers of a running job"),
-    "preempt": ("preempt", "Rehearse the loss of a spot machine"),
-    "wait": ("wait", "Wait until a job has ended"),
-    "explain": ("explain", "Say why a job waits, restarts or failed, and what to type next"),
-    "describe": ("describe", "Show everything about a job"),
-    "events": ("events", "Show what happened to a job, in order of time"),
-    "history": ("history", "Show a job's interruptions and scalings, and what they cost"),
-    "simulate": ("simulate", "Expect time, cost and goodput on other numbers of GPUs"),
-    "dashboard": ("dashboard", "Show jobs, their curves and costs as a page in a browser"),
-    "checkpoints": ("checkpoints", "List, check, fetch and delete what a job has kept"),
-    "suspend": ("lifecycle", "Stop a job's workers and keep its place"),
-    "resume": ("lifecycle", "Go on with a suspended job"),
-    "cancel": ("lifecycle", "Stop a job for good"),
-    "move": ("move", "Have a job go on in another context"),
-    "rerun": ("rerun", "Run a job again, from the beginning or from a checkpoint"),
-    "delete": ("lifecycle", "Delete a job, its workers and its logs"),
-    "prune": ("prune", "Delete jobs that ended some time ago"),
+    "submit": ("run.submit", "Run a training script as an elastic job"),
+    "list": ("inspect.jobs", "List jobs"),
+    "status": ("inspect.jobs", "Show where a job is"),
+    "logs": ("inspect.logs", "Print what a job's workers print"),
+    "scale": ("run.scale", "Change the number of workers of a running job"),
+    "preempt": ("run.preempt", "Rehearse the loss of a spot machine"),
+    "wait": ("run.wait", "Wait until a job has ended"),
+    "explain": ("inspect.explain", "Say why a job waits, restarts or failed, and what to type next"),
+    "describe": ("inspect.describe", "Show everything about a job"),
+    "events": ("inspect.events", "Show what happened to a job, in order of time"),
+    "history": ("inspect.history", "Show a job's interruptions and scalings, and what they cost"),
+    "simulate": ("inspect.simulate", "Expect time, cost and goodput on other numbers of GPUs"),
+    "dashboard": ("inspect.dashboard", "Show jobs, their curves and costs as a page in a browser"),
+    "checkpoints": ("inspect.checkpoints", "List, check, fetch and delete what a job has kept"),
+    "suspend": ("run.lifecycle", "Stop a job's workers and keep its place"),
+    "resume": ("run.lifecycle", "Go on with a suspended job"),
+    "cancel": ("run.lifecycle", "Stop a job for good"),
+    "move": ("run.move", "Have a job go on in another context"),
+    "rerun": ("run.rerun", "Run a job again, from the beginning or from a checkpoint"),
+    "delete": ("run.lifecycle", "Delete a job, its workers and its logs"),
+    "prune": ("run.prune", "Delete jobs that ended some time ago"),
 }
 _SETUP = {
-    "config": ("contexts", "Choose and describe the places to run jobs at"),
-    "install": ("install", "Make a Kubernetes cluster ready for jobs"),
-    "quota": ("quota", "Say what projects are guaranteed, and who holds what"),
-    "doctor": ("doctor", "Check that a place is ready for jobs"),
-    "secret": ("secret", "Keep passwords and tokens that jobs get by their names"),
-    "local": ("local", "The cluster that is built into this machine"),
-    "template": ("templates", "The shapes that jobs are made in"),
-    "completion": ("about", "Print the completion script of a shell"),
-    "version": ("about", "Print the version"),
+    "config": ("setup.config", "Choose and describe the places to run jobs at"),
+    "install": ("setup.install", "Make a Kubernetes cluster ready for jobs"),
+    "quota": ("setup.quota", "Say what projects are guaranteed, and who holds what"),
+    "doctor": ("setup.doctor", "Check that a place is ready for jobs"),
+    "secret": ("setup.secret", "Keep passwords and tokens that jobs get by their names"),
+    "local": ("setup.local", "The cluster that is built into this machine"),
+    "template": ("setup.template", "The shapes that jobs are made in"),
+    "completion": ("setup.about", "Print the completion script of a shell"),
+    "version": ("setup.about", "Print the version"),
 }
 _VERBS = {**_JOBS, **_SETUP}
 
@@ -78,7 +78,7 @@ class Verbs(Group):
         """The verb itself."""
         name, found, rest = super().resolve_command(ctx, args)
         if name is not None:
-            module = import_module(f"elasticctl.cli.{_VERBS[name][0]}")
+            module = import_module(f"elasticctl.cli.verbs.{_VERBS[name][0]}")
             found = get_group(module.app).commands[name]
         return name, found, rest
 

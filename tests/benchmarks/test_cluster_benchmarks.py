@@ -24,7 +24,7 @@ from elasticctl.kubeapi.cache import ObjectStore
 from elasticctl.kubeapi.watch import Reflector, Resource
 from elasticctl_controller.kube.jsonlog import JsonFormatter
 from elasticctl_controller.kube.metrics import Metrics
-from tests.controller.kube.control import ControlApi
+from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

@@ -11,7 +11,7 @@ import pytest
 from elasticctl.kubeapi import watch as module
 from elasticctl.kubeapi.cache import ObjectStore
 from elasticctl.kubeapi.watch import Reflector, Resource
-from tests.controller.kube.control import ControlApi
+from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
 
 PODS = "/api/v1/pods"

@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpointer": "checkpoint",
-    "ElasticDataLoader": "loaders",
-    "ElasticSampler": "loaders",
-    "EpochPlan": "data",
-    "Label": "checkpoint",
-    "Run": "run",
-    "SavePolicy": "policy",
-    "TrainError": "errors",
+    "Checkpointer": "elasticctl_train.checkpoint.checkpointer",
+    "ElasticDataLoader": "elasticctl_train.data.loaders",
+    "ElasticSampler": "elasticctl_train.data.loaders",
+    "EpochPlan": "elasticctl_train.data.plan",
+    "Label": "elasticctl_train.checkpoint.checkpointer",
+    "Run": "elasticctl_train.run",
+    "SavePolicy": "elasticctl_train.policy",
+    "TrainError": "elasticctl_store.errors",
 }
 
 
@@ -45,4 +45,4 @@ def __getattr__(name: str) -> object:
     """Import on first use, so that the launcher's modules load without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -10,7 +10,7 @@ import pytest
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.kube.events import MAX_DIFFERENT, MESSAGE_CHARS, EventRecorder
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from tests.controller.kube.control import ControlApi
+from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
 
 JOB = ElasticJob(name="digits", namespace="ml", uid="job-uid")

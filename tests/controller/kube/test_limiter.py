@@ -6,7 +6,7 @@ import pytest
 
 from elasticctl.api.errors import BusyError, ClusterError, ConflictError, NotFoundError
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from tests.controller.kube.control import ControlApi
+from tests.support.control import ControlApi
 
 PODS = "/api/v1/namespaces/ns/pods"
 

@@ -24,7 +24,7 @@ from elasticctl.api.spec import ANNOTATION_NOTIFY
 from elasticctl_controller.kube.election import LABEL, LeaderLabel
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import read_key
-from tests.controller.kube.control import ControlApi
+from tests.support.control import ControlApi
 from tests.support.jobs import shell_job
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until

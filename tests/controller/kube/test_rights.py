@@ -19,8 +19,8 @@ from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.owned_objects import Belongings, Makers
 from elasticctl_controller.kube.webhooks import of_cluster
 from elasticctl_controller.loop.outbox import Destination
-from tests.controller.kube.control import ControlApi
 from tests.controller.kube.test_workload import BUDGETS, CORE, JOBS, Bench
+from tests.support.control import ControlApi
 from tests.support.fakeapi import Request
 from tests.support.waiting import wait_until
 

@@ -19,8 +19,8 @@ from elasticctl_controller.kube.capacity import KubeFloor
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.owned_objects import Belongings, Makers
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
-from tests.controller.kube.control import ControlApi
 from tests.controller.kube.test_manager import Replica
+from tests.support.control import ControlApi
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 

@@ -16,7 +16,7 @@ from elasticctl_controller.core.pods import build_pod
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.owned_objects import Belongings, Makers
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
-from tests.controller.kube.control import DISCOVERY, ControlApi
+from tests.support.control import DISCOVERY, ControlApi
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 

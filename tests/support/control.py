@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.kubeapi.connection import Connection, way
 from elasticctl.kubeapi.credentials import Access
@@ -153,3 +155,11 @@ def _has_to_stop(path: str, pod: Object, options: Object) -> bool:
 
 def _concerns(item: Object, collection: str) -> bool:
     return bool(item["__path"].split("/")[-2] == collection.rpartition("/")[2])
+
+
+@pytest.fixture
+def control() -> Iterator[ControlApi]:
+    """An API server on loopback that a controller can work against, empty."""
+    api = ControlApi()
+    yield api
+    api.close()
