@@ -17,14 +17,11 @@ from typer.main import get_command, get_group
 
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.text import did_you_mean
-from elasticctl.cli.framework.command import Group, Help, new_app, overview
+from elasticctl.cli.framework.command import COMPLETE_VAR, Group, Help, new_app, overview
 
 if TYPE_CHECKING:
     # Typer hands these to the methods that a subclass overrides, and does not export them.
     from typer._click import Command, Context, HelpFormatter, Parameter
-
-COMPLETE_VAR = "_ELASTICCTL_COMPLETE"
-"""Where the shells' completion scripts put what they ask for."""
 
 # name -> (module, what it does); in the order of the help
 _JOBS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from elasticctl.api.errors import ClusterError
 from elasticctl.api.text import shown
 from elasticctl.cluster.base import Cluster
+from elasticctl.cluster.secrets import SecretStore
 from elasticctl.settings.contexts import LOCAL, Context
 
 
@@ -23,8 +24,27 @@ def connect(context: Context, *, starts: bool = True) -> Cluster:
     try:
         from elasticctl.cluster.kube.client import KubeCluster
     except ModuleNotFoundError as e:
-        raise ClusterError(
-            f"context {shown(context.name)} is a Kubernetes cluster, and {e.name} is not installed:"
-            " pip install 'elasticctl[kube]'"
-        ) from e
+        raise _not_installed(context, e) from e
     return KubeCluster.of(context)
+
+
+def secrets_of(context: Context) -> SecretStore:
+    """The secrets of a context; does not talk to it yet. Raises what `connect` raises."""
+    if context.provider == LOCAL:
+        from elasticctl.cluster.local.paths import local_paths
+        from elasticctl.cluster.local.secrets import Secrets
+
+        return Secrets(local_paths())
+    try:
+        from elasticctl.cluster.kube.secrets import KubeSecrets
+        from elasticctl.kubeapi.connection import connect as connect_to
+    except ModuleNotFoundError as e:
+        raise _not_installed(context, e) from e
+    return KubeSecrets(connect_to(context.kube_context))
+
+
+def _not_installed(context: Context, error: ModuleNotFoundError) -> ClusterError:
+    return ClusterError(
+        f"context {shown(context.name)} is a Kubernetes cluster, and {error.name} is not installed:"
+        " pip install 'elasticctl[kube]'"
+    )

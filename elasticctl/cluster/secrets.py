@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from elasticctl.api.errors import ClusterError, UsageError
+from elasticctl.api.errors import UsageError
 from elasticctl.api.text import shown
-from elasticctl.settings.contexts import LOCAL, Context
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,200}[a-z0-9])?")
 
@@ -45,21 +44,3 @@ class SecretStore(Protocol):
 
     def list(self, namespace: str) -> list[Known]:
         """Those that `merge` has made or changed, by name."""
-
-
-def secrets_of(context: Context) -> SecretStore:
-    """The secrets of a context; does not talk to it yet. Raises what `cluster.connect` raises."""
-    if context.provider == LOCAL:
-        from elasticctl.cluster.local.paths import local_paths
-        from elasticctl.cluster.local.secrets import Secrets
-
-        return Secrets(local_paths())
-    try:
-        from elasticctl.cluster.kube.secrets import KubeSecrets
-        from elasticctl.kubeapi.connection import connect
-    except ModuleNotFoundError as e:
-        raise ClusterError(
-            f"context {shown(context.name)} is a Kubernetes cluster, and {e.name} is not installed:"
-            " pip install 'elasticctl[kube]'"
-        ) from e
-    return KubeSecrets(connect(context.kube_context))

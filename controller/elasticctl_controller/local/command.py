@@ -19,9 +19,7 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import WORKER_CONTAINER
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.gpus import VISIBLE
-from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE
-
-TERMINATION_LOG = "ELASTICCTL_TERMINATION_LOG"
+from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, TERMINATION_LOG_VARIABLE
 
 _PASSED_ON = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", HOME_VARIABLE}
@@ -54,7 +52,7 @@ def pinned_environment(pod_dir: Path, uid: str, gpus: tuple[str, ...]) -> dict[s
     return {
         POD_UID_VARIABLE: uid,
         "ELASTICCTL_RDZV_TOKEN_FILE": str(token_file(pod_dir)),
-        TERMINATION_LOG: str(termination_log(pod_dir)),
+        TERMINATION_LOG_VARIABLE: str(termination_log(pod_dir)),
         VISIBLE: ",".join(gpus),
     }
 

@@ -27,6 +27,7 @@ from aiohttp import web
 
 from elasticctl.api.codec import to_json
 from elasticctl.api.errors import ClusterError, ConflictError, NotFoundError, SpecError, StorageFullError
+from elasticctl.api.objects import check_label
 from elasticctl.api.quota import KIND as QUOTA
 from elasticctl.api.quota import check_quota
 from elasticctl.api.spec import ElasticJob
@@ -34,7 +35,7 @@ from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.sharing import KIND as SHARING
 from elasticctl.cluster.local.sharing import LocalSharing, check_sharing
 from elasticctl_controller.local.command import gpus_wanted
-from elasticctl_controller.local.objects import check_job, check_name, has_ended
+from elasticctl_controller.local.objects import check_job, has_ended
 from elasticctl_controller.local.store import Store
 
 MAX_BODY_BYTES = 4 << 20
@@ -151,7 +152,7 @@ class Api:
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         quota = check_quota(await _body(request))
-        check_name(quota.project, "metadata.name", 63)
+        check_label(quota.project, "metadata.name", 63)
         if quota.project != request.match_info["project"]:
             raise SpecError("is not the project that the request is for", path="metadata.name")
         return web.json_response(await asyncio.to_thread(self.store.put_object, quota.to_manifest()))

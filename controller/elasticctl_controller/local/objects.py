@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import SpecError
+from elasticctl.api.objects import check_label, merge_patch
 from elasticctl.api.spec import API_VERSION, KIND, WORKER_CONTAINER
 from elasticctl.cluster.base import Manifest
 from elasticctl_controller.local.command import POD_IP
@@ -17,7 +17,6 @@ from elasticctl_controller.local.command import POD_IP
 MAX_JOB_NAME = 51
 """`<job>-worker-<index>`, of an index of four digits, has to fit the 63 characters of a DNS label."""
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _PATCHABLE_METADATA = ("labels", "annotations")
 
 
@@ -31,20 +30,11 @@ def check_job(manifest: object) -> Manifest:
     metadata = manifest.get("metadata")
     if not isinstance(metadata, dict):
         raise SpecError("is missing or not a mapping", path="metadata")
-    check_name(metadata.get("name"), "metadata.name", MAX_JOB_NAME)
-    check_name(metadata.get("namespace", "default"), "metadata.namespace", 63)
+    check_label(metadata.get("name"), "metadata.name", MAX_JOB_NAME)
+    check_label(metadata.get("namespace", "default"), "metadata.namespace", 63)
     if not isinstance(manifest.get("spec"), dict):
         raise SpecError("is missing or not a mapping", path="spec")
     return manifest
-
-
-def check_name(name: object, path: str, max_length: int) -> None:
-    """SpecError unless `name` is a DNS label of at most `max_length` characters."""
-    if not isinstance(name, str) or len(name) > max_length or not _LABEL.fullmatch(name):
-        raise SpecError(
-            f"{name!r} is not a name: use lower-case letters, digits and '-', at most {max_length} characters",
-            path=path,
-        )
 
 
 def admitted(manifest: Mapping[str, Any], *, uid: str, now: float) -> Manifest:
@@ -73,19 +63,6 @@ def patched(stored: Manifest, patch: Mapping[str, Any]) -> Manifest:
         result["spec"] = merge_patch(result["spec"], patch["spec"])
     if result["spec"] != stored["spec"]:
         result["metadata"]["generation"] += 1
-    return result
-
-
-def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7386: mappings merge, null removes, everything else replaces."""
-    if not isinstance(patch, Mapping):
-        return copy.deepcopy(patch)
-    result = dict(target) if isinstance(target, Mapping) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merge_patch(result.get(key), value)
     return result
 
 

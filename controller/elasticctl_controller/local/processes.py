@@ -17,15 +17,15 @@ from typing import IO, Any
 import psutil
 
 from elasticctl.cluster.local.paths import POD_UID_VARIABLE
+from elasticctl.cluster.local.worker_processes import ENDED, find_shims, own_processes, variable_of
 from elasticctl_controller.local import shim
-from elasticctl_controller.local.command import TERMINATION_LOG, Command, termination_log
+from elasticctl_controller.local.command import Command, termination_log
 from elasticctl_controller.local.objects import KILLED_EXIT_CODE, Exit
 
 POLL_S = 0.2
 """How often exits are looked for where the kernel has no pidfd."""
 
 _SHIM = str(Path(shim.__file__).resolve())
-_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class WorkerProcess:
@@ -41,7 +41,7 @@ class WorkerProcess:
         if self._child is not None:
             return self._child.poll() is not None
         try:
-            return not self._process.is_running() or self._process.status() in _ENDED
+            return not self._process.is_running() or self._process.status() in ENDED
         except psutil.NoSuchProcess:
             return True
 
@@ -91,22 +91,10 @@ def start(pod_dir: Path, command: Command) -> WorkerProcess:
 def find_running(pods: Path) -> dict[str, WorkerProcess]:
     """Find the shims of workers under the folder `pods` that run already, by the uid of their pod."""
     found = {}
-    for process in _own_processes():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            # Any shim.py: that of another version, in another environment, serves as well.
-            is_shim = len(words) == 4 and Path(words[2]).name == "shim.py" and Path(words[3]).parent == pods
-            if is_shim and process.status() not in _ENDED:
-                found[Path(words[3]).name] = WorkerProcess(process.pid)
+    for uid, process in find_shims(pods).items():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found[uid] = WorkerProcess(process.pid)
     return found
-
-
-def any_left(pods: Path) -> bool:
-    """True while any process of a worker under the folder `pods` runs, with its shim or without."""
-    folder = f"{pods}{os.sep}"
-    return bool(find_running(pods)) or any(
-        _environment(p, TERMINATION_LOG).startswith(folder) for p in _own_processes()
-    )
 
 
 def sweep(uid: str) -> None:
@@ -215,21 +203,5 @@ def _read_report(path: Path) -> Mapping[str, Any] | None:
     return report if isinstance(report, dict) else None
 
 
-def _own_processes() -> Iterator[psutil.Process]:
-    user = os.getuid()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.uids().real == user:
-                yield process
-
-
 def _carrying(uid: str) -> Iterator[psutil.Process]:
-    return (process for process in _own_processes() if _environment(process, POD_UID_VARIABLE) == uid)
-
-
-def _environment(process: psutil.Process, name: str) -> str:
-    """A variable of a running process; "" where it has none, or we may not look, or it has ended."""
-    try:
-        return process.environ().get(name, "") if process.status() not in _ENDED else ""
-    except psutil.Error:
-        return ""
+    return (process for process in own_processes() if variable_of(process, POD_UID_VARIABLE) == uid)

@@ -10,7 +10,7 @@ from elasticctl.api import notifications
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.notifications import WebhookError
-from elasticctl_controller.loop.outbox import Destination
+from elasticctl_controller.loop.outbox import Destination, value_of
 
 MAX_FILE_BYTES = 4096
 
@@ -32,15 +32,6 @@ def of_machine(paths: LocalPaths, environ: Mapping[str, str] = os.environ) -> Ca
         return value_of(Secrets(paths).read(destination.namespace, notifications.SECRET) or {}, destination, reference)
 
     return url_of
-
-
-def value_of(values: Mapping[str, str], destination: Destination, reference: notifications.Reference) -> str:
-    """The value of a reference's key. Raises WebhookError when there is none."""
-    if reference.name not in values:
-        raise WebhookError(
-            f"namespace {destination.namespace} has no secret {notifications.SECRET} with the key {reference.name}"
-        )
-    return values[reference.name]
 
 
 def _file(path: Path) -> str:

@@ -12,12 +12,13 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
 
 from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.notifications import SECRET, Reference
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import Item, WebhookError
 
@@ -38,6 +39,13 @@ class Destination:
 
     namespace: str
     reference: str
+
+
+def value_of(values: Mapping[str, str], destination: Destination, reference: Reference) -> str:
+    """The value of a reference's key. Raises WebhookError when there is none."""
+    if reference.name not in values:
+        raise WebhookError(f"namespace {destination.namespace} has no secret {SECRET} with the key {reference.name}")
+    return values[reference.name]
 
 
 @dataclass(frozen=True, slots=True)

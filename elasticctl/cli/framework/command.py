@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
 
+COMPLETE_VAR = "_ELASTICCTL_COMPLETE"
+"""Where the shells' completion scripts put what they ask for."""
 _NO_DEFAULT = inspect.Parameter.empty
 
 

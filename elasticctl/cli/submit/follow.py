@@ -15,7 +15,7 @@ from elasticctl.api.text import span
 from elasticctl.cli.framework.output import hint, say
 from elasticctl.cli.framework.polling import PATIENCE_S, Answers
 from elasticctl.cli.framework.target import Target
-from elasticctl.cli.verbs.inspect.logs import print_lines
+from elasticctl.cli.views.log_lines import print_lines
 from elasticctl.cluster.base import LogQuery
 
 SUCCEEDED, FAILED, CANCELLED, TIMED_OUT = 0, 1, 4, 124

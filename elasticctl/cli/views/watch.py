@@ -10,9 +10,9 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.framework.output import Table, console, emit, say, tabbed
 from elasticctl.cli.framework.polling import Answers
 from elasticctl.cli.framework.target import Target
-from elasticctl.cli.verbs.inspect import jobs as verbs
 from elasticctl.cli.views import job as views
 from elasticctl.cli.views.job_list import Shape, job_table
+from elasticctl.cli.views.next_steps import bar_encoding, next_line, next_of_list, none_line, reasons
 from elasticctl.cli.views.screen import ROOM_AROUND, Frame, can_redraw, drawing, most_telling
 from elasticctl.cluster.base import Manifest
 
@@ -33,17 +33,17 @@ def watch_list(target: Target, namespace: str | None, shape: Shape) -> None:
         """All jobs, those that there is room for, and why some of these wait."""
         jobs = target.cluster.list_jobs(namespace)
         shown = most_telling(jobs, console().size.height - ROOM_AROUND)
-        return jobs, shown, verbs.reasons(target, shown, time.time())
+        return jobs, shown, reasons(target, shown, time.time())
 
     answers = Answers(look, REDRAW_EVERY_S)
     with drawing() as draw:
-        for jobs, shown, reasons in answers.each():
+        for jobs, shown, why in answers.each():
             if not jobs:
-                draw(Frame(None, verbs.none_line(target, namespace), answers.trouble))
+                draw(Frame(None, none_line(target, namespace), answers.trouble))
                 continue
             more = f"{len(jobs) - len(shown)} more jobs; " if len(shown) < len(jobs) else ""
-            table = job_table(shown, time.time(), shape, reasons)
-            draw(Frame(table, f"{more}{verbs.next_of_list(jobs)}", answers.trouble))
+            table = job_table(shown, time.time(), shape, why)
+            draw(Frame(table, f"{more}{next_of_list(jobs)}", answers.trouble))
 
 
 def watch_job(target: Target, name: str) -> None:
@@ -66,8 +66,8 @@ def watch_job(target: Target, name: str) -> None:
     answers = Answers(look_closely, REDRAW_EVERY_S)
     with drawing() as draw:
         for job, pods in answers.each():
-            table = views.status_table(job, pods, time.time(), bar_encoding=verbs.bar_encoding())
-            draw(Frame(table, verbs.next_line(job, live=True), answers.trouble))
+            table = views.status_table(job, pods, time.time(), bar_encoding=bar_encoding())
+            draw(Frame(table, next_line(job, live=True), answers.trouble))
             if _ended(job):
                 return
 

@@ -24,6 +24,8 @@ from elasticctl.api.errors import ClusterError, StorageFullError
 HOME_VARIABLE = "ELASTICCTL_HOME"
 POD_UID_VARIABLE = "ELASTICCTL_POD_UID"
 """In the environment of every process of a worker: how strays are found."""
+TERMINATION_LOG_VARIABLE = "ELASTICCTL_TERMINATION_LOG"
+"""In the same environments: the file, in the pod's folder, that takes a worker's last words."""
 MAX_SOCKET_PATH_BYTES = 100
 """sun_path holds 108 bytes on Linux and 104 on macOS, the final NUL included."""
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from elasticctl.api.errors import ClusterError, NotFoundError
+from elasticctl.api.objects import check_label
 from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
 from elasticctl.cluster.secrets import Known, check_name, is_name
-from elasticctl_controller.local import objects
 
 SUFFIX = ".json"
 MAX_BYTES = 1 << 20
@@ -95,6 +95,6 @@ class Secrets:
         return found
 
     def _file(self, namespace: str, name: str) -> Path:
-        objects.check_name(namespace, "namespace", 63)
+        check_label(namespace, "namespace", 63)
         check_name(name)
         return self._paths.secrets / namespace / f"{name}{SUFFIX}"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import SpecError
-from elasticctl_controller.local.objects import check_job, merge_patch
+from elasticctl_controller.local.objects import check_job
 from tests.support.jobs import shell_job
 
 JSON = st.recursive(
@@ -49,28 +49,3 @@ def test_what_cannot_be_a_job_is_refused_by_field(change: dict[str, Any], path: 
 def test_garbage_is_refused_and_never_raises_anything_else(garbage: Any) -> None:
     with pytest.raises(SpecError):
         check_job(garbage)
-
-
-@pytest.mark.parametrize(  # RFC 7386, appendix A
-    ("target", "patch", "result"),
-    [
-        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
-        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
-        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
-        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
-        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
-        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
-        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
-        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
-        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
-    ],
-)
-def test_merge_patches(target: Any, patch: Any, result: Any) -> None:
-    assert merge_patch(target, patch) == result
-
-
-@settings(deadline=None)
-@given(JSON, JSON)
-def test_a_merge_patch_done_twice_is_the_same(target: Any, patch: Any) -> None:
-    once = merge_patch(target, patch)
-    assert merge_patch(once, patch) == once

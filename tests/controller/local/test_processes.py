@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from elasticctl.cluster.local.worker_processes import any_left
 from elasticctl_controller.local.command import pinned_environment
-from elasticctl_controller.local.processes import ExitWatcher, any_left, read_exit, sweep
+from elasticctl_controller.local.processes import ExitWatcher, read_exit, sweep
 from tests.support.waiting import wait_until
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,21 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import StorageError, UsageError
 from elasticctl.api.text import shown
 from elasticctl.cli.framework import options, output
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.target import full_worker_name, reach, worker_of_rank
+from elasticctl.cli.views.log_lines import print_lines
 from elasticctl.cluster.base import LogLine, LogQuery
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
-
-# Readable on dark and light grounds alike: no white, black or plain blue.
-_COLOURS = (36, 33, 32, 35, 96, 92, 95, 94)
-
 
 app = new_app()
 
@@ -119,21 +114,3 @@ def forget(job: ElasticJob) -> None:
         StoredLogs(job, output.say).delete()
     except StorageError as e:
         output.say(f"{job.name}: the logs in its storage stay: {e}")
-
-
-def print_lines(lines: Iterable[LogLine], job: str, *, timestamps: bool = False) -> None:
-    """Print log lines as they come, each under its worker's short name; colours on a terminal."""
-    coloured = output.colour()
-    prefixes: dict[str, str] = {}
-    for line in lines:
-        prefix = prefixes.get(line.worker)
-        if prefix is None:
-            prefix = prefixes[line.worker] = _prefix(line.worker, job, len(prefixes) if coloured else None)
-        time_text = f"{to_rfc3339(line.at)} " if timestamps else ""
-        output.emit(f"{prefix}{time_text}{line.text}")
-        sys.stdout.flush()
-
-
-def _prefix(worker: str, job: str, number: int | None) -> str:
-    short = worker.removeprefix(f"{job}-")
-    return f"{short} | " if number is None else f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{short} |\x1b[0m "

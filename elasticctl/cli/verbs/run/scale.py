@@ -60,7 +60,7 @@ def apply(target: Target, name: str, wish: Wish) -> Change:
 
 def foreseen(target: Target, name: str, wish: Wish) -> Change:
     """What `apply` would do now, without doing it; refused for the same reasons."""
-    from elasticctl_controller.local.objects import merge_patch
+    from elasticctl.api.objects import merge_patch
 
     manifest = target.cluster.get_job(target.namespace, name)
     patch = _asked_for(target, manifest, wish)

@@ -8,9 +8,8 @@ import typer
 from typer.completion import shell_complete
 
 import elasticctl
-from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.command import COMPLETE_VAR, new_app, verb
 from elasticctl.cli.framework.output import emit, hint
-from elasticctl.cli.main import COMPLETE_VAR
 
 _WHERE = {
     "bash": 'eval "$(elasticctl completion bash)" in ~/.bashrc',

@@ -17,7 +17,8 @@ from elasticctl.cli.framework.command import family, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_table, say
 from elasticctl.cli.framework.target import locate
-from elasticctl.cluster.secrets import Known, check_name, secrets_of
+from elasticctl.cluster import secrets_of
+from elasticctl.cluster.secrets import Known, check_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
