@@ -21,7 +21,6 @@ from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import ClusterError, NotFoundError, UnreachableError
 from elasticctl.cluster.local.connection import jobs_path, request
 from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, LocalPaths, storage_error
-from elasticctl.cluster.local.worker_processes import any_left
 
 SUPERVISOR = "elasticctl_controller.local.supervisor"
 START_TIMEOUT_S = 15.0
@@ -82,6 +81,8 @@ def shut_down(paths: LocalPaths, *, keep_jobs: bool, say: Callable[[str], None])
     The jobs stay stored, and go on from their last checkpoint when a supervisor next starts; `keep_jobs` False deletes
     them first. A supervisor that was killed is started once more, to end the workers it has left behind.
     """
+    from elasticctl.cluster.local.worker_processes import any_left  # psutil is slow to import
+
     idle = supervisor_info(paths) is None and not any_left(paths.pods)
     if not paths.database.exists() or (idle and keep_jobs):
         return False
