@@ -19,6 +19,7 @@ from elasticctl.api.spec import (
     LABEL_JOB,
     PLURAL,
     ElasticJob,
+    Pod,
     worker_name,
 )
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
@@ -113,11 +114,10 @@ class KubeCluster:
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
         """Take a worker away, with `grace_s` seconds of notice, rounded up to whole ones; see `Cluster.evict_pod`."""
-        from elasticctl.cluster.kube.read_logs import has_ended
-
         path = resource_path("v1", namespace, "pods", name)
         pod = self._call("GET", path)
-        if has_ended(pod):
+        found = Pod.from_manifest(pod)
+        if found.ended or found.exit_code is not None:  # a pod is called Running a while longer than its worker runs
             raise ConflictError(f"{name} has ended: there is nothing to take away")
         uid = pod["metadata"]["uid"]
         if grace_s > 0:

@@ -92,6 +92,18 @@ def test_eviction_is_a_deletion_of_this_very_pod_with_its_grace(api: FakeApi, cl
         cluster.evict_pod("default", "a-worker-0", grace_s=1.0)
 
 
+def test_a_worker_that_has_ended_is_not_evicted_though_its_pod_is_still_called_running(
+    api: FakeApi, cluster: KubeCluster
+) -> None:
+    pod = add_pod(api, cluster.create_job(shell_job("a", "true")), 0)
+    ended = {"name": "elasticjob-worker", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    status = {"phase": "Running", "containerStatuses": [ended]}
+    api.put(f"{NAMESPACE}/pods/a-worker-0", {**pod, "status": status})
+    with pytest.raises(ConflictError, match="a-worker-0 has ended"):
+        cluster.evict_pod("default", "a-worker-0", grace_s=0.0)
+    assert cluster.list_pods("default", "a")
+
+
 @pytest.mark.parametrize(
     ("grace_s", "may_patch", "cause"), [(30.0, True, True), (0.0, True, False), (30.0, False, False)]
 )
