@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replicas import Replicas, prepare
-from elasticctl.api.errors import NotFoundError
 from elasticctl.kubeapi.connection import Connection, connect
 from tests.on_cluster.commands import elasticctl, kubectl
 
@@ -34,15 +33,6 @@ def api() -> Connection:
 def crd(api: Connection) -> None:
     """Have the CRDs and the controller's namespace on the cluster."""
     prepare(api)
-
-
-def serves(api: Connection, group_version: str) -> bool:
-    """True where the cluster knows that version of an API group."""
-    try:
-        api.request("GET", f"/apis/{group_version}")
-    except NotFoundError:
-        return False
-    return True
 
 
 @pytest.fixture

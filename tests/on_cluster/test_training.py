@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +13,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.status import Cause, Interruption, Phase
 from elasticctl.kubeapi.connection import Connection
-from elasticctl_controller.core.owned_objects import build_budget
 from tests.on_cluster.commands import kubectl, lab
-from tests.on_cluster.conftest import serves
 from tests.on_cluster.trainer import Trainer
 from tests.support.waiting import wait_until
 
@@ -138,12 +135,9 @@ def test_a_node_whose_object_is_deleted(digits: Trainer, api: Connection) -> Non
 
 
 @pytest.fixture
-def budget(digits: Trainer, api: Connection) -> Iterator[int]:
+def budget(digits: Trainer) -> Iterator[int]:
     """The job has a minimum of 2, and a disruption budget that says so; yields how many workers it protects."""
     digits.patch({"spec": {"minReplicas": 2}})
-    manifest = build_budget(digits.job())
-    if not serves(api, "policy/v1"):  # the controller makes none there: apply what it would have made
-        kubectl("apply", "-f", "-", given=json.dumps({**manifest, "apiVersion": "policy/v1beta1"}))
     wait_until(lambda: "2" in kubectl("get", "pdb", "-o", "jsonpath={.items[*].status.desiredHealthy}"), 60)
     yield 2
     digits.patch({"spec": {"minReplicas": 1}})
