@@ -25,7 +25,7 @@ test-page: $(VENV)/.dev  ## the dashboard in Chromium: /usr/bin/chromium, or the
 	$(BIN)/python -m pytest -m browser
 
 test-cluster: $(VENV)/.dev  ## what needs a Kubernetes cluster: the one that $KUBECONFIG points at
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest tests/on_cluster
 
 docs: $(VENV)/.dev  ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --strict

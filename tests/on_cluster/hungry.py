@@ -1,6 +1,6 @@
-"""The digits example, in one worker of which memory is filled once a file in its storage says so.
+"""train.py, in one worker of which memory is filled once a file in its storage says so.
 
-    python tests/on_cluster/hungry.py FILE [arguments of the example]
+    python tests/on_cluster/hungry.py FILE [arguments of train.py]
 
 FILE holds the worker's name; it is removed before the memory is filled, so that the next worker of that name trains.
 """
@@ -30,6 +30,6 @@ def eat_once_told(file: Path) -> None:
 if __name__ == "__main__":
     told, *rest = sys.argv[1:]
     threading.Thread(target=eat_once_told, args=(Path(told),), daemon=True).start()
-    example = Path(__file__).parents[2] / "examples/digits/train.py"
-    sys.argv = [str(example), *rest]
-    runpy.run_path(str(example), run_name="__main__")
+    script = str(Path(__file__).with_name("train.py"))
+    sys.argv = [script, *rest]
+    runpy.run_path(script, run_name="__main__")

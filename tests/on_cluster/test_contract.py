@@ -14,9 +14,9 @@ from elasticctl.api.errors import NotFoundError, SpecError
 from elasticctl.cluster.base import Cluster, LogLine, LogQuery, Manifest
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
+from tests.on_cluster.waiting import wait_until
 from tests.support.cluster_contract import ClusterContract, phase, running, scale
 from tests.support.jobs import FOREVER, shell_job
-from tests.support.waiting import wait_until
 
 IMAGE = os.environ.get("ELASTICCTL_TEST_IMAGE", "lab/base:dev")
 

@@ -13,7 +13,7 @@ from elasticctl.api.status import Cause, Phase
 from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.commands import elasticctl
 from tests.on_cluster.trainer import Trainer
-from tests.support.waiting import wait_until
+from tests.on_cluster.waiting import wait_until
 
 HUNGRY = Path(__file__).with_name("hungry.py")
 BROKEN = 'print("reading the data", flush=True); raise ValueError("the learning rate is a banana")'
@@ -30,7 +30,7 @@ def trainer(api: Connection, replicas: Replicas, request: pytest.FixtureRequest)
 
 @pytest.mark.usefixtures("cli_home")
 def test_memory_that_runs_out_is_counted_and_said(trainer: Trainer) -> None:
-    script = [str(HUNGRY), "/state/hungry", "--epochs", "100000", "--step-delay-s", "0.05", "--save-every-s", "1"]
+    script = [str(HUNGRY), "/state/hungry", "--epochs", "100000", "--step-delay-s", "0.05"]
     trainer.submit_script(script, 2, memory="2Gi")
     trainer.wait_training(2)
     committed, before = trainer.wait_committed(), trainer.uids()

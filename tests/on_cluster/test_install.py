@@ -18,7 +18,7 @@ from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from tests.on_cluster.commands import elasticctl, kubectl
 from tests.on_cluster.trainer import Trainer
-from tests.support.waiting import wait_until
+from tests.on_cluster.waiting import wait_until
 
 IMAGE = os.environ.get("ELASTICCTL_TEST_CONTROLLER_IMAGE", "lab/controller:dev")
 USER = f"system:serviceaccount:{installation.NAMESPACE}:elasticctl-controller"

@@ -19,8 +19,8 @@ from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
 from tests.on_cluster.conftest import tell
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
+from tests.on_cluster.waiting import wait_until
 from tests.support.sharing_story import AUTOMATIC, status, training, trains
-from tests.support.waiting import wait_until
 
 NAMESPACE = "queued"
 GROUP, VERSION = "kueue.x-k8s.io", "v1beta1"

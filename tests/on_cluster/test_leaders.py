@@ -18,9 +18,9 @@ from elasticctl_controller.kube.manager import EXIT_LEASE_LOST
 from tests.on_cluster.conftest import tell
 from tests.on_cluster.test_contract import ClusterOfImages
 from tests.on_cluster.trainer import NAMESPACE, Trainer
+from tests.on_cluster.waiting import wait_until
 from tests.on_cluster.witness import Witness, witnessing
 from tests.support.jobs import FOREVER, shell_job
-from tests.support.waiting import wait_until
 
 PORT = 17777
 

@@ -13,7 +13,7 @@ from elasticctl_controller.kube.manager import EXIT_LEASE_LOST
 from elasticctl_controller.kube.nodes import SETTLE_S
 from tests.on_cluster.commands import elasticctl, frozen_api_server, need_lab
 from tests.on_cluster.trainer import Trainer
-from tests.support.waiting import wait_until
+from tests.on_cluster.waiting import wait_until
 
 OUTAGE_S = 60.0
 LONGEST_PAUSE_S = 15.0

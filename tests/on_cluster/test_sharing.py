@@ -17,9 +17,9 @@ from elasticctl.api.status import Phase
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, all_items
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
+from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.sharing_story import give_way_and_grow_back, status
-from tests.support.waiting import wait_until
 
 PROJECTS = ("a", "b")
 SLOTS = 4

@@ -19,9 +19,9 @@ from elasticctl.kubeapi.connection import Connection
 from elasticctl_store import stored_logs
 from elasticctl_store.storage.local import LocalStorage
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
+from tests.on_cluster.waiting import wait_until
 from tests.support.cluster_contract import phase, running
 from tests.support.jobs import shell_job
-from tests.support.waiting import wait_until
 
 NAME = "talks"
 FOLDER = HOST_FOLDER / NAME

@@ -19,9 +19,9 @@ from benchmarks.replicas import ADDRESS, Replicas
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
 from tests.on_cluster.commands import kubectl, lab
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
+from tests.on_cluster.waiting import wait_until
 from tests.support.ports import free_port
 from tests.support.torchelastic import NAME, NAMESPACE, torchelastic_job
-from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("torchelastic_train.py")
 FOLDER = HOST_FOLDER / NAME

@@ -15,7 +15,7 @@ from elasticctl.api.status import Cause, Interruption, Phase
 from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.commands import kubectl, lab
 from tests.on_cluster.trainer import Trainer
-from tests.support.waiting import wait_until
+from tests.on_cluster.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from tests.cli.walk import Place, Walk
 from tests.on_cluster.conftest import Replicas
 from tests.on_cluster.trainer import HOST_FOLDER
 from tests.on_cluster.trainer import IMAGE as TRAINER_IMAGE
+from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import shell_job
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture

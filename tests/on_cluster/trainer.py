@@ -17,27 +17,25 @@ from elasticctl.api.status import Interruption
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl_store import storage
 from elasticctl_store.checkpoints.journal import read_commits
-from tests.support.waiting import wait_until
+from tests.on_cluster.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 IMAGE = os.environ.get("ELASTICCTL_TEST_IMAGE", "lab/trainer:dev")
 HOST_FOLDER = Path(os.environ.get("ELASTICCTL_TEST_HOST_FOLDER", "/tmp/kubelab-host"))
 """A folder that all nodes share; for a bucket there is tests/train."""
 NAMESPACE = "default"
-DIGITS = ROOT / "examples/digits/train.py"
+TRAIN = Path(__file__).with_name("train.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """One job on the digits data; waits give up after some minutes, which a slow machine may need."""
+    """One job; waits give up after some minutes, which a slow machine may need."""
 
     api: Connection
     name: str
 
     def submit(self, workers: int, *, epochs: int, step_delay_s: float, **spec: Any) -> None:
         """Create the job; its state is kept in a folder of its own on the host."""
-        script = [str(DIGITS), "--epochs", str(epochs), "--step-delay-s", str(step_delay_s), "--save-every-s", "1"]
-        self.submit_script(script, workers, **spec)
+        self.submit_script([str(TRAIN), "--epochs", str(epochs), "--step-delay-s", str(step_delay_s)], workers, **spec)
 
     def submit_script(self, script: list[str], workers: int, *, memory: str = "", **spec: Any) -> None:
         """Create the job with any Python script; `memory` limits each worker."""
@@ -155,11 +153,11 @@ class Trainer:
             trains = newest and newest[0].first_step_at is not None and len(newest[0].workers) == workers
             return job if trains and newest[0].generation > after else None
 
-        found = wait_until(training, timeout_s, every_s=0.1)
+        found = wait_until(training, timeout_s)
         assert found is not None
         return found
 
-    def wait_steady(self, seconds: float = 20) -> None:
+    def wait_steady(self, seconds: float = 10) -> None:
         """Wait until the group has trained that long: a spare that is still importing PyTorch is none."""
 
         def steady() -> bool:
@@ -172,7 +170,7 @@ class Trainer:
     def wait_committed(self) -> int:
         """Wait for a fresh checkpoint; returns its step."""
         before = self.job().status.checkpoint.step or 0
-        return wait_until(lambda: self._committed_after(before), 60, every_s=0.1)
+        return wait_until(lambda: self._committed_after(before), 60)
 
     def disturbed(self, how: Callable[[], None], workers: int, timeout_s: float = 240) -> ElasticJob:
         """Disturb the job once it has a checkpoint; wait until `workers` train, and check that nothing was lost."""
