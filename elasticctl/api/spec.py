@@ -295,6 +295,8 @@ class Pod:
     reason: str = ""
     message: str = ""
     disruption_target: bool = False
+    has_stopped: bool = False
+    """All its containers have ended. Kubernetes tells of it a second before it changes the phase."""
 
     @property
     def ended(self) -> bool:
@@ -330,6 +332,7 @@ class Pod:
                 _mapping(item).get("type") == "DisruptionTarget" and _mapping(item).get("status") == "True"
                 for item in _sequence(status.get("conditions"))
             ),
+            has_stopped=_has_stopped(spec, status),
         )
 
 
@@ -376,6 +379,13 @@ def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mappin
     wanted = WORKER_CONTAINER if WORKER_CONTAINER in names or not names else names[0]
     statuses = [_mapping(item) for item in _sequence(status.get("containerStatuses"))]
     return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
+
+
+def _has_stopped(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """True when there is an end of each container; no worker's is started again."""
+    states = [_mapping(_mapping(item).get("state")) for item in _sequence(status.get("containerStatuses"))]
+    ended = sum(isinstance(state.get("terminated"), Mapping) for state in states)
+    return 0 < ended >= max(len(states), len(_sequence(spec.get("containers"))))
 
 
 def _index(value: object) -> int | None:

@@ -158,6 +158,32 @@ def test_the_exit_code_is_the_workers_own_whatever_the_order_of_statuses(
     assert Pod.from_manifest({"spec": spec, "status": {"containerStatuses": statuses}}).exit_code == exit_code
 
 
+@pytest.mark.parametrize(
+    ("states", "has_stopped"),
+    [
+        ([{"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 1}}], True),
+        ([{"terminated": {"exitCode": 0}}, {"running": {}}], False),
+        ([{"terminated": {"exitCode": 0}}], False),
+        ([], False),
+    ],
+)
+def test_a_pod_has_stopped_once_each_of_its_containers_has_ended(states: list[Any], has_stopped: bool) -> None:
+    spec = {"containers": [{"name": "side"}, {"name": "elasticjob-worker"}]}
+    pod = Pod.from_manifest(
+        {
+            "spec": spec,
+            "status": {
+                "phase": "Running",
+                "containerStatuses": [
+                    {"name": item["name"], "state": state}
+                    for item, state in zip(spec["containers"], states, strict=False)
+                ],
+            },
+        }
+    )
+    assert (pod.has_stopped, pod.ended) == (has_stopped, False)
+
+
 def test_a_job_of_automatic_size_would_have_all_that_it_may() -> None:
     spec = {"minReplicas": 2, "maxReplicas": 8, "replicaSpecs": workers(3)}
     assert ElasticJob.from_manifest(manifest(**spec)).desired == 3

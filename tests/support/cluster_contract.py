@@ -104,6 +104,13 @@ class ClusterContract:
         assert sorted(again, key=lambda line: line.worker) == sorted(lines, key=lambda line: line.worker)
         assert "ElasticJobSucceeded" in [event["reason"] for event in cluster.list_events("default", "short")]
 
+    def test_a_worker_that_completed_stays_where_only_those_that_run_are_removed(self, cluster: Cluster) -> None:
+        cluster.create_job(shell_job("kept", "echo here", cleanPodPolicy="Running"))
+        wait_until(lambda: phase(cluster, "kept") == "Succeeded", 60)
+        wait_until(lambda: [pod["status"]["phase"] for pod in cluster.list_pods("default", "kept")] == ["Succeeded"])
+        assert "deletionTimestamp" not in cluster.list_pods("default", "kept")[0]["metadata"]
+        assert [line.text for line in cluster.logs("default", "kept", LogQuery())] == ["here"]
+
     def test_a_crashing_job_fails_after_its_budget(self, cluster: Cluster) -> None:
         cluster.create_job(shell_job("broken", "exit 3", backoffLimit=2))
         wait_until(lambda: phase(cluster, "broken") == "Failed", 60)
@@ -166,6 +173,7 @@ class ClusterContract:
         wait_until(lambda: phase(cluster, "over") == "Succeeded", 60)
         with pytest.raises(ConflictError, match="over-worker-0"):
             cluster.evict_pod("default", "over-worker-0", grace_s=1.0)
+        assert ["deletionTimestamp" in pod["metadata"] for pod in cluster.list_pods("default", "over")] == [False]
         with pytest.raises(NotFoundError, match="over-worker-7"):
             cluster.evict_pod("default", "over-worker-7", grace_s=1.0)
 

@@ -91,4 +91,4 @@ def _to_clean(job: ElasticJob, crew: Crew, standing: Standing, worker: WorkerSta
     stopped = standing.phase is Phase.CANCELLED or standing.reason == DEADLINE_EXCEEDED
     if job.clean_pod_policy is CleanPodPolicy.ALL:
         return True
-    return not pod.ended and (stopped or job.clean_pod_policy is CleanPodPolicy.RUNNING)
+    return not (pod.ended or pod.has_stopped) and (stopped or job.clean_pod_policy is CleanPodPolicy.RUNNING)

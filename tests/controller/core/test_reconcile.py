@@ -300,6 +300,14 @@ class TestEnding:
         assert 3 - len(deleted(decision)) == kept
         assert created(decision) == []
 
+    @pytest.mark.parametrize(("has_stopped", "removed"), [(True, 0), (False, 1)])
+    def test_a_worker_that_completed_is_removed_only_while_something_of_it_runs(self, has_stopped, removed):
+        pods = [an_end(0, 0, phase=PodPhase.RUNNING, has_stopped=has_stopped)]
+        job, _ = a_step(replace(a_running_job(clean_pod_policy=CleanPodPolicy.RUNNING), desired=1), pods)
+        job, decision = a_step(job, pods, NOW + 1)
+        assert job.status.phase is Phase.SUCCEEDED
+        assert len(deleted(decision)) == removed
+
     @pytest.mark.parametrize("fields", [{"cancel": True}, {"deadline_s": 10.0}])
     def test_a_job_that_is_told_to_stop_stops_even_under_policy_none(self, fields):
         job, _ = a_step(replace(a_running_job(), **fields), THREE, NOW + 10)
