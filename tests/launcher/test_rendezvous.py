@@ -75,6 +75,19 @@ def test_a_wrong_token_is_refused(lab: Lab, client: ServiceClient) -> None:
     assert TOKEN not in text
 
 
+def test_a_worker_that_dies_in_the_middle_of_a_request_is_no_error(
+    lab: Lab, client: ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"POST /v1/jobs/default/job/leave HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as dying:
+            dying.connect(str(lab.site.path))
+            dying.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert post(lab, "/v1/jobs/default/job/leave", b"?")[0] == 400
+    lab.site.stop()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_another_jobs_name_is_refused(lab: Lab, client: ServiceClient) -> None:
     assert post(lab, "/v1/jobs/default/other/leave", b"{}")[0] == 410
 

@@ -58,6 +58,8 @@ async def read_body(request: web.Request) -> Mapping[str, Any]:
         body = await request.json()
     except (ValueError, RecursionError) as error:
         raise Refused(400, "the body is not JSON") from error
+    except ConnectionError as error:  # the worker has died meanwhile: nobody reads this
+        raise Refused(400, "the body is not whole") from error
     if not isinstance(body, Mapping):
         raise Refused(400, "the body is not a JSON object")
     return body
