@@ -53,7 +53,7 @@ def test_memory_that_runs_out_is_counted_and_said(trainer: Trainer) -> None:
 @pytest.mark.usefixtures("cli_home")
 def test_a_budget_that_is_used_up_fails_the_job(trainer: Trainer, tmp_path: Path) -> None:
     policy = {"backoffSeconds": 0.1, "backoffMaxSeconds": 0.5}
-    trainer.submit_script(["-c", BROKEN], 1, backoffLimit=1, policy=policy, ttlSecondsAfterFinished=20)
+    trainer.submit_script(["-c", BROKEN], 1, backoffLimit=1, policy=policy)
     waited = elasticctl("wait", trainer.name, timeout_s=180)
     assert waited.code == 1, waited
     assert f"rank 0 of {trainer.name}-worker-0" in waited.err
@@ -65,7 +65,8 @@ def test_a_budget_that_is_used_up_fails_the_job(trainer: Trainer, tmp_path: Path
     said = elasticctl("explain", trainer.name).out
     assert "the learning rate is a banana" in said
     wait_until(lambda: "ElasticJobFailed" in trainer.reasons(), 10)
-    wait_until(trainer.is_gone, 90)  # its time to live
+    trainer.patch({"spec": {"ttlSecondsAfterFinished": 1}})
+    wait_until(trainer.is_gone, 60)
     with pytest.raises(NotFoundError):
         trainer.job()
 

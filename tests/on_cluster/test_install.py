@@ -160,18 +160,20 @@ def metrics_of(pod: str) -> str:
     return kubectl("get", "--raw", f"{PODS}/{pod}:8080/proxy/metrics")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trainer(installer: Installer, api: Connection) -> Iterator[Trainer]:
-    """A job that is gone afterwards."""
+    """A job of two workers, which trains."""
     found = Trainer(api, "installed")
     found.delete()
-    yield found
-    found.delete()
+    try:
+        found.submit(2, epochs=100_000, step_delay_s=0.05)
+        found.wait_training(2)
+        yield found
+    finally:
+        found.delete()
 
 
 def test_a_job_trains_under_it_and_outlives_its_leader(trainer: Trainer, api: Connection) -> None:
-    trainer.submit(2, epochs=100_000, step_delay_s=0.05)
-    trainer.wait_training(2)
     (leader,) = wait_until(lambda: leaders(api), 60)
     api.request("DELETE", f"{PODS}/{leader}", {"gracePeriodSeconds": 0})
     wait_until(lambda: leaders(api) not in ([], [leader]), 60)
@@ -187,8 +189,6 @@ def test_a_job_trains_under_it_and_outlives_its_leader(trainer: Trainer, api: Co
 def test_it_is_taken_out_once_no_job_lives(
     installer: Installer, api: Connection, trainer: Trainer, cli_home: None
 ) -> None:
-    trainer.submit(1, epochs=100_000, step_delay_s=0.05)
-    trainer.wait_training(1)
     found = installer.look(manifests())
     assert found.living == ("default/installed",)
     kinds = [item["kind"] for item in found.objects]

@@ -93,9 +93,9 @@ def test_a_job_grows_gives_way_and_grows_back(cluster: KubeCluster) -> None:
 
 
 def test_a_gang_waits_without_a_pod_until_all_of_it_fits(cluster: KubeCluster) -> None:
-    cluster.create_job(on_a_gpu(shell_job("first", FOREVER, 3, namespace="a", minReplicas=3)))
+    cluster.create_job(on_a_gpu(shell_job("first", FOREVER, 3, namespace="a", grace_s=1, minReplicas=3)))
     wait_until(lambda: status(cluster, "a", "first").phase is Phase.RUNNING, 120)
-    cluster.create_job(on_a_gpu(shell_job("second", FOREVER, 4, namespace="a", minReplicas=4)))
+    cluster.create_job(on_a_gpu(shell_job("second", FOREVER, 4, namespace="a", grace_s=1, minReplicas=4)))
     wait_until(lambda: status(cluster, "a", "second").reason == "Queued", 30)
     assert cluster.list_pods("a", "second") == []
     cluster.delete_job("a", "first")

@@ -38,7 +38,7 @@ containers:
     args:
       - "--nproc_per_node=1"
       - "--max_restarts=100"
-      - "--rdzv_conf=last_call_timeout=5"
+      - "--rdzv_conf=last_call_timeout=2"
       - "{SCRIPT}"
       - "/state"
     env:

@@ -13,9 +13,15 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.status import Cause, Interruption, Phase
 from elasticctl.kubeapi.connection import Connection
-from tests.on_cluster.commands import kubectl, lab
+from elasticctl_controller.kube.manager import EXIT_LEASE_LOST
+from elasticctl_controller.kube.nodes import SETTLE_S
+from tests.on_cluster.commands import elasticctl, frozen_api_server, kubectl, lab, need_lab
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
+
+OUTAGE_S = 60.0
+LONGEST_PAUSE_S = 15.0
+"""Between two checkpoints, of which there is one a second; a shared machine may be slow."""
 
 
 @pytest.fixture(scope="module")
@@ -187,14 +193,50 @@ def recovered(digits: Trainer, uids: dict[str, str]) -> list[Interruption]:
     return lost if all(item.recovered_at is not None for item in lost) else []
 
 
+@pytest.mark.usefixtures("cli_home")
+def test_training_goes_on_while_the_api_server_says_nothing(digits: Trainer, replicas: Replicas) -> None:
+    need_lab()
+    digits.wait_training(3)
+    digits.wait_steady()
+    before, uids, leader = digits.job().status, digits.uids(), replicas.leader()
+    with frozen_api_server():
+        until = time.monotonic() + OUTAGE_S
+        listed = elasticctl("list")
+        assert (listed.code, listed.out, listed.err.count("\n")) == (3, "", 1), listed
+        assert listed.err.startswith("error: no answer from the cluster at "), listed
+        assert listed.took_s < 10
+        while time.monotonic() < until:
+            step = digits.stored_step()
+            wait_until(lambda step=step: digits.stored_step() > step, LONGEST_PAUSE_S, every_s=0.2)  # type: ignore[misc]
+        # It cannot know whether another leads by now.
+        assert leader.process.wait(10) == EXIT_LEASE_LOST
+        stored = digits.stored_step()
+    back_at = time.time()
+    replicas.running.remove(leader)
+    replicas.leader()
+    replicas.start()
+
+    # Kubernetes now calls nodes silent that could not reach the server. Nobody is replaced for it, and the status
+    # tells what has happened meanwhile.
+    wait_until(lambda: (digits.job().status.progress.at or 0) > back_at + SETTLE_S + 5, 120, every_s=0.5)
+    after = digits.job().status
+    assert (after.progress.step or 0) >= stored
+    assert (after.checkpoint.step or 0) >= stored
+    assert digits.uids() == uids
+    assert after.generation == before.generation
+    assert after.interruptions == before.interruptions
+    digits.disturbed(lambda: digits.kill(1), 3)
+
+
 def test_a_job_ends_and_leaves_nothing(api: Connection, replicas: Replicas) -> None:
     trainer = Trainer(api, "short")
     trainer.delete()
-    trainer.submit(2, epochs=1, step_delay_s=0.0, cleanPodPolicy="Running", ttlSecondsAfterFinished=5)
+    trainer.submit(2, epochs=1, step_delay_s=0.0, cleanPodPolicy="Running")
     wait_until(lambda: trainer.job().status.phase is Phase.SUCCEEDED, 120)
     job = trainer.job()
     assert (job.status.interruptions, job.status.failures) == ((), 0)
     assert (job.status.progress.step, job.status.checkpoint.step) == (23, 23)  # an epoch: 1,438 samples by 64
-    wait_until(trainer.is_gone, 120)
+    trainer.patch({"spec": {"ttlSecondsAfterFinished": 1}})
+    wait_until(trainer.is_gone, 60)
     with pytest.raises(NotFoundError):
         trainer.job()

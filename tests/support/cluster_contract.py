@@ -119,7 +119,7 @@ class ClusterContract:
         assert status["firstFailure"]["exitCode"] == 3
 
     def test_scaling_adds_and_removes_workers_and_keeps_the_others(self, cluster: Cluster) -> None:
-        cluster.create_job(shell_job("elastic", FOREVER, workers=1, minReplicas=1, maxReplicas=3))
+        cluster.create_job(shell_job("elastic", FOREVER, grace_s=1, minReplicas=1, maxReplicas=3))
         wait_until(lambda: len(running(cluster, "elastic")) == 1, 60)
         first = running(cluster, "elastic")[0]["metadata"]["uid"]
         job = ElasticJob.from_manifest(cluster.get_job("default", "elastic"))
@@ -202,7 +202,7 @@ class ClusterContract:
         assert cluster.list_quotas() == []
 
     def test_a_deleted_job_is_gone_and_its_name_is_free(self, cluster: Cluster) -> None:
-        old = cluster.create_job(shell_job("again", FOREVER))
+        old = cluster.create_job(shell_job("again", FOREVER, grace_s=1))
         wait_until(lambda: running(cluster, "again"), 60)
         cluster.delete_job("default", "again")
         with pytest.raises(NotFoundError):
