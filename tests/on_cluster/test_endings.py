@@ -30,7 +30,7 @@ def trainer(api: Connection, replicas: Replicas, request: pytest.FixtureRequest)
 
 @pytest.mark.usefixtures("cli_home")
 def test_memory_that_runs_out_is_counted_and_said(trainer: Trainer) -> None:
-    script = [str(HUNGRY), "/state/hungry", "--epochs", "100000", "--step-delay-s", "0.05"]
+    script = [str(HUNGRY), "/state/hungry", "--epochs", "100000", "--step-delay-s", "0.1"]
     trainer.submit_script(script, 2, memory="2Gi")
     trainer.wait_training(2)
     committed, before = trainer.wait_committed(), trainer.uids()
@@ -72,7 +72,7 @@ def test_a_budget_that_is_used_up_fails_the_job(trainer: Trainer, tmp_path: Path
 
 
 def test_a_job_that_is_cancelled_saves_and_leaves_no_worker(trainer: Trainer) -> None:
-    trainer.submit(2, epochs=100_000, step_delay_s=0.05)
+    trainer.submit(2, epochs=100_000, step_delay_s=0.1)
     trainer.wait_training(2)
     committed = trainer.wait_committed()
     trainer.patch({"spec": {"cancel": True}})

@@ -166,7 +166,7 @@ def trainer(installer: Installer, api: Connection) -> Iterator[Trainer]:
     found = Trainer(api, "installed")
     found.delete()
     try:
-        found.submit(2, epochs=100_000, step_delay_s=0.05)
+        found.submit(2, epochs=100_000, step_delay_s=0.1)
         found.wait_training(2)
         yield found
     finally:

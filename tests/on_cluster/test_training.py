@@ -30,7 +30,7 @@ def digits(api: Connection, replicas: Replicas) -> Iterator[Trainer]:
     trainer = Trainer(api, "digits")
     trainer.delete()
     try:
-        trainer.submit(3, epochs=100_000, step_delay_s=0.05)
+        trainer.submit(3, epochs=100_000, step_delay_s=0.1)
         trainer.wait_training(3)
         yield trainer
     finally:
@@ -60,6 +60,20 @@ def is_unheard(api: Connection, node: str) -> bool:
     """Does Kubernetes say that it no longer hears of this node?"""
     conditions = api.request("GET", f"/api/v1/nodes/{node}")["status"]["conditions"]
     return any(item["type"] == "Ready" and item["status"] == "Unknown" for item in conditions)
+
+
+def test_a_job_ends_and_leaves_nothing(api: Connection, replicas: Replicas) -> None:
+    trainer = Trainer(api, "short")
+    trainer.delete()
+    trainer.submit(2, epochs=1, step_delay_s=0.0, cleanPodPolicy="Running")
+    wait_until(lambda: trainer.job().status.phase is Phase.SUCCEEDED, 120)
+    job = trainer.job()
+    assert (job.status.interruptions, job.status.failures) == ((), 0)
+    assert (job.status.progress.step, job.status.checkpoint.step) == (23, 23)  # an epoch: 1,438 samples by 64
+    trainer.patch({"spec": {"ttlSecondsAfterFinished": 1}})
+    wait_until(trainer.is_gone, 60)
+    with pytest.raises(NotFoundError):
+        trainer.job()
 
 
 def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
@@ -226,17 +240,3 @@ def test_training_goes_on_while_the_api_server_says_nothing(digits: Trainer, rep
     assert after.generation == before.generation
     assert after.interruptions == before.interruptions
     digits.disturbed(lambda: digits.kill(1), 3)
-
-
-def test_a_job_ends_and_leaves_nothing(api: Connection, replicas: Replicas) -> None:
-    trainer = Trainer(api, "short")
-    trainer.delete()
-    trainer.submit(2, epochs=1, step_delay_s=0.0, cleanPodPolicy="Running")
-    wait_until(lambda: trainer.job().status.phase is Phase.SUCCEEDED, 120)
-    job = trainer.job()
-    assert (job.status.interruptions, job.status.failures) == ((), 0)
-    assert (job.status.progress.step, job.status.checkpoint.step) == (23, 23)  # an epoch: 1,438 samples by 64
-    trainer.patch({"spec": {"ttlSecondsAfterFinished": 1}})
-    wait_until(trainer.is_gone, 60)
-    with pytest.raises(NotFoundError):
-        trainer.job()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.base import Cluster
+from tests.support import waiting
 from tests.support.jobs import shell_job
-from tests.support.waiting import wait_until
 
 TRAIN = Path(__file__).with_name("sharing_train.py")
 LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
@@ -21,6 +22,8 @@ ENDLESS = 100_000
 GUEST_EPOCHS = 16  # ten steps of an eighth of a second each: it stays until its host has trained without the slots
 PATIENCE_S = 120.0
 AUTOMATIC = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
+
+wait_until = partial(waiting.wait_until, every_s=0.1)  # a real API server may have two processors for this and all else
 
 
 def training(name: str, namespace: str, storage: str, *, epochs: int = ENDLESS, **spec: Any) -> Manifest:
