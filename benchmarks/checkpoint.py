@@ -1,6 +1,6 @@
 """What checkpoints cost: how long training stands still, processor time, memory, and how soon they are safe or back.
 
-    python benchmarks/checkpoint.py [--size 64MB] [--ranks 1] [--repeats 5] [--quick] [--json FILE] [--svg FILE]
+    python benchmarks/checkpoint.py [--size 64MB] [--ranks 1] [--repeats 5] [--quick] [--server versitygw] [--json FILE]
 
 Each contender saves the same state to the same server in memory, in turns and each time in fresh processes, so that a
 first save is among them and a busy moment of the machine touches all. docs/performance.md says what is measured how,
@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -24,9 +25,9 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks.checkpoints import results, trials
+from benchmarks.checkpoints import results, trials, versity
 from benchmarks.checkpoints.results import Measurement, size_in_words
-from benchmarks.checkpoints.trials import NEEDS, Failed, Plan, Sink
+from benchmarks.checkpoints.trials import CLEANING, NEEDS, Failed, Plan, Server, Sink
 from benchmarks.commandline import count, end_as_by_ctrl_c
 from benchmarks.results import Spread
 
@@ -46,7 +47,7 @@ class Session:
     measurements: list[Measurement] = field(default_factory=list)
     listing: dict[str, Any] = field(default_factory=dict)
 
-    def measure(self, plan: Plan, sink: Sink) -> None:
+    def measure(self, plan: Plan, sink: Server) -> None:
         """Run one trial and keep what it found."""
         began_s = time.monotonic()
         found = trials.run_trial(plan, sink)
@@ -90,7 +91,7 @@ def _run(session: Session, args: argparse.Namespace) -> None:
         session.list_commits()
     for repeat in range(args.repeats):
         for size_bytes in sizes:
-            with Sink(trials.sink_bytes(size_bytes)) as sink:
+            with versity.Versity() if args.server else Sink(trials.sink_bytes(size_bytes)) as sink:
                 for ranks in args.ranks:
                     for contender in args.contender:
                         idle = args.idle_saves or (2 if size_bytes >= _LARGE_BYTES else 4)
@@ -128,6 +129,7 @@ def _show(session: Session, args: argparse.Namespace, began_at: float) -> bool:
             "ranks": args.ranks,
             "busyS": args.busy_s,
             "settleS": args.settle_s,
+            "server": args.server or "sink",
         }
         found = results.as_json(parameters, session.measurements, began_at) | {"listing": session.listing}
         args.json.write_text(json.dumps(found, indent=1) + "\n")
@@ -157,6 +159,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", action="append", type=_size, metavar="SIZE", help="state, as 64MB (may be repeated)")
     parser.add_argument("--ranks", action="append", type=count, metavar="N", help="1, 2 or more (may be repeated)")
     parser.add_argument("--contender", action="append", choices=list(NEEDS), help="these only (may be repeated)")
+    parser.add_argument("--server", choices=[versity.PROGRAM], help="a real server on the PATH instead of the sink")
     parser.add_argument("--repeats", type=count, metavar="N", help="trials of each (5; with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="once each, and unless told: 64 MB")
     parser.add_argument("--idle-saves", type=count, metavar="N", help="saves of an idle process, besides the first")
@@ -171,7 +174,14 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     args.repeats = args.repeats or (1 if args.quick else 5)
     args.size = args.size or list(SIZES_BYTES[:1] if args.quick else SIZES_BYTES)
     args.ranks = args.ranks or list(RANKS)
-    args.contender = args.contender or list(NEEDS)
+    if args.server and shutil.which(args.server) is None:
+        parser.error(f"--server {args.server}: there is no such program on the PATH")
+    able = CLEANING if args.server else list(NEEDS)
+    args.contender = args.contender or able
+    if unable := set(args.contender) - set(able):
+        names = ", ".join(sorted(unable))
+        parser.error(f"--server {args.server}: not for {names}, whose old saves only the sink deletes")
+    args.listing = args.listing and not args.server
     return args
 
 

@@ -11,7 +11,7 @@ import io
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ import torch.distributed as dist
 from benchmarks.checkpoints.base import BUCKET, REGION, Commit, Contender, Place, client
 from benchmarks.checkpoints.dcp import Dcp, DcpProcess, S3TorchConnector
 from benchmarks.checkpoints.trainee import Trainee
+
+if TYPE_CHECKING:
+    from elasticctl_store.storage import Storage
 
 
 class Boto3:
@@ -127,15 +130,19 @@ class Ours:
         self._checkpoints: Any = None
 
     def _open(self) -> Any:
-        from elasticctl_store import storage
         from elasticctl_store.checkpoints.commits import Retention
         from elasticctl_train.checkpoint.checkpointer import Checkpointer
 
         if self._checkpoints is None:
             keep = Retention(last=1)
-            kept = storage.open(self._url)
+            kept = self._storage(self._url)
             self._checkpoints = Checkpointer(kept, self._world, keep=keep, on_commit=lambda *_: self._commit.end())
         return self._checkpoints
+
+    def _storage(self, url: str) -> Storage:
+        from elasticctl_store import storage
+
+        return storage.open(url)
 
     def prepare(self, trainee: Trainee) -> None:
         self._open().prepare(trainee.state())
@@ -165,6 +172,15 @@ class Ours:
         return
 
 
+class Obstore(Ours):
+    """`Checkpointer` on a storage that leaves HTTP to the library obstore."""
+
+    def _storage(self, url: str) -> Storage:
+        from benchmarks.checkpoints import obstores
+
+        return obstores.connect(url)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """How a contender is made, and what it imports, which is done before anything is measured."""
@@ -182,5 +198,6 @@ CONTENDERS: Mapping[str, Entry] = {
     "torchsnapshot": Entry(TorchSnapshot, ("torchsnapshot.storage_plugins.s3", "aiobotocore.session")),
     "elasticctl": _OURS,
     "elasticctl-tier": _OURS,
+    "obstore": Entry(Obstore, ("elasticctl_train.checkpoint.checkpointer", "benchmarks.checkpoints.obstores")),
 }
-"""The last two differ in what they find in $ELASTICCTL_LOCAL_TIER."""
+"""Ours and the one with a tier differ in what they find in $ELASTICCTL_LOCAL_TIER."""

@@ -18,7 +18,7 @@ SCHEMA = 1
 GB = 1e9
 MIB = 1 << 20
 OURS = "elasticctl"
-_MEASURED = ("boto3", "numpy", "s3torchconnector", "torchsnapshot")
+_MEASURED = ("boto3", "numpy", "obstore", "s3torchconnector", "torchsnapshot")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks import processes
 from benchmarks.checkpoints.results import GB, Measurement, merge
+from benchmarks.checkpoints.versity import KEY, Versity
 
 NEEDS: Mapping[str, Sequence[str]] = {
     "boto3": ("boto3",),
@@ -31,8 +32,12 @@ NEEDS: Mapping[str, Sequence[str]] = {
     "torchsnapshot": ("torchsnapshot", "aiobotocore", "aiofiles", "nest_asyncio"),
     "elasticctl": ("boto3",),
     "elasticctl-tier": ("boto3",),
+    "obstore": ("obstore",),
 }
 """Contender -> the packages it takes."""
+
+CLEANING = ("elasticctl", "elasticctl-tier", "obstore")
+"""Those that delete their old saves: the others have the sink forget them, and run on no other server."""
 
 TIER_VARIABLE = "ELASTICCTL_LOCAL_TIER"
 _BUCKET = "benchmark"
@@ -110,12 +115,15 @@ class Sink:
         return found
 
 
+Server = Sink | Versity
+
+
 def environment(endpoint: str, mark: str) -> dict[str, str]:
     """What a process that talks to the sink finds in its environment; nothing of the cloud's real settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ELASTICCTL_"))}
     return kept | {
-        "AWS_ACCESS_KEY_ID": "benchmark",
-        "AWS_SECRET_ACCESS_KEY": "benchmark",
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": KEY,
         "AWS_REGION": "us-east-1",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": endpoint,
@@ -125,7 +133,7 @@ def environment(endpoint: str, mark: str) -> dict[str, str]:
     }
 
 
-def run_trial(plan: Plan, sink: Sink) -> Measurement:
+def run_trial(plan: Plan, sink: Server) -> Measurement:
     """Measure once; what fails is a finding too. All it started has ended when this returns."""
     plain = Measurement(plan.size_bytes, plan.ranks, plan.contender, plan.repeat)
     missing = [package for package in NEEDS[plan.contender] if find_spec(package) is None]
@@ -160,7 +168,7 @@ def _folder(plan: Plan) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _phase(phase: str, plan: Plan, sink: Sink, tier: str, newest: int) -> list[dict[str, Any]]:
+def _phase(phase: str, plan: Plan, sink: Server, tier: str, newest: int) -> list[dict[str, Any]]:
     """Have all ranks save or restore; returns what each found. Raises Failed."""
     port = processes.free_port()
     environ = environment(sink.endpoint, plan.name) | ({TIER_VARIABLE: tier} if tier else {})
