@@ -49,5 +49,5 @@ $(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (PyTorch is the large part) ..."
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[kube,train,examples,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[controller,train,examples,dev]'
 	@touch $@ $(VENV)/.demo

@@ -44,7 +44,7 @@ QUIET_S, REST_S = 10.0, 60.0
 SMALL_JOBS, SMALL_WORKERS = 50, 20
 LOSS_PAUSE_S = 0.1
 GROWTH = 100
-_WRITES = re.compile(r'^elasticctl_api_requests_total\{verb="(POST|PUT|PATCH|DELETE)".*\} (\d+)', re.MULTILINE)
+_WRITES = re.compile(r'^elasticctl_api_requests_total\{.*verb="(POST|PUT|PATCH|DELETE)".*\} ([\d.]+)', re.MULTILINE)
 _LISTED = re.compile(r"/api/v1/pods: (\d+) objects listed in ([\d.]+) s")
 
 
@@ -209,7 +209,7 @@ def _resident_mib(replica: Replica) -> float:
 
 
 def _writes(replica: Replica) -> float:
-    return sum(int(number) for _, number in _WRITES.findall(replica.metrics()))
+    return sum(int(float(number)) for _, number in _WRITES.findall(replica.metrics()))
 
 
 def _listed(replica: Replica, held: int) -> float | None:

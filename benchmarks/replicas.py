@@ -68,7 +68,7 @@ class Replica:
 
     def leads(self) -> bool:
         """True for the one that acts."""
-        return "\nelasticctl_leader 1\n" in self.metrics()
+        return "\nelasticctl_leader 1.0\n" in self.metrics()
 
 
 class Replicas:

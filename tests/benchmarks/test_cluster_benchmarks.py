@@ -22,7 +22,7 @@ from benchmarks.pod_recovery import Loss
 from benchmarks.timeline import Outcome
 from elasticctl.kubeapi.cache import ObjectStore
 from elasticctl.kubeapi.watch import Reflector, Resource
-from elasticctl_controller.kube.jsonlog import JsonFormatter
+from elasticctl_controller.kube.manager import LogFormatter
 from elasticctl_controller.kube.metrics import Metrics
 from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
@@ -96,7 +96,7 @@ def told(log: Path) -> Told:
 
 def test_writes_are_counted_from_the_metrics_that_a_controller_serves(tmp_path: Path) -> None:
     metrics = Metrics()
-    metrics.watch(lambda: [], lambda: 0, lambda: True)
+    metrics.register_gauges(lambda: [], lambda: 0, lambda: True)
     for verb, outcome in (
         ("GET", "ok"),
         ("WATCH", "ok"),
@@ -105,9 +105,9 @@ def test_writes_are_counted_from_the_metrics_that_a_controller_serves(tmp_path: 
         ("PUT", "ok"),
         ("PUT", "ok"),
     ):
-        metrics.note_request(verb, outcome)
+        metrics.count_request(verb, outcome)
     replica = told(tmp_path)
-    replica.page = metrics.page()
+    replica.page = metrics.render().decode()
     assert controller._writes(replica) == 4
     assert replica.leads()
 
@@ -123,7 +123,7 @@ def test_the_time_of_a_list_is_taken_from_the_log_that_a_controller_writes(
     assert reflector.wait_synced(10)
     reflector.stop()
     log = tmp_path / "log"
-    log.write_text("\n".join(JsonFormatter().format(record) for record in caplog.records))
+    log.write_text("\n".join(LogFormatter().format(record) for record in caplog.records))
     listed_s = controller._listed(told(log), 3)
     assert listed_s is not None
     assert 0 <= listed_s < 10

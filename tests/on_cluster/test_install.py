@@ -182,7 +182,7 @@ def test_a_job_trains_under_it_and_outlives_its_leader(trainer: Trainer, api: Co
     wait_until(lambda: "Deleted" in trainer.reasons(), 30)
     (leader,) = leaders(api)
     page = metrics_of(leader)
-    assert 'elasticctl_api_requests_total{verb="POST",outcome="ok"}' in page
+    assert 'elasticctl_api_requests_total{outcome="ok",verb="POST"}' in page
     assert 'outcome="403"' not in page
 
 

@@ -18,11 +18,13 @@ import socket
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
+from pythonjsonlogger.json import JsonFormatter
 
 import elasticctl
-from elasticctl.api.codec import Manifest
+from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.api.errors import ClusterError, ElasticctlError
 from elasticctl.api.spec import LABEL_INDEX, ElasticJob
 from elasticctl.kubeapi import installation
@@ -37,15 +39,13 @@ from elasticctl_controller.core.owned_objects import (
 )
 from elasticctl_controller.core.pods import build_service, harden
 from elasticctl_controller.core.sharing.model import Rules
-from elasticctl_controller.kube import jsonlog
 from elasticctl_controller.kube.capacity import KubeFloor
 from elasticctl_controller.kube.election import Candidate, Election, LeaderLabel
 from elasticctl_controller.kube.flags import Flags, parse
 from elasticctl_controller.kube.kueue import Desk, KueueObjects
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.metrics import Metrics
+from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
 from elasticctl_controller.kube.owned_objects import Belongings, Makers
-from elasticctl_controller.kube.prometheus import CONTENT_TYPE
 from elasticctl_controller.kube.webhooks import of_cluster
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.arbiter import Arbiter, Terms
@@ -79,10 +79,10 @@ class Manager:
             connection, candidate, self._elected, exit_at_once, on_answer=lambda: self._workload.api_answered()
         )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
-        api = LimitedApi(connection, bucket, self._election.holds, self._metrics.note_request)
+        api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
         makers = Makers(functools.partial(companions, key), build_budget)
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
-        self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.note_replaced)
+        self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.observe_replacement)
         self._rendezvous = RendezvousService(
             functools.partial(token, key),
             self._reported,
@@ -101,12 +101,12 @@ class Manager:
             self._noticing,
             self._rendezvous,
             queue=self._queue,
-            on_pass=self._metrics.note_pass,
+            on_pass=self._metrics.observe_pass,
             threads=LOOPS,
             scheduling=self._scheduling(),
         )
         self._label = LeaderLabel(api, flags.leader_election_namespace, self._host) if in_cluster() else None
-        self._metrics.watch(self._workload.jobs.items, self._queue.__len__, self._election.holds)
+        self._metrics.register_gauges(self._workload.jobs.items, self._queue.__len__, self._election.holds)
         self._ending, self._leads = asyncio.Event(), asyncio.Event()
         self._acting = False
         self._runners: list[web.AppRunner] = []
@@ -236,7 +236,7 @@ class Manager:
         return web.Response(status=200 if synced else 503, text="ok\n" if synced else "still listing\n")
 
     async def _page(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._metrics.page(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
@@ -271,10 +271,38 @@ def read_key(path: Path) -> bytes:
     return key
 
 
+class LogFormatter(JsonFormatter):
+    """One JSON object a line: `time`, `level`, `logger`, `message`, and `error` with the traceback if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "%(asctime)s %(levelname)s %(name)s %(message)s",
+            rename_fields={"asctime": "time", "levelname": "level", "name": "logger", "exc_info": "error"},
+            json_ensure_ascii=False,
+        )
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """Return the record's time in RFC 3339, UTC."""
+        return to_rfc3339(record.created)
+
+    def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
+        """Write levels in lower case."""
+        return {**log_data, "level": log_data["level"].lower()}
+
+
+def configure_logging() -> None:
+    """Log to stderr as JSON, the libraries' requests only from warnings on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for noisy in ("aiohttp.access", "kubernetes", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the controller; returns the process's exit code."""
     flags = parse(argv)
-    jsonlog.set_up()
+    configure_logging()
     try:
         asyncio.run(_run(flags))
     except ElasticctlError as e:

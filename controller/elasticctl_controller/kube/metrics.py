@@ -1,4 +1,4 @@
-"""What the controller on Kubernetes counts and measures; docs/operations.md says what to make of it."""
+"""The controller's Prometheus metrics; docs/operations.md says how to read them and what to alert on."""
 
 from __future__ import annotations
 
@@ -7,70 +7,119 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import Phase
-from elasticctl_controller.kube.prometheus import Counter, Gauge, Histogram, render
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 PASS_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
-REPLACED_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 120.0)
+REPLACEMENT_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 120.0)
 
 
 class Metrics:
-    """All of them; the attributes that are callables are given to the parts that report."""
+    """Every metric of one controller, in a registry of its own; thread-safe."""
 
     def __init__(self) -> None:
-        self._passes = Histogram("elasticctl_reconcile_seconds", "Duration of a pass over one job.", PASS_BUCKETS_S)
-        self._errors = Counter("elasticctl_reconcile_errors_total", "Passes that did not come to their end.", "kind")
-        self._requests = Counter(
-            "elasticctl_api_requests_total", "Requests to the API server by HTTP verb and outcome.", "verb", "outcome"
+        # A `_created` series beside each counter would double what every scrape stores.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self._passes = Histogram(
+            "elasticctl_reconcile_seconds",
+            "Duration of a pass over one job.",
+            buckets=PASS_BUCKETS_S,
+            registry=self._registry,
         )
-        self._replaced = Histogram(
+        self._errors = Counter(
+            "elasticctl_reconcile_errors_total", "Passes that failed.", ["kind"], registry=self._registry
+        )
+        self._requests = Counter(
+            "elasticctl_api_requests_total",
+            "Requests to the API server by HTTP verb and outcome.",
+            ["verb", "outcome"],
+            registry=self._registry,
+        )
+        self._replacements = Histogram(
             "elasticctl_replacement_seconds",
             "Time from noticing that a worker is lost to the creation of its replacement.",
-            REPLACED_BUCKETS_S,
+            buckets=REPLACEMENT_BUCKETS_S,
+            registry=self._registry,
         )
-        self._gauges: tuple[Gauge, ...] = ()
 
-    def note_pass(self, seconds: float, outcome: str) -> None:
-        """A pass has ended: "ok", "conflict" or "error"."""
+    def observe_pass(self, seconds: float, outcome: str) -> None:
+        """Record a pass over one job; `outcome` is "ok", "conflict" or "error"."""
         self._passes.observe(seconds)
         if outcome != "ok":
-            self._errors.add(outcome)
+            self._errors.labels(outcome).inc()
 
-    def note_request(self, verb: str, outcome: str) -> None:
-        """The API server has answered, or not."""
-        self._requests.add(verb, outcome)
+    def count_request(self, verb: str, outcome: str) -> None:
+        """Count a request to the API server."""
+        self._requests.labels(verb, outcome).inc()
 
-    def note_replaced(self, seconds: float) -> None:
-        """A lost worker has been created again."""
-        self._replaced.observe(seconds)
+    def observe_replacement(self, seconds: float) -> None:
+        """Record how long a lost worker took to be replaced."""
+        self._replacements.observe(seconds)
 
-    def watch(
+    def register_gauges(
         self, jobs: Callable[[], Iterable[Manifest]], depth: Callable[[], int], leads: Callable[[], bool]
     ) -> None:
-        """Say where the gauges read: the jobs there are, the keys that wait, whether this replica leads."""
-        self._gauges = (
-            Gauge("elasticctl_jobs", "Jobs by phase.", "phase", lambda: jobs_by_phase(jobs())),
-            Gauge("elasticctl_workers", "Workers wanted and active.", "state", lambda: workers_by_state(jobs())),
-            Gauge("elasticctl_workqueue_depth", "Jobs that wait to be looked at.", "", lambda: {"": depth()}),
-            Gauge("elasticctl_leader", "Whether this replica leads.", "", lambda: {"": float(leads())}),
-        )
+        """Add the gauges, which call these at each scrape: all jobs, the queue's length, whether this replica leads."""
+        self._registry.register(_Gauges(jobs, depth, leads))
 
-    def page(self) -> str:
-        """What Prometheus reads."""
-        return render((self._passes, self._errors, self._requests, self._replaced, *self._gauges))
+    def render(self) -> bytes:
+        """Return the page that Prometheus scrapes; its content type is `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauges(Collector):
+    """Gauges whose values are computed at each scrape."""
+
+    jobs: Callable[[], Iterable[Manifest]]
+    depth: Callable[[], int]
+    leads: Callable[[], bool]
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Nothing: registering must not read the jobs."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield each gauge with its current values."""
+        jobs = list(self.jobs())
+        yield _labelled_gauge("elasticctl_jobs", "Jobs by phase.", "phase", jobs_by_phase(jobs))
+        yield _labelled_gauge("elasticctl_workers", "Workers wanted and active.", "state", workers_by_state(jobs))
+        yield GaugeMetricFamily("elasticctl_workqueue_depth", "Jobs that wait for a pass.", value=self.depth())
+        yield GaugeMetricFamily("elasticctl_leader", "Whether this replica leads.", value=float(self.leads()))
+
+
+def _labelled_gauge(name: str, help_: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(name, help_, labels=[label])
+    for value, number in values.items():
+        gauge.add_metric([value], number)
+    return gauge
 
 
 def jobs_by_phase(jobs: Iterable[Manifest]) -> Mapping[str, float]:
-    """How many jobs are in each phase; phases without any are there with 0."""
+    """Return the number of jobs in each phase, 0 for a phase without any."""
     tally = Tally(str(_status(job).get("phase") or Phase.PENDING.value) for job in jobs)
     return {phase.value: float(tally[phase.value]) for phase in Phase}
 
 
 def workers_by_state(jobs: Iterable[Manifest]) -> Mapping[str, float]:
-    """Over the jobs that have not ended: how many workers are wanted, and how many there are."""
+    """Return how many workers are desired and active, over the jobs that have not ended."""
     running = [s for s in map(_status, jobs) if s.get("phase") not in [p.value for p in Phase if p.terminal]]
     return {
         "desired": sum(float(status.get("desired") or 0) for status in running),

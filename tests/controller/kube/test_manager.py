@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import secrets
 import signal
@@ -23,7 +24,7 @@ from elasticctl.api.notifications import SECRET
 from elasticctl.api.spec import ANNOTATION_NOTIFY
 from elasticctl_controller.kube.election import LABEL, LeaderLabel
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.manager import read_key
+from elasticctl_controller.kube.manager import LogFormatter, read_key
 from tests.support.control import ControlApi
 from tests.support.jobs import shell_job
 from tests.support.ports import free_port
@@ -82,7 +83,7 @@ class Replica:
         return self.get(self.health_port, "/readyz")[0] == 200
 
     def leads(self) -> bool:
-        return "\nelasticctl_leader 1\n" in self.get(self.metrics_port, "/metrics")[1]
+        return "\nelasticctl_leader 1.0\n" in self.get(self.metrics_port, "/metrics")[1]
 
     def meets(self) -> bool:
         """True when the rendezvous port is open."""
@@ -209,3 +210,26 @@ def test_a_key_that_cannot_be_used_is_refused(tmp_path: Path, content: str | Non
 def test_a_key_is_read(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("ab" * 32 + "\n")
     assert read_key(tmp_path / "key") == b"\xab" * 32
+
+
+def test_the_log_is_json_with_the_documented_fields() -> None:
+    record = logging.LogRecord("elasticctl", logging.WARNING, "", 0, "%s: größer", ("job",), None)
+    record.created = 1.5
+    line = json.loads(LogFormatter().format(record))
+    assert list(line.items()) == [
+        ("time", "1970-01-01T00:00:01.500000Z"),
+        ("level", "warning"),
+        ("logger", "elasticctl"),
+        ("message", "job: größer"),
+    ]
+    assert "größer" in LogFormatter().format(record)
+
+
+def test_an_errors_traceback_is_a_field_of_its_log_line() -> None:
+    try:
+        raise ValueError("no")
+    except ValueError:
+        record = logging.LogRecord("elasticctl", logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    line = LogFormatter().format(record)
+    assert "\n" not in line
+    assert json.loads(line)["error"].endswith("ValueError: no")
