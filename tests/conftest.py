@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
+from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
 
 # Started in the background, a process has SIGINT ignored, and so would all it starts: Ctrl-C could not be tested.
@@ -50,19 +50,6 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def local_cluster(home: Path) -> LocalCluster:
     """An embedded cluster of its own; the supervisor starts on first use."""
     return LocalCluster(local_paths())
-
-
-def processes_of(home: Path) -> list[psutil.Process]:
-    """Every process that was started for the local cluster at `home`, wherever it is in the process tree by now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            mine = process.environ().get(HOME_VARIABLE) == str(home) or str(home) in " ".join(process.cmdline())
-            if mine and process.pid != psutil.Process().pid and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from elasticctl.api.manifests import render
 from elasticctl.api.podtemplate import capacity, node_labels
 from elasticctl.api.spec import ElasticJob, JobSpec
 from elasticctl.api.templates import find
-from tests.cli.samples import AT, at
+from tests.support.job_samples import AT, at
 
 SHAPES = [
     (provider, gpu.name, gpus, instances)

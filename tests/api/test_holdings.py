@@ -10,7 +10,7 @@ import pytest
 
 from elasticctl.api.quota import Held, Holding, Quota, Stock, held_by, held_of, holdings, stocks
 from elasticctl.api.spec import ElasticJob
-from tests.cli.samples import job
+from tests.support.job_samples import job
 
 FULL = {
     "workers": 4, "borrowed": 2, "pool": "t4", "slotsPerWorker": 2, "poolSlots": 16, "reason": "Full",

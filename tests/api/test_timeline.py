@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.history import Entry, timeline
 from elasticctl.api.spec import ElasticJob
-from tests.cli.samples import AT, FAILED, at, job
+from tests.support.job_samples import AT, FAILED, at, job
 
 GROUP = {
     "generation": 2,

@@ -19,7 +19,7 @@ from elasticctl_store.errors import FencedError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from tests.cli import samples
+from tests.support import job_samples
 from tests.support.cli import Run
 from tests.support.clouds import Cloud
 
@@ -58,7 +58,7 @@ def damage(folder: Path, step: int) -> None:
 @pytest.fixture
 def job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A job called digits that keeps its state there."""
-    manifest = samples.job()
+    manifest = job_samples.job()
     container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     container["env"][0]["value"] = folder.as_uri()
     monkeypatch.setattr(

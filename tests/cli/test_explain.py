@@ -8,8 +8,8 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.verbs.inspect.explain import told
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
-from tests.cli.samples import AT, FAILED, job
 from tests.support.cli import Run
+from tests.support.job_samples import AT, FAILED, job
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 

@@ -10,8 +10,8 @@ import pytest
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.views.totals import totals, totals_lines
 from elasticctl.cluster.local.client import LocalCluster
-from tests.cli.samples import AT, at, job
 from tests.support.cli import Run
+from tests.support.job_samples import AT, at, job
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 

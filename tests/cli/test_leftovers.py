@@ -15,7 +15,7 @@ from elasticctl_store import storage as storages
 from elasticctl_store.workspace import transfer
 from elasticctl_store.workspace.listing import File, Listing
 from elasticctl_store.workspace.transfer import unpack
-from tests.cli import samples
+from tests.support import job_samples
 from tests.support.cli import Run
 
 NOW = 2_000_000_000.0
@@ -83,10 +83,10 @@ def test_a_damaged_listing_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_jobs_name_them_by_their_variable() -> None:
-    manifest = samples.job()
+    manifest = job_samples.job()
     (container,) = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     container["env"].append({"name": "ELASTICCTL_WORKSPACE", "value": "s3://b/p?endpoint=http://x#abc"})
-    assert named([manifest, samples.job("other")]) == {"abc"}
+    assert named([manifest, job_samples.job("other")]) == {"abc"}
 
 
 @pytest.mark.timeout(120)

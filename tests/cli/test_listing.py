@@ -14,8 +14,8 @@ from elasticctl.cli.framework.output import bar, tabbed
 from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.job_list import Shape, job_table
 from elasticctl.cli.views.screen import most_telling
-from tests.cli import snapshots
-from tests.cli.samples import AT, FAILED, at, cloud_job, drawn, job
+from tests.support import snapshots
+from tests.support.job_samples import AT, FAILED, at, cloud_job, drawn, job
 
 NOW = AT + 60.4
 WIDTHS = [60, 80, 120, 200]
@@ -104,7 +104,7 @@ MANY = f"""
 import time
 from elasticctl.cli.views.job_list import Shape, job_table
 from elasticctl.cli.framework.output import tabbed
-from tests.cli.samples import cloud_job
+from tests.support.job_samples import cloud_job
 jobs = [cloud_job(f"job-{{number}}") for number in range(1000)]
 began = time.process_time()
 tabbed(job_table(jobs, {NOW}, Shape(wide=True)))

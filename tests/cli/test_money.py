@@ -12,8 +12,8 @@ from elasticctl.cli.views.cost import cost_text, plan_line, saved_line
 from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.totals import totals_lines
 from tests.api.test_cost import made
-from tests.cli.samples import AT, job
 from tests.support.cli import Run
+from tests.support.job_samples import AT, job
 
 
 def test_the_plan_of_a_cloud_job_has_its_price(

@@ -35,15 +35,15 @@ from elasticctl_store.checkpoints.commits import Moved
 from elasticctl_store.checkpoints.journal import Writer, moved_to, read_commits, read_entries
 from elasticctl_store.workspace import transfer
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
-from tests.cli.two_places import Places
-from tests.conftest import processes_of
 from tests.store.checkpoints.test_verify import saved
 from tests.support.cli import Run
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault, Seen
 from tests.support.jobs import shell_job
+from tests.support.processes import processes_of
+from tests.support.train.states import same
+from tests.support.two_places import Places
 from tests.support.waiting import wait_until
-from tests.train.states import same
 
 ROOT = Path(__file__).parents[2]
 STEPS = 48
@@ -227,7 +227,7 @@ def test_killed_while_it_copies_the_next_one_goes_on(
 
     gs.gate.faults = second_hangs
     homes = [str(home) for home in world.homes]
-    argv = [sys.executable, "-m", "tests.cli.two_places", *homes]
+    argv = [sys.executable, "-m", "tests.support.two_places", *homes]
     order = ["move", "train", "--context", "east", "--to", "west", "--storage", gs.url]
     with subprocess.Popen([*argv, *order], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: len(held) >= 2, 60)

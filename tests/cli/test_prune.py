@@ -11,9 +11,9 @@ import pytest
 from elasticctl.cli.verbs.run.prune import Which, choose, own_folder
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
-from tests.cli.samples import AT, at, job
 from tests.cli.test_terminal import Spawn, terminal  # noqa: F401 - a fixture
 from tests.support.cli import Run
+from tests.support.job_samples import AT, at, job
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
 

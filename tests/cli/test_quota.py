@@ -16,8 +16,8 @@ from elasticctl.cli.views.job_list import job_table
 from elasticctl.cli.views.quota import bar, left, table, told
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
-from tests.cli.samples import AT, at, job
 from tests.support.cli import Run
+from tests.support.job_samples import AT, at, job
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
 

@@ -13,8 +13,8 @@ from elasticctl.cli.submit.copies import Rerun, again, beside, next_name, origin
 from elasticctl.cli.submit.plan import below
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from tests.cli.samples import job
 from tests.support.cli import Run
+from tests.support.job_samples import job
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 

@@ -18,7 +18,7 @@ from elasticctl.cluster.local.paths import local_paths
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl.diagnosis import diagnose
 from elasticctl.diagnosis.case import Case
-from tests.cli import samples
+from tests.support import job_samples
 from tests.support.cli import Run
 
 PLANTED = "planted-77aa"
@@ -204,9 +204,9 @@ def test_a_cluster_mounts_claims_and_is_not_asked_for_its_secrets(run: Run, scri
     ],
 )
 def test_explain_says_which_secret_is_missing(message: str, name: str) -> None:
-    manifest = samples.job(phase="Pending", active=0)
+    manifest = job_samples.job(phase="Pending", active=0)
     status = {"phase": "Pending", "reason": "CreateContainerConfigError", "message": message}
     pod = {"metadata": {"name": "digits-worker-0"}, "status": status}
-    first = diagnose(Case(ElasticJob.from_manifest(manifest), (pod,), samples.AT))[0]
+    first = diagnose(Case(ElasticJob.from_manifest(manifest), (pod,), job_samples.AT))[0]
     assert (first.rule, first.text) == ("secret-missing", f"worker-0 cannot start: {message}.")
     assert first.mends[0].command == f"elasticctl secret set {name} KEY"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
-from tests.cli.vt import Terminal
 from tests.support.jobs import shell_job
+from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
 
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

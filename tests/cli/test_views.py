@@ -13,7 +13,7 @@ from elasticctl.api.text import span
 from elasticctl.cli.framework.output import tabbed
 from elasticctl.cli.views.job import history_table, status_table
 from elasticctl.cli.views.job_list import Shape, job_table
-from tests.cli.samples import AT, FAILED, at, drawn, job
+from tests.support.job_samples import AT, FAILED, at, drawn, job
 
 NOW = AT + 60.4
 

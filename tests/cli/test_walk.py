@@ -11,9 +11,9 @@ import pytest
 
 from elasticctl.api.codec import Manifest
 from elasticctl.cluster.local.client import LocalCluster
-from tests.cli.walk import Place, Walk
 from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
+from tests.support.walk import Place, Walk
 
 ROOT = Path(__file__).parents[2]
 

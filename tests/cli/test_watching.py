@@ -18,7 +18,7 @@ from elasticctl.cli.framework.polling import Answers
 from elasticctl.cli.submit import follow
 from elasticctl.cli.views import screen, watch
 from elasticctl.cli.views.screen import Frame, drawn
-from tests.cli.samples import job
+from tests.support.job_samples import job
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dashboard.process import Dashboard, Serve
-from tests.dashboard.visitor import Visitor
+from tests.support.dashboard.process import Dashboard, Serve
+from tests.support.dashboard.visitor import Visitor
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

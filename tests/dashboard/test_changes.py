@@ -9,8 +9,8 @@ import pytest
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.cli.verbs.inspect.dashboard import _scaled
 from elasticctl.dashboard.changes import Wish, carry_out
-from tests.cli.samples import FAILED, job
-from tests.dashboard.cluster import Jobs
+from tests.support.dashboard.cluster import Jobs
+from tests.support.job_samples import FAILED, job
 
 
 def spec_after(verb: str, workers: int = 0) -> dict[str, Any]:

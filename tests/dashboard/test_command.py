@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import processes_of
-from tests.dashboard.process import Dashboard, Guest, Serve
+from tests.support.dashboard.process import Dashboard, Guest, Serve
+from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.dashboard.facts import training, wanted
-from tests.cli.samples import AT, at, job
+from tests.support.job_samples import AT, at, job
 
 GROUPS = [
     {"generation": 1, "workers": ["a", "b", "c"], "openedAt": at(1), "formedAt": at(3)},

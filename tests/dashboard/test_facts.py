@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from elasticctl.api.spec import ElasticJob
 from elasticctl.dashboard.facts import MAX_TEXT, MAX_WORKERS, details, row
 from tests.api.test_codec import JSON, KEYS
-from tests.cli.samples import AT, FAILED, at, job
+from tests.support.job_samples import AT, FAILED, at, job
 
 CURVE = {
     "since": at(2),

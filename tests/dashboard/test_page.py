@@ -14,11 +14,11 @@ import pytest
 from elasticctl.api.errors import UnreachableError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
-from tests.cli.samples import FAILED, at, job
-from tests.dashboard.cluster import Jobs, many
-from tests.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
-from tests.dashboard.process import Serve
-from tests.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.cluster import Jobs, many
+from tests.support.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
+from tests.support.dashboard.process import Serve
+from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.job_samples import FAILED, at, job
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

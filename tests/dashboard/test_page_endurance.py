@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import ConflictError
-from tests.cli.samples import at, job
-from tests.dashboard.cluster import Jobs, many
-from tests.dashboard.looks import PATIENCE_MS, see
-from tests.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.cluster import Jobs, many
+from tests.support.dashboard.looks import PATIENCE_MS, see
+from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.job_samples import at, job
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.browser

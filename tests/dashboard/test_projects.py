@@ -15,8 +15,8 @@ from elasticctl.cluster.base import Cluster
 from elasticctl.dashboard.facts import MAX_JOBS, MAX_ROWS, MAX_TEXT, Projects, projects
 from elasticctl.dashboard.feed import EVERY_S, NO_QUOTAS, OWN_ONLY, Survey
 from tests.api.test_codec import JSON
-from tests.cli.samples import job
-from tests.dashboard.cluster import Jobs, sharing
+from tests.support.dashboard.cluster import Jobs, sharing
+from tests.support.job_samples import job
 
 LENT = sharing("train", "vision", 6, "has all 6 workers that it asks for; borrows 2 GPUs from speech", borrowed=2)
 WAITS = sharing("tune", "speech", 0, "waits for 2 GPUs that speech is guaranteed")

@@ -13,11 +13,11 @@ from elasticctl.api.quota import Quota
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.sharing import LocalSharing
 from elasticctl.dashboard.feed import NO_QUOTAS, OWN_ONLY
-from tests.cli.samples import job
-from tests.dashboard.cluster import Jobs, sharing
-from tests.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
-from tests.dashboard.process import Serve
-from tests.dashboard.visitor import Visitor, hosted
+from tests.support.dashboard.cluster import Jobs, sharing
+from tests.support.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see
+from tests.support.dashboard.process import Serve
+from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.job_samples import job
 from tests.support.jobs import FOREVER, shell_job
 
 if TYPE_CHECKING:

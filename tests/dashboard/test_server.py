@@ -20,8 +20,8 @@ from elasticctl.cli.verbs.inspect.dashboard import _scaled
 from elasticctl.dashboard import server
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Place
-from tests.cli.samples import job
-from tests.dashboard.cluster import Jobs, many, sharing
+from tests.support.dashboard.cluster import Jobs, many, sharing
+from tests.support.job_samples import job
 
 PATIENCE_S = 10.0
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.diagnosis import RULES, Case, Finding, Severity, diagnose
-from tests.cli.samples import AT, FAILED, at, job
+from tests.support.job_samples import AT, FAILED, at, job
 
 NOW = AT + 60.0
 QUIET: dict[str, Any] = {"interruptions": [], "scalings": [], "restarts": {}}

@@ -25,9 +25,7 @@ from elasticctl_launcher.spot_notice import (
     check_url,
     make_source,
 )
-from tests.support.waiting import wait_until
-
-from .metadata_server import (
+from tests.support.metadata_server import (
     ACTION,
     ACTION_PATH,
     PREEMPTED_PATH,
@@ -36,6 +34,7 @@ from .metadata_server import (
     FakeMetadata,
     fake_metadata,
 )
+from tests.support.waiting import wait_until
 
 INTERRUPTION = "AWS spot interruption at 2026-03-01T08:22:00Z"
 POLL_S = 0.01

@@ -6,9 +6,9 @@ import pytest
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import Failure
+from tests.support.metadata_server import ACTION, ACTION_PATH, PREEMPTED_PATH, fake_metadata
 
 from .conftest import KEY, Lab
-from .metadata_server import ACTION, ACTION_PATH, PREEMPTED_PATH, fake_metadata
 from .test_launch import python
 from .test_metadata import INTERRUPTION, nobody
 

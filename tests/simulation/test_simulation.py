@@ -14,7 +14,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.simulation import Conditions, Curve, Point, evidence_of, outlook, scaling_curve
 from elasticctl.simulation.outlook import forward_share, interval_s
 from elasticctl_train.policy import interval_s as interval_in_training
-from tests.cli.samples import AT, at, job
+from tests.support.job_samples import AT, at, job
 
 DAY_S = 86_400.0
 

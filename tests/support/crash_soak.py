@@ -24,9 +24,9 @@ from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support import servers
 from tests.support.gate import Gate
+from tests.support.train import programs, ranks
+from tests.support.train.states import same
 from tests.support.waiting import wait_until
-from tests.train import programs, ranks
-from tests.train.states import same
 
 BACKENDS = ("file", "s3", "gs")
 KILLS_A_JOB = 100

@@ -15,7 +15,7 @@ import pytest
 from elasticctl_store.checkpoints.journal import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.progress import Notice
-from tests.train import programs, ranks
+from tests.support.train import programs, ranks
 from tests.train.checkpoint.test_ranks import trained
 
 END = {"epochs": 200, "samples": 1000, "global_batch": 8, "every_steps": 100_000}

@@ -20,8 +20,8 @@ from elasticctl_store.checkpoints.journal import read_commits
 from elasticctl_store.errors import DataError, FencedError, RestoreError, SaveError, StateError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy, TrainError
-from tests.train.programs import Numbers
-from tests.train.states import same
+from tests.support.train.programs import Numbers
+from tests.support.train.states import same
 
 EVERY_STEP = SavePolicy(every_steps=1)
 

@@ -7,8 +7,8 @@ import socket
 import time
 from pathlib import Path
 
-from tests.dashboard.process import Dashboard, Guest
 from tests.support.cli import Run
+from tests.support.dashboard.process import Dashboard, Guest
 from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
 from tests.support.kube import WriteKubeconfig

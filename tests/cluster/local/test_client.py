@@ -15,9 +15,9 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.connection import request
 from elasticctl.cluster.local.paths import local_paths
 from elasticctl_controller.local.objects import gpus_of
-from tests.conftest import processes_of
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import FOREVER, shell_job
+from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
 
 ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}

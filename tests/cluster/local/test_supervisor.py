@@ -18,9 +18,9 @@ from elasticctl.cluster.local import supervisor
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
 from elasticctl.cluster.local.supervisor import ensure_supervisor, shut_down, supervisor_info
-from tests.conftest import processes_of
 from tests.support.cluster_contract import running
 from tests.support.jobs import FOREVER, shell_job
+from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
 
 

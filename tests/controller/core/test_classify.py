@@ -20,7 +20,7 @@ from elasticctl_controller.core.classify import (
     ended_at,
     parse_failure,
 )
-from tests.controller.samples import NOW, a_pod, an_end, told
+from tests.support.controller.samples import NOW, a_pod, an_end, told
 
 KNOWN = WorkerStatus(name="digits-worker-1", uid="uid-1", index=1, node="node-1")
 LEAVING = WorkerStatus(name="digits-worker-1", uid="uid-1", index=1, removal="ScaledIn")

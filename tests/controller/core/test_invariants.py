@@ -13,8 +13,8 @@ from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, Polic
 from elasticctl.api.status import Phase, Share
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED
 from elasticctl_controller.core.reconcile import sized
-from tests.controller.samples import JOB_UID, told
-from tests.controller.world import Faults, World
+from tests.support.controller.samples import JOB_UID, told
+from tests.support.controller.world import Faults, World
 
 NODES = st.sampled_from(["node-a", "node-b", "node-c"])
 ENDS: list[tuple[str, dict[str, Any]]] = [

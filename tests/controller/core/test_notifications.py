@@ -11,7 +11,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import Cause, Generation, Interruption, JobStatus, Phase, Progress
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import WebhookError
-from tests.controller.samples import NOW, a_job
+from tests.support.controller.samples import NOW, a_job
 
 RUNNING = JobStatus(phase=Phase.RUNNING, active=3, desired=3, start_time=Timestamp(NOW - 3720))
 LOSS = Interruption(Timestamp(NOW), "digits-worker-1", "u1", Cause.PREEMPTED, "spot interruption")

@@ -14,7 +14,7 @@ from elasticctl_controller.core.owned_objects import (
 )
 from elasticctl_controller.core.pods import build_pod
 from elasticctl_controller.core.sharing.claims import is_shared
-from tests.controller.samples import a_job
+from tests.support.controller.samples import a_job
 
 
 @pytest.mark.parametrize(("low", "desired", "kept"), [(1, 3, 1), (2, 3, 2), (3, 3, 2), (1, 1, 0), (0, 0, 0)])

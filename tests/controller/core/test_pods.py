@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob, Pod
 from elasticctl_controller.core.pods import TOKEN_FILE, build_pod, build_service, prefer_node, token_secret_name
-from tests.controller.samples import a_job
+from tests.support.controller.samples import a_job
 
 ENDPOINT = "http://elasticctl-controller.elasticctl:8080"
 TEMPLATE: dict[str, Any] = {

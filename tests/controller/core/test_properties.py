@@ -13,9 +13,9 @@ from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, Resta
 from elasticctl.api.status import Generation, JobStatus, Share
 from elasticctl_controller.core.actions import DeleteWorker, Observed
 from elasticctl_controller.core.reconcile import reconcile
-from tests.controller.samples import JOB_UID, NOW, a_job, a_pod, a_step, an_end, deleted, stored, told
-from tests.controller.world import check_decision
 from tests.support.anything import shaped
+from tests.support.controller.samples import JOB_UID, NOW, a_job, a_pod, a_step, an_end, deleted, stored, told
+from tests.support.controller.world import check_decision
 
 times = st.none() | st.integers(-200, 10).map(lambda s: Timestamp(NOW + s))
 messages = st.sampled_from(["", "boom", told("application"), told("collateral"), told("stuck"), told("preempted")])

@@ -12,7 +12,7 @@ from elasticctl.api.status import Cause, ConditionType, JobStatus, Phase, Replic
 from elasticctl_controller.core.actions import CreateWorker, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.workers import SILENT_MESSAGE
-from tests.controller.samples import (
+from tests.support.controller.samples import (
     NOW,
     a_generation,
     a_job,

@@ -10,7 +10,7 @@ import pytest
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import PodPhase, Policy, RestartPolicy
 from elasticctl.api.status import Backoff, Phase
-from tests.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, told
+from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, told
 
 
 def test_an_application_failure_waits_for_the_backoff():

@@ -9,7 +9,7 @@ from elasticctl.api.spec import ElasticJob, PodPhase, Sharing
 from elasticctl.api.status import ConditionType, JobStatus, Phase, ScalingPhase, Share
 from elasticctl_controller.core.actions import CreateWorker
 from elasticctl_controller.core.phase import QUEUED
-from tests.controller.samples import NOW, a_generation, a_job, a_pod, a_step, created, deleted
+from tests.support.controller.samples import NOW, a_generation, a_job, a_pod, a_step, created, deleted
 
 NOTHING = Share(0, pool="t4", reason="Waiting", message="waits for 2 t4 that vision is guaranteed")
 

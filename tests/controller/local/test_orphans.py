@@ -11,7 +11,7 @@ from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down
 from elasticctl_controller.local.objects import ANNOTATION_PID
-from tests.controller.local import stubborn_worker
+from tests.support import stubborn_worker
 from tests.support.cluster_contract import phase, running
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until

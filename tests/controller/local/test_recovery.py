@@ -16,9 +16,9 @@ from elasticctl.api.errors import UnreachableError
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down, supervisor_info
-from tests.conftest import processes_of
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import FOREVER, shell_job
+from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
 
 

@@ -23,7 +23,7 @@ from elasticctl_controller.local.webhooks import of_machine
 from elasticctl_controller.loop import notifier as noticing_module
 from elasticctl_controller.loop.notifier import Noticing, told_as_events
 from elasticctl_controller.loop.outbox import Destination
-from tests.controller.samples import a_job
+from tests.support.controller.samples import a_job
 from tests.support.waiting import wait_until
 
 RUNNING = JobStatus(phase=Phase.RUNNING, active=3)

@@ -14,7 +14,7 @@ from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.loop import outbox
 from elasticctl_controller.loop.outbox import Destination, Outbox, Pace
-from tests.controller.samples import NOW
+from tests.support.controller.samples import NOW
 from tests.support.waiting import wait_until
 from tests.support.webhooks import Hook, serving
 

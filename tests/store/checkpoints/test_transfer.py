@@ -24,8 +24,8 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.store.checkpoints.test_verify import damage, model_state, saved
 from tests.support.clouds import QUICK, Cloud
 from tests.support.gate import Fault, Seen, first
+from tests.support.train.states import same
 from tests.support.waiting import wait_until
-from tests.train.states import same
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """

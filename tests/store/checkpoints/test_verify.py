@@ -23,7 +23,7 @@ from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import tensors
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from tests.train import programs, ranks
+from tests.support.train import programs, ranks
 from tests.train.checkpoint import test_shares
 
 

@@ -17,8 +17,8 @@ from elasticctl_store.storage import cloud as clouds
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support.clouds import QUICK, Cloud
 from tests.support.gate import Fault, Reply, Seen, first
-from tests.train import programs
-from tests.train.states import same
+from tests.support.train import programs
+from tests.support.train.states import same
 
 FAULTS = {
     "500": Fault(status=500, code="InternalError"),

@@ -27,7 +27,7 @@ from tests.support import servers
 from tests.support.clouds import QUICK, Cloud
 from tests.support.gate import Fault, Gate, Seen, first
 from tests.support.storage_contract import StorageContract
-from tests.train.states import same
+from tests.support.train.states import same
 
 PART_BYTES = 100_000
 LARGE = random.Random(0).randbytes(2 * PART_BYTES + 77)

@@ -22,7 +22,7 @@ from elasticctl_store.errors import FencedError, StateError, StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from tests.train.states import same
+from tests.support.train.states import same
 
 
 def state_of(step: int) -> dict[str, Any]:

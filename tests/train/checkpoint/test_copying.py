@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from elasticctl_store.parallel import each
 from elasticctl_train.checkpoint import buffers
 from elasticctl_train.checkpoint.buffers import Background, Copier, Target
-from tests.train.states import bits, same, tensors
+from tests.support.train.states import bits, same, tensors
 
 COPIER = Copier()
 

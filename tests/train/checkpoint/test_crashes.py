@@ -11,7 +11,7 @@ from tests.support import servers
 from tests.support.clouds import Cloud
 from tests.support.crash_soak import Bed, soak
 from tests.support.gate import Fault, Seen
-from tests.train import programs, ranks
+from tests.support.train import programs, ranks
 
 
 def test_a_kill_before_any_change_of_the_disk_loses_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from elasticctl_store.checkpoints.journal import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
-from tests.train import programs, ranks
+from tests.support.train import programs, ranks
 
 SAMPLES, GLOBAL_BATCH = 101, 8
 ONE_EPOCH = {"epochs": 1, "samples": SAMPLES, "global_batch": GLOBAL_BATCH}

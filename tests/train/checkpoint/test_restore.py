@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl_train.checkpoint import restore
-from tests.train import ranks, sharded
+from tests.support.train import ranks, sharded
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import torch
 from elasticctl_store.checkpoints.journal import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore
-from tests.train import ranks, sharded
-from tests.train.states import same
+from tests.support.train import ranks, sharded
+from tests.support.train.states import same
 
 
 def trained(folder: Path, url: str, world_size: int, how: str, stop: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import buffers, restore, shares
 from elasticctl_train.checkpoint.buffers import Copier
-from tests.train.states import same, trees
+from tests.support.train.states import same, trees
 
 FOLDER = commits.save_folder(1, 1, 5, "ab12cd34")
 

@@ -17,9 +17,9 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import join, leave
-from tests.train import ranks
-from tests.train.programs import Numbers
-from tests.train.states import same
+from tests.support.train import ranks
+from tests.support.train.programs import Numbers
+from tests.support.train.states import same
 
 
 def train(url: Path, epochs: int) -> int:

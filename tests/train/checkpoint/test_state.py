@@ -12,7 +12,7 @@ from torch import nn
 
 from elasticctl_store.errors import RestoreError
 from elasticctl_train.checkpoint import state as parts
-from tests.train.states import same
+from tests.support.train.states import same
 
 
 def network(*widths: int) -> nn.Sequential:

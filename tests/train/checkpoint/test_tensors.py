@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from elasticctl_store.errors import DamagedError
 from elasticctl_train.checkpoint import tensors
-from tests.train import states
-from tests.train.states import same
+from tests.support.train import states
+from tests.support.train.states import same
 
 tables = st.dictionaries(st.text(max_size=6).filter(lambda name: name != "__metadata__"), states.tensors(), max_size=6)
 

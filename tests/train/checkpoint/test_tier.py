@@ -20,8 +20,8 @@ from elasticctl_train.checkpoint import buffers, local_tier
 from elasticctl_train.checkpoint.buffers import Buffer, Buffers, anonymous
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.checkpoint.local_tier import Tier
+from tests.support.train.states import same
 from tests.support.waiting import wait_until
-from tests.train.states import same
 
 
 class Counted(LocalStorage):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from elasticctl_store.errors import DamagedError, StateError
 from elasticctl_train.checkpoint.tree import Flattener, decode, leaves
-from tests.train.states import same, trees
+from tests.support.train.states import same, trees
 
 
 def through_json(value: Any) -> Any:

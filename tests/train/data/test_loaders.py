@@ -17,7 +17,7 @@ from elasticctl_train import Run, SavePolicy
 from elasticctl_train.data import loaders
 from elasticctl_train.data.loaders import ElasticDataLoader, ElasticLoader, ElasticSampler
 from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
-from tests.train.programs import Numbers
+from tests.support.train.programs import Numbers
 
 TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 """What torchdata 0.11 does with torch 2.13."""

@@ -17,9 +17,8 @@ from elasticctl_store.checkpoints.journal import read_commits
 from elasticctl_store.errors import RestoreError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import ElasticDataLoader
-from tests.train import ranks
-from tests.train.hooks import programs
-from tests.train.hooks.programs import GLOBAL_BATCH, SAMPLES, Samples
+from tests.support.train import hook_programs, ranks
+from tests.support.train.hook_programs import GLOBAL_BATCH, SAMPLES, Samples
 from tests.train.test_preemption import Launcher, launcher
 
 __all__ = ["launcher"]
@@ -44,7 +43,7 @@ def torchdatas() -> DataLoader[Any]:
 
 def fit(url: Path, make: Any, **options: Any) -> tuple[Seen, dict[str, torch.Tensor], Any]:
     seen: Seen = []
-    weights, trainer = programs.lightning_fit(str(url), make(), lambda *what: seen.append(what), **options)
+    weights, trainer = hook_programs.lightning_fit(str(url), make(), lambda *what: seen.append(what), **options)
     return seen, weights, trainer
 
 
@@ -82,14 +81,14 @@ def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(tmp_path, elastic, epochs=1)
-    monkeypatch.setattr(programs, "network", lambda: torch.nn.Sequential(torch.nn.Linear(2, 1)))
+    monkeypatch.setattr(hook_programs, "network", lambda: torch.nn.Sequential(torch.nn.Linear(2, 1)))
     with pytest.raises(RestoreError, match=r"(?s)step 4: the checkpoint does not fit this model: .*network\.2\.weight"):
         fit(tmp_path, elastic)
 
 
 def test_ranks_stop_together_after_notice_and_fewer_go_on(tmp_path: Path, launcher: Launcher) -> None:
     url = tmp_path / "state"
-    processes = ranks.start(programs.lightning_until_notice, 2, str(url), str(launcher.folder))
+    processes = ranks.start(hook_programs.lightning_until_notice, 2, str(url), str(launcher.folder))
     launcher.socket.settimeout(100)
     while min(launcher.hear("progress", 2).values()) < 6:
         pass

@@ -14,8 +14,7 @@ from elasticctl_store.checkpoints.journal import read_commits
 from elasticctl_store.errors import RestoreError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.hooks.transformers import ElasticCallback
-from tests.train import ranks
-from tests.train.hooks import programs
+from tests.support.train import hook_programs, ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # what transformers and accelerate do with this version of torch
@@ -26,7 +25,7 @@ pytestmark = [
 def train(tmp_path: Path, name: str, **options: Any) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
     seen: list[list[float]] = []
     url = str(tmp_path / name) if name else ""
-    return seen, programs.transformers_train(url, str(tmp_path / "out"), seen.append, **options)
+    return seen, hook_programs.transformers_train(url, str(tmp_path / "out"), seen.append, **options)
 
 
 def test_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_path: Path) -> None:
@@ -54,7 +53,7 @@ def test_training_that_is_over_is_not_begun_again_but_may_go_on(tmp_path: Path) 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path, "state", epochs=1)
-    monkeypatch.setattr(programs, "network", lambda: torch.nn.Sequential(torch.nn.Linear(2, 1)))
+    monkeypatch.setattr(hook_programs, "network", lambda: torch.nn.Sequential(torch.nn.Linear(2, 1)))
     with pytest.raises(RestoreError, match=r"(?s)step 4: the checkpoint does not fit this model: .*network\.2\.weight"):
         train(tmp_path, "state")
 
@@ -63,7 +62,7 @@ def test_another_global_batch_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     train(tmp_path, "state", stop_at=2)
-    monkeypatch.setattr(programs, "GLOBAL_BATCH", 5)
+    monkeypatch.setattr(hook_programs, "GLOBAL_BATCH", 5)
     with caplog.at_level(logging.WARNING, logger="elasticctl_train"):
         train(tmp_path, "state")
     assert (
@@ -80,7 +79,7 @@ def test_two_ranks_go_on_with_what_is_left_of_the_epoch(tmp_path: Path) -> None:
     def steps(stop_at: int) -> list[list[float]]:
         folder = tmp_path / str(stop_at)
         folder.mkdir()
-        codes = ranks.run(programs.transformers_rank, 2, str(tmp_path / "s"), str(folder), stop_at, timeout_s=200)
+        codes = ranks.run(hook_programs.transformers_rank, 2, str(tmp_path / "s"), str(folder), stop_at, timeout_s=200)
         assert codes == [0, 0]
         both = [json.loads((folder / f"seen-{rank}").read_text()) for rank in range(2)]
         return [one + other for one, other in zip(*both, strict=True)]

@@ -19,8 +19,8 @@ from elasticctl_controller.core.kueue.workload import (
     revision,
     workload_name,
 )
-from tests.controller.core.kueue.samples import API_VERSION, TEMPLATE, queued, stored
-from tests.controller.samples import JOB_UID
+from tests.support.controller.kueue import API_VERSION, TEMPLATE, queued, stored
+from tests.support.controller.samples import JOB_UID
 from tests.support.jobs import shell_job
 
 AUTOMATIC = Sharing(automatic=True)

@@ -24,7 +24,7 @@ from elasticctl_controller.core.kueue.workload import (
     is_true,
     revision,
 )
-from tests.controller.core.kueue.samples import API_VERSION, UID, admission, queued, stored
+from tests.support.controller.kueue import API_VERSION, UID, admission, queued, stored
 
 NOW = 1_767_229_200.0
 IN_PLACE = ("QuotaReserved", "Admitted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticctl_controller.core.kueue.admission import placed
-from tests.controller.core.kueue.samples import TEMPLATE, queued, stored
+from tests.support.controller.kueue import TEMPLATE, queued, stored
 
 SPOT = {"key": "spot", "operator": "Exists"}
 

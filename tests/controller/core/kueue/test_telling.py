@@ -10,7 +10,7 @@ import pytest
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl_controller.core.kueue.admission import finished, ready, released
-from tests.controller.core.kueue.samples import admission, queued, stored
+from tests.support.controller.kueue import admission, queued, stored
 
 NOW = 1_767_229_200.9
 STAMP = "2026-01-01T01:00:00.000000Z"

@@ -27,7 +27,7 @@ from elasticctl_controller.core.sharing.claims import (
 )
 from elasticctl_controller.core.sharing.decide import decide
 from elasticctl_controller.core.sharing.model import Node, Pool, Project, Worker
-from tests.controller.samples import NOW, a_job
+from tests.support.controller.samples import NOW, a_job
 
 NOTHING = Remembered(0, 0.0)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elasticctl_controller.core.sharing import decide as decision
 from elasticctl_controller.core.sharing.decide import decide
 from elasticctl_controller.core.sharing.model import Claim, Decision, Node, Pool, Project, Reason, Rules, Worker
-from tests.controller.core.sharing.place import NOTICE_S, RULES, Place, sizes
+from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 
 NOW = 10_000.0
 

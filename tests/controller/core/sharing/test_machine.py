@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from elasticctl_controller.core.sharing.model import Claim, Project
-from tests.controller.core.sharing.place import NOTICE_S, RULES, Place, sizes
+from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 
 PROJECTS = ("a", "b", "c")
 NODES = ("n0", "n1", "n2", "n3")

@@ -1,6 +1,6 @@
 """The command line with two contexts, `east` and `west`, that are local clusters of their own.
 
-python -m tests.cli.two_places EAST_HOME WEST_HOME ARGS...      only what a context leads to is put in its place
+python -m tests.support.two_places EAST_HOME WEST_HOME ARGS...      only what a context leads to is put in its place
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.kueue.workload import build_workload
-from tests.controller.samples import a_job
+from tests.support.controller.samples import a_job
 
 API_VERSION = "kueue.x-k8s.io/v1beta1"
 UID = "workload-uid"

@@ -1,4 +1,4 @@
-"""Screens as text files beside this module, so that a change of one is seen, and read, in its diff.
+"""Screens as text files in tests/cli/snapshots, so that a change of one is seen, and read, in its diff.
 
 `UPDATE_SNAPSHOTS=1 pytest tests/cli/test_listing.py` writes them anew: look at the diff before it is committed.
 """
@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "snapshots"
+FOLDER = Path(__file__).parents[1] / "cli/snapshots"
 
 
 def check(name: str, lines: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from elasticctl.api.errors import ConflictError, ElasticctlError, ForbiddenError, NotFoundError
 from elasticctl.api.quota import Quota
 from elasticctl.cluster.base import Manifest
-from tests.cli.samples import job
+from tests.support.job_samples import job
 
 
 class Jobs:

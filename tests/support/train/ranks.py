@@ -12,7 +12,7 @@ from tests.support.ports import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CLOUDS = ["elasticctl_store.storage.s3", "elasticctl_store.storage.gcs"]  # a second of imports each, else in every rank
-CONTEXT.set_forkserver_preload(["tests.train.programs", "tests.train.sharded", *CLOUDS])
+CONTEXT.set_forkserver_preload(["tests.support.train.programs", "tests.support.train.sharded", *CLOUDS])
 
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:

@@ -1,6 +1,6 @@
 """The pictures of docs/dashboard.md, from a run of real jobs on a local cluster of its own.
 
-python -m tests.dashboard.screenshots           # writes docs/images/dashboard-*.png; takes two minutes
+python -m tests.support.dashboard.screenshots           # writes docs/images/dashboard-*.png; takes two minutes
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
 from tests.dashboard.conftest import CHROMIUM, FLAGS
-from tests.dashboard.process import Dashboard
-from tests.dashboard.visitor import Visitor
+from tests.support.dashboard.process import Dashboard
+from tests.support.dashboard.visitor import Visitor
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "docs" / "images"
 DIGITS = ROOT / "examples" / "digits" / "train.py"
 

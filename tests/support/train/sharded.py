@@ -23,9 +23,9 @@ from elasticctl_train import Run, SavePolicy
 from elasticctl_train.checkpoint import buffers, local_tier
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import World, join, leave
+from tests.support.train.programs import Numbers
+from tests.support.train.states import same
 from tests.support.waiting import wait_until
-from tests.train.programs import Numbers
-from tests.train.states import same
 
 torch.set_num_threads(1)
 

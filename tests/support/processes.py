@@ -1,0 +1,22 @@
+"""The processes of a local cluster, found by its home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from elasticctl.cluster.local.paths import HOME_VARIABLE
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every process that was started for the local cluster at `home`, wherever it is in the process tree by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get(HOME_VARIABLE) == str(home) or str(home) in " ".join(process.cmdline())
+            if mine and process.pid != psutil.Process().pid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
