@@ -1,7 +1,7 @@
-"""The history of training: what the rendezvous service was told, folded into the job's status.
+"""The history of training: what ranks have reported, as the rendezvous service holds it and as a job's status keeps it.
 
-The service keeps its knowledge in memory and may have restarted; the status is what lasts. So nothing that was once
-known is forgotten here, and nothing is added up twice.
+The service keeps a `TrainingHistory` in memory and may be restarted; the status is what lasts. So `fold_reports`
+forgets nothing that was once known, and counts nothing twice.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
@@ -30,8 +30,81 @@ from elasticctl_controller.core.actions import Observed
 MAX_GENERATIONS = 20
 MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
 """Of workers, in all generations that are kept: a status has to fit an object, and a group may have 2,000."""
+MAX_METRICS = 64
+"""Kept of all that a script ever reported: one that names them by its steps must not fill the job's status."""
+WARMUP_S = 10.0
+"""The first steps of a generation are slow: how long its rate says nothing about its size."""
+RATE_WEIGHT = 0.1
+"""How much the newest report counts in a rate: one slow step says little about a size."""
 
 T = TypeVar("T", Generation, Progress, CheckpointStatus)
+
+
+@dataclass(slots=True)
+class TrainingHistory:
+    """What the ranks of a job have reported to this service. `rates`: samples a second by number of workers.
+
+    `newest_commit` is the generation and the number of the newest checkpoint.
+    """
+
+    generations: list[Generation] = field(default_factory=list)
+    progress: Progress | None = None
+    checkpoint: CheckpointStatus = CheckpointStatus()
+    newest_commit: tuple[int, int] = (0, 0)
+    rates: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> Generation | None:
+        """The newest generation; None before the first."""
+        return self.generations[-1] if self.generations else None
+
+    def add(self, generation: Generation) -> None:
+        """Add a generation that has formed."""
+        self.generations.append(generation)
+        del self.generations[:-MAX_GENERATIONS]
+
+    def note_step(self, generation: int, progress: Progress, now: float) -> bool:
+        """Take over the progress of a rank; False when it is not of the newest generation."""
+        newest = self.newest
+        if newest is None or newest.generation != generation or progress.step is None:
+            return False
+        first = newest.first_step_at is None
+        last_step = max(progress.step, newest.last_step or 0)
+        newest = replace(newest, first_step_at=Timestamp(now) if first else newest.first_step_at, last_step=last_step)
+        self.generations[-1] = newest
+        if self.progress is None or first or progress.step >= (self.progress.step or 0):
+            known = self.progress.metrics if self.progress else {}
+            older = [(name, value) for name, value in known.items() if name not in progress.metrics]
+            metrics = dict([*older, *progress.metrics.items()][-MAX_METRICS:])
+            self.progress = replace(progress, at=Timestamp(now), metrics=metrics)
+        warm = not first and newest.first_step_at is not None and now >= newest.first_step_at + WARMUP_S
+        if warm and progress.samples_per_s is not None and progress.samples_per_s > 0:
+            rate = self.rates.setdefault(len(newest.workers), progress.samples_per_s)
+            self.rates[len(newest.workers)] += (progress.samples_per_s - rate) * RATE_WEIGHT
+        return True
+
+    def note_resumed(self, generation: int, step: int) -> None:
+        """A rank has restored the state of `step` (0: there was nothing to restore)."""
+        if self.newest is not None and self.newest.generation == generation:
+            self.generations[-1] = replace(self.newest, resumed_step=step)
+
+    def note_commit(
+        self, generation: int, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float
+    ) -> None:
+        """A generation has committed a checkpoint, its `number`-th at the URL; a repeated report counts once."""
+        if (generation, number) <= self.newest_commit:
+            return
+        first_report, self.newest_commit = self.newest_commit == (0, 0), (generation, number)
+        if first_report and (url, step) == (self.checkpoint.url, self.checkpoint.step):
+            return  # the service before this one has counted it
+        self.checkpoint = CheckpointStatus(
+            step=step,
+            at=Timestamp(now),
+            committed=self.checkpoint.committed + 1,
+            url=url,
+            size_bytes=size_bytes,
+            duration_s=duration_s,
+        )
 
 
 def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:

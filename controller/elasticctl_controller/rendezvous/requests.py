@@ -14,7 +14,8 @@ from typing import Any
 from aiohttp import web
 
 from elasticctl.api.status import Progress
-from elasticctl_controller.core.membership import MAX_METRICS, Group, Member, World
+from elasticctl_controller.core.history import MAX_METRICS
+from elasticctl_controller.core.membership import Group, Member, World
 
 MAX_TEXT = 512
 MAX_MEMBERS = 10_000
@@ -110,13 +111,14 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     if kind == "progress":
         group.note_step(generation, _progress(message), now)
     elif kind == "resumed":
-        group.note_resumed(generation, step)
+        group.history.note_resumed(generation, step)
     elif kind == "committed":
         number = _whole(message.get("committed"))
         if number is None:
             return False
         url, size_bytes = _clean(str(message.get("url", ""))[:MAX_TEXT]), _whole(message.get("size_bytes")) or 0
-        group.note_commit(generation, number, step, url, size_bytes, _finite(message.get("duration_s")) or 0.0, now)
+        duration_s = _finite(message.get("duration_s")) or 0.0
+        group.history.note_commit(generation, number, step, url, size_bytes, duration_s, now)
     else:
         return False
     return True

@@ -122,7 +122,7 @@ class RendezvousService:
             if group is None or group.job_uid != job_uid:
                 group = self._groups[key] = Group.restored(job_uid, status)
             group.automatic = automatic
-            if (group.alive, group.min, group.leaving) == (alive, minimum, leaving):
+            if (group.alive, group.minimum, group.leaving) == (alive, minimum, leaving):
                 return
             group.set_alive(alive, minimum, self._clock(), leaving)
         self._wake(key)
@@ -134,7 +134,7 @@ class RendezvousService:
             if group is None or uid not in group.alive:
                 return
             others = {other: name for other, name in group.alive.items() if other != uid}
-            group.set_alive(others, group.min, self._clock(), group.leaving)
+            group.set_alive(others, group.minimum, self._clock(), group.leaving)
         self._wake(key)
 
     def view(self, key: str) -> GroupView:
@@ -143,8 +143,8 @@ class RendezvousService:
             group = self._groups.get(key)
             if group is None:
                 return GroupView()
-            records, silent = tuple(group.records), frozenset(group.silent)
-            return GroupView(group.progress, group.checkpoint, records, silent, group.growth)
+            known, silent = group.history, frozenset(group.silent)
+            return GroupView(known.progress, known.checkpoint, tuple(known.generations), silent, group.growth)
 
     def drop(self, key: str) -> None:
         """Forget a job; its agents are answered 410."""
@@ -227,7 +227,7 @@ class RendezvousService:
             if member.uid not in group.alive:
                 raise Refused(409, f"worker {member.name} is no longer one of the live workers of {key}")
             found = group.world
-            return found if found and member.uid in group.order and found.generation > generation else None
+            return found if found and group.is_member(member.uid) and found.generation > generation else None
 
         formed = await self._poll(key, world)
         if formed is None:
@@ -259,7 +259,7 @@ class RendezvousService:
                 return "stale", "removed"
             if group.world is None:
                 return "stale", group.reason
-            if group.world.generation != generation or uid not in group.order:
+            if group.world.generation != generation or not group.is_member(uid):
                 return "stale", "another generation"
             return ("drain", group.drain.reason) if group.drain and body.get("draining") is not True else None
 
@@ -269,13 +269,13 @@ class RendezvousService:
     async def _finish(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         with self._lock:
-            self._group(key).finish(uid)
+            self._group(key).finish(uid, self._clock())
         self._wake_here(key)
 
         def done(group: Group) -> str | None:
             if group.world is None or group.world.generation != generation:
                 return "done"  # the others went on without us: our ranks have nothing left to do
-            return "done" if group.finish(uid) else None
+            return "done" if group.finish(uid, self._clock()) else None
 
         return {"state": await self._poll(key, done) or "waiting"}
 

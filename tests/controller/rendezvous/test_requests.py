@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from elasticctl.api.codec import from_json, to_json
 from elasticctl.api.status import Generation, JobStatus
 from elasticctl_controller.core.actions import Observed
-from elasticctl_controller.core.history import fold_reports
-from elasticctl_controller.core.membership import MAX_METRICS, Group
+from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
+from elasticctl_controller.core.membership import Group
 from elasticctl_controller.rendezvous.requests import MAX_STEP, note_report
 from tests.support.anything import HUGE, JSON
 
@@ -23,10 +23,11 @@ NOW = 1_700_000_000.0
 
 def told(*messages: Any) -> JobStatus:
     """The status after these reports of generation 1."""
-    group = Group("j", records=[Generation(1, ("digits-worker-0",))])
+    group = Group("j", history=TrainingHistory([Generation(1, ("digits-worker-0",))]))
     for message in messages:
         note_report(group, message, NOW)
-    seen = Observed(progress=group.progress, checkpoint=group.checkpoint, generations=tuple(group.records))
+    known = group.history
+    seen = Observed(progress=known.progress, checkpoint=known.checkpoint, generations=tuple(known.generations))
     return fold_reports(JobStatus(), seen)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import Generation, Progress
-from elasticctl_controller.core.membership import COLD_S, DRAIN_S, Group, Member
+from elasticctl_controller.core.history import WARMUP_S
+from elasticctl_controller.core.membership import DRAIN_S, Group, Member
 from elasticctl_controller.core.sharing.resizing import UNMEASURED_COST_S, growth_of, reform_cost_s
 
 NOW = 1_000.0
@@ -59,7 +60,7 @@ def formed(names: str, *, automatic: bool) -> Group:
     group.set_alive({f"uid-{name}": name for name in names}, 1, 0.0)
     for name in names:
         group.join(member(name), 0, 0.0)
-    group.note_resumed(1, 0)
+    group.history.note_resumed(1, 0)
     for second in range(1, 11):
         group.note_step(1, Progress(step=second * 10, total_steps=100_000, samples_per_s=100.0), float(second))
     return group
@@ -106,7 +107,7 @@ def test_a_loss_is_never_weighed_and_takes_in_who_is_ready() -> None:
     group = formed("ab", automatic=True)
     joins(group, "c", 100.0, "abcd")
     group.set_alive({"uid-a": "a", "uid-c": "c", "uid-d": "d"}, 1, 101.0)
-    assert group.is_open
+    assert group.world is None
     group.join(member("a"), 1, 101.5)
     assert group.world is not None
     assert [one.name for one in group.world.members] == ["a", "c"]
@@ -121,7 +122,7 @@ def test_a_size_that_somebody_asked_for_is_not_weighed() -> None:
 
 def test_more_workers_that_make_it_no_faster_are_not_taken_in() -> None:
     group = formed("ab", automatic=True)
-    group.rates |= {2: 100.0, 3: 90.0}
+    group.history.rates |= {2: 100.0, 3: 90.0}
     joins(group, "c", 100.0, "abc")
     assert group.drain is None
     assert "would not make it faster" in group.growth
@@ -129,10 +130,10 @@ def test_more_workers_that_make_it_no_faster_are_not_taken_in() -> None:
 
 def test_the_first_seconds_say_nothing_about_a_size() -> None:
     group = formed("ab", automatic=True)
-    first = group.records[-1].first_step_at
+    first = group.history.generations[-1].first_step_at
     assert first is not None
-    for after_s in (0.1, 1.0, COLD_S - 0.1):
+    for after_s in (0.1, 1.0, WARMUP_S - 0.1):
         group.note_step(1, Progress(step=100, total_steps=100_000, samples_per_s=10.0), first + after_s)
-    assert group.rates == {}
-    group.note_step(1, Progress(step=200, total_steps=100_000, samples_per_s=100.0), first + COLD_S)
-    assert group.rates == {2: 100.0}
+    assert group.history.rates == {}
+    group.note_step(1, Progress(step=200, total_steps=100_000, samples_per_s=100.0), first + WARMUP_S)
+    assert group.history.rates == {2: 100.0}

@@ -1,0 +1,79 @@
+"""The tables of docs/state-machines.md, made from the transition functions: `python -m tests.support.state_tables`.
+
+To add a machine: an entry in `MACHINES`, and in the page a section of that name with a pair of marker lines
+
+    <!-- table: NAME -->
+    <!-- end of table -->
+
+and a sentence for each state and event, its value as `code`. tests/test_state_machines.py checks the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from elasticctl_controller.core import membership
+
+PAGE = Path(__file__).parents[2] / "docs" / "state-machines.md"
+IGNORED, REFUSED = "·", "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A state machine: `transition(state, event)` returns the next state, or raises `refused`.
+
+    An event that is ignored returns the state it came in.
+    """
+
+    states: type[Enum]
+    events: type[Enum]
+    transition: Callable[[Any, Any], Enum]
+    refused: type[Exception]
+
+    def after(self, state: Enum, event: Enum) -> Enum | None:
+        """The next state; None where the event is refused."""
+        try:
+            return self.transition(state, event)
+        except self.refused:
+            return None
+
+    def table(self) -> str:
+        """The Markdown table: a row for each event, a column for each state."""
+        rows = [
+            ["event", *(state.value for state in self.states)],
+            ["---"] * (1 + len(self.states)),
+            *([f"`{event.value}`", *(self._cell(state, event) for state in self.states)] for event in self.events),
+        ]
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+    def _cell(self, state: Enum, event: Enum) -> str:
+        after = self.after(state, event)
+        return REFUSED if after is None else IGNORED if after is state else f"**{after.value}**"
+
+
+MACHINES: Mapping[str, Machine] = {
+    "Membership": Machine(
+        membership.GroupState, membership.GroupEvent, membership.transition, membership.ImpossibleGroupEvent
+    ),
+}
+
+
+def generate(page: str) -> str:
+    """The page with the tables of all machines between their marker lines."""
+    for name, machine in MACHINES.items():
+        begin, end = f"<!-- table: {name} -->\n", "<!-- end of table -->"
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        table = f"{begin}\n{machine.table()}\n{end}"
+        page, count = pattern.subn(lambda _, table=table: table, page)  # type: ignore[misc]
+        if count != 1:
+            raise ValueError(f"{PAGE.name} needs one pair of marker lines for {name}; it has {count}")
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(generate(PAGE.read_text("utf-8")), "utf-8")
