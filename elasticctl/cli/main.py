@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -17,11 +17,7 @@ from typer.main import get_command, get_group
 
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.text import did_you_mean
-from elasticctl.cli.framework.command import COMPLETE_VAR, Group, Help, new_app, overview
-
-if TYPE_CHECKING:
-    # Typer hands these to the methods that a subclass overrides, and does not export them.
-    from typer._click import Command, Context, HelpFormatter, Parameter
+from elasticctl.cli.framework.command import Group, new_app, show_overview
 
 # name -> (module, what it does); in the order of the help
 _JOBS = {
@@ -62,28 +58,27 @@ _VERBS = {**_JOBS, **_SETUP}
 
 
 class Verbs(Group):
-    """The group of all verbs: it lists them from the table, and imports the module of the one that is wanted."""
+    """All verbs, listed from the tables above; the module of a verb is imported when the verb is used."""
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(_VERBS)
 
-    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        """What lists and completion need of a verb: its name and what it does."""
-        return TyperCommand(cmd_name, help=_VERBS[cmd_name][1]) if cmd_name in _VERBS else None
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb's name alone, which is what completion asks of every verb; see resolve_command for the verb itself.
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """The verb itself."""
+        Without a help text: Typer imports rich to show one beside a completion, and that takes longer than the rest.
+        """
+        return TyperCommand(cmd_name) if cmd_name in _VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the verb that is being used."""
         name, found, rest = super().resolve_command(ctx, args)
         if name is not None:
             module = import_module(f"elasticctl.cli.verbs.{_VERBS[name][0]}")
             found = get_group(module.app).commands[name]
         return name, found, rest
 
-    def get_params(self, ctx: Context) -> list[Parameter]:
-        """Without the options by which Typer offers completion scripts: `completion` does that."""
-        return [param for param in super().get_params(ctx) if not param.name.endswith("_completion")]
-
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, _VERBS))
         for title, verbs in (("Jobs", _JOBS), ("Setup", _SETUP)):
             with formatter.section(title):
@@ -92,7 +87,7 @@ class Verbs(Group):
 
 app = new_app(
     cls=Verbs,
-    epilog="Begin with: elasticctl submit train.py   More: elasticctl VERB --help",
+    epilog="Start with: elasticctl submit train.py   More about a verb: elasticctl VERB --help",
 )
 
 
@@ -100,10 +95,9 @@ app = new_app(
 def elasticctl(
     ctx: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show Python's traceback with an error.")] = False,
-    wants_help: Help = False,
 ) -> None:
     """Elastic PyTorch training on spot GPUs, from this machine to any cloud."""
-    overview(ctx)
+    show_overview(ctx)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,9 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A command's own words may be followed by --, after which everything belongs to the training script.
     ours = args[: args.index("--")] if "--" in args else args
     debug = "--debug" in ours or bool(os.environ.get("ELASTICCTL_DEBUG"))
-    if COMPLETE_VAR in os.environ:
-        # Typer takes rich's markup out of what it completes, if it can be imported. Ours has none, and it is slow.
-        sys.modules["rich"] = None  # type: ignore[assignment]  # how the import system says that there is no such module
     try:
         result = get_command(app).main(args, prog_name="elasticctl", standalone_mode=False)
         sys.stdout.flush()
@@ -166,9 +157,8 @@ def _trace(error: Exception) -> None:
 
 
 def _usage(error: typer.TyperException) -> str:
-    # Before the text of a ValueError pydantic says that it is one.
-    message = error.format_message().replace("Value error, ", "", 1)
-    context: Context | None = getattr(error, "ctx", None)
+    message = error.format_message()
+    context: Any = getattr(error, "ctx", None)
     if context is None:
         return message
     if hasattr(error, "possibilities"):
@@ -176,7 +166,7 @@ def _usage(error: typer.TyperException) -> str:
     return f"{message.removesuffix('.')}. See `{context.command_path} --help`."
 
 
-def _unknown_option(name: str, context: Context) -> str:
+def _unknown_option(name: str, context: Any) -> str:
     params = context.command.get_params(context)
     near = did_you_mean(name, (option for param in params for option in (*param.opts, *param.secondary_opts)))
     more = "; the script's own arguments come after `--`" if context.info_name == "submit" else ""

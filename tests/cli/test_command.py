@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -15,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from elasticctl.cli.framework import options
-from elasticctl.cli.framework.command import family, flattened, new_app, verb
+from elasticctl.cli.framework.command import family, flatten, new_app, verb
 from elasticctl.cli.framework.options import Assignment
 
 
@@ -107,12 +103,11 @@ def test_help_comes_before_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--debug" not in shown
 
 
-def test_what_is_common_to_all_verbs_is_kept_from_them() -> None:
+def test_a_verb_never_sees_debug() -> None:
     def plain(name: str) -> str:
         return name
 
-    made = flattened(plain, {"debug": bool})
-    assert made(name="a", debug=True) == "a"
+    assert flatten(plain)(name="a", debug=True) == "a"
 
 
 def test_a_group_without_a_verb_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,20 +123,3 @@ def test_a_group_without_a_verb_shows_its_help(capsys: pytest.CaptureFixture[str
     assert "mix Mix two of the colours that there are into one that has not been there before, which takes" in shown
     with pytest.raises(typer.TyperException, match=r'there is no verb "mx" \(did you mean "mix"\?\)'):
         get_command(app).main(["paints", "mx"], prog_name="shop", standalone_mode=False)
-
-
-LIGHT = """
-import sys
-from elasticctl.cli.main import main
-code = main(sys.argv[1:])
-assert "pydantic" not in sys.modules, "what is right as it is needs no conversion"
-raise SystemExit(code)
-"""
-
-
-@pytest.mark.parametrize(
-    "args", [["config", "use-context", "local"], ["template", "new", "mine"], ["config", "view", "-o", "json"]]
-)
-def test_what_is_right_is_not_converted(args: list[str], tmp_path: Path) -> None:
-    environ = {**os.environ, "ELASTICCTL_HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", LIGHT, *args], env=environ, capture_output=True, check=True)

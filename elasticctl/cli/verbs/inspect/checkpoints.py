@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,8 +18,6 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import emit, hint, print_data, print_table, say
 
 if TYPE_CHECKING:
-    from typer._click import Command, Context
-
     from elasticctl_store.checkpoints.commits import Commit
     from elasticctl_store.checkpoints.verify import Finding
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 class _ListByDefault(Group):
     """`checkpoints JOB` is `checkpoints list JOB`."""
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         alone = len(args) == 1 or args[1].startswith("-")
         if args[0] not in self.list_commands(ctx) and alone and not ctx.resilient_parsing:
             args = ["list", *args]

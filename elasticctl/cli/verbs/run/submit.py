@@ -6,7 +6,7 @@ import dataclasses
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -23,8 +23,6 @@ from elasticctl.cluster import connect
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
-    from typer._click import Context as CommandContext
-
     from elasticctl.cli.submit.manifest import Draft
     from elasticctl.settings.contexts import Context
 
@@ -88,9 +86,9 @@ class Places(Where):
 
 
 class DryRunVerb(Verb):
-    """Takes --dry-run with and without a value, as kubectl does."""
+    """Takes --dry-run with and without a value, as kubectl does; Typer has no options whose value may be left out."""
 
-    def parse_args(self, ctx: CommandContext, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         ours = ["--dry-run=client" if arg == "--dry-run" else arg for arg in args[:end]]
         return super().parse_args(ctx, ours + args[end:])
@@ -201,7 +199,7 @@ def _check_alone(ctx: typer.Context, script: str | None) -> None:
         raise UsageError("give a script or a manifest with -f, not both")
     refused = {"args", "template", *(field.name for field in dataclasses.fields(Request))} - {"name"}
     for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name)
+        source = ctx.get_parameter_source(str(parameter.name))
         if parameter.name in refused and source is not None and source.name == "COMMANDLINE":
             raise UsageError(f"{parameter.opts[0]} does not go with -f; change the manifest with --set PATH=VALUE")
 
