@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticctl_store.checkpoints.commits import Commit, Entry, Generation
+from elasticctl_store.checkpoints.entries import Commit, Entry, Generation
 
 MAX_FAULTS = 5
 CLOSE = 1e-7

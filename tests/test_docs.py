@@ -194,7 +194,7 @@ def test_the_training_example_trains_and_resumes(tmp_path: Path) -> None:
 STOPPING = """
 import time
 from elasticctl_train import SavePolicy, storage
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 
 def stop_once_committed(step):
     deadline = time.monotonic() + 60

@@ -130,7 +130,7 @@ class Ours:
         self._checkpoints: Any = None
 
     def _open(self) -> Any:
-        from elasticctl_store.checkpoints.commits import Retention
+        from elasticctl_store.checkpoints.entries import Retention
         from elasticctl_train.checkpoint.checkpointer import Checkpointer
 
         if self._checkpoints is None:

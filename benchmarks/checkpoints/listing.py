@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from elasticctl_store import storage
-from elasticctl_store.checkpoints import commits
-from elasticctl_store.checkpoints.commits import Commit, ObjectRef
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 
 _THREADS = 4
 
@@ -28,7 +28,7 @@ def main() -> int:
 
     def write(position: int) -> None:
         commit = Commit(position, 1, position, step=position, epoch=0, shares=share, size_bytes=1)
-        kept.put(commits.key_of(position), [commits.encode(commit)])
+        kept.put(entries.key_of(position), [entries.encode(commit)])
 
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(write, range(1, count + 1)))

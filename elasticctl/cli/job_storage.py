@@ -19,7 +19,7 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, console
 
 if TYPE_CHECKING:
-    from elasticctl_store.checkpoints.commits import Commit
+    from elasticctl_store.checkpoints.entries import Commit
     from elasticctl_store.checkpoints.verify import Finding
     from elasticctl_store.storage import Storage
 from collections.abc import Collection, Iterable
@@ -126,14 +126,14 @@ def delete(place: Place, doomed: Sequence[Commit], found: Sequence[Finding]) -> 
     Where the newest entry of the journal is among them, the URL is taken over first: its position must never be free
     while a run could fill it. A run that is at it is stopped by that. Raises StorageError.
     """
-    from elasticctl_store.checkpoints import journal
+    from elasticctl_store.checkpoints import commits
 
     with errors_shown():
         # A moved job's journal can never be taken again.
-        if newest(found) in doomed and journal.moved_to(place.storage) is None:
-            journal.Writer.take_over(place.storage)
+        if newest(found) in doomed and commits.moved_to(place.storage) is None:
+            commits.Writer.take_over(place.storage)
         for commit in sorted(doomed, key=lambda commit: commit.position):
-            journal.remove(place.storage, commit)
+            commits.remove(place.storage, commit)
 
 
 def table(found: Sequence[Finding], now: float, *, wide: bool = False) -> Table:

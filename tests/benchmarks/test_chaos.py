@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos_proof import Record, Resume, Step, Task, differing_weights, lost_commits, misused_samples
-from elasticctl_store.checkpoints.commits import Commit, Entry, Generation, ObjectRef
+from elasticctl_store.checkpoints.entries import Commit, Entry, Generation, ObjectRef
 from elasticctl_train.data.plan import EpochPlan, slice_of
 
 ROOT = Path(__file__).parents[2]

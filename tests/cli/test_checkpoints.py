@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 
 from elasticctl.cli import job_storage
-from elasticctl_store.checkpoints.commits import Commit, Retention
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import Commit, Retention
 from elasticctl_store.errors import FencedError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage

@@ -31,8 +31,8 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl_store import storage as storages
-from elasticctl_store.checkpoints.commits import Moved
-from elasticctl_store.checkpoints.journal import Writer, moved_to, read_commits, read_entries
+from elasticctl_store.checkpoints.commits import Writer, moved_to, read_commits, read_entries
+from elasticctl_store.checkpoints.entries import Moved
 from elasticctl_store.workspace import transfer
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.store.checkpoints.test_verify import saved

@@ -16,7 +16,7 @@ from elasticctl.api.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB
 from elasticctl.api.status import Interruption
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 from elasticctl_store import storage
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 from tests.on_cluster.waiting import wait_until
 
 IMAGE = os.environ.get("ELASTICCTL_TEST_IMAGE", "lab/trainer:dev")

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticctl_store import storage as storages
-from elasticctl_store.checkpoints.commits import DATA, folder_of
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import DATA, folder_of
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_train.checkpoint import restore
 from elasticctl_train.checkpoint.checkpointer import Checkpointer

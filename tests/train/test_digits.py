@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits" / "train.py"

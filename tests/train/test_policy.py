@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints.commits import Retention
+from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.errors import TrainError
 from elasticctl_train.policy import (
     LONGEST_S,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.progress import Notice
 from tests.support.train import programs, ranks

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import DataError, FencedError, RestoreError, SaveError, StateError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy, TrainError

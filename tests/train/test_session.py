@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticctl_store.checkpoints import commits
-from elasticctl_store.checkpoints.commits import Generation
-from elasticctl_store.checkpoints.journal import Writer, read_commits
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.commits import Writer, read_commits
+from elasticctl_store.checkpoints.entries import Generation
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy, policy
 from elasticctl_train.policy import PRIOR_S
@@ -24,7 +24,7 @@ def test_how_often_it_was_interrupted_is_known_from_the_journal(
     storage = LocalStorage(tmp_path)
     first: Generation = Writer.take_over(storage).generation
     long_ago = replace(first, at=time.time() - 5 * PRIOR_S)
-    storage.put(commits.key_of(first.position), [commits.encode(long_ago)])
+    storage.put(entries.key_of(first.position), [entries.encode(long_ago)])
     Writer.take_over(storage)
     monkeypatch.setattr(policy, "SHORTEST_S", 0.01)
     with caplog.at_level(logging.INFO, logger="elasticctl_train"):

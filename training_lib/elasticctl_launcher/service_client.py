@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from elasticctl_store.storage.wire import has_ended
+from elasticctl_store.storage.http import has_ended
 
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
 POLL_TIMEOUT_S = 40.0

@@ -22,7 +22,7 @@ from elasticctl_launcher.folders import OwnFolder
 from elasticctl_launcher.spares import PythonCommand
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError, TrainError
-from elasticctl_store.storage.location import without_secrets
+from elasticctl_store.storage.base import without_secrets
 from elasticctl_store.workspace.listing import Listing, is_digest
 from elasticctl_store.workspace.transfer import explained, unpack
 

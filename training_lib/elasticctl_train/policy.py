@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from elasticctl_store.checkpoints.commits import Retention
+from elasticctl_store.checkpoints.entries import Retention
 from elasticctl_store.errors import TrainError
 
 log = logging.getLogger("elasticctl_train")

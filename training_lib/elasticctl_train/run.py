@@ -15,10 +15,9 @@ from torch.utils.data import Dataset
 
 from elasticctl_store.errors import DataError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import shards
-from elasticctl_train.checkpoint import state as parts
+from elasticctl_train.checkpoint import dtensor, parts
 from elasticctl_train.checkpoint.checkpointer import Restored
-from elasticctl_train.checkpoint.state import Stateful
+from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data import loaders, streams
 from elasticctl_train.data import plan as data
 from elasticctl_train.data.loaders import ElasticLoader, length_of, make_loader
@@ -70,7 +69,7 @@ class Run:
         self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
         if self._parallel:
             self.device = next(model.parameters()).device
-        elif not shards.has_sharded(model):
+        elif not dtensor.has_sharded(model):
             model.to(self.device)
         self._feed = Feed(self.rank, self.world_size)
         self._mark: Any = None  # the state of a stream behind the last step; `feed` has that behind the last batch
@@ -100,7 +99,7 @@ class Run:
     def model(self) -> torch.nn.Module:
         """The model to call: in DistributedDataParallel when there are several ranks, unless it came sharded."""
         given = self._given
-        if self.world_size == 1 or self._parallel or shards.has_sharded(given):
+        if self.world_size == 1 or self._parallel or dtensor.has_sharded(given):
             return given
         return DistributedDataParallel(given)
 

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import torch
 
 from elasticctl_store import storage
-from elasticctl_store.checkpoints import journal
-from elasticctl_store.checkpoints.commits import Commit
+from elasticctl_store.checkpoints import commits
+from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, Restored
@@ -155,7 +155,7 @@ class Session:
         kept = storage.open(url)
         checkpoints = Checkpointer(kept, self.world, keep=self._policy.retention, on_commit=self._committed)
         if self._policy.auto and self.world.rank == 0:
-            first = journal.first_generation(kept)
+            first = commits.first_generation(kept)
             over_s = time.time() - first.at if first else 0.0
             self._between_s = between_interruptions_s(checkpoints.generation - 1, over_s)
         return checkpoints

@@ -1,164 +1,429 @@
-"""The journal's names and format."""
+"""The journal in a storage: who owns the URL, what is committed, what is deleted."""
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import replace
-from itertools import accumulate
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints import commits
-from elasticctl_store.checkpoints.commits import Commit, Generation, ObjectRef, Retention
-from elasticctl_store.errors import DamagedError
-
-SHARE = ObjectRef("data/g000001-n000001-step000000010-ab/share-00000-of-00001.json", 10, "crc32:00000000")
-
-
-def a_commit(position: int, step: int = 10) -> Commit:
-    return Commit(position, 1, position, step, 0, (SHARE,), 1000, 12.5, {"loss": 0.5})
+from elasticctl_store.checkpoints import commits, entries
+from elasticctl_store.checkpoints.commits import Writer, read_commits, read_entries
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
+from elasticctl_store.errors import ExistsError, FencedError, StorageError
+from elasticctl_store.storage import Patience, Storage, all_keys
+from elasticctl_store.storage.local import LocalStorage
 
 
-entries = st.one_of(
-    st.builds(Generation, st.integers(1, 10**11), st.integers(1, 10**6), st.text(), st.text(), st.floats(0, 1e10)),
-    st.builds(a_commit, st.integers(1, 10**11), st.integers(0, 10**9)),
-)
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return LocalStorage(tmp_path)
 
 
-@given(entries)
-def test_an_entry_survives_its_encoding(entry: commits.Entry) -> None:
-    assert commits.decode(commits.encode(entry), entry.position) == entry
+def commit(storage: Storage, writer: Writer, step: int) -> Commit:
+    """A commit with one data object."""
+    key = share(writer, step)
+    storage.put(key, [b"data"])
+    ref = ObjectRef(key, 4, entries.checksum([b"data"]))
+    return writer.append(Commit(0, writer.generation.generation, 0, step, 0, (ref,), 4))
 
 
-@given(entries, st.data())
-@settings(max_examples=200)
-def test_any_changed_byte_and_any_lost_tail_is_noticed(entry: commits.Entry, data: st.DataObject) -> None:
-    encoded = commits.encode(entry)
-    at = data.draw(st.integers(0, len(encoded) - 1))
-    other = data.draw(st.integers(0, 255).filter(lambda byte: byte != encoded[at]))
-    for damaged in (encoded[:at] + bytes([other]) + encoded[at + 1 :], encoded[:at]):
-        with pytest.raises(DamagedError):
-            commits.decode(damaged, entry.position)
+def share(writer: Writer, step: int) -> str:
+    """The key of what a run writes for a step; its saves are numbered as its steps."""
+    mine = writer.generation
+    return entries.share_key(entries.save_folder(mine.generation, step, step, mine.run_id), 0, 1)
 
 
-def test_a_letter_written_in_another_way_is_noticed() -> None:
-    encoded = commits.encode(replace(a_commit(1), metrics={"\ud7ff": 1.0}))
-    assert b"\\ud7ff" in encoded
-    with pytest.raises(DamagedError):
-        commits.decode(encoded.replace(b"\\ud7ff", b"\\uD7ff"), 1)
+def steps(storage: Storage) -> list[int]:
+    return [entry.step for entry in read_commits(storage)]
 
 
-@given(
-    st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: json.dumps(x).encode())
-)
-def test_anything_else_is_damage_and_nothing_worse(data: bytes) -> None:
-    with pytest.raises(DamagedError):
-        commits.decode(data, 1)
+def test_generations_and_commits_are_numbered_and_found_newest_first(storage: Storage) -> None:
+    first = Writer.take_over(storage)
+    assert [commit(storage, first, step).number for step in (10, 20)] == [1, 2]
+    second = Writer.take_over(storage)
+    assert second.generation.generation == 2
+    assert commit(storage, second, 15).number == 3
+    assert steps(storage) == [15, 20, 10]
+    assert [position for position, _ in read_entries(storage)] == [5, 4, 3, 2, 1]
 
 
-def test_an_entry_at_another_position_is_damage() -> None:
-    with pytest.raises(DamagedError, match="journal entry 8"):
-        commits.decode(commits.encode(a_commit(7)), 8)
+def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
+    old = Writer.take_over(storage)
+    for step in (1, 2, 3):
+        commit(storage, old, step)
+    young = Writer.take_over(storage)
+    before = list(all_keys(storage, ""))
+    with pytest.raises(
+        FencedError, match=r"a younger run, generation 2 on .*, has taken over; this one \(generation 1\)"
+    ):
+        commit(storage, old, 4)
+    with pytest.raises(FencedError):
+        old.retire(Retention(1))
+    assert set(before) <= set(all_keys(storage, ""))
+    assert steps(storage) == [3, 2, 1]
+    commit(storage, young, 4)
+    assert steps(storage) == [4, 3, 2, 1]
 
 
-def test_a_newer_format_is_named() -> None:
-    body = {"format": commits.FORMAT + 1, "kind": "commit"}
-    body["sha256"] = commits._digest(body)
-    with pytest.raises(DamagedError, match="another version"):
-        commits.decode(json.dumps(body).encode(), 1)
+def test_a_zombie_stays_fenced_however_much_was_committed_and_deleted_since(storage: Storage) -> None:
+    zombie = Writer.take_over(storage)
+    commit(storage, zombie, 1)
+    young = Writer.take_over(storage)
+    for step in range(2, 8):
+        commit(storage, young, step)
+        young.retire(Retention(1))
+    with pytest.raises(FencedError):
+        commit(storage, zombie, 100)
+    assert steps(storage) == [7]
 
 
-def test_a_generation_is_no_commit() -> None:
-    entry = Generation(3, 1, "ab")
-    with pytest.raises(DamagedError, match="not a commit"):
-        commits.decode_commit(commits.encode(entry), 3)
+def test_of_several_that_take_over_at_once_the_last_one_owns_the_url(storage: Storage) -> None:
+    barrier, writers = threading.Barrier(6), []
+
+    def take_over() -> None:
+        barrier.wait()
+        writers.append(Writer.take_over(storage))
+
+    threads = [threading.Thread(target=take_over) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writers.sort(key=lambda writer: writer.generation.generation)
+    assert [writer.generation.generation for writer in writers] == [1, 2, 3, 4, 5, 6]
+    for fenced in writers[:-1]:
+        with pytest.raises(FencedError):
+            commit(storage, fenced, 1)
+    commit(storage, writers[-1], 2)
+    assert steps(storage) == [2]
 
 
-@given(st.integers(1, 10**11), st.integers(1, 10**11))
-def test_newer_entries_sort_first(a: int, b: int) -> None:
-    assert (commits.key_of(a) < commits.key_of(b)) == (a > b)
-    assert commits.position_of(commits.key_of(a)) == a
+def test_retiring_keeps_the_last_and_the_data_of_no_other(storage: Storage) -> None:
+    writer = Writer.take_over(storage)
+    for step in range(1, 6):
+        commit(storage, writer, step)
+        writer.retire(Retention(2))
+        assert steps(storage) == list(range(step, max(0, step - 2), -1))
+    folders = {entries.folder_of(key) for key in all_keys(storage, entries.DATA)}
+    assert folders == {entry.folder for entry in read_commits(storage)}
 
 
-@pytest.mark.parametrize(
-    "key", ["journal/", "journal/1.json", "journal/99999999999x.json", "data/999999999998.json",
-            "journal/999999999998.json.ab12cd34.partial", "journal/９９９９９９９９９９９９.json"]  # noqa: RUF001
-)  # fmt: skip
-def test_a_strangers_key_has_no_position(key: str) -> None:
-    assert commits.position_of(key) is None
+def test_a_younger_run_retires_what_older_ones_left(storage: Storage) -> None:
+    old = Writer.take_over(storage)
+    for step in range(1, 5):
+        commit(storage, old, step)
+    young = Writer.take_over(storage)
+    commit(storage, young, 5)
+    young.retire(Retention(3))
+    assert steps(storage) == [5, 4, 3]
 
 
-def test_names_of_a_save_belong_together() -> None:
-    folder = commits.save_folder(3, 2, 120, "ab12cd34")
-    share = commits.share_key(folder, 1, 3)
-    assert share == "data/g000003-n000002-step000000120-ab12cd34/share-00001-of-00003.json"
-    assert commits.tensors_key(share).endswith("share-00001-of-00003.safetensors")
-    assert commits.folder_of(share) == commits.folder_of(commits.tensors_key(share)) == folder
-    assert commits.number_of(folder) == 2
-    assert commits.number_of(commits.save_folder(3, 12_345_678, 1, "ab12cd34")) == 12_345_678
-    assert commits.number_of("data/mnist/") is None
+def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(storage: Storage) -> None:
+    storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00002.safetensors", [b"half"])
+    storage.put("data/g000001-n000009-step000000009-dead/share-00001-of-00002.json.12ab.partial", [b"ha"])
+    writer = Writer.take_over(storage)
+    assert len(list(all_keys(storage, entries.DATA))) == 2
+    newest = commit(storage, writer, 1)
+    writer.retire(Retention(3))
+    assert [entries.folder_of(key) for key in all_keys(storage, entries.DATA)] == [newest.folder]
 
 
-histories = st.lists(
-    st.tuples(st.floats(0.5, 20), st.one_of(st.none(), st.integers(0, 5).map(float), st.just(math.nan))), min_size=1
-).map(
-    lambda rows: [
-        replace(a_commit(position), at=at, metrics={} if metric is None else {"loss": metric})
-        for position, (at, (_, metric)) in enumerate(zip(accumulate(gap for gap, _ in rows), rows, strict=True), 1)
-    ]
-)
-retentions = st.builds(
-    Retention,
-    st.integers(-1, 5),
-    st.one_of(st.none(), st.floats(1, 50)),
-    st.integers(0, 4),
-    st.just("loss"),
-    st.sampled_from(["min", "max"]),
-)
+def test_entries_that_killed_runs_were_at_are_swept_and_no_younger_ones(storage: Storage) -> None:
+    def partial(position: int) -> str:
+        key = f"{entries.key_of(position)}.12ab34cd.partial"
+        storage.put(key, [b'{"at":'])
+        return key
+
+    commit(storage, Writer.take_over(storage), 1)
+    dead = [partial(position) for position in (1, 2, 3)]
+    writer = Writer.take_over(storage)
+    alive = partial(writer.generation.position + 2)
+    commit(storage, writer, 2)
+    assert set(dead) <= set(all_keys(storage, entries.JOURNAL))
+    writer.retire(Retention(3))
+    assert [key for key in all_keys(storage, entries.JOURNAL) if key.endswith(".partial")] == [alive]
+    assert steps(storage) == [2, 1]
 
 
-@given(histories, retentions)
-@settings(deadline=None)
-def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: Retention) -> None:
-    gone = commits.expired(list(reversed(history)), keep)
-    assert gone == sorted(gone, key=lambda commit: commit.position)
-    kept = [commit for commit in history if commit not in gone]
-    last = history[-max(1, keep.last) :]
-    assert all(commit in kept for commit in last)
-    others = [commit for commit in kept if commit not in last]
-    if keep.every_s is None:
-        assert len(others) <= keep.best
-    else:
-        times = [commit.at for commit in kept]
-        for commit in history:  # nothing is farther than the interval from one that was kept at or before its time
-            assert any(0 <= commit.at - at < keep.every_s or at == commit.at for at in times)
-    measured = [commit.metrics["loss"] for commit in history if math.isfinite(commit.metrics.get("loss", math.nan))]
-    best = sorted(measured, reverse=keep.mode == "max")[: keep.best]
-    values = [commit.metrics.get("loss", math.nan) for commit in kept]
-    assert all(values.count(value) >= best.count(value) for value in best)
+def test_a_failed_save_of_this_run_is_swept_when_asked(storage: Storage) -> None:
+    writer = Writer.take_over(storage)
+    commit(storage, writer, 1)
+    writer.retire(Retention(3))
+    failed = share(writer, 2)
+    storage.put(failed, [b"half"])
+    commit(storage, writer, 3)
+    writer.retire(Retention(3))
+    assert failed in list(all_keys(storage, entries.DATA))
+    writer.sweep_again()
+    writer.retire(Retention(3))
+    assert failed not in list(all_keys(storage, entries.DATA))
 
 
-@given(histories, retentions)
-@settings(deadline=None)
-def test_deleting_on_the_way_comes_to_the_same(history: list[Commit], keep: Retention) -> None:
-    kept: list[Commit] = []
-    for commit in history:
-        kept.append(commit)
-        for old in commits.expired(kept, keep):
-            kept.remove(old)
-    at_once = commits.expired(history, keep)
-    assert kept == [commit for commit in history if commit not in at_once]
+def test_what_no_save_has_made_is_never_deleted(storage: Storage) -> None:
+    theirs = ["data/mnist/train.bin", "data/labels.csv", "data/g1-n1-step1-x/y", "data/gallery/step1/image.png"]
+    for key in theirs:
+        storage.put(key, [b"somebody's data set"])
+    writer = Writer.take_over(storage)
+    for step in (1, 2, 3):
+        commit(storage, writer, step)
+        writer.sweep_again()
+        writer.retire(Retention(1))
+    assert [key for key in all_keys(storage, entries.DATA) if not key.startswith("data/g000001-")] == sorted(theirs)
 
 
-def test_of_equally_good_commits_the_newer_is_kept() -> None:
-    history = [replace(a_commit(n), metrics={"loss": value}) for n, value in enumerate([0.5, 0.1, 0.1, 0.7, 0.9], 1)]
-    gone = commits.expired(history, Retention(1, None, 1, "loss", "min"))
-    assert [commit.position for commit in gone] == [1, 2, 4]
+def test_a_save_that_other_ranks_are_at_already_is_not_swept(storage: Storage) -> None:
+    writer = Writer.take_over(storage)
+    commit(storage, writer, 1)
+    ahead = share(writer, 2)
+    storage.put(ahead, [b"rank 1 was faster"])
+    writer.retire(Retention(3))
+    assert ahead in list(all_keys(storage, entries.DATA))
+    commit(storage, writer, 3)
+    writer.sweep_again()
+    writer.retire(Retention(3))
+    assert ahead not in list(all_keys(storage, entries.DATA))
 
 
-def test_a_checksum_is_over_the_concatenation() -> None:
-    assert commits.checksum([b"123456789"]) == "crc32:cbf43926"  # the check value of CRC-32/ISO-HDLC
-    assert commits.checksum([b"1234", memoryview(b"56789")]) == commits.checksum([b"123456789"])
+def test_a_run_that_is_held_up_while_it_sweeps_deletes_nothing_of_a_younger_one(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+
+    class HeldUp(LocalStorage):
+        """Who first lists the data is overtaken before the answer comes."""
+
+        overtaken = False
+
+        def list(self, prefix: str, *, after: str = "") -> list[str]:
+            if prefix == entries.DATA and not HeldUp.overtaken:
+                HeldUp.overtaken = True
+                commit(storage, Writer.take_over(storage), 7)
+            return super().list(prefix, after=after)
+
+    old = Writer.take_over(HeldUp(tmp_path))
+    commit(storage, old, 1)
+    with pytest.raises(FencedError):
+        old.retire(Retention(1))
+    kept = {entry.folder for entry in read_commits(storage)}
+    assert steps(storage)[-1] == 1
+    assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == kept
+
+
+def test_a_run_that_is_held_up_while_it_retires_deletes_no_more_than_what_it_was_at(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+
+    class HeldUp(LocalStorage):
+        """Is overtaken while it deletes its first entry."""
+
+        overtaken = False
+
+        def delete(self, keys: Sequence[str]) -> None:
+            if not HeldUp.overtaken:
+                HeldUp.overtaken = True
+                Writer.take_over(storage)
+            super().delete(keys)
+
+    storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00001.json", [b"left over"])
+    old = Writer.take_over(HeldUp(tmp_path))
+    for step in range(1, 6):
+        commit(storage, old, step)
+    with pytest.raises(FencedError):
+        old.retire(Retention(1))
+    assert steps(storage) == [5, 4, 3, 2]
+    assert len({entries.folder_of(key) for key in all_keys(storage, entries.DATA)}) == 5
+
+
+def test_what_another_version_has_written_is_neither_passed_over_nor_deleted(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(entries, "FORMAT", entries.FORMAT + 1)
+        theirs = commit(storage, Writer.take_over(storage), 1)
+    before = list(all_keys(storage, ""))
+    with pytest.raises(StorageError, match=r"entry 2: written by another version .*; go on with that version, or give"):
+        Writer.take_over(storage)
+    assert list(all_keys(storage, "")) == before
+    assert theirs.folder in {entries.folder_of(key) for key in before}
+
+
+def test_a_damaged_entry_is_passed_over_and_reported(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    writer = Writer.take_over(storage)
+    commit(storage, writer, 1)
+    newest = commit(storage, writer, 2)
+    storage.put(entries.key_of(newest.position), [storage.get(entries.key_of(newest.position))[:-3]])
+    with caplog.at_level(logging.WARNING):
+        assert steps(storage) == [1]
+    assert "journal entry 3" in caplog.text
+    younger = Writer.take_over(storage)
+    assert (younger.generation.position, younger.generation.generation) == (4, 2)
+    commit(storage, younger, 3)
+    younger.retire(Retention(3))
+    assert steps(storage) == [3, 1]
+
+
+def test_a_strangers_file_in_the_journal_does_no_harm(storage: Storage) -> None:
+    storage.put("journal/README", [b"hello"])
+    storage.put("journal/000000000000.json.12ab.partial", [b"{"])
+    writer = Writer.take_over(storage)
+    commit(storage, writer, 1)
+    writer.retire(Retention(1))
+    assert steps(storage) == [1]
+
+
+def test_the_newest_of_many_commits_is_on_the_first_page(storage: Storage, tmp_path: Path) -> None:
+    class Counting:
+        """Counts pages."""
+
+        url, pages = storage.url, 0
+
+        def list(self, prefix: str, *, after: str = "") -> list[str]:
+            Counting.pages += 1
+            return storage.list(prefix, after=after)
+
+        def get(self, key: str) -> bytes:
+            return storage.get(key)
+
+    (tmp_path / "journal").mkdir()
+    for position in range(1, 2_501):
+        entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, ""),), 0)
+        (tmp_path / entries.key_of(position)).write_bytes(entries.encode(entry))
+    assert next(read_commits(Counting())).step == 2_500  # type: ignore[arg-type]
+    assert Counting.pages == 1
+
+
+def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(storage: Storage, tmp_path: Path) -> None:
+    old = Writer.take_over(storage)
+    commit(storage, old, 1)
+
+    class Slow(LocalStorage):
+        """The first create takes so long that the position is taken, and freed again."""
+
+        waited = False
+
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+            if not Slow.waited:
+                Slow.waited = True
+                for step in (2, 3):
+                    commit(storage, old, step)
+                    old.retire(Retention(last=1))
+            return super().put(key, parts, if_absent=if_absent)
+
+    young = Writer.take_over(Slow(tmp_path))
+    with pytest.raises(FencedError):
+        commit(storage, old, 4)
+    commit(storage, young, 5)
+    assert steps(storage) == [5, 3]
+
+
+def test_an_entry_that_is_retired_while_it_is_looked_at_still_counts(storage: Storage, tmp_path: Path) -> None:
+    old = Writer.take_over(storage)
+    commit(storage, old, 1)
+
+    class Slow(LocalStorage):
+        """The newest entry goes away between the listing and its reading."""
+
+        waited = False
+
+        def get(self, key: str) -> bytes:
+            if not Slow.waited:
+                Slow.waited = True
+                commit(storage, old, 2)
+                old.retire(Retention(last=1))
+            return super().get(key)
+
+    young = Writer.take_over(Slow(tmp_path))
+    with pytest.raises(FencedError):
+        commit(storage, old, 3)
+    commit(storage, young, 4)
+    assert steps(storage) == [4, 2]
+
+
+def test_a_commit_that_was_written_and_never_confirmed_is_taken_in(storage: Storage, tmp_path: Path) -> None:
+    class Silent(LocalStorage):
+        """Writes the entry of step 2, and fails."""
+
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+            crc = super().put(key, parts, if_absent=if_absent)
+            if b'"step":2}' in b"".join(parts):
+                raise StorageError("no answer")
+            return crc
+
+    writer = Writer.take_over(Silent(tmp_path))
+    commit(storage, writer, 1)
+    writer.retire(Retention(last=3))
+    with pytest.raises(StorageError, match="no answer"):
+        commit(storage, writer, 2)
+    third = commit(storage, writer, 3)
+    assert (third.number, steps(storage)) == (3, [3, 2, 1])
+    writer.retire(Retention(last=1))
+    assert steps(storage) == [3]
+    assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == {third.folder}
+
+
+class Refusing(LocalStorage):
+    """Says so many times of an entry of that kind that it is there already; with `after`, once it has written it."""
+
+    def __init__(self, root: Path, times: int, *, kind: bytes, after: bool = False) -> None:
+        super().__init__(root)
+        self.left, self.kind, self.after, self.refused = times, b'"kind":"%s"' % kind, after, 0
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+        if self.kind not in b"".join(parts) or self.left == self.refused:
+            return super().put(key, parts, if_absent=if_absent)
+        self.refused += 1
+        if self.after:
+            super().put(key, parts, if_absent=if_absent)
+        raise ExistsError(f"{key} is already there")
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "_PATIENCE", Patience(tries=4, first_pause_s=0.001))
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_service_that_refuses_every_entry_is_not_asked_for_ever(tmp_path: Path) -> None:
+    refusing = Refusing(tmp_path, 99, kind=b"generation")
+    with pytest.raises(StorageError, match="next entry of its journal was refused 4 times as being there already"):
+        Writer.take_over(refusing)
+    assert refusing.refused == 4
+    writer = Writer.take_over(Refusing(tmp_path, 99, kind=b"commit"))
+    with pytest.raises(StorageError, match="was refused 4 times") as refused:
+        commit(refusing, writer, 1)
+    assert not isinstance(refused.value, FencedError)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("kind", [b"generation", b"commit", b"moved"])
+def test_an_entry_that_is_refused_for_nothing_is_no_fence(tmp_path: Path, kind: bytes) -> None:
+    storage = Refusing(tmp_path, 2, kind=kind)
+    writer = Writer.take_over(storage)
+    assert commit(storage, writer, 1).number == 1
+    writer.close("s3://bucket/elsewhere")
+    assert storage.refused == 2
+    assert [position for position, _ in read_entries(storage)] == [3, 2, 1]
+
+
+def test_a_commit_that_is_refused_although_it_was_written_is_made_once(tmp_path: Path) -> None:
+    storage = Refusing(tmp_path, 1, kind=b"commit", after=True)
+    writer = Writer.take_over(storage)
+    assert [commit(storage, writer, step).number for step in (1, 2)] == [1, 2]
+    assert steps(storage) == [2, 1]
+
+
+def test_an_entry_that_is_damaged_on_its_way_only_is_read_again(storage: Storage, tmp_path: Path) -> None:
+    class Noisy(LocalStorage):
+        """Inverts a bit of every other entry that is read."""
+
+        reads = 0
+
+        def get(self, key: str) -> bytes:
+            Noisy.reads += 1
+            data = super().get(key)
+            return bytes([data[0] ^ 1]) + data[1:] if Noisy.reads % 2 else data
+
+    writer = Writer.take_over(storage)
+    for step in (1, 2):
+        commit(storage, writer, step)
+    assert steps(Noisy(tmp_path)) == [2, 1]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from elasticctl_store import storage as storages
-from elasticctl_store.checkpoints import commits, transfer, verify
-from elasticctl_store.checkpoints.commits import Commit, Moved, ObjectRef
-from elasticctl_store.checkpoints.journal import Writer, moved_to, read_commits, read_entries
+from elasticctl_store.checkpoints import entries, transfer, verify
+from elasticctl_store.checkpoints.commits import Writer, moved_to, read_commits, read_entries
+from elasticctl_store.checkpoints.entries import Commit, Moved, ObjectRef
 from elasticctl_store.checkpoints.transfer import Carried, Load, carry, newest
 from elasticctl_store.errors import DamagedError, FencedError, MovedError, StorageError
 from elasticctl_store.storage import Storage, all_keys
@@ -208,7 +208,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for rank in range(4):
         key = f"data/g1-x/share-{rank:05d}-of-00004.json"
         source.put(key, [data])
-        refs.append(ObjectRef(key, len(data), commits.checksum([data])))
+        refs.append(ObjectRef(key, len(data), entries.checksum([data])))
     commit = Writer.take_over(source).append(Commit(0, 1, 0, 1, 0, tuple(refs), 4 * len(data)))
     del data
     tracemalloc.start()

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from elasticctl_store.checkpoints import verify
 from elasticctl_store.checkpoints.boxes import Box
-from elasticctl_store.checkpoints.commits import Commit
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.checkpoints.verify import Piece, Tensor
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage.local import LocalStorage
@@ -230,5 +230,5 @@ def test_a_tensor_that_is_cut_up_over_ranks_is_whole_again(tmp_path: Path) -> No
 
 
 def test_it_takes_no_torch() -> None:
-    probe = "import sys; from elasticctl_train import archive; assert not {'torch', 'numpy'} & sys.modules.keys()"
+    probe = "import sys; from elasticctl_store.checkpoints import verify; assert not {'torch', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", probe], check=True)

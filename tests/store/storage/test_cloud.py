@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage.cloud import Body, total_bytes
-from elasticctl_store.storage.wire import Answer
+from elasticctl_store.storage.http import Answer
 
 
 @settings(max_examples=50, deadline=None)

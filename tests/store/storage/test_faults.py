@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from elasticctl_store.checkpoints import commits
-from elasticctl_store.checkpoints.commits import Commit, ObjectRef
-from elasticctl_store.checkpoints.journal import read_commits, read_entries
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.commits import read_commits, read_entries
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.errors import ExistsError, FencedError, StorageError
 from elasticctl_store.storage import Storage, all_keys, gcs, s3
 from elasticctl_store.storage import cloud as clouds
@@ -217,7 +217,7 @@ def test_the_newest_of_many_commits_is_found_with_two_requests(cloud: Cloud, mon
     storage = cloud.open()
     for position in range(1, 31):
         entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, ""),), 0)
-        storage.put(commits.key_of(position), [commits.encode(entry)])
+        storage.put(entries.key_of(position), [entries.encode(entry)])
     cloud.gate.seen.clear()
     assert next(read_commits(storage)).step == 30
     assert len(cloud.gate.seen) == 2  # a page, and the entry

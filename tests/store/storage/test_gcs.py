@@ -17,10 +17,10 @@ from google.oauth2 import service_account
 
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import Storage, gcs_words, location
+from elasticctl_store.storage import Storage, base, gcs_responses
 from elasticctl_store.storage.cloud import CloudStorage
 from elasticctl_store.storage.gcs import Gcs
-from elasticctl_store.storage.wire import Answer
+from elasticctl_store.storage.http import Answer
 from tests.support import servers
 from tests.support.clouds import QUICK, Cloud
 from tests.support.gate import Fault, Seen, first
@@ -33,8 +33,8 @@ class TestGcsStorage(StorageContract):
         return gs.open()
 
 
-def place_of(cloud: Cloud) -> location.Location:
-    return location.parse(cloud.url, ("endpoint",))
+def place_of(cloud: Cloud) -> base.Location:
+    return base.parse(cloud.url, ("endpoint",))
 
 
 def test_what_is_written_is_what_googles_own_client_reads(gs: Cloud) -> None:
@@ -198,7 +198,7 @@ def test_a_bucket_that_is_not_there_is_said_so(gs: Cloud) -> None:
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
 def test_an_endpoint_that_is_no_gcs_is_said_so(body: bytes) -> None:
     with pytest.raises(StorageError, match="something that is not GCS's JSON"):
-        gcs_words.parse(Answer(200, {}, body))
+        gcs_responses.parse(Answer(200, {}, body))
 
 
 def test_without_googles_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

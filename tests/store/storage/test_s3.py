@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from elasticctl_store import storage as storages
-from elasticctl_store.checkpoints import commits
-from elasticctl_store.checkpoints.journal import Writer
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.commits import Writer
 from elasticctl_store.errors import ExistsError, StorageError
-from elasticctl_store.storage import Storage, all_keys, location, s3_words
+from elasticctl_store.storage import Storage, all_keys, base, s3_responses
 from elasticctl_store.storage import s3 as s3_module
-from elasticctl_store.storage.retry import Verdict
+from elasticctl_store.storage.http import Answer, Request, Verdict
 from elasticctl_store.storage.s3 import Signer
-from elasticctl_store.storage.wire import Answer, Request
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import servers
 from tests.support.clouds import QUICK, Cloud
@@ -54,7 +53,7 @@ def boto(s3: Cloud) -> Any:
 
 def name_of(cloud: Cloud, key: str) -> str:
     """An object's name in the bucket."""
-    return location.parse(cloud.url, ("endpoint", "region")).prefix + key
+    return base.parse(cloud.url, ("endpoint", "region")).prefix + key
 
 
 def uploads(boto: Any, cloud: Cloud) -> list[str]:
@@ -120,8 +119,8 @@ def test_an_error_behind_a_status_of_success_is_heard(s3: Cloud) -> None:
 
 
 def test_uploads_of_killed_runs_are_aborted_by_the_next(s3: Cloud, boto: Any) -> None:
-    ours = commits.share_key(commits.save_folder(1, 1, 10, "ab12cd34"), 0, 1)
-    for key in (ours, commits.tensors_key(ours), "data/imagenet/train.tar", "packs/of-a-workspace"):
+    ours = entries.share_key(entries.save_folder(1, 1, 10, "ab12cd34"), 0, 1)
+    for key in (ours, entries.tensors_key(ours), "data/imagenet/train.tar", "packs/of-a-workspace"):
         boto.create_multipart_upload(Bucket=servers.BUCKET, Key=name_of(s3, key))
     boto.create_multipart_upload(Bucket=servers.BUCKET, Key="of another job")
     Writer.take_over(s3.open())
@@ -158,13 +157,13 @@ def test_the_endpoint_comes_from_the_url_or_the_environment(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    signer = Signer(location.parse(url, ("endpoint", "region")))
+    signer = Signer(base.parse(url, ("endpoint", "region")))
     assert (signer.origin, signer.path) == (origin, path)
 
 
 def test_credentials_go_into_headers_that_no_log_shows(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
-    signer = Signer(location.parse("s3://bkt/x?region=eu-west-1", ("endpoint", "region")))
+    signer = Signer(base.parse("s3://bkt/x?region=eu-west-1", ("endpoint", "region")))
     headers = signer.sign(Request("PUT", "/x", {"if-none-match": "*"}))
     assert headers["X-Amz-Security-Token"] == "a-token"
     assert headers["X-Amz-Content-SHA256"] == "UNSIGNED-PAYLOAD"
@@ -336,12 +335,12 @@ def test_a_bucket_that_is_not_there_is_said_so(s3: Cloud) -> None:
 
 def test_an_endpoint_that_is_no_s3_is_said_so(s3: Cloud) -> None:
     with pytest.raises(StorageError, match="something that is not S3's XML"):
-        s3_words.parse(b"<html><p>welcome</html>")
+        s3_responses.parse(b"<html><p>welcome</html>")
 
 
 def test_an_error_behind_spaces_is_heard() -> None:
     body = b" " * 400 + b"\r\n<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"
-    assert s3_words.judge(Answer(200, {}, body)) is Verdict.TEMPORARY
+    assert s3_responses.judge(Answer(200, {}, body)) is Verdict.TEMPORARY
 
 
 def test_a_service_without_checksums_can_be_used(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

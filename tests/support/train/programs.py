@@ -21,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
 from elasticctl_store import storage as storages
-from elasticctl_store.checkpoints.commits import Commit, ObjectRef, Retention
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
 from elasticctl_store.errors import SaveError, StorageError
 from elasticctl_store.storage import Storage, cloud, s3
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import shares, state
+from elasticctl_train.checkpoint import parts, shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from elasticctl_train.dist import join
 
@@ -250,6 +250,6 @@ def step_wrapped(url: str, how: str, outcome: str) -> None:
         for parameter in model.parameters():
             parameter.add_(1.0)
         run.step()
-        layers = [type(layer).__name__ for layer in state.layers(run.model)]
+        layers = [type(layer).__name__ for layer in parts.layers(run.model)]
     if run.is_main:
         Path(outcome).write_text(json.dumps([run.steps_done, total, layers]))

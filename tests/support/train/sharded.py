@@ -15,8 +15,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from elasticctl_store import storage
-from elasticctl_store.checkpoints.commits import Commit
-from elasticctl_store.checkpoints.journal import Writer
+from elasticctl_store.checkpoints.commits import Writer
+from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy

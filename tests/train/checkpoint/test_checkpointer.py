@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_store.checkpoints.commits import DATA, Commit, folder_of
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import DATA, Commit, folder_of
 from elasticctl_store.errors import FencedError, StateError, StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support.train import programs, ranks

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore
 from tests.support.train import ranks, sharded

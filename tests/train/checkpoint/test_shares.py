@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_store.checkpoints import boxes, commits
-from elasticctl_store.checkpoints.commits import Commit
+from elasticctl_store.checkpoints import boxes, entries
+from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DamagedError, MissingError, SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
@@ -24,7 +24,7 @@ from elasticctl_train.checkpoint import buffers, restore, shares
 from elasticctl_train.checkpoint.buffers import Copier
 from tests.support.train.states import same, trees
 
-FOLDER = commits.save_folder(1, 1, 5, "ab12cd34")
+FOLDER = entries.save_folder(1, 1, 5, "ab12cd34")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def make(state: Mapping[str, Any], local: dict[str, Any], rank: int, world_size:
 def write(storage: Storage, state: Mapping[str, Any], locals_: list[dict[str, Any]], **options: Any) -> None:
     for rank, local in enumerate(locals_):
         share = make(state, local, rank, len(locals_), **options)
-        share.write(storage, commits.share_key(FOLDER, rank, len(locals_)))
+        share.write(storage, entries.share_key(FOLDER, rank, len(locals_)))
 
 
 def gather(storage: Storage, world_size: int) -> Commit:
@@ -78,7 +78,7 @@ def test_what_belongs_to_rank_0_comes_from_rank_0(storage: Storage) -> None:
     for rank in range(2):
         state = {"model": {"w": torch.ones(9), "mean": torch.tensor(float(rank))}, "ema": torch.tensor(float(rank))}
         share = make(state, {}, rank, 2, rank_0_only={"model/mean", "ema"})
-        share.write(storage, commits.share_key(FOLDER, rank, 2))
+        share.write(storage, entries.share_key(FOLDER, rank, 2))
     read, _ = restore.read_alone(storage, gather(storage, 2), 1)
     assert same(read, {"model": {"w": torch.ones(9), "mean": torch.tensor(0.0)}, "ema": torch.tensor(0.0)})
 
@@ -86,14 +86,14 @@ def test_what_belongs_to_rank_0_comes_from_rank_0(storage: Storage) -> None:
 def test_ranks_that_hold_different_states_are_found_out(storage: Storage) -> None:
     for rank in range(2):
         share = make({"model": torch.ones(3 + rank)}, {}, rank, 2)
-        share.write(storage, commits.share_key(FOLDER, rank, 2))
+        share.write(storage, entries.share_key(FOLDER, rank, 2))
     with pytest.raises(SaveError, match="the ranks' states differ"):
         gather(storage, 2)
 
 
 def test_a_share_that_does_not_come_is_named(storage: Storage) -> None:
-    make({}, {}, 0, 3).write(storage, commits.share_key(FOLDER, 0, 3))
-    make({}, {}, 2, 3).write(storage, commits.share_key(FOLDER, 2, 3))
+    make({}, {}, 0, 3).write(storage, entries.share_key(FOLDER, 0, 3))
+    make({}, {}, 2, 3).write(storage, entries.share_key(FOLDER, 2, 3))
     with pytest.raises(SaveError, match="the share of rank 1 did not come within 0 s"):
         shares.gather(storage, FOLDER, 3, threading.Event(), timeout_s=0)
     abandon = threading.Event()

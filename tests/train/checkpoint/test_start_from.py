@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import MissingError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy

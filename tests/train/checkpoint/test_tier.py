@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_store.checkpoints.commits import ObjectRef
+from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.errors import NoMemoryError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import buffers, local_tier

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from elasticctl_store.checkpoints.commits import Commit
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import RestoreError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import ElasticDataLoader

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from elasticctl_store.checkpoints.journal import read_commits
+from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.errors import RestoreError, TrainError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.hooks.transformers import ElasticCallback

@@ -1,256 +1,331 @@
-"""The journal of a storage URL: names, format and choice of its entries. Pure: no I/O, no clock.
-
-    journal/<999999999999 - position>.json    one entry each; a listing gives the newest first
-    data/<save>/share-00000-of-00003.json     what one rank wrote: its digests, and its part of the state tree
-    data/<save>/share-00000-of-00003.safetensors
-
-An entry is created only if its position is free, and there are three kinds. A run *takes over* by appending a
-`Generation`; a checkpoint becomes visible when its `Commit` is appended, after all its data; a `Moved` closes the
-journal. A run appends right behind its own last entry, so if anybody has taken over since, that position is taken and
-the append is refused: this one precondition is both the commit and the fence against zombies. Generation entries are
-therefore never deleted (some 200 bytes for each restart). Nothing points at the newest commit: a listing finds it, and
-its checksums tell if it is whole.
-"""
+"""The journal in a storage: take over, append commits, find the newest, retire the old. See `commits` for the rules."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+import logging
+import random
+import secrets
+import socket
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import islice
 
-from elasticctl_store.errors import DamagedError, FormatError
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.entries import Commit, Generation, Moved, Retention
+from elasticctl_store.errors import (
+    DamagedError,
+    ExistsError,
+    FencedError,
+    FormatError,
+    MissingError,
+    MovedError,
+    StorageError,
+)
+from elasticctl_store.parallel import each
+from elasticctl_store.storage import Patience, Storage, all_keys
 
-FORMAT = 2
-JOURNAL = "journal/"
-DATA = "data/"
-_TOP = 999_999_999_999
-_SAVE = re.compile(rf"{DATA}g\d{{6,}}-n(\d{{6,}})-step\d{{9,}}-[^/]+/", re.ASCII)
+log = logging.getLogger("elasticctl_train")
 
-
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
-    """A data object and what it must be: `checksum` is `crc32:` and eight hex digits."""
-
-    key: str
-    size_bytes: int
-    checksum: str
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A run took over the URL at `position`; `at` is in seconds since the epoch, UTC."""
-
-    position: int
-    generation: int
-    run_id: str
-    host: str = ""
-    at: float = 0.0
+_PATIENCE = Patience(longest_pause_s=2.0)
+"""Of who is told that an entry is there already: another run's that was faster, or none at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A whole checkpoint. `shares` holds one share document for each rank that wrote, in order of rank.
+def read_entries(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError]]:
+    """Yield (position, entry) newest first, as far as asked; an entry that is damaged is yielded as its error."""
+    for position, entry in _scan(storage):
+        if entry is not None:  # retired since the page was listed
+            yield position, entry
 
-    `number` counts the commits of this URL from 1; `size_bytes` is all its data; `metrics` the user's own numbers.
+
+def read_commits(storage: Storage) -> Iterator[Commit]:
+    """Yield the commits newest first; damaged entries are logged and passed over."""
+    for _, entry in read_entries(storage):
+        if isinstance(entry, DamagedError):
+            log.warning("%s: %s; passed over", storage.url, entry)
+        elif isinstance(entry, Commit):
+            yield entry
+
+
+def first_generation(storage: Storage) -> Generation | None:
+    """Who took over the URL first, and when; None when that cannot be told. Reads one object."""
+    try:
+        entry = read_entry(storage, 1)
+    except (DamagedError, MissingError):
+        return None
+    return entry if isinstance(entry, Generation) else None
+
+
+def remove(storage: Storage, commit: Commit) -> None:
+    """Delete a commit: the entry first, then its data, so that what is listed is whole.
+
+    Not the newest entry of a journal that a run still appends to: its position would be taken once more, and the fence
+    between two runs is that this never happens. Raises StorageError.
     """
+    storage.delete([entries.key_of(commit.position)])
+    storage.delete(list(all_keys(storage, commit.folder)))
 
-    position: int
-    generation: int
-    number: int
-    step: int
-    epoch: int
-    shares: tuple[ObjectRef, ...]
-    size_bytes: int
-    at: float = 0.0
-    metrics: Mapping[str, float] = field(default_factory=dict)
+
+class Writer:
+    """The one run that may append, until another takes over. Used by rank 0 alone, by one thread at a time."""
+
+    def __init__(self, storage: Storage, mine: Generation, commits_so_far: int) -> None:
+        self._storage = storage
+        self._mine = mine
+        self._tail = mine.position
+        self._number = commits_so_far
+        self._commits: list[Commit] | None = None
+        self._saves = 0
+        self._swept = False
+
+    @classmethod
+    def take_over(cls, storage: Storage) -> Writer:
+        """Append a new generation, which fences every older run. Raises StorageError, MovedError where closed."""
+        run_id, host = secrets.token_hex(4), socket.gethostname()
+        for _ in _tries(storage):
+            position, generation, number = _newest(storage)
+            mine = Generation(position + 1, generation + 1, run_id, host, time.time())
+            try:
+                storage.put(entries.key_of(mine.position), [entries.encode(mine)], if_absent=True)
+            except ExistsError:
+                continue  # another run was faster: take over from that one
+            if _is_outrun(storage, mine):
+                continue
+            _check_precondition(storage, mine)
+            break
+        _discard_unfinished(storage)
+        return cls(storage, mine, number)
 
     @property
-    def folder(self) -> str:
-        """The prefix all its data is stored under."""
-        return folder_of(self.shares[0].key)
+    def generation(self) -> Generation:
+        """This run's own entry."""
+        return self._mine
+
+    def append(self, commit: Commit) -> Commit:
+        """Make a checkpoint visible, behind this run's last entry; returns it with the position and number it got.
+
+        Raises FencedError when another run has taken over.
+        """
+        while True:
+            commit = replace(commit, position=self._tail + 1, number=self._number + 1)
+            created = self._create(commit)
+            earlier = commit if created else self._own_commit(commit.position)
+            if earlier is None:
+                raise self._fenced()
+            self._add(earlier)
+            if earlier.folder == commit.folder:
+                return earlier
+            # It is of a save that failed because the storage never said that it had worked.
+
+    def close(self, to: str) -> None:
+        """Append that the job goes on at the URL `to`: no run can take over or commit here any more.
+
+        Raises FencedError, with nothing closed, when another run has taken over.
+        """
+        entry = Moved(self._tail + 1, self._mine.generation, to, time.time())
+        if not self._create(entry):
+            raise self._fenced()
+
+    def retire(self, keep: Retention) -> None:
+        """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
+
+        The first call also deletes what killed runs left: data no commit refers to, entries half-written. Raises
+        FencedError, and deletes nothing more, when another run has taken over: that is looked at before each commit
+        that goes.
+        """
+        if self._commits is None:
+            self._commits = list(read_commits(self._storage))
+        strays = [] if self._swept else self._strays({commit.folder for commit in self._commits})
+        for old in entries.expired(self._commits, keep):
+            self._check_fence()
+            remove(self._storage, old)
+            self._commits.remove(old)
+        if strays:
+            self._check_fence()  # they were listed before it, so nothing is among them that a younger run stores
+            self._storage.delete(strays)
+        self._swept = True
+
+    def sweep_again(self) -> None:
+        """Let the next `retire` look for leftovers once more: a save of this run has failed half-way."""
+        self._swept = False
+
+    def _strays(self, kept: Collection[str]) -> list[str]:
+        """What saves have left outside the folders `kept`, but for later saves of this run: ranks may be at one.
+
+        And entries that older runs were killed at.
+        """
+        found = []
+        for key in all_keys(self._storage, entries.DATA):
+            folder = entries.folder_of(key)
+            number = entries.number_of(folder)
+            if number is None or folder in kept:
+                continue
+            if number <= self._saves or entries.run_of(folder) != self._mine.run_id:
+                found.append(key)
+        for key in all_keys(self._storage, entries.JOURNAL):
+            position = entries.position_of_partial(key)
+            if position is not None and position <= self._mine.position:  # those behind it are younger runs' or our own
+                found.append(key)
+        return found
+
+    def _add(self, commit: Commit) -> None:
+        self._tail, self._number = commit.position, commit.number
+        self._saves = entries.number_of(commit.folder) or 0
+        if self._commits is not None:
+            self._commits.append(commit)
+
+    def _own_commit(self, position: int) -> Commit | None:
+        """The entry at `position`, if it is a commit of this very run."""
+        try:
+            entry = read_entry(self._storage, position)
+        except (DamagedError, MissingError):
+            return None
+        if isinstance(entry, Commit) and entries.run_of(entry.folder) == self._mine.run_id:
+            return entry
+        return None
+
+    def _create(self, entry: Commit | Moved) -> bool:
+        """Create the entry behind this run's last; False where one is there. A refusal alone does not show that."""
+        for _ in _tries(self._storage):
+            try:
+                self._storage.put(entries.key_of(entry.position), [entries.encode(entry)], if_absent=True)
+            except ExistsError:
+                if self._is_followed():
+                    return False
+            else:
+                break
+        return True
+
+    def _is_followed(self) -> bool:
+        """Is there an entry behind this run's last?"""
+        return next(positions(self._storage), None) != self._tail
+
+    def _check_fence(self) -> None:
+        if self._is_followed():
+            raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        who = ""
+        for _, entry in read_entries(self._storage):
+            if isinstance(entry, Generation) and entry.run_id != self._mine.run_id:
+                who = f", generation {entry.generation} on {entry.host},"
+                break
+        return FencedError(
+            f"{self._storage.url}: a younger run{who} has taken over; this one (generation {self._mine.generation}) "
+            f"stops. Give each job a storage URL of its own"
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The job goes on at another URL, `to`: nobody may take this one over any more."""
-
-    position: int
-    generation: int
-    to: str
-    at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Which commits stay: the `last` newest, and of the older ones those that one of the two other rules keeps.
-
-    `every_s` (seconds; None: no such rule) keeps commits for good, each made at least so long after the one before it.
-    `best` keeps that many with the highest (`mode` "max") or lowest ("min") value of `metric`.
-    """
-
-    last: int = 3
-    every_s: float | None = None
-    best: int = 0
-    metric: str = ""
-    mode: Literal["min", "max"] = "min"
+def _tries(storage: Storage) -> Iterator[int]:
+    """Count tries to append, with pauses between them. Raises StorageError when another is asked for than the last."""
+    for tries in range(1, _PATIENCE.tries + 1):
+        yield tries
+        if tries < _PATIENCE.tries:
+            time.sleep(_PATIENCE.pause_s(tries, random.random()))  # noqa: S311 - jitter, no secret
+    raise StorageError(
+        f"{storage.url}: the next entry of its journal was refused {_PATIENCE.tries} times as being there already; "
+        "check that the service lists what is there, and that no other job uses this URL"
+    )
 
 
-Entry = Generation | Commit | Moved
-_KINDS: Mapping[str, type[Generation] | type[Commit] | type[Moved]] = {
-    "generation": Generation,
-    "commit": Commit,
-    "moved": Moved,
-}
+def moved_to(storage: Storage) -> Moved | None:
+    """Where the job goes on, if its journal is closed: that is its newest entry. Raises StorageError."""
+    for position in positions(storage):
+        try:
+            entry = read_entry(storage, position)
+        except (DamagedError, MissingError):
+            return None
+        return entry if isinstance(entry, Moved) else None
+    return None
 
 
-def key_of(position: int) -> str:
-    """The key of the journal's entry number `position` (from 1)."""
-    return f"{JOURNAL}{_TOP - position:012d}.json"
-
-
-def position_of(key: str) -> int | None:
-    """The position an entry's key stands for; None for a key that is no entry (a partial file, a stranger's)."""
-    name = key.removeprefix(JOURNAL).removesuffix(".json")
-    is_entry = key.startswith(JOURNAL) and key.endswith(".json") and len(name) == 12
-    return _TOP - int(name) if is_entry and name.isascii() and name.isdigit() else None
-
-
-def position_of_partial(key: str) -> int | None:
-    """The position of the entry that a partial file (see `storage.local`) was to become; None for any other key."""
-    entry, _, rest = key.partition(".json.")
-    return position_of(f"{entry}.json") if rest.endswith(".partial") else None
-
-
-def save_folder(generation: int, number: int, step: int, run_id: str) -> str:
-    """The prefix of one save's data: no two saves ever share one, and a person can read it."""
-    return f"{DATA}g{generation:06d}-n{number:06d}-step{step:09d}-{run_id}/"
-
-
-def number_of(folder: str) -> int | None:
-    """Which save of its run a folder is of; None for one that no save has made.
-
-    What is not named as a save is somebody else's, a dataset in `data/` perhaps, and never deleted.
-    """
-    found = _SAVE.fullmatch(folder)
-    return int(found[1]) if found else None
-
-
-def run_of(folder: str) -> str:
-    """The id of the run that a save folder is of."""
-    return folder.rstrip("/").rpartition("-")[2]
-
-
-def share_key(folder: str, rank: int, world_size: int) -> str:
-    """The key of one rank's share document."""
-    return f"{folder}share-{rank:05d}-of-{world_size:05d}.json"
-
-
-def tensors_key(share: str) -> str:
-    """The key of the tensor file that belongs to a share document."""
-    return share.removesuffix(".json") + ".safetensors"
-
-
-def folder_of(key: str) -> str:
-    """The save folder a data key lies in."""
-    return "/".join(key.split("/")[:2]) + "/"
-
-
-def checksum(parts: Iterable[bytes | memoryview]) -> str:
-    """CRC-32 over the concatenated parts: against damage, not against forgers."""
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return as_checksum(crc)
-
-
-def as_checksum(crc: int) -> str:
-    """A CRC-32 as it is written down."""
-    return f"crc32:{crc:08x}"
-
-
-def encode(entry: Entry) -> bytes:
-    """An entry as JSON, with a digest of itself."""
-    kind = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
-    body = {"format": FORMAT, "kind": kind, **asdict(entry)}
-    return _canonical({**body, "sha256": _digest(body)})
-
-
-def decode(data: bytes, position: int) -> Entry:
-    """Read the entry found at `position`; DamagedError unless it is, to the bit, one that was encoded for it."""
+def read_entry(storage: Storage, position: int) -> entries.Entry:
+    """Read an entry. Raises MissingError, or DamagedError if it is damaged where it lies, not only on its way here."""
+    key = entries.key_of(position)
     try:
-        body = json.loads(data)
-        same = data.removesuffix(b"\n") == _canonical(body)  # the digest is of what is meant, not of how it is written
-        digest = body.pop("sha256")
-        if digest != _digest(body):
-            raise DamagedError(f"journal entry {position}: its digest does not match")
-        if body.pop("format") != FORMAT:
-            raise FormatError(f"journal entry {position}: written by another version in a format unknown to this one")
-        if not same:
-            raise DamagedError(f"journal entry {position}: it is not as it was written")
-        kind = _KINDS[body.pop("kind")]
-        if kind is Commit:
-            body["shares"] = tuple(ObjectRef(**ref) for ref in body["shares"])
-        entry = kind(**body)
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise DamagedError(f"journal entry {position}: not an entry ({e})") from e
-    if entry.position != position or (isinstance(entry, Commit) and not entry.shares):
-        raise DamagedError(f"journal entry {position}: says it is entry {entry.position}")
-    return entry
+        return entries.decode(storage.get(key), position)
+    except DamagedError:
+        return entries.decode(storage.get(key), position)
 
 
-def decode_commit(data: bytes, position: int) -> Commit:
-    """Read a commit; DamagedError for anything else."""
-    entry = decode(data, position)
-    if not isinstance(entry, Commit):
-        raise DamagedError(f"journal entry {position}: not a commit")
-    return entry
+def _scan(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError | None]]:
+    """Every position that is listed, newest first, and what is there; None if it is gone by now.
 
-
-def expired(commits: Sequence[Commit], keep: Retention) -> list[Commit]:
-    """The commits to delete, oldest first; the newest always stays.
-
-    A commit that is deleted by one call would not have been kept by a later one, so it makes no difference how often
-    it is called on the way.
+    The newest is mostly all that is asked for, so the first is read alone, and ever more at a time behind it.
     """
-    oldest_first = sorted(commits, key=lambda commit: commit.position)
-    kept = {commit.position for commit in oldest_first[-max(1, keep.last) :]}
-    if keep.every_s is not None:
-        kept |= _spaced(oldest_first, keep.every_s)
-    if keep.best > 0:
-        kept |= _best(oldest_first, keep)
-    return [commit for commit in oldest_first if commit.position not in kept]
+    upcoming, at_a_time = positions(storage), 1
+    while batch := list(islice(upcoming, at_a_time)):
+        found: dict[int, entries.Entry | DamagedError | None] = {}
+
+        def read(position: int, into: dict[int, entries.Entry | DamagedError | None] = found) -> None:
+            try:
+                into[position] = read_entry(storage, position)
+            except DamagedError as e:
+                into[position] = e
+            except MissingError:
+                into[position] = None
+
+        each(read, batch, threads=8)
+        yield from ((position, found[position]) for position in batch)
+        at_a_time = min(2 * at_a_time, 64)
 
 
-def _spaced(oldest_first: Sequence[Commit], every_s: float) -> set[int]:
-    """From the oldest on, each commit that is at least `every_s` younger than the one chosen before."""
-    chosen: set[int] = set()
-    previous = -math.inf
-    for commit in oldest_first:
-        if commit.at - previous >= every_s:
-            chosen.add(commit.position)
-            previous = commit.at
-    return chosen
+def _newest(storage: Storage) -> tuple[int, int, int]:
+    """The newest position, generation and number of a commit; 0 for what there is none of.
+
+    Raises MovedError where it is closed, and StorageError where another version has written what this one cannot read.
+    """
+    top, generation = 0, 0
+    for position, entry in _scan(storage):
+        if isinstance(entry, Moved) and not top:
+            raise MovedError(f"{storage.url}: this job has been moved to {entry.to}, and goes on there only")
+        if isinstance(entry, FormatError):  # to pass over it would be to start afresh, and to delete its data
+            raise StorageError(f"{storage.url}: {entry}; go on with that version, or give another storage URL")
+        top = top or position  # even if it is retired before it can be read: then the one behind it is taken
+        if entry is None or isinstance(entry, DamagedError):
+            continue
+        generation = generation or entry.generation
+        if isinstance(entry, Commit):
+            return top, generation, entry.number
+    return top, generation, 0
 
 
-def _best(commits: Sequence[Commit], keep: Retention) -> set[int]:
-    """The best by the metric, of equal ones the newer; commits without the metric are not among them."""
-    sign = 1 if keep.mode == "max" else -1
-    scored = [
-        (sign * commit.metrics[keep.metric], commit.position)
-        for commit in commits
-        if math.isfinite(commit.metrics.get(keep.metric, math.nan))
-    ]
-    return {position for _, position in sorted(scored)[-keep.best :]}
+def _is_outrun(storage: Storage, mine: Generation) -> bool:
+    """Has an older run committed behind `mine`? Then it had filled that position before, and freed it by retiring."""
+    for position, entry in read_entries(storage):
+        if position <= mine.position:
+            break
+        if not isinstance(entry, DamagedError):
+            return entry.generation < mine.generation
+    return False
 
 
-def _canonical(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+def _check_precondition(storage: Storage, mine: Generation) -> None:
+    """Raise StorageError for a storage that creates what is there: commits and the fence rest on its refusal.
+
+    It is tried with the entry just written, in bytes that differ and mean the same: nothing is lost where it fails.
+    """
+    try:
+        storage.put(entries.key_of(mine.position), [entries.encode(mine), b"\n"], if_absent=True)
+    except ExistsError:
+        return
+    raise StorageError(
+        f"{storage.url}: the service replaces an object that was to be created only if absent (it ignores "
+        "If-None-Match or ifGenerationMatch), so two runs could harm each other's checkpoints; use another service"
+    )
 
 
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical(body)).hexdigest()
+def _discard_unfinished(storage: Storage) -> None:
+    """Clean up behind killed runs, which are all fenced now; a storage that refuses costs space only."""
+    try:
+        storage.discard_unfinished(lambda key: entries.number_of(entries.folder_of(key)) is not None)
+    except StorageError as e:
+        log.info("uploads that killed runs may have left were not deleted: %s", e)
+
+
+def positions(storage: Storage) -> Iterator[int]:
+    """The positions of the journal's entries, newest first."""
+    for key in all_keys(storage, entries.JOURNAL):
+        position = entries.position_of(key)
+        if position is not None:
+            yield position

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from elasticctl_store import crc
-from elasticctl_store.checkpoints import commits
-from elasticctl_store.checkpoints.commits import Commit, ObjectRef
+from elasticctl_store import checksums
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.errors import DamagedError
 from elasticctl_store.storage import Storage
 
@@ -34,7 +34,7 @@ def fetch(storage: Storage, commit: Commit) -> list[Any]:
 
 def check(ref: ObjectRef, data: bytes | memoryview) -> None:
     """Raise DamagedError unless these are the bytes that were committed."""
-    if len(data) != ref.size_bytes or commits.as_checksum(crc.of(data)) != ref.checksum:
+    if len(data) != ref.size_bytes or entries.as_checksum(checksums.of(data)) != ref.checksum:
         raise DamagedError(f"{ref.key}: its checksum does not match")
 
 

@@ -15,8 +15,8 @@ import threading
 import zlib
 from dataclasses import dataclass
 
-from elasticctl_store.checkpoints import commits, documents, journal, verify
-from elasticctl_store.checkpoints.commits import Commit, Generation, ObjectRef
+from elasticctl_store.checkpoints import commits, documents, entries, verify
+from elasticctl_store.checkpoints.entries import Commit, Generation, ObjectRef
 from elasticctl_store.checkpoints.verify import OnBytes
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.parallel import each
@@ -61,8 +61,8 @@ def newest(source: Storage) -> Load | None:
 
 def check_target(target: Storage) -> None:
     """Raise StorageError where a run has been: only an earlier carry may have left something in the target."""
-    for _, entry in journal.read_entries(target):
-        if isinstance(entry, Generation | commits.Moved):
+    for _, entry in commits.read_entries(target):
+        if isinstance(entry, Generation | entries.Moved):
             raise StorageError(f"{target.url}: a job has been running there: choose a place that is empty")
 
 
@@ -95,7 +95,7 @@ def _send(source: Storage, target: Storage, ref: ObjectRef) -> None:
         return
     data = _fetched(source, ref)
     crc = target.put(ref.key, [data])
-    if commits.as_checksum(crc) != ref.checksum:
+    if entries.as_checksum(crc) != ref.checksum:
         raise DamagedError(f"{ref.key}: it has changed on its way to {target.url}")
 
 
@@ -147,7 +147,7 @@ def _is_whole(target: Storage, ref: ObjectRef) -> bool:
             piece = buffer[: min(SMALL_BYTES, ref.size_bytes - start)]
             target.read_into(ref.key, start, piece)
             crc = zlib.crc32(piece, crc)
-        return commits.as_checksum(crc) == ref.checksum and _ends(target, ref)
+        return entries.as_checksum(crc) == ref.checksum and _ends(target, ref)
     except (MissingError, DamagedError):
         return False
 
@@ -162,14 +162,14 @@ def _ends(target: Storage, ref: ObjectRef) -> bool:
 
 
 def _check(ref: ObjectRef, crc: int) -> None:
-    if commits.as_checksum(crc) != ref.checksum:
+    if entries.as_checksum(crc) != ref.checksum:
         raise DamagedError(f"{ref.key}: its checksum does not match")
 
 
 def _commit(target: Storage, commit: Commit) -> None:
     """Make it visible; an earlier try may have done so."""
-    data = commits.encode(commit)
-    key = commits.key_of(commit.position)
+    data = entries.encode(commit)
+    key = entries.key_of(commit.position)
     try:
         target.put(key, [data], if_absent=True)
     except ExistsError as e:

@@ -16,9 +16,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from elasticctl_store.checkpoints import commits, documents, journal
+from elasticctl_store.checkpoints import commits as journal
+from elasticctl_store.checkpoints import documents
+from elasticctl_store.checkpoints import entries as commits
 from elasticctl_store.checkpoints.boxes import Box
-from elasticctl_store.checkpoints.commits import Commit, ObjectRef
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage import Storage
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage.base import Storage, all_keys
+from elasticctl_store.storage.base import Storage, all_keys, without_secrets
+from elasticctl_store.storage.http import Patience
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_store.storage.location import without_secrets
-from elasticctl_store.storage.retry import Patience
 
 __all__ = ["Patience", "Storage", "all_keys", "modules", "open"]
 

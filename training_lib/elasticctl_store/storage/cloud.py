@@ -15,8 +15,8 @@ from typing import Protocol
 
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.parallel import each
-from elasticctl_store.storage.location import is_key
-from elasticctl_store.storage.wire import Answer
+from elasticctl_store.storage.base import is_key
+from elasticctl_store.storage.http import Answer
 
 RANGE_BYTES = 16 << 20
 """Size of the ranges an object is read in: S3 advises 8 to 16 MiB."""

@@ -24,12 +24,10 @@ import google_crc32c
 import urllib3
 
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import gcs_words, location
-from elasticctl_store.storage.base import PAGE_KEYS
+from elasticctl_store.storage import base, gcs_responses
+from elasticctl_store.storage.base import PAGE_KEYS, Location
 from elasticctl_store.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
-from elasticctl_store.storage.location import Location
-from elasticctl_store.storage.retry import Caller, Patience, Reply, Verdict
-from elasticctl_store.storage.wire import Answer, Connections, Request, WireError
+from elasticctl_store.storage.http import Answer, Caller, Connections, Patience, Reply, Request, Verdict, WireError
 
 OPTIONS = ("endpoint",)
 ORIGIN = "https://storage.googleapis.com"
@@ -40,11 +38,11 @@ _REREADS = 3
 
 def connect(url: str, patience: Patience) -> CloudStorage:
     """The storage a gs:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
-    place = location.parse(url, OPTIONS)
+    place = base.parse(url, OPTIONS)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
     origin = place.options.get("endpoint") or (emulator if "://" in emulator or not emulator else f"http://{emulator}")
     if origin:
-        location.check_endpoint(origin, place.url)
+        base.check_endpoint(origin, place.url)
     # A token is worth more than the objects: it never goes over plain HTTP.
     anonymous = urlsplit(origin).scheme == "http"
     credentials = google.auth.credentials.AnonymousCredentials() if anonymous else None  # type: ignore[no-untyped-call]
@@ -75,31 +73,31 @@ class Gcs:
         if google_crc32c.implementation == "c":  # in Python it would take minutes
             about["crc32c"] = _crc32c(body)
         boundary = f"elasticctl-{secrets.token_hex(16)}"
-        whole = Body.of([*gcs_words.wrapping(about, boundary, body.views)])
+        whole = Body.of([*gcs_responses.wrapping(about, boundary, body.views)])
         query = {"uploadType": "multipart"} | ({"ifGenerationMatch": "0"} if if_absent else {})
         target = f"/upload/storage/v1/b/{self._bucket}/o"
         headers = {"content-type": f"multipart/related; boundary={boundary}"}
-        reply = self._call("POST", target, query, (gcs_words.WRITE, key), headers=headers, body=whole.views)
+        reply = self._call("POST", target, query, (gcs_responses.WRITE, key), headers=headers, body=whole.views)
         if if_absent and reply.answer.status == 412:
             return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
-        self._raise_unless(reply, gcs_words.WRITE, key, 200)
+        self._raise_unless(reply, gcs_responses.WRITE, key, 200)
         return Outcome.STORED
 
     def get(self, key: str) -> bytes:
         for _ in range(_REREADS):
-            reply = self._call("GET", self._media(key), {"alt": "media"}, (gcs_words.READ, key))
-            self._raise_unless(reply, gcs_words.READ, key, 200)
+            reply = self._call("GET", self._media(key), {"alt": "media"}, (gcs_responses.READ, key))
+            self._raise_unless(reply, gcs_responses.READ, key, 200)
             body = reply.answer.body
-            expected = gcs_words.crc32c(reply.answer)
+            expected = gcs_responses.crc32c(reply.answer)
             if not expected or expected == _crc32c(Body.of([body])):
                 break
         return body  # as it is: the reader has checksums of its own to judge it by
 
     def read(self, key: str, start: int, into: memoryview) -> int:
         headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
-        action = (gcs_words.READ, key)
+        action = (gcs_responses.READ, key)
         reply = self._call("GET", self._media(key), {"alt": "media"}, action, headers=headers, into=into)
-        self._raise_unless(reply, gcs_words.READ, key, 200, 206, 416)
+        self._raise_unless(reply, gcs_responses.READ, key, 200, 206, 416)
         return total_bytes(reply.answer, start, into)
 
     def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
@@ -125,10 +123,10 @@ class Gcs:
         target = f"{source}/rewriteTo/b/{self._bucket}/o/{quote(self._place.prefix + key, safe='')}"
         query: dict[str, str] = {}
         while True:
-            reply = self._call("POST", target, query, (gcs_words.WRITE, key))
+            reply = self._call("POST", target, query, (gcs_responses.WRITE, key))
             if reply.answer.status != 200:
                 return None  # no right to read there with these credentials, perhaps: the long way may work
-            said = gcs_words.parse(reply.answer)
+            said = gcs_responses.parse(reply.answer)
             if said.get("done"):
                 return ""  # it tells a CRC-32C
             if not said.get("rewriteToken"):
@@ -137,9 +135,9 @@ class Gcs:
 
     def remove(self, key: str) -> None:
         name = quote(self._place.prefix + key, safe="")
-        reply = self._call("DELETE", f"/storage/v1/b/{self._bucket}/o/{name}", {}, (gcs_words.DELETE, key))
-        if not gcs_words.is_missing(reply.answer):
-            self._raise_unless(reply, gcs_words.DELETE, key, 200, 204)
+        reply = self._call("DELETE", f"/storage/v1/b/{self._bucket}/o/{name}", {}, (gcs_responses.DELETE, key))
+        if not gcs_responses.is_missing(reply.answer):
+            self._raise_unless(reply, gcs_responses.DELETE, key, 200, 204)
 
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
         """A single insert leaves nothing behind."""
@@ -150,10 +148,10 @@ class Gcs:
     def _ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
         """A page of a listing; asked for again if it cannot be read."""
         for left in reversed(range(_REREADS)):
-            reply = self._call("GET", f"/storage/v1/b/{self._bucket}/o", query, (gcs_words.LIST, ""))
-            self._raise_unless(reply, gcs_words.LIST, "", 200)
+            reply = self._call("GET", f"/storage/v1/b/{self._bucket}/o", query, (gcs_responses.LIST, ""))
+            self._raise_unless(reply, gcs_responses.LIST, "", 200)
             try:
-                found = gcs_words.parse(reply.answer)
+                found = gcs_responses.parse(reply.answer)
                 break
             except StorageError:
                 if not left:
@@ -170,7 +168,7 @@ class Gcs:
 
     def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
         if reply.answer.status not in good:
-            raise gcs_words.explained(reply.answer, action, key, self._place)
+            raise gcs_responses.explained(reply.answer, action, key, self._place)
 
 
 class Tokens:
@@ -190,10 +188,10 @@ class Tokens:
         self._with_credentials(lambda credentials, transport: credentials.refresh(transport))
 
     def judge(self, answer: Answer) -> Verdict:
-        return gcs_words.judge(answer)
+        return gcs_responses.judge(answer)
 
     def reason(self, answer: Answer) -> str:
-        return gcs_words.reason(answer)
+        return gcs_responses.reason(answer)
 
     def _with_credentials(self, use: Any) -> None:
         """Raises StorageError, or WireError when the place that tokens come from is out of reach for now."""

@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
-from elasticctl_store.storage.base import PAGE_KEYS
-from elasticctl_store.storage.location import is_key
+from elasticctl_store.storage.base import PAGE_KEYS, is_key
 
 _MENDS = {
     errno.ENOSPC: "the disk is full: free some space or choose another storage URL",

@@ -24,15 +24,23 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 
 from elasticctl_store import parallel
-from elasticctl_store.crc import combined
+from elasticctl_store.checksums import combined
 from elasticctl_store.errors import StorageError
 from elasticctl_store.parallel import each
-from elasticctl_store.storage import location, s3_words
-from elasticctl_store.storage.base import PAGE_KEYS
+from elasticctl_store.storage import base, s3_responses
+from elasticctl_store.storage.base import PAGE_KEYS, Location
 from elasticctl_store.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
-from elasticctl_store.storage.location import Location
-from elasticctl_store.storage.retry import Caller, Patience, Reply, Verdict, is_temporary
-from elasticctl_store.storage.wire import Answer, Connections, Request, WireError
+from elasticctl_store.storage.http import (
+    Answer,
+    Caller,
+    Connections,
+    Patience,
+    Reply,
+    Request,
+    Verdict,
+    WireError,
+    is_temporary,
+)
 
 log = logging.getLogger("elasticctl_train")
 
@@ -55,7 +63,7 @@ for _kind in ("service-2", "endpoint-rule-set-1"):  # takes 0.1 s: here, so that
 
 def connect(url: str, patience: Patience) -> CloudStorage:
     """The storage an s3:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
-    place = location.parse(url, OPTIONS)
+    place = base.parse(url, OPTIONS)
     return CloudStorage(S3(place, patience))
 
 
@@ -83,13 +91,13 @@ class S3:
             return self._put_in_parts(key, body, if_absent)
         headers = {"if-none-match": "*"} if if_absent else {}
         headers |= self._checksum_headers(body)
-        reply = self._call("PUT", key, {}, s3_words.WRITE, headers=headers, body=body.views)
+        reply = self._call("PUT", key, {}, s3_responses.WRITE, headers=headers, body=body.views)
         return self._outcome(reply, key, if_absent)
 
     def get(self, key: str) -> bytes:
         for _ in range(_REREADS):
-            reply = self._call("GET", key, {}, s3_words.READ, headers={"x-amz-checksum-mode": "ENABLED"})
-            self._raise_unless(reply, s3_words.READ, key, 200)
+            reply = self._call("GET", key, {}, s3_responses.READ, headers={"x-amz-checksum-mode": "ENABLED"})
+            self._raise_unless(reply, s3_responses.READ, key, 200)
             body = reply.answer.body
             expected = reply.answer.headers.get("x-amz-checksum-crc32", "-")
             if "-" in expected or expected == _crc32(Body.of([body])):  # with a dash: a checksum of parts' checksums
@@ -98,15 +106,15 @@ class S3:
 
     def read(self, key: str, start: int, into: memoryview) -> int:
         headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
-        reply = self._call("GET", key, {}, s3_words.READ, headers=headers, into=into)
-        self._raise_unless(reply, s3_words.READ, key, 200, 206, 416)
+        reply = self._call("GET", key, {}, s3_responses.READ, headers=headers, into=into)
+        self._raise_unless(reply, s3_responses.READ, key, 200, 206, 416)
         return total_bytes(reply.answer, start, into)
 
     def page(self, prefix: str, after: str) -> tuple[list[str], bool]:
         query = {"list-type": "2", "max-keys": str(PAGE_KEYS), "prefix": self._place.prefix + prefix}
         if after:
             query["start-after"] = self._place.prefix + after
-        found = self._ask(query, s3_words.LIST)
+        found = self._ask(query, s3_responses.LIST)
         names = [item.findtext("Key", "") for item in found.iter("Contents")]
         last = found.findtext("IsTruncated") != "true"
         return [name.removeprefix(self._place.prefix) for name in names], last
@@ -121,22 +129,22 @@ class S3:
         headers = {"x-amz-copy-source": f"/{origin._place.bucket}/{origin._place.path_of(key)}"}
         if self._signer.checksums:
             headers["x-amz-checksum-algorithm"] = "CRC32"
-        reply = self._call("PUT", key, {}, s3_words.WRITE, headers=headers)
-        if reply.answer.status != 200 or s3_words.code(reply.answer):
+        reply = self._call("PUT", key, {}, s3_responses.WRITE, headers=headers)
+        if reply.answer.status != 200 or s3_responses.code(reply.answer):
             return None  # another account's, perhaps: the bytes may go the long way all the same
-        told = s3_words.parse(reply.answer.body).findtext("ChecksumCRC32", "")
+        told = s3_responses.parse(reply.answer.body).findtext("ChecksumCRC32", "")
         return "" if "-" in told else base64.b64decode(told).hex()  # with a dash: a checksum of parts' checksums
 
     def remove(self, key: str) -> None:
-        reply = self._call("DELETE", key, {}, s3_words.DELETE)
-        if s3_words.code(reply.answer) != "NoSuchKey":
-            self._raise_unless(reply, s3_words.DELETE, key, 200, 204)
+        reply = self._call("DELETE", key, {}, s3_responses.DELETE)
+        if s3_responses.code(reply.answer) != "NoSuchKey":
+            self._raise_unless(reply, s3_responses.DELETE, key, 200, 204)
 
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
         """Abort uploads in parts below our prefix: they are in no listing of objects, and cost money."""
         query = {"uploads": "", "prefix": self._place.prefix}
         while True:
-            found = self._ask(query, s3_words.UPLOADS)
+            found = self._ask(query, s3_responses.UPLOADS)
             uploads = [(item.findtext("Key", ""), item.findtext("UploadId", "")) for item in found.iter("Upload")]
             for name, upload in uploads:
                 key = name.removeprefix(self._place.prefix)
@@ -157,20 +165,24 @@ class S3:
             except BaseException:
                 self._abort_quietly(key, upload)
                 raise
-            if s3_words.code(reply.answer) == "NoSuchUpload":  # completed by a try that was not answered, or expired
+            if (
+                s3_responses.code(reply.answer) == "NoSuchUpload"
+            ):  # completed by a try that was not answered, or expired
                 unsure |= reply.unsure
                 continue
             outcome = self._outcome(Reply(reply.answer, reply.unsure or unsure), key, if_absent)
             if outcome is not Outcome.STORED:
                 self._abort_quietly(key, upload)
             return outcome
-        raise StorageError(f"cannot {s3_words.WRITE.verb} {key} in {self.url}: the service forgets uploads in parts")
+        raise StorageError(
+            f"cannot {s3_responses.WRITE.verb} {key} in {self.url}: the service forgets uploads in parts"
+        )
 
     def _begin(self, key: str) -> str:
         headers = {"x-amz-checksum-algorithm": "CRC32"} if self._signer.checksums else {}
-        reply = self._call("POST", key, {"uploads": ""}, s3_words.WRITE, headers=headers)
-        self._raise_unless(reply, s3_words.WRITE, key, 200)
-        return s3_words.parse(reply.answer.body).findtext("UploadId", "")
+        reply = self._call("POST", key, {"uploads": ""}, s3_responses.WRITE, headers=headers)
+        self._raise_unless(reply, s3_responses.WRITE, key, 200)
+        return s3_responses.parse(reply.answer.body).findtext("UploadId", "")
 
     def _send_parts(self, key: str, upload: str, body: Body) -> list[tuple[str, str]]:
         """Returns each part's ETag and checksum, in order."""
@@ -183,8 +195,8 @@ class S3:
             part = pieces[index]
             headers = self._checksum_headers(part)
             query = {"partNumber": str(index + 1), "uploadId": upload}
-            reply = self._call("PUT", key, query, s3_words.WRITE, headers=headers, body=part.views)
-            self._raise_unless(reply, s3_words.WRITE, key, 200)
+            reply = self._call("PUT", key, query, s3_responses.WRITE, headers=headers, body=part.views)
+            self._raise_unless(reply, s3_responses.WRITE, key, 200)
             done[index] = reply.answer.headers.get("etag", ""), headers.get("x-amz-checksum-crc32", "")
 
         each(send, range(count), max(1, min(parallel.per_rank() - 1, MOST_SENDERS)))
@@ -193,7 +205,7 @@ class S3:
         return done
 
     def _complete(self, key: str, upload: str, parts: list[tuple[str, str]], if_absent: bool) -> Reply:
-        root = ElementTree.Element("CompleteMultipartUpload", xmlns=s3_words.NAMESPACE)
+        root = ElementTree.Element("CompleteMultipartUpload", xmlns=s3_responses.NAMESPACE)
         for number, (etag, checksum) in enumerate(parts, start=1):
             part = ElementTree.SubElement(root, "Part")
             ElementTree.SubElement(part, "PartNumber").text = str(number)
@@ -202,12 +214,12 @@ class S3:
                 ElementTree.SubElement(part, "ChecksumCRC32").text = checksum
         body = Body.of([ElementTree.tostring(root)])
         headers = {"content-type": "application/xml"} | ({"if-none-match": "*"} if if_absent else {})
-        return self._call("POST", key, {"uploadId": upload}, s3_words.WRITE, headers=headers, body=body.views)
+        return self._call("POST", key, {"uploadId": upload}, s3_responses.WRITE, headers=headers, body=body.views)
 
     def _abort(self, key: str, upload: str) -> None:
-        reply = self._call("DELETE", key, {"uploadId": upload}, s3_words.ABORT)
-        if s3_words.code(reply.answer) != "NoSuchUpload":
-            self._raise_unless(reply, s3_words.ABORT, key, 200, 204)
+        reply = self._call("DELETE", key, {"uploadId": upload}, s3_responses.ABORT)
+        if s3_responses.code(reply.answer) != "NoSuchUpload":
+            self._raise_unless(reply, s3_responses.ABORT, key, 200, 204)
 
     def _abort_quietly(self, key: str, upload: str) -> None:
         """Clean up behind a failure; what cannot be aborted now is found by `discard_unfinished`."""
@@ -219,7 +231,7 @@ class S3:
     def _outcome(self, reply: Reply, key: str, if_absent: bool) -> Outcome:
         if if_absent and reply.answer.status == 412:
             return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
-        self._raise_unless(reply, s3_words.WRITE, key, 200)
+        self._raise_unless(reply, s3_responses.WRITE, key, 200)
         return Outcome.STORED
 
     def _checksum_headers(self, body: Body) -> dict[str, str]:
@@ -233,7 +245,7 @@ class S3:
             reply = self._call("GET", None, query, action)
             self._raise_unless(reply, action, "", 200)
             try:
-                found = s3_words.parse(reply.answer.body)
+                found = s3_responses.parse(reply.answer.body)
                 break
             except StorageError:
                 if not left:
@@ -250,9 +262,9 @@ class S3:
         return self._caller.call(Request(method, target, **request), doing)
 
     def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
-        failed = reply.answer.status == 200 and s3_words.code(reply.answer)
+        failed = reply.answer.status == 200 and s3_responses.code(reply.answer)
         if reply.answer.status not in good or failed:
-            raise s3_words.explained(reply.answer, action, key, self._place)
+            raise s3_responses.explained(reply.answer, action, key, self._place)
 
 
 class Signer:
@@ -277,7 +289,7 @@ class Signer:
         self.origin = f"{endpoint.scheme}://{place.bucket + '.' if in_host else ''}{endpoint.netloc}"
         self.path = example.path.rstrip("/") + "/"
         self.checksums = client.meta.config.request_checksum_calculation != "when_required"
-        location.check_endpoint(self.origin, place.url)
+        base.check_endpoint(self.origin, place.url)
         region = client.meta.region_name
         self._region = "us-east-1" if region in (None, "aws-global") else region
         self._unsigned_payload = Config(s3={"payload_signing_enabled": False})
@@ -296,10 +308,10 @@ class Signer:
             self._credentials = None  # found again wherever they come from: a file may have been written anew
 
     def judge(self, answer: Answer) -> Verdict:
-        return s3_words.judge(answer)
+        return s3_responses.judge(answer)
 
     def reason(self, answer: Answer) -> str:
-        return s3_words.reason(answer)
+        return s3_responses.reason(answer)
 
     def _current_credentials(self) -> Any:
         """Raises StorageError, or WireError when whoever gives out credentials is busy or out of reach for now."""

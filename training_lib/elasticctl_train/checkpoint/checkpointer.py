@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from elasticctl_store.checkpoints import commits
-from elasticctl_store.checkpoints.commits import Commit, Retention
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.commits import Writer, read_commits
 from elasticctl_store.checkpoints.documents import fetch
-from elasticctl_store.checkpoints.journal import Writer, read_commits
+from elasticctl_store.checkpoints.entries import Commit, Retention
 from elasticctl_store.errors import (
     DamagedError,
     FencedError,
@@ -37,7 +37,7 @@ from elasticctl_store.errors import (
     StorageError,
 )
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import manifest, shards, shares, tensors, tree
+from elasticctl_train.checkpoint import dtensor, manifest, shares, tensors, tree
 from elasticctl_train.checkpoint import restore as exchange
 from elasticctl_train.checkpoint.buffers import Background, Buffers, Copier
 from elasticctl_train.checkpoint.local_tier import Tier
@@ -164,7 +164,7 @@ class Checkpointer:
         with _no_collection():
             share = self._copied(state, local or {}, rank_0_only)
         self._saves += 1
-        folder = commits.save_folder(self.generation, self._saves, label.step, self._run_id)
+        folder = entries.save_folder(self.generation, self._saves, label.step, self._run_id)
         self._abandon.clear()
         self._background.start(lambda: self._write(share, folder, label, started_s))
 
@@ -243,7 +243,7 @@ class Checkpointer:
             if message is None:
                 return None
             position, entry, documents = message
-            commit = commits.decode_commit(entry.encode(), position)
+            commit = entries.decode_commit(entry.encode(), position)
             found = manifest.parse(documents)
             alike = self._alike(found, like, f"{place.storage.url}, step {commit.step}")
             try:
@@ -264,7 +264,7 @@ class Checkpointer:
             except (DamagedError, MissingError) as e:
                 self._pass_over(storage, commit, e)
                 continue
-            yield commit.position, commits.encode(commit).decode(), documents
+            yield commit.position, entries.encode(commit).decode(), documents
 
     def _pass_over(self, storage: Storage, commit: Commit, error: StorageError) -> None:
         if self._world.rank == 0:
@@ -285,7 +285,7 @@ class Checkpointer:
         return {
             name: tensor
             for name, tensor in leaves
-            if shards.is_sharded(tensor) and name in found.kinds and found.kinds[name][1] == tensor.shape
+            if dtensor.is_sharded(tensor) and name in found.kinds and found.kinds[name][1] == tensor.shape
         }
 
     def _arrange(self, flat: shares.Flat, rank_0_only: Collection[str]) -> tuple[shares.Plan, Buffers]:
@@ -308,7 +308,7 @@ class Checkpointer:
         try:
             if isinstance(share, NoMemoryError):
                 raise share
-            file = share.write(self._storage, commits.share_key(folder, self._world.rank, self._world.size))
+            file = share.write(self._storage, entries.share_key(folder, self._world.rank, self._world.size))
             if self._tier is not None and share.buffer.in_tier:
                 self._tier.label(share.buffer.index, file)
             if self._writer is not None:

@@ -29,7 +29,7 @@ from typing import BinaryIO
 
 import torch
 
-from elasticctl_store.checkpoints.commits import ObjectRef, folder_of
+from elasticctl_store.checkpoints.entries import ObjectRef, folder_of
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from elasticctl_store.checkpoints.boxes import Box
-from elasticctl_store.checkpoints.commits import ObjectRef
+from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.errors import DamagedError
 from elasticctl_train.checkpoint import tensors, tree
 from elasticctl_train.checkpoint.shares import OWN, Piece

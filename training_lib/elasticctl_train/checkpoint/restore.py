@@ -16,11 +16,11 @@ import torch
 
 from elasticctl_store.checkpoints import boxes
 from elasticctl_store.checkpoints.boxes import Box
-from elasticctl_store.checkpoints.commits import Commit, ObjectRef
 from elasticctl_store.checkpoints.documents import check, fetch, twice
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.errors import DamagedError, MissingError, StorageError
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import buffers, local_tier, shards, tensors, tree
+from elasticctl_train.checkpoint import buffers, dtensor, local_tier, tensors, tree
 from elasticctl_train.checkpoint.local_tier import Spot, Tier
 from elasticctl_train.checkpoint.manifest import Manifest, parse
 from elasticctl_train.checkpoint.shares import OWN, Piece
@@ -88,10 +88,10 @@ class Filling:
 
     def _tensor(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
         if name not in self._filled:  # one without elements, on this rank or altogether
-            box = shards.box_of(self._alike[name]) if name in self._alike else boxes.whole(shape)
+            box = dtensor.box_of(self._alike[name]) if name in self._alike else boxes.whole(shape)
             self._filled[name] = torch.empty(box.shape, dtype=tensors.dtype_of(dtype))
-        if name in self._alike and not shards.is_sharded(self._filled[name]):
-            self._filled[name] = shards.like(self._alike[name], self._filled[name])
+        if name in self._alike and not dtensor.is_sharded(self._filled[name]):
+            self._filled[name] = dtensor.like(self._alike[name], self._filled[name])
         return self._filled[name]
 
     def _target(self, piece: Piece, rank: int) -> Box | None:
@@ -99,7 +99,7 @@ class Filling:
         if piece.name not in self._alike:
             return boxes.whole(self._manifest.kinds[piece.name][1]) if piece.name in self._manifest.kinds else piece.box
         if piece.name not in self._spread:
-            self._spread[piece.name] = shards.boxes_by_rank(self._alike[piece.name])
+            self._spread[piece.name] = dtensor.boxes_by_rank(self._alike[piece.name])
         return self._spread[piece.name].get(rank)
 
     def _wanted(self, index: int, piece: Piece, rank: int) -> Box | None:

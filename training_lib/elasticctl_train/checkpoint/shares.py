@@ -23,12 +23,13 @@ from typing import Any
 
 import torch
 
-from elasticctl_store.checkpoints import boxes, commits
+from elasticctl_store.checkpoints import boxes
+from elasticctl_store.checkpoints import entries as commits
 from elasticctl_store.checkpoints.boxes import Box, Holding
-from elasticctl_store.checkpoints.commits import ObjectRef
+from elasticctl_store.checkpoints.entries import ObjectRef
 from elasticctl_store.errors import SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
-from elasticctl_train.checkpoint import shards, tensors, tree
+from elasticctl_train.checkpoint import dtensor, tensors, tree
 from elasticctl_train.checkpoint.buffers import Buffer, Copier, Target
 
 OWN = "$rank"
@@ -114,7 +115,7 @@ class Plan:
         tensor = flat.own[source.name] if source.name in flat.own else flat.shared[source.name]
         if source.cut is None and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             return tensor
-        part = shards.local(tensor) if shards.is_sharded(tensor) else tensor
+        part = dtensor.local(tensor) if dtensor.is_sharded(tensor) else tensor
         return part if source.cut is None else part.narrow(*source.cut)
 
 
@@ -137,8 +138,8 @@ def plan(flat: Flat, rank: int, world_size: int, rank_0_only: Collection[str] = 
     everyone = tuple(range(world_size))
     holdings: list[Holding] = []
     for name, tensor in flat.shared.items():
-        if shards.is_sharded(tensor):
-            held = shards.holders(tensor)
+        if dtensor.is_sharded(tensor):
+            held = dtensor.holders(tensor)
         else:
             alone = name in rank_0_only or name.split("/", 1)[0] in rank_0_only
             held = [(boxes.whole(tensor.shape), (0,) if alone else everyone)]
@@ -179,7 +180,7 @@ def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[s
 
 def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
     """How a box is cut out of what this rank has of a tensor: dimension, first row, rows; None: it is all of it."""
-    held = shards.box_of(tensor) if shards.is_sharded(tensor) else boxes.whole(tensor.shape)
+    held = dtensor.box_of(tensor) if dtensor.is_sharded(tensor) else boxes.whole(tensor.shape)
     inner = box.within(held)
     if inner.shape == held.shape:
         return None
@@ -252,7 +253,7 @@ def _waitable() -> torch.cuda.Event:
 def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
     """Equal on two ranks exactly when their tensors have equal names, dtypes, shapes and spreads."""
     rows = sorted(
-        f"{name} {tensors.NAMES[tensor.dtype]} {list(tensor.shape)} {shards.describe(tensor)}"
+        f"{name} {tensors.NAMES[tensor.dtype]} {list(tensor.shape)} {dtensor.describe(tensor)}"
         for name, tensor in shared.items()
     )
     return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from elasticctl_store.errors import DamagedError, StateError
-from elasticctl_train.checkpoint import shards
+from elasticctl_train.checkpoint import dtensor
 from elasticctl_train.checkpoint.tensors import NAMES
 
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
@@ -84,9 +84,9 @@ class Flattener:
     def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
         if type(tensor) in _PLAIN_TENSORS:
             part, spread = tensor, None
-        elif shards.is_sharded(tensor):
-            shards.check(tensor, path)
-            part, spread = shards.local(tensor), shards.layout_of(tensor)
+        elif dtensor.is_sharded(tensor):
+            dtensor.check(tensor, path)
+            part, spread = dtensor.local(tensor), dtensor.layout_of(tensor)
         else:
             raise StateError(f"{path}: a checkpoint cannot hold a {type(tensor).__qualname__}, only plain tensors")
         dtype = tensor.dtype
@@ -116,9 +116,9 @@ class Flattener:
 
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
     """Equal for two tensors at one address that are the same."""
-    sharded = shards.is_sharded(tensor)
-    part = shards.local(tensor) if sharded else tensor
-    whole = (tensor.shape, shards.layout_of(tensor)) if sharded else None
+    sharded = dtensor.is_sharded(tensor)
+    part = dtensor.local(tensor) if sharded else tensor
+    whole = (tensor.shape, dtensor.layout_of(tensor)) if sharded else None
     seen = (part.data_ptr(), part.dtype, part.shape, part.stride(), part.is_conj(), part.is_neg())
     return *seen, part.device, whole
 

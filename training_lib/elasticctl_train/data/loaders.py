@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from elasticctl_store.errors import DataError, RestoreError
 from elasticctl_train import rng
-from elasticctl_train.checkpoint.state import Stateful
+from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data import plan as data
 from elasticctl_train.data.plan import Cursor, EpochPlan, Feed, slice_of
 

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from elasticctl_store.errors import TrainError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import state as parts
+from elasticctl_train.checkpoint import parts
 from elasticctl_train.checkpoint.checkpointer import Restored
 from elasticctl_train.data.loaders import is_shared_position
 from elasticctl_train.data.plan import Cursor

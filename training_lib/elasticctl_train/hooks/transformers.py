@@ -29,8 +29,8 @@ from transformers.training_args import TrainingArguments
 
 from elasticctl_store.errors import TrainError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import state as parts
-from elasticctl_train.checkpoint.state import Stateful
+from elasticctl_train.checkpoint import parts
+from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot

@@ -18,7 +18,7 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import emit, hint, print_data, print_table, say
 
 if TYPE_CHECKING:
-    from elasticctl_store.checkpoints.commits import Commit
+    from elasticctl_store.checkpoints.entries import Commit
     from elasticctl_store.checkpoints.verify import Finding
 
 
@@ -177,7 +177,7 @@ def prune(
     place = job_storage.place_of(target, where)
     found = job_storage.found_at(place)
     whole = [finding.commit for finding in found if finding.commit is not None and not finding.damage]
-    from elasticctl_store.checkpoints.commits import Retention, expired
+    from elasticctl_store.checkpoints.entries import Retention, expired
 
     rules = Retention(keep.keep_last, keep.keep_every, keep.keep_best or 0, keep.metric, keep.mode)
     doomed = expired(whole, rules)

@@ -126,14 +126,14 @@ class Move:
         """Move the job. A failure says where things stand; the same command goes on from there."""
         from elasticctl.cli.job_storage import errors_shown
         from elasticctl_store import storage as storages
-        from elasticctl_store.checkpoints import journal
+        from elasticctl_store.checkpoints import commits
 
         name = manifest["metadata"]["name"]
         with errors_shown():
             here, there = storages.open(self.old.url), storages.open(self.new.url)
             if here.url == there.url:
                 raise UsageError(f"--storage {here.url} is where the job's state is already")
-            moved = journal.moved_to(here)
+            moved = commits.moved_to(here)
         if moved is not None and moved.to != there.url:
             raise StorageError(
                 f"{self.old.url} has been moved to {moved.to}: say --storage {moved.to} to go on with that"
@@ -221,10 +221,10 @@ class Move:
     def _carry(self, name: str, here: Storage, there: Storage, manifest: Manifest, made: Manifest | None) -> None:
         """Copy, create the job there, and close the journal here; from then on it can only go on there."""
         from elasticctl.cli.job_storage import errors_shown, meter, size
-        from elasticctl_store.checkpoints import journal, transfer
+        from elasticctl_store.checkpoints import commits, transfer
 
         with errors_shown():
-            writer = journal.Writer.take_over(here)  # whoever still runs cannot commit any more
+            writer = commits.Writer.take_over(here)  # whoever still runs cannot commit any more
             load = transfer.newest(here)
             if load is None:
                 raise StorageError(f"{here.url}: no whole checkpoint is there to go on from")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import location
+from elasticctl_store.storage import base
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ from elasticctl_store.storage import location
     ],
 )
 def test_a_url_is_taken_apart_and_put_together(url: str, bucket: str, prefix: str, options: dict[str, str]) -> None:
-    place = location.parse(url, ("endpoint", "region"))
+    place = base.parse(url, ("endpoint", "region"))
     assert (place.bucket, place.prefix, dict(place.options)) == (bucket, prefix, options)
-    assert location.parse(place.url, ("endpoint", "region")) == place
+    assert base.parse(place.url, ("endpoint", "region")) == place
 
 
 names = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/?"), min_size=1, max_size=6)
@@ -37,12 +37,12 @@ names = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters=
     st.dictionaries(st.just("region"), st.text(min_size=1, max_size=8)),
 )
 def test_what_a_location_is_shown_as_names_it(bucket: str, path: list[str], options: dict[str, str]) -> None:
-    place = location.Location("s3", bucket, "".join(f"{name}/" for name in path), options)
-    assert location.parse(place.url, ("endpoint", "region")) == place
+    place = base.Location("s3", bucket, "".join(f"{name}/" for name in path), options)
+    assert base.parse(place.url, ("endpoint", "region")) == place
 
 
 def test_names_are_encoded_for_a_request() -> None:
-    assert location.parse("s3://bkt/a b/é", ()).path_of("x+y?&=%~.z") == "a%20b/%C3%A9/x%2By%3F%26%3D%25~.z"
+    assert base.parse("s3://bkt/a b/é", ()).path_of("x+y?&=%~.z") == "a%20b/%C3%A9/x%2By%3F%26%3D%25~.z"
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl_store import crc, parallel
-from elasticctl_store.crc import combine, combined
+from elasticctl_store import checksums, parallel
+from elasticctl_store.checksums import combine, combined
 
 
 @given(pieces=st.lists(st.binary(max_size=300), max_size=6))
@@ -28,7 +28,7 @@ def test_large_pieces_too() -> None:
 @pytest.mark.parametrize("size_bytes", [0, 1, 16 << 20, (33 << 20) + 7])
 def test_all_processors_find_what_one_does(size_bytes: int) -> None:
     data = random.Random(size_bytes).randbytes(size_bytes)
-    assert crc.of(data) == crc.of(memoryview(data)) == zlib.crc32(data)
+    assert checksums.of(data) == checksums.of(memoryview(data)) == zlib.crc32(data)
 
 
 def test_a_rank_takes_no_more_than_its_part_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,8 +38,8 @@ def test_a_rank_takes_no_more_than_its_part_of_the_processors(monkeypatch: pytes
 
     whole, used = zlib.crc32, set[int]()
     monkeypatch.setattr(zlib, "crc32", crc32)
-    monkeypatch.setattr(crc, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(checksums, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(parallel, "available", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert crc.of(bytes(100_000)) == whole(bytes(100_000))
+    assert checksums.of(bytes(100_000)) == whole(bytes(100_000))
     assert used == {threading.get_ident()}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from elasticctl_store.errors import MissingError, StorageError
+from elasticctl_store.storage.base import Location
 from elasticctl_store.storage.cloud import Action
-from elasticctl_store.storage.location import Location
-from elasticctl_store.storage.retry import Verdict, is_temporary
-from elasticctl_store.storage.wire import Answer
+from elasticctl_store.storage.http import Answer, Verdict, is_temporary
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from elasticctl_store.errors import RestoreError
-from elasticctl_train.checkpoint import state as parts
+from elasticctl_train.checkpoint import parts
 from tests.support.train.states import same
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from elasticctl_store.errors import MissingError, StorageError
+from elasticctl_store.storage.base import Location
 from elasticctl_store.storage.cloud import Action
-from elasticctl_store.storage.location import Location
-from elasticctl_store.storage.retry import Verdict, is_temporary
-from elasticctl_store.storage.wire import Answer
+from elasticctl_store.storage.http import Answer, Verdict, is_temporary
 
 WRITE = Action("write", "to", "storage.objects.create")
 READ = Action("read", "from", "storage.objects.get, and storage.objects.list to tell what is not there")

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import gcs_words, retry, s3_words
-from elasticctl_store.storage.retry import Caller, Patience, Verdict
-from elasticctl_store.storage.wire import Answer, Connections, Request, WireError
+from elasticctl_store.storage import gcs_responses, http, s3_responses
+from elasticctl_store.storage.http import Answer, Caller, Connections, Patience, Request, Verdict, WireError
 
 
 class Script(Connections):
@@ -78,7 +77,7 @@ def test_a_final_answer_is_taken_at_once() -> None:
     assert script.sent == 1
 
 
-@pytest.mark.parametrize("judge", [s3_words.judge, gcs_words.judge], ids=["s3", "gs"])
+@pytest.mark.parametrize("judge", [s3_responses.judge, gcs_responses.judge], ids=["s3", "gs"])
 def test_what_a_service_or_its_proxy_cannot_do_now_is_tried_again(judge: Callable[[Answer], Verdict]) -> None:
     for status in (429, 500, 503, 520, 522, 529, 530, 599):
         assert judge(said(status)) is Verdict.TEMPORARY, status
@@ -142,7 +141,7 @@ class Slow(Script):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(retry, "time", clock)
+    monkeypatch.setattr(http, "time", clock)
     return clock
 
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from elasticctl_store.storage.wire import Connections, Request, WireError
+from elasticctl_store.storage.http import Connections, Request, WireError
 from tests.support.waiting import wait_until
 
 

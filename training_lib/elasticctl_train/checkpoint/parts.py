@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from elasticctl_store.errors import RestoreError, TrainError
-from elasticctl_train.checkpoint import shards, tree
+from elasticctl_train.checkpoint import dtensor, tree
 
 _SHOWN = 4
 _EXTRA = "_extra_state"
@@ -69,7 +69,7 @@ def spread_of(optimizer: torch.optim.Optimizer, state: Any) -> dict[str, Any]:
     spread: dict[Any, dict[str, torch.Tensor]] = {}
     for index, entry in state["state"].items():
         parameter = parameters[index] if isinstance(index, int) and index < len(parameters) else None
-        if parameter is not None and shards.is_sharded(parameter) and isinstance(entry, Mapping):
+        if parameter is not None and dtensor.is_sharded(parameter) and isinstance(entry, Mapping):
             spread[index] = {key: parameter for key, value in entry.items() if _shape(value) == _shape(parameter)}
     return {"state": spread}
 
@@ -171,7 +171,7 @@ def fit(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> 
         misfit = ""
         if isinstance(part, torch.nn.Module):
             misfit = of_module(part, state[name])
-            live[name] = part.state_dict() if shards.has_sharded(part) else {}
+            live[name] = part.state_dict() if dtensor.has_sharded(part) else {}
         elif isinstance(part, torch.optim.Optimizer):
             misfit = of_optimizer(part, state[name])
             live[name] = {} if misfit else spread_of(part, state[name])

@@ -1,0 +1,164 @@
+"""The journal's names and format."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store.checkpoints import entries as commits
+from elasticctl_store.checkpoints.entries import Commit, Generation, ObjectRef, Retention
+from elasticctl_store.errors import DamagedError
+
+SHARE = ObjectRef("data/g000001-n000001-step000000010-ab/share-00000-of-00001.json", 10, "crc32:00000000")
+
+
+def a_commit(position: int, step: int = 10) -> Commit:
+    return Commit(position, 1, position, step, 0, (SHARE,), 1000, 12.5, {"loss": 0.5})
+
+
+entries = st.one_of(
+    st.builds(Generation, st.integers(1, 10**11), st.integers(1, 10**6), st.text(), st.text(), st.floats(0, 1e10)),
+    st.builds(a_commit, st.integers(1, 10**11), st.integers(0, 10**9)),
+)
+
+
+@given(entries)
+def test_an_entry_survives_its_encoding(entry: commits.Entry) -> None:
+    assert commits.decode(commits.encode(entry), entry.position) == entry
+
+
+@given(entries, st.data())
+@settings(max_examples=200)
+def test_any_changed_byte_and_any_lost_tail_is_noticed(entry: commits.Entry, data: st.DataObject) -> None:
+    encoded = commits.encode(entry)
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    other = data.draw(st.integers(0, 255).filter(lambda byte: byte != encoded[at]))
+    for damaged in (encoded[:at] + bytes([other]) + encoded[at + 1 :], encoded[:at]):
+        with pytest.raises(DamagedError):
+            commits.decode(damaged, entry.position)
+
+
+def test_a_letter_written_in_another_way_is_noticed() -> None:
+    encoded = commits.encode(replace(a_commit(1), metrics={"\ud7ff": 1.0}))
+    assert b"\\ud7ff" in encoded
+    with pytest.raises(DamagedError):
+        commits.decode(encoded.replace(b"\\ud7ff", b"\\uD7ff"), 1)
+
+
+@given(
+    st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: json.dumps(x).encode())
+)
+def test_anything_else_is_damage_and_nothing_worse(data: bytes) -> None:
+    with pytest.raises(DamagedError):
+        commits.decode(data, 1)
+
+
+def test_an_entry_at_another_position_is_damage() -> None:
+    with pytest.raises(DamagedError, match="journal entry 8"):
+        commits.decode(commits.encode(a_commit(7)), 8)
+
+
+def test_a_newer_format_is_named() -> None:
+    body = {"format": commits.FORMAT + 1, "kind": "commit"}
+    body["sha256"] = commits._digest(body)
+    with pytest.raises(DamagedError, match="another version"):
+        commits.decode(json.dumps(body).encode(), 1)
+
+
+def test_a_generation_is_no_commit() -> None:
+    entry = Generation(3, 1, "ab")
+    with pytest.raises(DamagedError, match="not a commit"):
+        commits.decode_commit(commits.encode(entry), 3)
+
+
+@given(st.integers(1, 10**11), st.integers(1, 10**11))
+def test_newer_entries_sort_first(a: int, b: int) -> None:
+    assert (commits.key_of(a) < commits.key_of(b)) == (a > b)
+    assert commits.position_of(commits.key_of(a)) == a
+
+
+@pytest.mark.parametrize(
+    "key", ["journal/", "journal/1.json", "journal/99999999999x.json", "data/999999999998.json",
+            "journal/999999999998.json.ab12cd34.partial", "journal/９９９９９９９９９９９９.json"]  # noqa: RUF001
+)  # fmt: skip
+def test_a_strangers_key_has_no_position(key: str) -> None:
+    assert commits.position_of(key) is None
+
+
+def test_names_of_a_save_belong_together() -> None:
+    folder = commits.save_folder(3, 2, 120, "ab12cd34")
+    share = commits.share_key(folder, 1, 3)
+    assert share == "data/g000003-n000002-step000000120-ab12cd34/share-00001-of-00003.json"
+    assert commits.tensors_key(share).endswith("share-00001-of-00003.safetensors")
+    assert commits.folder_of(share) == commits.folder_of(commits.tensors_key(share)) == folder
+    assert commits.number_of(folder) == 2
+    assert commits.number_of(commits.save_folder(3, 12_345_678, 1, "ab12cd34")) == 12_345_678
+    assert commits.number_of("data/mnist/") is None
+
+
+histories = st.lists(
+    st.tuples(st.floats(0.5, 20), st.one_of(st.none(), st.integers(0, 5).map(float), st.just(math.nan))), min_size=1
+).map(
+    lambda rows: [
+        replace(a_commit(position), at=at, metrics={} if metric is None else {"loss": metric})
+        for position, (at, (_, metric)) in enumerate(zip(accumulate(gap for gap, _ in rows), rows, strict=True), 1)
+    ]
+)
+retentions = st.builds(
+    Retention,
+    st.integers(-1, 5),
+    st.one_of(st.none(), st.floats(1, 50)),
+    st.integers(0, 4),
+    st.just("loss"),
+    st.sampled_from(["min", "max"]),
+)
+
+
+@given(histories, retentions)
+@settings(deadline=None)
+def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: Retention) -> None:
+    gone = commits.expired(list(reversed(history)), keep)
+    assert gone == sorted(gone, key=lambda commit: commit.position)
+    kept = [commit for commit in history if commit not in gone]
+    last = history[-max(1, keep.last) :]
+    assert all(commit in kept for commit in last)
+    others = [commit for commit in kept if commit not in last]
+    if keep.every_s is None:
+        assert len(others) <= keep.best
+    else:
+        times = [commit.at for commit in kept]
+        for commit in history:  # nothing is farther than the interval from one that was kept at or before its time
+            assert any(0 <= commit.at - at < keep.every_s or at == commit.at for at in times)
+    measured = [commit.metrics["loss"] for commit in history if math.isfinite(commit.metrics.get("loss", math.nan))]
+    best = sorted(measured, reverse=keep.mode == "max")[: keep.best]
+    values = [commit.metrics.get("loss", math.nan) for commit in kept]
+    assert all(values.count(value) >= best.count(value) for value in best)
+
+
+@given(histories, retentions)
+@settings(deadline=None)
+def test_deleting_on_the_way_comes_to_the_same(history: list[Commit], keep: Retention) -> None:
+    kept: list[Commit] = []
+    for commit in history:
+        kept.append(commit)
+        for old in commits.expired(kept, keep):
+            kept.remove(old)
+    at_once = commits.expired(history, keep)
+    assert kept == [commit for commit in history if commit not in at_once]
+
+
+def test_of_equally_good_commits_the_newer_is_kept() -> None:
+    history = [replace(a_commit(n), metrics={"loss": value}) for n, value in enumerate([0.5, 0.1, 0.1, 0.7, 0.9], 1)]
+    gone = commits.expired(history, Retention(1, None, 1, "loss", "min"))
+    assert [commit.position for commit in gone] == [1, 2, 4]
+
+
+def test_a_checksum_is_over_the_concatenation() -> None:
+    assert commits.checksum([b"123456789"]) == "crc32:cbf43926"  # the check value of CRC-32/ISO-HDLC
+    assert commits.checksum([b"1234", memoryview(b"56789")]) == commits.checksum([b"123456789"])

@@ -1,0 +1,256 @@
+"""The journal of a storage URL: names, format and choice of its entries. Pure: no I/O, no clock.
+
+    journal/<999999999999 - position>.json    one entry each; a listing gives the newest first
+    data/<save>/share-00000-of-00003.json     what one rank wrote: its digests, and its part of the state tree
+    data/<save>/share-00000-of-00003.safetensors
+
+An entry is created only if its position is free, and there are three kinds. A run *takes over* by appending a
+`Generation`; a checkpoint becomes visible when its `Commit` is appended, after all its data; a `Moved` closes the
+journal. A run appends right behind its own last entry, so if anybody has taken over since, that position is taken and
+the append is refused: this one precondition is both the commit and the fence against zombies. Generation entries are
+therefore never deleted (some 200 bytes for each restart). Nothing points at the newest commit: a listing finds it, and
+its checksums tell if it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from elasticctl_store.errors import DamagedError, FormatError
+
+FORMAT = 2
+JOURNAL = "journal/"
+DATA = "data/"
+_TOP = 999_999_999_999
+_SAVE = re.compile(rf"{DATA}g\d{{6,}}-n(\d{{6,}})-step\d{{9,}}-[^/]+/", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """A data object and what it must be: `checksum` is `crc32:` and eight hex digits."""
+
+    key: str
+    size_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A run took over the URL at `position`; `at` is in seconds since the epoch, UTC."""
+
+    position: int
+    generation: int
+    run_id: str
+    host: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A whole checkpoint. `shares` holds one share document for each rank that wrote, in order of rank.
+
+    `number` counts the commits of this URL from 1; `size_bytes` is all its data; `metrics` the user's own numbers.
+    """
+
+    position: int
+    generation: int
+    number: int
+    step: int
+    epoch: int
+    shares: tuple[ObjectRef, ...]
+    size_bytes: int
+    at: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """The prefix all its data is stored under."""
+        return folder_of(self.shares[0].key)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The job goes on at another URL, `to`: nobody may take this one over any more."""
+
+    position: int
+    generation: int
+    to: str
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which commits stay: the `last` newest, and of the older ones those that one of the two other rules keeps.
+
+    `every_s` (seconds; None: no such rule) keeps commits for good, each made at least so long after the one before it.
+    `best` keeps that many with the highest (`mode` "max") or lowest ("min") value of `metric`.
+    """
+
+    last: int = 3
+    every_s: float | None = None
+    best: int = 0
+    metric: str = ""
+    mode: Literal["min", "max"] = "min"
+
+
+Entry = Generation | Commit | Moved
+_KINDS: Mapping[str, type[Generation] | type[Commit] | type[Moved]] = {
+    "generation": Generation,
+    "commit": Commit,
+    "moved": Moved,
+}
+
+
+def key_of(position: int) -> str:
+    """The key of the journal's entry number `position` (from 1)."""
+    return f"{JOURNAL}{_TOP - position:012d}.json"
+
+
+def position_of(key: str) -> int | None:
+    """The position an entry's key stands for; None for a key that is no entry (a partial file, a stranger's)."""
+    name = key.removeprefix(JOURNAL).removesuffix(".json")
+    is_entry = key.startswith(JOURNAL) and key.endswith(".json") and len(name) == 12
+    return _TOP - int(name) if is_entry and name.isascii() and name.isdigit() else None
+
+
+def position_of_partial(key: str) -> int | None:
+    """The position of the entry that a partial file (see `storage.local`) was to become; None for any other key."""
+    entry, _, rest = key.partition(".json.")
+    return position_of(f"{entry}.json") if rest.endswith(".partial") else None
+
+
+def save_folder(generation: int, number: int, step: int, run_id: str) -> str:
+    """The prefix of one save's data: no two saves ever share one, and a person can read it."""
+    return f"{DATA}g{generation:06d}-n{number:06d}-step{step:09d}-{run_id}/"
+
+
+def number_of(folder: str) -> int | None:
+    """Which save of its run a folder is of; None for one that no save has made.
+
+    What is not named as a save is somebody else's, a dataset in `data/` perhaps, and never deleted.
+    """
+    found = _SAVE.fullmatch(folder)
+    return int(found[1]) if found else None
+
+
+def run_of(folder: str) -> str:
+    """The id of the run that a save folder is of."""
+    return folder.rstrip("/").rpartition("-")[2]
+
+
+def share_key(folder: str, rank: int, world_size: int) -> str:
+    """The key of one rank's share document."""
+    return f"{folder}share-{rank:05d}-of-{world_size:05d}.json"
+
+
+def tensors_key(share: str) -> str:
+    """The key of the tensor file that belongs to a share document."""
+    return share.removesuffix(".json") + ".safetensors"
+
+
+def folder_of(key: str) -> str:
+    """The save folder a data key lies in."""
+    return "/".join(key.split("/")[:2]) + "/"
+
+
+def checksum(parts: Iterable[bytes | memoryview]) -> str:
+    """CRC-32 over the concatenated parts: against damage, not against forgers."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return as_checksum(crc)
+
+
+def as_checksum(crc: int) -> str:
+    """A CRC-32 as it is written down."""
+    return f"crc32:{crc:08x}"
+
+
+def encode(entry: Entry) -> bytes:
+    """An entry as JSON, with a digest of itself."""
+    kind = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
+    body = {"format": FORMAT, "kind": kind, **asdict(entry)}
+    return _canonical({**body, "sha256": _digest(body)})
+
+
+def decode(data: bytes, position: int) -> Entry:
+    """Read the entry found at `position`; DamagedError unless it is, to the bit, one that was encoded for it."""
+    try:
+        body = json.loads(data)
+        same = data.removesuffix(b"\n") == _canonical(body)  # the digest is of what is meant, not of how it is written
+        digest = body.pop("sha256")
+        if digest != _digest(body):
+            raise DamagedError(f"journal entry {position}: its digest does not match")
+        if body.pop("format") != FORMAT:
+            raise FormatError(f"journal entry {position}: written by another version in a format unknown to this one")
+        if not same:
+            raise DamagedError(f"journal entry {position}: it is not as it was written")
+        kind = _KINDS[body.pop("kind")]
+        if kind is Commit:
+            body["shares"] = tuple(ObjectRef(**ref) for ref in body["shares"])
+        entry = kind(**body)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise DamagedError(f"journal entry {position}: not an entry ({e})") from e
+    if entry.position != position or (isinstance(entry, Commit) and not entry.shares):
+        raise DamagedError(f"journal entry {position}: says it is entry {entry.position}")
+    return entry
+
+
+def decode_commit(data: bytes, position: int) -> Commit:
+    """Read a commit; DamagedError for anything else."""
+    entry = decode(data, position)
+    if not isinstance(entry, Commit):
+        raise DamagedError(f"journal entry {position}: not a commit")
+    return entry
+
+
+def expired(commits: Sequence[Commit], keep: Retention) -> list[Commit]:
+    """The commits to delete, oldest first; the newest always stays.
+
+    A commit that is deleted by one call would not have been kept by a later one, so it makes no difference how often
+    it is called on the way.
+    """
+    oldest_first = sorted(commits, key=lambda commit: commit.position)
+    kept = {commit.position for commit in oldest_first[-max(1, keep.last) :]}
+    if keep.every_s is not None:
+        kept |= _spaced(oldest_first, keep.every_s)
+    if keep.best > 0:
+        kept |= _best(oldest_first, keep)
+    return [commit for commit in oldest_first if commit.position not in kept]
+
+
+def _spaced(oldest_first: Sequence[Commit], every_s: float) -> set[int]:
+    """From the oldest on, each commit that is at least `every_s` younger than the one chosen before."""
+    chosen: set[int] = set()
+    previous = -math.inf
+    for commit in oldest_first:
+        if commit.at - previous >= every_s:
+            chosen.add(commit.position)
+            previous = commit.at
+    return chosen
+
+
+def _best(commits: Sequence[Commit], keep: Retention) -> set[int]:
+    """The best by the metric, of equal ones the newer; commits without the metric are not among them."""
+    sign = 1 if keep.mode == "max" else -1
+    scored = [
+        (sign * commit.metrics[keep.metric], commit.position)
+        for commit in commits
+        if math.isfinite(commit.metrics.get(keep.metric, math.nan))
+    ]
+    return {position for _, position in sorted(scored)[-keep.best :]}
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(body)).hexdigest()
