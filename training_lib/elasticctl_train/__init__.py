@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from elasticctl_store import storage
     from elasticctl_store.errors import TrainError
     from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
     from elasticctl_train.data.loaders import ElasticDataLoader, ElasticSampler
@@ -27,6 +28,7 @@ __all__ = [
     "Run",
     "SavePolicy",
     "TrainError",
+    "storage",
 ]
 
 _HOMES = {
@@ -42,7 +44,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use, so that the launcher's modules load without torch."""
+    """Import on first use, so that importing one module of this package does not import torch for all."""
+    if name == "storage":
+        return importlib.import_module("elasticctl_store.storage")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -30,7 +30,8 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys
-from elasticctl_train import storage, transfer
+from elasticctl_store import storage
+from elasticctl_store.checkpoints import transfer
 source, target = map(storage.open, sys.argv[1:])
 transfer.AT_ONCE = 1
 transfer.carry(source, target, transfer.newest(source))
