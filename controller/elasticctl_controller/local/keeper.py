@@ -1,8 +1,8 @@
-"""What a kubelet is to a node: makes the processes of this machine match the pods in the store.
+"""Makes the processes of this machine match the pods in the store, as a kubelet does on its node.
 
-One thread, level-triggered: after every change it looks at every pod and does the next thing it needs, so it does not
-matter at which point an earlier supervisor was killed. A worker outlives the supervisor; the next one finds it by its
-shim's command line and goes on.
+One thread, level-triggered: after every change it looks at every pod, takes what it sees as an event of the worker's
+state machine (`lifecycle`), and carries out what the event asks for. So it does not matter at which point an earlier
+supervisor was killed. A worker outlives the supervisor; the next one finds it by its shim's command line.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from elasticctl_controller.local.command import (
     pinned_environment,
     token_file,
 )
+from elasticctl_controller.local.lifecycle import KeeperEvent, KeeperState, recovered_state, transition
 from elasticctl_controller.local.objects import grace_of
 from elasticctl_controller.local.processes import ExitWatcher, WorkerProcess
 from elasticctl_controller.local.shim import START_ERROR_EXIT_CODE
@@ -55,6 +57,15 @@ NO_CONFIG = "CreateContainerConfigError"
 SHUT_DOWN = "the local cluster is shut down"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What the keeper knows of a pod's worker; from `retry_at` (seconds since the epoch) on it may be started again."""
+
+    state: KeeperState
+    process: WorkerProcess | None = None
+    retry_at: float = 0.0
 
 
 class Keeper:
@@ -79,35 +90,33 @@ class Keeper:
         self._store, self._paths, self._clock = store, paths, clock
         self._token_for, self._gpus, self._cpu_slots, self._on_exit = token_for, gpus, cpu_slots, on_exit
         self._secrets = Secrets(paths)
-        self._processes: dict[str, WorkerProcess] = {}
-        self._told_to_stop: set[str] = set()
-        self._retry_at: dict[str, float] = {}
+        self._workers: dict[str, _Worker] = {}  # by the UID of the pod
         self._drain_from: float | None = None
         self._drained = threading.Event()
         self._stopping = threading.Event()
         self._exits = ExitWatcher()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
-        store.subscribe(self._changed)
+        store.subscribe(self._store_changed)
 
     def start(self) -> None:
-        """Take over the workers that run already, then keep going in a thread."""
-        self._adopt()
+        """Take over the workers that run already, then look after all of them in a thread."""
+        self._adopt_workers()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the workers run on."""
+        """End the thread; the workers continue to run."""
         self._stopping.set()
         self._exits.wake()
         self._thread.join()
         self._exits.close()
 
     def drain(self) -> threading.Event:
-        """Stop all workers and start no more, as a node that is shut down does; the event is set when none is left."""
+        """Stop all workers and start no more, as a node that shuts down does; the event is set when none is left."""
         self._drain_from = self._clock()
         self._exits.wake()
         return self._drained
 
-    def _changed(self, _: Change) -> None:
+    def _store_changed(self, _: Change) -> None:
         if not self._stopping.is_set():
             self._exits.wake()
 
@@ -117,27 +126,39 @@ class Keeper:
                 delay_s = self._sync()
             except Exception:  # the edge of the loop: log, back off, look again
                 log.exception("looking after the workers failed; trying again in %.0f s", RETRY_S)
-                self._stopping.wait(RETRY_S)  # a worker that has ended, and was not seen to, would wake us at once
+                self._stopping.wait(RETRY_S)  # a worker whose end has not been handled would wake us at once
                 continue
             self._exits.wait(max(0.0, min(delay_s, 3600.0)))
 
-    def _adopt(self) -> None:
-        known = {pod["metadata"]["uid"] for pod in self._store.list_pods()}
+    def _adopt_workers(self) -> None:
+        pods = {pod["metadata"]["uid"]: pod for pod in self._store.list_pods()}
         for uid, process in processes.find_running(self._paths.pods).items():
-            if uid in known:
-                self._watch(uid, process)
+            if uid in pods:
+                self._recover(pods[uid], process)
             else:  # its store was moved away: nobody will ever look after it
-                log.warning("ending a worker that no job knows: pod %s", uid)
+                log.warning("killing a worker that belongs to no job: pod %s", uid)
                 process.kill_tree()
                 process.kill_shim()
                 processes.sweep(uid)
 
+    def _recover(self, pod: Manifest, process: WorkerProcess | None = None) -> _Worker:
+        """Begin to look after a worker, which an earlier supervisor may have started."""
+        uid = pod["metadata"]["uid"]
+        state = recovered_state(
+            ended=objects.has_ended(pod),
+            running=pod["status"]["phase"] == "Running",
+            started=process is not None or processes.has_run(self._paths.pod_dir(uid)),
+        )
+        self._workers[uid] = worker = _Worker(state)
+        if process is not None:
+            self._watch(worker, process)
+        return worker
+
     def _sync(self) -> float:
         """Look after every pod once; returns seconds until one of them has to be looked at again."""
         now = self._clock()
-        pods = self._store.list_pods()
         delays_s = [NEVER]
-        for pod in pods:
+        for pod in self._store.list_pods():
             try:
                 delays_s.append(self._sync_pod(pod, now))
             except (ElasticctlError, OSError) as e:
@@ -149,69 +170,93 @@ class Keeper:
         for uid in self._store.abandoned():
             shutil.rmtree(self._paths.pod_dir(uid), ignore_errors=True)
             self._store.forget(uid)
-        if self._drain_from is not None and not self._processes:
+        if self._drain_from is not None and not any(worker.process for worker in self._workers.values()):
             self._drained.set()
         return min(delays_s)
 
     def _sync_pod(self, pod: Manifest, now: float) -> float:
-        uid = pod["metadata"]["uid"]
-        process = self._processes.get(uid)
-        if objects.has_ended(pod):
-            if _deletion_deadline(pod) is not None:
-                self._store.remove_pod(uid)
-            return NEVER
-        if process is None:
-            return self._sync_without_process(pod, now)
-        if process.ended():
-            return self._collect(pod, now)
+        """Look after one pod once; returns seconds until it has to be looked at again."""
+        worker = self._workers.get(pod["metadata"]["uid"]) or self._recover(pod)
+        event = self._observe(pod, worker, now)
+        if event in (KeeperEvent.STOP_REQUESTED, KeeperEvent.GRACE_EXPIRED):
+            self._end_worker(event, pod, worker, now)
+        elif event is not None:
+            after = transition(worker.state, event)
+            self._handle(event, pod, worker, now)
+            worker.state = after  # only now: an event whose handling failed is observed again
+        if worker.state is KeeperState.WAITING and self._drain_from is None and now >= worker.retry_at:
+            event = self._start_worker(pod, worker, now)
+            if event is not None:
+                worker.state = transition(worker.state, event)
+        return self._delay_s(pod, worker, now)
+
+    def _observe(self, pod: Manifest, worker: _Worker, now: float) -> KeeperEvent | None:
+        """Return what has happened to a worker since it was last looked at; None: nothing."""
+        if worker.state in (KeeperState.WAITING, KeeperState.ENDED):
+            return None if _deletion_deadline(pod) is None else KeeperEvent.POD_DELETED
+        pod_dir = self._paths.pod_dir(pod["metadata"]["uid"])
+        if worker.process is None or worker.process.ended():
+            return KeeperEvent.EXITED if processes.has_run(pod_dir) else KeeperEvent.SHIM_LOST
         deadline = self._stop_deadline(pod)
         if deadline is not None:
-            return self._stop(pod, process, deadline, now)
-        if pod["status"]["phase"] == "Pending":
-            return self._note_start(pod)
-        return NEVER
+            return KeeperEvent.STOP_REQUESTED if now < deadline else KeeperEvent.GRACE_EXPIRED
+        if worker.state is KeeperState.STARTING and processes.read_started(pod_dir) is not None:
+            return KeeperEvent.WORKER_STARTED
+        return None
 
-    def _sync_without_process(self, pod: Manifest, now: float) -> float:
+    def _handle(self, event: KeeperEvent, pod: Manifest, worker: _Worker, now: float) -> None:
+        """Carry out what an event that was observed asks for."""
         uid = pod["metadata"]["uid"]
-        pod_dir = self._paths.pod_dir(uid)
-        if processes.has_exited(pod_dir) or processes.read_started(pod_dir):
-            return self._collect(pod, now)  # it ended while no supervisor was there
-        if _deletion_deadline(pod) is not None:
+        if event is KeeperEvent.WORKER_STARTED:
+            self._record_start(pod)
+        elif event is KeeperEvent.EXITED:
+            self._record_exit(pod, worker, now)
+        elif event is KeeperEvent.SHIM_LOST:
+            self._unwatch(worker)
+            processes.sweep(uid)
+            worker.retry_at = now + RETRY_S
+        elif event is KeeperEvent.POD_DELETED:
             self._store.remove_pod(uid)
-            return NEVER
-        if self._drain_from is not None:
-            return NEVER
-        wait_s = self._retry_at.get(uid, now) - now
-        return wait_s if wait_s > 0 else self._start(pod, now)
+            del self._workers[uid]
 
-    def _start(self, pod: Manifest, now: float) -> float:
-        """Give the pod its GPUs and start its worker; a pod that cannot have them waits for the end of another."""
+    def _delay_s(self, pod: Manifest, worker: _Worker, now: float) -> float:
+        """Return seconds until a worker has to be looked at again, if nothing else wakes the keeper before."""
+        if worker.state is KeeperState.WAITING and self._drain_from is None and worker.retry_at > now:
+            return worker.retry_at - now
+        if worker.state is KeeperState.STARTING:
+            return START_POLL_S
+        if worker.state is KeeperState.STOPPING:
+            return (self._stop_deadline(pod) or now) - now
+        return KILL_POLL_S if worker.state is KeeperState.KILLING else NEVER
+
+    def _start_worker(self, pod: Manifest, worker: _Worker, now: float) -> KeeperEvent | None:
+        """Give the pod its GPUs and start its worker; None if it has to wait. Raises ElasticctlError."""
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        self._retry_at[uid] = now + RETRY_S  # should anything below fail
+        worker.retry_at = now + RETRY_S  # should anything below fail
         if self._lacks_a_secret(pod):
-            return RETRY_S
+            return None
         gpus = self._place(pod)
         if gpus is None:
-            del self._retry_at[uid]
-            return NEVER
+            worker.retry_at = now  # as soon as the end of another worker wakes the keeper
+            return None
         placed = self._store.update_pod(uid, lambda p: objects.scheduled(p, platform.node(), gpus))
         if placed is None:
-            return NEVER
+            return None
         pod_dir = self._paths.pod_dir(uid)
         try:
             pinned = pinned_environment(pod_dir, uid, gpus)
-            command = command_of(placed, base_environment(), pinned, self._reader(placed))
+            command = command_of(placed, base_environment(), pinned, self._secret_reader(placed))
         except StartError as e:
-            failure = objects.Exit(START_ERROR_EXIT_CODE, now, reason="StartError", message=str(e))
-            self._end(pod, failure)
-            return NEVER
+            refusal = objects.Exit(START_ERROR_EXIT_CODE, now, reason="StartError", message=str(e))
+            self._store_exit(pod, refusal)
+            return KeeperEvent.START_REFUSED
         try:
             make_private(pod_dir)
             processes.write_private(token_file(pod_dir), self._token_for(_owner_uid(pod)))
-            self._watch(uid, processes.start(pod_dir, command))
+            self._watch(worker, processes.start(pod_dir, command))
         except OSError as e:
             raise storage_error(f"start {name}", e) from e
-        return START_POLL_S
+        return KeeperEvent.SHIM_STARTED
 
     def _place(self, pod: Manifest) -> tuple[str, ...] | None:
         """Choose the pod's GPUs; None, and said so, when too few are free."""
@@ -223,103 +268,97 @@ class Keeper:
             taken = [gpu for p in here for gpu in objects.gpus_of(p)]
             chosen = choose(self._gpus, taken, wanted)
             if chosen is None:
-                self._let_wait(pod, wanted, "GPU", len(self._gpus), len(taken))
+                self._report_wait(pod, wanted, "GPU", len(self._gpus), len(taken))
             return chosen
         wanted, used = cpu_slots_of(pod), sum(map(cpu_slots_of, here))
         if used + wanted <= slots:
             return ()
-        self._let_wait(pod, wanted, "CPU slot", slots, used)
+        self._report_wait(pod, wanted, "CPU slot", slots, used)
         return None
 
-    def _let_wait(self, pod: Manifest, wanted: int, unit: str, there: int, used: int) -> None:
+    def _report_wait(self, pod: Manifest, wanted: int, unit: str, there: int, used: int) -> None:
         if pod["status"].get("reason") == UNSCHEDULABLE:
             return
         message = f"waits for {counted(wanted, unit)}: {max(0, there - used)} of this machine's {there} are free"
         self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.waiting(p, UNSCHEDULABLE, message))
-        self._say(pod, "Warning", "FailedScheduling", message)
+        self._record_event(pod, "Warning", "FailedScheduling", message)
 
     def _lacks_a_secret(self, pod: Manifest) -> bool:
         """Does it name a secret that is not there? It is looked for again, and has no GPU until then."""
         try:
-            missing = missing_secret(pod, self._reader(pod))
+            missing = missing_secret(pod, self._secret_reader(pod))
         except StartError:
             return False  # said when it is started
         if missing and pod["status"].get("message") != missing:
             self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.waiting(p, NO_CONFIG, missing))
-            self._say(pod, "Warning", "Failed", f"Error: {missing}")
+            self._record_event(pod, "Warning", "Failed", f"Error: {missing}")
         return bool(missing)
 
-    def _reader(self, pod: Manifest) -> ReadSecret:
+    def _secret_reader(self, pod: Manifest) -> ReadSecret:
         return partial(self._secrets.read, pod["metadata"]["namespace"])
 
-    def _note_start(self, pod: Manifest) -> float:
-        """Look whether the shim has got the worker going."""
+    def _record_start(self, pod: Manifest) -> None:
+        """Store that the worker runs, as its shim has reported."""
         uid = pod["metadata"]["uid"]
         started = processes.read_started(self._paths.pod_dir(uid))
-        if started is None:
-            return START_POLL_S
-        pid, started_at = started
-        self._retry_at.pop(uid, None)
-        self._store.update_pod(uid, lambda p: objects.running(p, pid, started_at))
-        self._say(pod, "Normal", "Started", f"worker started as process {pid}")
-        return NEVER
+        if started is not None:
+            pid, started_at = started
+            self._store.update_pod(uid, lambda p: objects.running(p, pid, started_at))
+            self._record_event(pod, "Normal", "Started", f"worker started as process {pid}")
 
     def _stop_deadline(self, pod: Manifest) -> float | None:
-        """When the worker has to be gone (seconds since the epoch); None: it may run on."""
+        """Return when the worker has to be gone (seconds since the epoch); None: it may continue to run."""
         deadlines = [_deletion_deadline(pod)]
         if self._drain_from is not None:
             deadlines.append(self._drain_from + grace_of(pod))
         return min((d for d in deadlines if d is not None), default=None)
 
-    def _stop(self, pod: Manifest, process: WorkerProcess, deadline: float, now: float) -> float:
-        """Bring the worker nearer to its end: SIGTERM once, SIGKILL to its whole tree from the deadline on."""
-        uid = pod["metadata"]["uid"]
-        if uid not in self._told_to_stop:
-            self._told_to_stop.add(uid)
-            if _deletion_deadline(pod) is None:
-                self._store.update_pod(uid, lambda p: objects.disrupted(p, "TerminationByKubelet", SHUT_DOWN))
-            if now < deadline:
-                self._say(pod, "Normal", "Killing", f"stopping the worker, {deadline - now:.0f} s of grace")
-                process.terminate()
-        if now < deadline:
-            return deadline - now
-        process.kill_tree()
-        if now > deadline + SHIM_PATIENCE_S:
-            process.kill_shim()
-        return KILL_POLL_S
+    def _end_worker(self, event: KeeperEvent, pod: Manifest, worker: _Worker, now: float) -> None:
+        """Send SIGTERM once, and after the grace period SIGKILL until nothing is left; say so in the pod before."""
+        before, worker.state = worker.state, transition(worker.state, event)
+        grace_s = (self._stop_deadline(pod) or now) - now
+        try:
+            if before in (KeeperState.STARTING, KeeperState.RUNNING):
+                self._record_end(pod, grace_s)
+        finally:  # a full disk keeps nobody from being stopped
+            if worker.process is not None and worker.state is KeeperState.KILLING:
+                worker.process.kill_tree()
+                if grace_s < -SHIM_PATIENCE_S:
+                    worker.process.kill_shim()
+            elif worker.process is not None and worker.state is not before:
+                worker.process.terminate()
 
-    def _collect(self, pod: Manifest, now: float) -> float:
-        """The shim is gone: end what may be left of the worker and store how it ended."""
-        uid = pod["metadata"]["uid"]
-        pod_dir = self._paths.pod_dir(uid)
-        self._forget(uid)
-        if not processes.has_exited(pod_dir) and processes.read_started(pod_dir) is None:
-            processes.sweep(uid)
-            return RETRY_S  # the shim did not get as far as starting it, or not as far as saying so
+    def _record_end(self, pod: Manifest, grace_s: float) -> None:
+        if _deletion_deadline(pod) is None:  # whoever deletes a pod has marked it already
+            uid = pod["metadata"]["uid"]
+            self._store.update_pod(uid, lambda p: objects.disrupted(p, "TerminationByKubelet", SHUT_DOWN))
+        if grace_s > 0:
+            self._record_event(pod, "Normal", "Killing", f"stopping the worker, {grace_s:.0f} s of grace")
+
+    def _record_exit(self, pod: Manifest, worker: _Worker, now: float) -> None:
+        """The shim is gone: kill what may be left of the worker and store how it ended."""
         metadata = pod["metadata"]
+        uid = metadata["uid"]
+        self._unwatch(worker)
         self._on_exit(f"{metadata['namespace']}/{metadata.get('labels', {}).get(LABEL_JOB, '')}", uid)
         processes.sweep(uid)
-        self._end(pod, processes.read_exit(pod_dir, now))
-        return NEVER
+        self._store_exit(pod, processes.read_exit(self._paths.pod_dir(uid), now))
 
-    def _end(self, pod: Manifest, how: objects.Exit) -> None:
-        uid = pod["metadata"]["uid"]
-        self._store.update_pod(uid, lambda p: objects.ended(p, how))
-        self._retry_at.pop(uid, None)
+    def _store_exit(self, pod: Manifest, how: objects.Exit) -> None:
         if how.reason == "StartError":
-            self._say(pod, "Warning", "StartError", how.message)
+            self._record_event(pod, "Warning", "StartError", how.message)
+        self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.ended(p, how))
 
-    def _watch(self, uid: str, process: WorkerProcess) -> None:
-        self._processes[uid] = process
+    def _watch(self, worker: _Worker, process: WorkerProcess) -> None:
+        worker.process = process
         self._exits.add(process.pid)
 
-    def _forget(self, uid: str) -> None:
-        process = self._processes.pop(uid, None)
-        self._told_to_stop.discard(uid)
-        if process is not None:
-            self._exits.remove(process.pid)
+    def _unwatch(self, worker: _Worker) -> None:
+        if worker.process is not None:
+            self._exits.remove(worker.process.pid)
+            worker.process = None
 
-    def _say(self, pod: Manifest, type_: str, reason: str, message: str) -> None:
+    def _record_event(self, pod: Manifest, type_: str, reason: str, message: str) -> None:
         self._store.record_event(_owner_uid(pod), pod, type_, reason, message)
 
 

@@ -127,9 +127,9 @@ def read_exit(pod_dir: Path, now: float) -> Exit:
     )
 
 
-def has_exited(pod_dir: Path) -> bool:
-    """True when the shim has left its last report."""
-    return (pod_dir / "exit.json").exists()
+def has_run(pod_dir: Path) -> bool:
+    """True when the shim has reported that the worker started, or how it ended."""
+    return (pod_dir / "exit.json").exists() or read_started(pod_dir) is not None
 
 
 def write_private(path: Path, text: str) -> None:

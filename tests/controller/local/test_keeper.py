@@ -71,3 +71,23 @@ def test_a_store_that_cannot_be_read_is_asked_now_and_then(keeper: Keeper, monke
         wait_until(lambda: len(asked) >= 3)
         keeper.stop()
     assert asked[2] - asked[0] >= 0.4
+
+
+def test_a_worker_is_stopped_though_the_disk_is_full(
+    store: Store, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = ElasticJob.from_manifest(store.create_job(shell_job("job", "sleep 60", 1)))
+    store.create_pod(build_pod(job, 0, "unix:///nowhere"), job.uid)
+    keeper.start()
+    wait_until(lambda: store.list_pods()[0]["status"]["phase"] == "Running")
+    with monkeypatch.context() as full:
+
+        def refuse(*_: object) -> None:
+            raise ClusterError("the disk is full")
+
+        full.setattr(store, "update_pod", refuse)
+        drained = keeper.drain()
+        wait_until(lambda: "the disk is full" in caplog.text)
+    assert drained.wait(20)
+    keeper.stop()
+    assert store.list_pods()[0]["status"]["phase"] == "Failed"

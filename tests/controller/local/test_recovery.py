@@ -155,5 +155,5 @@ def test_killed_at_any_moment_it_carries_on(local_cluster: LocalCluster, home: P
     assert status["failures"] == 0
     assert set(status.get("restarts", {})) <= {"ScaledIn"}
     # One worker for each pod, and none besides.
-    scripts = [process for process in processes_of(home) if FOREVER in process.cmdline()]
+    scripts = [process for process in processes_of(home) if FOREVER in command_line(process)]
     assert len(scripts) == wanted
