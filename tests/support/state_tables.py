@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticctl_controller.core import membership
+from elasticctl_controller.local import lifecycle
 
 PAGE = Path(__file__).parents[2] / "docs" / "state-machines.md"
 IGNORED, REFUSED = "·", "refused"
@@ -59,6 +60,9 @@ class Machine:
 MACHINES: Mapping[str, Machine] = {
     "Membership": Machine(
         membership.GroupState, membership.GroupEvent, membership.transition, membership.ImpossibleGroupEvent
+    ),
+    "Keeper": Machine(
+        lifecycle.KeeperState, lifecycle.KeeperEvent, lifecycle.transition, lifecycle.ImpossibleKeeperEvent
     ),
 }
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,12 @@ def insist(call: Callable[[], object]) -> None:
         return True
 
     wait_until(answered)
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    with suppress(psutil.NoSuchProcess):  # a short-lived child of a worker
+        return process.cmdline()
+    return []
 
 
 def uids(cluster: LocalCluster, job: str) -> set[str]:
