@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from benchmarks.week.group import Group, SimWorker
 from benchmarks.week.policies import POOL, Policy
 from benchmarks.week.trace import HOUR_S, Outage, Trace
-from elasticctl_controller.core.sharing.model import Node
+from elasticctl_controller.core.sharing.claims import Node
 
 ARRIVES, KNOWN, DOWN, UP, LOOK = range(5)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benchmarks.week.trace import Job, Settings
-from elasticctl_controller.core.sharing.model import Claim, Worker
-from elasticctl_controller.core.sharing.resizing import Growth, weigh
+from elasticctl_controller.core.growth import GrowthOption, decide_growth
+from elasticctl_controller.core.sharing.claims import Claim, Worker
 
 
 @dataclass(slots=True)
@@ -127,8 +127,8 @@ class Group:
                 self._form(ready, now, 0.0)  # starting has been paid for by the workers
             return
         newcomers = ready - self.members
-        verdict = weigh(
-            Growth(
+        verdict = decide_growth(
+            GrowthOption(
                 size=len(self.members),
                 ready=len(newcomers),
                 coming=coming,

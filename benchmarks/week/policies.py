@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from benchmarks.week.trace import Settings
+from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingRules
 from elasticctl_controller.core.sharing.decide import decide
-from elasticctl_controller.core.sharing.model import Claim, Node, Pool, Project, Rules
 
 POOL = "gpu"
 
@@ -49,7 +49,7 @@ class Sharing:
     queues = False
 
     def __init__(self, settings: Settings) -> None:
-        self.rules = Rules()
+        self.rules = SharingRules()
         self.projects = [Project(name, guaranteed={POOL: settings.guaranteed}) for name in settings.projects]
 
     def decide(self, nodes: Sequence[Node], claims: Sequence[Claim], now: float) -> Verdict:

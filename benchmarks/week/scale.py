@@ -7,8 +7,8 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 
+from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingDecision, Worker
 from elasticctl_controller.core.sharing.decide import decide
-from elasticctl_controller.core.sharing.model import Claim, Decision, Node, Pool, Project, Worker
 
 POOL = "gpu"
 SLOTS_PER_NODE = 8
@@ -35,7 +35,7 @@ class Crowd:
     projects: tuple[Project, ...]
     claims: tuple[Claim, ...]
 
-    def decide(self, now: float) -> Decision:
+    def decide(self, now: float) -> SharingDecision:
         return decide([self.pool], self.projects, self.claims, now)
 
 

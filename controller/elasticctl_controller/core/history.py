@@ -125,7 +125,7 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
     )
 
 
-def settle(status: JobStatus) -> JobStatus:
+def close_recovered(status: JobStatus) -> JobStatus:
     """Close interruptions and scalings whose group has taken its first step since."""
     return replace(
         status,

@@ -22,8 +22,8 @@ from typing import ClassVar
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import Generation, JobStatus, Progress
+from elasticctl_controller.core.growth import decide_growth, measure_growth
 from elasticctl_controller.core.history import TrainingHistory
-from elasticctl_controller.core.sharing.resizing import growth_of, weigh
 from elasticctl_controller.core.workers import is_member
 
 FIRST_SETTLE_S = 30.0
@@ -110,7 +110,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class GroupWorld:
     """A formed generation; `members` in order of group rank. The store of rank 0's agent serves it."""
 
     generation: int
@@ -118,14 +118,14 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class StartingGroup:
     """Data of the state STARTING."""
 
     state: ClassVar = GroupState.STARTING
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredGroup:
     """`unheard`: the uids of the last generation's members that the restarted service has not heard from."""
 
     state: ClassVar = GroupState.RESTORED
@@ -133,7 +133,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Forming:
+class FormingGroup:
     """Since when (seconds since the epoch) there has been no formed generation, and why."""
 
     state: ClassVar = GroupState.FORMING
@@ -142,26 +142,26 @@ class Forming:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingGroup:
     """The formed generation, and the uids of its members whose ranks have all succeeded."""
 
     state: ClassVar = GroupState.TRAINING
-    world: World
+    world: GroupWorld
     finished: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Draining:
+class DrainingGroup:
     """A formed generation that is about to stop: why, and by when (seconds since the epoch)."""
 
     state: ClassVar = GroupState.DRAINING
-    world: World
+    world: GroupWorld
     finished: frozenset[str]
     reason: str
     deadline: float
 
 
-Situation = Starting | Restored | Forming | Training | Draining
+Situation = StartingGroup | RestoredGroup | FormingGroup | TrainingGroup | DrainingGroup
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class Group:
     alive: Mapping[str, str] = field(default_factory=dict)
     leaving: frozenset[str] = frozenset()
     minimum: int = 1
-    situation: Situation = Starting()
+    situation: Situation = StartingGroup()
     generation: int = 0
     members: dict[str, Member] = field(default_factory=dict)
     joined: dict[str, Member] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class Group:
         unheard = (w.uid for w in status.workers if w.cause is None and any(is_member(w, g) for g in newest))
         return cls(
             job_uid=job_uid,
-            situation=Restored(frozenset(unheard)) if status.generation else Starting(),
+            situation=RestoredGroup(frozenset(unheard)) if status.generation else StartingGroup(),
             generation=status.generation,
             history=TrainingHistory(list(status.generations), checkpoint=status.checkpoint),
         )
@@ -208,24 +208,24 @@ class Group:
         return self.situation.state
 
     @property
-    def world(self) -> World | None:
+    def world(self) -> GroupWorld | None:
         """The formed generation; None while there is none."""
-        return self.situation.world if isinstance(self.situation, Training | Draining) else None
+        return self.situation.world if isinstance(self.situation, TrainingGroup | DrainingGroup) else None
 
     @property
-    def drain(self) -> Draining | None:
+    def drain(self) -> DrainingGroup | None:
         """Why the group drains, and until when; None while it does not."""
-        return self.situation if isinstance(self.situation, Draining) else None
+        return self.situation if isinstance(self.situation, DrainingGroup) else None
 
     @property
     def reason(self) -> str:
         """Why there is no formed generation."""
-        return self.situation.reason if isinstance(self.situation, Forming) else "start"
+        return self.situation.reason if isinstance(self.situation, FormingGroup) else "start"
 
     @property
     def finished(self) -> frozenset[str]:
         """The uids of members of the formed generation whose ranks have all succeeded."""
-        return self.situation.finished if isinstance(self.situation, Training | Draining) else frozenset()
+        return self.situation.finished if isinstance(self.situation, TrainingGroup | DrainingGroup) else frozenset()
 
     def is_member(self, uid: str) -> bool:
         """True for a member of the formed generation."""
@@ -276,7 +276,7 @@ class Group:
         known = transition(self.state, GroupEvent.GROUP_REPORTED) is self.state
         return not known and generation >= self.generation
 
-    def adopt(self, world: World, now: float) -> None:
+    def adopt(self, world: GroupWorld, now: float) -> None:
         """A running agent reports its group to a restarted service: it goes on training undisturbed.
 
         A member may have been lost while there was no service; the others would wait for it in vain.
@@ -312,7 +312,7 @@ class Group:
         """An agent's ranks have all succeeded; True once that holds for every member that is still alive."""
         if uid in self.members:
             self._advance(GroupEvent.MEMBER_FINISHED, now)
-            if isinstance(self.situation, Training | Draining) and uid not in self.finished:
+            if isinstance(self.situation, TrainingGroup | DrainingGroup) and uid not in self.finished:
                 self.situation = replace(self.situation, finished=self.finished | {uid})
         members = self.members if self.world is not None else ()
         return all(member in self.finished or member not in self.alive for member in members)
@@ -356,17 +356,17 @@ class Group:
         if self.history.note_step(generation, progress, now):
             self.unexplained = 0
 
-    def _advance(self, event: GroupEvent, now: float, reason: str = "", world: World | None = None) -> None:
+    def _advance(self, event: GroupEvent, now: float, reason: str = "", world: GroupWorld | None = None) -> None:
         """Go to the state that `transition` gives, and fill in its data; nothing changes where the event is ignored."""
         after = transition(self.state, event)
         if after is self.state:
             return
         if after is GroupState.FORMING:
-            self.situation = Forming(now, reason)
-        elif after is GroupState.DRAINING and isinstance(self.situation, Training):
-            self.situation = Draining(self.situation.world, self.situation.finished, reason, now + DRAIN_S)
+            self.situation = FormingGroup(now, reason)
+        elif after is GroupState.DRAINING and isinstance(self.situation, TrainingGroup):
+            self.situation = DrainingGroup(self.situation.world, self.situation.finished, reason, now + DRAIN_S)
         elif after is GroupState.TRAINING and world is not None:
-            self.situation = Training(world)
+            self.situation = TrainingGroup(world)
             self.members = {member.uid: member for member in world.members}
 
     def _explains(self, uid: str) -> bool:
@@ -393,8 +393,8 @@ class Group:
         if max(waits, default=0.0) > 0:
             return max(waits)
         if self.automatic:
-            measured = growth_of(self.history.generations, self.history.rates, self.history.progress, now)
-            verdict = weigh(
+            measured = measure_growth(self.history.generations, self.history.rates, self.history.progress, now)
+            verdict = decide_growth(
                 replace(measured, ready=len(newcomers), coming=len(starting), ready_since=self.first_join_at), now
             )
             if not verdict.grow:
@@ -412,12 +412,12 @@ class Group:
         since = now if self.first_join_at is None else self.first_join_at
         if self.generation == 0:
             return since + FIRST_SETTLE_S - now
-        if isinstance(self.situation, Restored):
+        if isinstance(self.situation, RestoredGroup):
             unheard = self.situation.unheard
             if any(uid in self.alive and uid not in self.joined and uid not in self.leaving for uid in unheard):
                 return since + ADOPT_S - now  # only newcomers have called, and the last generation may be training
         if not self.members or first in self.members or any(uid in self.members for uid in missing):
-            return (self.situation.since if isinstance(self.situation, Forming) else since) + REJOIN_S - now
+            return (self.situation.since if isinstance(self.situation, FormingGroup) else since) + REJOIN_S - now
         return 0.0
 
     def _form(self, now: float) -> None:
@@ -428,7 +428,7 @@ class Group:
         self.silent |= self.members.keys() & self.alive.keys() - self.joined.keys() - self.leaving
         ranks = {uid: rank for rank, uid in enumerate(self.members)}
         members = sorted(self.joined.values(), key=lambda m: (ranks.get(m.uid, len(ranks)), len(m.name), m.name))
-        opened_at = self.situation.since if isinstance(self.situation, Forming) else self.first_join_at
+        opened_at = self.situation.since if isinstance(self.situation, FormingGroup) else self.first_join_at
         self.generation += 1
         self.history.add(
             Generation(
@@ -439,6 +439,6 @@ class Group:
                 formed_at=Timestamp(now),
             )
         )
-        self._advance(GroupEvent.QUORUM_REACHED, now, world=World(self.generation, tuple(members)))
+        self._advance(GroupEvent.QUORUM_REACHED, now, world=GroupWorld(self.generation, tuple(members)))
         self.joined.clear()
         self.first_join_at = None

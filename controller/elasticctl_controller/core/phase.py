@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from elasticctl.api.codec import Timestamp, to_rfc3339
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition, ConditionType, JobStatus, Phase
-from elasticctl_controller.core.restarts import describe_failure, failure_of, fatal_failure
-from elasticctl_controller.core.workers import Crew, completed_at, is_active
+from elasticctl_controller.core.restarts import complete_failure, describe_failure, fatal_failure
+from elasticctl_controller.core.workers import Roster, completed_at, is_active
 
 # Running and Restarting replace each other; the others stay once set.
 _EXCLUSIVE = {ConditionType.RUNNING: ConditionType.RESTARTING, ConditionType.RESTARTING: ConditionType.RUNNING}
@@ -23,7 +23,9 @@ _TYPE = {
 }
 
 
-def express(conditions: tuple[Condition, ...], phase: Phase, message: str, now: float) -> tuple[Condition, ...]:
+def update_conditions(
+    conditions: tuple[Condition, ...], phase: Phase, message: str, now: float
+) -> tuple[Condition, ...]:
     """Return the conditions of a job in this phase, unchanged where they say so already."""
     if not _has(conditions, ConditionType.CREATED):
         conditions = _put(conditions, ConditionType.CREATED, "True", "ElasticJobCreated", "", now)
@@ -72,7 +74,7 @@ DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PhaseDecision:
     """The answer: a phase, a reason in one word, a message for a person."""
 
     phase: Phase
@@ -80,7 +82,7 @@ class Standing:
     message: str
 
 
-def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standing:
+def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float) -> PhaseDecision:
     """Decide the phase of a job that has not ended yet; `status` holds the accounts of this pass.
 
     In this order: the user's cancel, success (a completed worker means that training is done), a spent budget, the
@@ -88,24 +90,24 @@ def stand(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standin
     workers run.
     """
     if job.cancel:
-        return Standing(Phase.CANCELLED, "Cancelled", "cancelled on request")
-    done_at = completed_at(crew.workers)
+        return PhaseDecision(Phase.CANCELLED, "Cancelled", "cancelled on request")
+    done_at = completed_at(roster.workers)
     if done_at is not None:
-        return _finish(job, status, crew, done_at, now)
-    fatal = fatal_failure(job, status, crew.ends)
+        return _finish(job, status, roster, done_at, now)
+    fatal = fatal_failure(job, status, roster.ends)
     if fatal is not None:
-        return Standing(Phase.FAILED, fatal, _blame(job, status, crew))
+        return PhaseDecision(Phase.FAILED, fatal, _blame(job, status, roster))
     deadline = deadline_at(job, status)
     if deadline is not None and now >= deadline:
-        return Standing(Phase.FAILED, DEADLINE_EXCEEDED, f"active for longer than {job.deadline_s:g} s")
+        return PhaseDecision(Phase.FAILED, DEADLINE_EXCEEDED, f"active for longer than {job.deadline_s:g} s")
     if job.held:
-        return Standing(Phase.SUSPENDED, NOT_ADMITTED, job.held)
+        return PhaseDecision(Phase.SUSPENDED, NOT_ADMITTED, job.held)
     if job.suspend:
-        return Standing(Phase.SUSPENDED, "Suspended", "suspended on request; resume to go on")
+        return PhaseDecision(Phase.SUSPENDED, "Suspended", "suspended on request; resume to go on")
     if status.share is not None and not status.share.workers:
         phase = Phase.SUSPENDED if has_run(status.conditions) else Phase.PENDING
-        return Standing(phase, QUEUED, status.share.message)
-    return _progressing(job, status, crew, now)
+        return PhaseDecision(phase, QUEUED, status.share.message)
+    return _progressing(job, status, roster, now)
 
 
 def deadline_at(job: ElasticJob, status: JobStatus) -> float | None:
@@ -118,36 +120,36 @@ def stragglers_until(job: ElasticJob, done_at: float) -> float:
     return done_at + job.policy.straggler_seconds
 
 
-def _finish(job: ElasticJob, status: JobStatus, crew: Crew, done_at: float, now: float) -> Standing:
+def _finish(job: ElasticJob, status: JobStatus, roster: Roster, done_at: float, now: float) -> PhaseDecision:
     """Wait for the others of the group that completed; one that was still on its way into it has nothing to add."""
     group = status.generations[-1].workers if status.generations else ()
-    behind = sum(is_active(worker) and (not group or worker.name in group) for worker in crew.workers)
+    behind = sum(is_active(worker) and (not group or worker.name in group) for worker in roster.workers)
     if behind == 0 or now >= stragglers_until(job, done_at):
-        first = min(crew.workers, key=lambda worker: (worker.ended_at != done_at, worker.index))
-        return Standing(Phase.SUCCEEDED, "Completed", f"worker {first.name} completed")
+        first = min(roster.workers, key=lambda worker: (worker.ended_at != done_at, worker.index))
+        return PhaseDecision(Phase.SUCCEEDED, "Completed", f"worker {first.name} completed")
     until = to_rfc3339(stragglers_until(job, done_at))
-    return Standing(Phase.RUNNING, FINISHING, f"training is done; {behind} workers have until {until} to end")
+    return PhaseDecision(Phase.RUNNING, FINISHING, f"training is done; {behind} workers have until {until} to end")
 
 
-def _blame(job: ElasticJob, status: JobStatus, crew: Crew) -> str:
-    counted = [end for end in crew.ends if end.cause.counted]
-    last = failure_of(counted[-1]) if counted else status.first_failure
+def _blame(job: ElasticJob, status: JobStatus, roster: Roster) -> str:
+    counted = [end for end in roster.ends if end.cause.counted]
+    last = complete_failure(counted[-1]) if counted else status.first_failure
     budget = f"failures: {status.failures}, backoffLimit: {job.backoff_limit}"
     return f"{describe_failure(last)}; {budget}" if last else budget
 
 
-def _progressing(job: ElasticJob, status: JobStatus, crew: Crew, now: float) -> Standing:
-    active = [worker for worker in crew.workers if is_active(worker)]
+def _progressing(job: ElasticJob, status: JobStatus, roster: Roster, now: float) -> PhaseDecision:
+    active = [worker for worker in roster.workers if is_active(worker)]
     running = sum(worker.phase == PodPhase.RUNNING for worker in active)
     needed = max(1, job.min)
     if running >= needed:
-        return Standing(Phase.RUNNING, "Running", f"{running} of {job.desired} workers running")
+        return PhaseDecision(Phase.RUNNING, "Running", f"{running} of {job.desired} workers running")
     phase = Phase.RESTARTING if has_run(status.conditions) else Phase.PENDING
     if job.desired == 0:
-        return Standing(phase, "NoWorkersWanted", "scaled to 0 workers")
+        return PhaseDecision(phase, "NoWorkersWanted", "scaled to 0 workers")
     until = status.backoff.until
     if until is not None and now < until and len(active) < job.desired:
-        return Standing(
+        return PhaseDecision(
             phase, "BackOff", f"workers failed {status.backoff.failures} times in a row; next try {to_rfc3339(until)}"
         )
-    return Standing(phase, "WaitingForWorkers", f"{running} of at least {needed} workers running")
+    return PhaseDecision(phase, "WaitingForWorkers", f"{running} of at least {needed} workers running")

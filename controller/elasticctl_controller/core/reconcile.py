@@ -16,12 +16,20 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, Share, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
-from elasticctl_controller.core.events import contradictions, events
-from elasticctl_controller.core.history import fold_reports, settle
-from elasticctl_controller.core.phase import FINISHING, QUEUED, Standing, deadline_at, express, stand, stragglers_until
-from elasticctl_controller.core.removals import deletions, is_spent, mark
-from elasticctl_controller.core.restarts import charge, clock_out, note_scaling, put_down_to_nodes
-from elasticctl_controller.core.workers import Crew, completed_at, is_active, muster
+from elasticctl_controller.core.deletions import is_spent, list_deletions, mark_removals
+from elasticctl_controller.core.history import close_recovered, fold_reports
+from elasticctl_controller.core.notifications import list_contradictions, list_events
+from elasticctl_controller.core.phase import (
+    FINISHING,
+    QUEUED,
+    PhaseDecision,
+    deadline_at,
+    decide_phase,
+    stragglers_until,
+    update_conditions,
+)
+from elasticctl_controller.core.restarts import add_worker_seconds, attribute_to_nodes, count_ends, record_scaling
+from elasticctl_controller.core.workers import Roster, completed_at, is_active, update_roster
 
 RETRY_S = 5.0  # look again when workers are missing and nothing can be done about it now
 MAX_CREATES = 500  # per pass, so that a pass stays short
@@ -32,29 +40,29 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     """Decide what to do about `job` at `now` (seconds since the epoch, UTC). Never raises, whatever the job holds."""
     if job.deleting:
         return Decision(job.status)  # the cluster removes what the job owns
-    job = sized(job, observed.share)
-    crew = muster(job, observed, now)
-    status = clock_out(job, fold_reports(job.status, observed), crew.ends)
-    status = put_down_to_nodes(replace(status, share=observed.share), crew.explained, now)
+    job = apply_share(job, observed.share)
+    roster = update_roster(job, observed, now)
+    status = add_worker_seconds(job, fold_reports(job.status, observed), roster.ends)
+    status = attribute_to_nodes(replace(status, share=observed.share), roster.explained, now)
     if status.phase.terminal:
-        standing = Standing(status.phase, status.reason, status.message)
+        decision = PhaseDecision(status.phase, status.reason, status.message)
     else:
-        finishing = completed_at(crew.workers) is not None
-        status = charge(job, note_scaling(job, status, now), crew.ends, finishing)
-        standing = stand(job, status, crew, now)
-        status = _clocked(status, standing, now)
-    workers = mark(job, crew, standing, observed.leave, observed.moves)
-    status = _sealed(job, _described(job, settle(status), standing, workers, now), now)
-    actions = _actions(job, crew, observed, status, now)
+        finishing = completed_at(roster.workers) is not None
+        status = count_ends(job, record_scaling(job, status, now), roster.ends, finishing)
+        decision = decide_phase(job, status, roster, now)
+        status = _set_start_time(status, decision, now)
+    workers = mark_removals(job, roster, decision, observed.leave, observed.moves)
+    status = _sealed(job, _fill_status(job, close_recovered(status), decision, workers, now), now)
+    actions = _actions(job, roster, observed, status, now)
     return Decision(
         status=status,
         actions=actions,
-        events=(*contradictions(job), *events(job.status, status)),
-        requeue_s=_requeue(job, crew, observed, status, actions, now),
+        events=(*list_contradictions(job), *list_events(job.status, status)),
+        requeue_s=_requeue(job, roster, observed, status, actions, now),
     )
 
 
-def sized(job: ElasticJob, share: Share | None) -> ElasticJob:
+def apply_share(job: ElasticJob, share: Share | None) -> ElasticJob:
     """The job as sharing lets it be: it wants what it is given. `scaled_by` says on whose wish that changes."""
     if share is None:
         return job
@@ -62,16 +70,16 @@ def sized(job: ElasticJob, share: Share | None) -> ElasticJob:
     return replace(job, desired=min(share.workers, job.desired), scaled_by=BY_SHARING if chosen else job.scaled_by)
 
 
-def _clocked(status: JobStatus, standing: Standing, now: float) -> JobStatus:
+def _set_start_time(status: JobStatus, decision: PhaseDecision, now: float) -> JobStatus:
     """Start the job's clock; suspension stops it and resuming starts it anew, as for a batch/Job. So does waiting."""
-    if standing.phase is Phase.SUSPENDED or standing.reason == QUEUED:
+    if decision.phase is Phase.SUSPENDED or decision.reason == QUEUED:
         return replace(status, start_time=None)
-    starting = status.start_time is None and not standing.phase.terminal
+    starting = status.start_time is None and not decision.phase.terminal
     return replace(status, start_time=Timestamp(now)) if starting else status
 
 
-def _described(
-    job: ElasticJob, status: JobStatus, standing: Standing, workers: tuple[WorkerStatus, ...], now: float
+def _fill_status(
+    job: ElasticJob, status: JobStatus, decision: PhaseDecision, workers: tuple[WorkerStatus, ...], now: float
 ) -> JobStatus:
     active = sum(map(is_active, workers))
     running = sum(is_active(worker) and worker.phase == PodPhase.RUNNING for worker in workers)
@@ -79,20 +87,20 @@ def _described(
     ended_at = status.completion_time or Timestamp(now)
     return replace(
         status,
-        phase=standing.phase,
-        reason=standing.reason,
-        message=standing.message,
+        phase=decision.phase,
+        reason=decision.reason,
+        message=decision.message,
         observed_generation=job.generation,
-        conditions=express(status.conditions, standing.phase, standing.message, now),
+        conditions=update_conditions(status.conditions, decision.phase, decision.message, now),
         replica_statuses={"Worker": ReplicaStatus(running, succeeded, status.failures)},  # as TorchElastic counted
         replicas=active,
         active=active,
-        share=None if standing.phase.terminal else status.share,
+        share=None if decision.phase.terminal else status.share,
         desired=job.desired,
         min=job.min,
         max=job.max,
         selector=f"{LABEL_GROUP}={GROUP},{LABEL_JOB}={job.name},{LABEL_TYPE}=worker",
-        completion_time=ended_at if standing.phase.terminal else None,
+        completion_time=ended_at if decision.phase.terminal else None,
         workers=workers,
     )
 
@@ -104,16 +112,16 @@ def _sealed(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     return replace(status, last_reconcile_time=Timestamp(now))
 
 
-def _actions(job: ElasticJob, crew: Crew, observed: Observed, status: JobStatus, now: float) -> tuple[Action, ...]:
+def _actions(job: ElasticJob, roster: Roster, observed: Observed, status: JobStatus, now: float) -> tuple[Action, ...]:
     expires_at = _expires_at(job, status)
     if expires_at is not None and now >= expires_at:
         return (DeleteJob(),)
-    deletes = deletions(job, crew, observed, status.phase.terminal)
-    return (*deletes, *_creations(job, crew, observed, status, now))
+    deletes = list_deletions(job, roster, observed, status.phase.terminal)
+    return (*deletes, *_creations(job, roster, observed, status, now))
 
 
 def _creations(
-    job: ElasticJob, crew: Crew, observed: Observed, status: JobStatus, now: float
+    job: ElasticJob, roster: Roster, observed: Observed, status: JobStatus, now: float
 ) -> tuple[CreateWorker, ...]:
     """Fill the gaps at the lowest free indices.
 
@@ -123,8 +131,8 @@ def _creations(
     held_back = status.backoff.until is not None and now < status.backoff.until
     if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or held_back:
         return ()
-    live = sum(not pod.ended for pod in crew.pods.values())
-    vacating = sum(is_spent(w) and w.uid in crew.pods and not crew.pods[w.uid].deleting for w in status.workers)
+    live = sum(not pod.ended for pod in roster.pods.values())
+    vacating = sum(is_spent(w) and w.uid in roster.pods and not roster.pods[w.uid].deleting for w in status.workers)
     wanted = min(job.desired - status.active - vacating, job.max - live, MAX_CREATES)
     taken = {pod.name for pod in observed.pods}
     free = (index for index in range(job.max) if worker_name(job.name, index) not in taken)
@@ -135,17 +143,27 @@ def _creations(
 
 
 def _requeue(
-    job: ElasticJob, crew: Crew, observed: Observed, status: JobStatus, actions: tuple[Action, ...], now: float
+    job: ElasticJob,
+    roster: Roster,
+    observed: Observed,
+    status: JobStatus,
+    actions: tuple[Action, ...],
+    now: float,
 ) -> float | None:
     """Seconds until something is due that no event will tell of."""
-    return min((max(0.0, at - now) for at in _due(job, crew, observed, status, actions, now)), default=None)
+    return min((max(0.0, at - now) for at in _due(job, roster, observed, status, actions, now)), default=None)
 
 
 def _due(
-    job: ElasticJob, crew: Crew, observed: Observed, status: JobStatus, actions: tuple[Action, ...], now: float
+    job: ElasticJob,
+    roster: Roster,
+    observed: Observed,
+    status: JobStatus,
+    actions: tuple[Action, ...],
+    now: float,
 ) -> Iterable[float]:
     """Times at which to look again."""
-    if set(deletions(replace(job, status=status), crew, observed, status.phase.terminal)) - set(actions):
+    if set(list_deletions(replace(job, status=status), roster, observed, status.phase.terminal)) - set(actions):
         yield now  # what was only marked in this pass
     if status.phase.terminal:
         expires_at = _expires_at(job, status)

@@ -16,7 +16,7 @@ from elasticctl.api.spec import ElasticJob, Policy, RestartPolicy
 from elasticctl.api.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling, ScalingPhase
 from elasticctl.api.text import span
 from elasticctl_controller.core.classify import APPLICATION
-from elasticctl_controller.core.workers import FINISHED, SUSPENDED, End
+from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
 QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced at once
@@ -26,7 +26,7 @@ MAX_ROW = 64  # failures in a row that still lengthen the pause
 PERMANENT_EXIT_CODES = range(1, 128)  # restartPolicy ExitCode: as TorchElastic, 128 and above can be tried again
 
 
-def charge(job: ElasticJob, status: JobStatus, ends: Sequence[End], finishing: bool) -> JobStatus:
+def count_ends(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd], finishing: bool) -> JobStatus:
     """Enter new ends into the accounts.
 
     Ends we brought about by suspending or finishing are nobody's restart, and once a worker has completed
@@ -37,11 +37,11 @@ def charge(job: ElasticJob, status: JobStatus, ends: Sequence[End], finishing: b
     if finishing:
         return status
     for end in sorted(ends, key=lambda end: (end.at, end.worker.index, end.worker.uid)):
-        status = _enter(job.policy, status, end)
+        status = _count_end(job.policy, status, end)
     return status
 
 
-def put_down_to_nodes(status: JobStatus, uids: Collection[str], now: float) -> JobStatus:
+def attribute_to_nodes(status: JobStatus, uids: Collection[str], now: float) -> JobStatus:
     """Correct the accounts of workers that were entered as unresponsive: their nodes have been found lost since."""
     moved = {Cause.UNRESPONSIVE.value: -len(uids), Cause.NODE_LOST.value: len(uids)}
     return replace(
@@ -51,7 +51,7 @@ def put_down_to_nodes(status: JobStatus, uids: Collection[str], now: float) -> J
     )
 
 
-def clock_out(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> JobStatus:
+def add_worker_seconds(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd]) -> JobStatus:
     """Add up how long ended workers ran, by the capacity that the job asks for: what they cost follows from it.
 
     Unlike `charge`, for every end, also of workers that are stopped once the job is over.
@@ -64,7 +64,7 @@ def clock_out(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> JobSta
     return replace(status, worker_seconds={**status.worker_seconds, kind: round(total_s, 3)})
 
 
-def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> str | None:
+def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd]) -> str | None:
     """Return the reason these ends, or the budget already spent, fail the job; None when it goes on."""
     if job.restart_policy is RestartPolicy.NEVER and any(end.cause.counted for end in ends):
         return "RestartPolicyNever"
@@ -74,7 +74,7 @@ def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[End]) -> st
     return "BackoffLimitExceeded" if status.failures > job.backoff_limit else None
 
 
-def failure_of(end: End) -> Failure:
+def complete_failure(end: WorkerEnd) -> Failure:
     """The report of this worker's failure, complete with who and when."""
     told = end.failure
     error = told.error or end.cause.value
@@ -93,7 +93,7 @@ def describe_failure(failure: Failure) -> str:
     return f"{where}: {failure.error}" if failure.error else where
 
 
-def note_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
+def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     """Write down a change of the wanted number of workers since the last pass.
 
     Of a job that its owner has suspended, or that waits for its first share since, none has changed.
@@ -119,19 +119,19 @@ def _overtaken(item: Scaling) -> Scaling:
     return replace(item, phase=ScalingPhase.SUPERSEDED) if item.phase is ScalingPhase.IN_PROGRESS else item
 
 
-def _enter(policy: Policy, status: JobStatus, end: End) -> JobStatus:
+def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:
     if not end.cause.interruption:
         return status
     quick = end.lived_s is not None and end.lived_s < QUICK_DEATH_S
     if end.cause.counted or quick:
-        status = replace(status, backoff=_pause(policy, status.backoff, end))
+        status = replace(status, backoff=_extend_backoff(policy, status.backoff, end))
     if end.cause.counted:
-        first = status.first_failure or failure_of(end)
+        first = status.first_failure or complete_failure(end)
         status = replace(status, failures=status.failures + 1, first_failure=first)
     return replace(status, interruptions=(*status.interruptions, _interruption(status, end))[-MAX_INTERRUPTIONS:])
 
 
-def _pause(policy: Policy, backoff: Backoff, end: End) -> Backoff:
+def _extend_backoff(policy: Policy, backoff: Backoff, end: WorkerEnd) -> Backoff:
     """Lengthen the pause once a round: workers that were alive before the last pause ended belong to its round."""
     row = min(backoff.failures, MAX_ROW)
     if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
@@ -142,7 +142,7 @@ def _pause(policy: Policy, backoff: Backoff, end: End) -> Backoff:
     return Backoff(failures=max(row, 1), until=Timestamp(max(backoff.until or 0.0, end.at + pause_s)))
 
 
-def _interruption(status: JobStatus, end: End) -> Interruption:
+def _interruption(status: JobStatus, end: WorkerEnd) -> Interruption:
     return Interruption(
         at=end.at,
         worker=end.worker.name,

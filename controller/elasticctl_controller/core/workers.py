@@ -21,7 +21,7 @@ TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is bei
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class WorkerEnd:
     """A worker's end, seen for the first time.
 
     `lived_s` is from its start (its creation if it never started) to its end; None when neither is known.
@@ -36,7 +36,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class Roster:
     """This job's workers after one look: the roster, the pods behind it by uid, and the ends that are new.
 
     `explained`: uids of workers whose ends were counted as unresponsive, and whose nodes have now been found lost.
@@ -44,11 +44,11 @@ class Crew:
 
     workers: tuple[WorkerStatus, ...]
     pods: Mapping[str, Pod]
-    ends: tuple[End, ...]
+    ends: tuple[WorkerEnd, ...]
     explained: frozenset[str]
 
 
-def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
+def update_roster(job: ElasticJob, observed: Observed, now: float) -> Roster:
     """Bring the roster up to date with what is observed; the order of pods makes no difference."""
     known = {worker.uid: worker for worker in job.status.workers if worker.uid}
     explained = frozenset(uid for uid, worker in known.items() if is_explained(worker, observed.lost_nodes))
@@ -56,15 +56,15 @@ def muster(job: ElasticJob, observed: Observed, now: float) -> Crew:
     own = own_pods(job, observed.pods)
     given_up = {uid for uid, pod in own.items() if uid in observed.silent and not pod.ended}
     pods = {uid: _as_ended(pod) if uid in given_up else pod for uid, pod in own.items()}
-    present = {uid: _refresh(known.get(uid), pod, job) for uid, pod in pods.items()}
-    ends = _vanished(known, pods, observed.lost_nodes, now)
-    ends += _ended(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
+    present = {uid: _update_worker(known.get(uid), pod, job) for uid, pod in pods.items()}
+    ends = _ends_of_vanished(known, pods, observed.lost_nodes, now)
+    ends += _ends_of_pods(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
     ends = [_seen_from_outside(end) if end.worker.uid in given_up else end for end in ends]
     closed = {end.worker.uid: replace(end.worker, cause=end.cause, ended_at=end.at) for end in ends}
     # A completed worker stays on the roster when its pod is gone: it is why the job is about to succeed.
     completed = {uid: w for uid, w in (known | closed).items() if w.cause is Cause.COMPLETED and uid not in pods}
     workers = completed | {uid: closed.get(uid, worker) for uid, worker in present.items()}
-    return Crew(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends), explained)
+    return Roster(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends), explained)
 
 
 def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
@@ -101,7 +101,7 @@ def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:
     return min((w.ended_at for w in workers if w.cause is Cause.COMPLETED and w.ended_at is not None), default=None)
 
 
-def _refresh(worker: WorkerStatus | None, pod: Pod, job: ElasticJob) -> WorkerStatus:
+def _update_worker(worker: WorkerStatus | None, pod: Pod, job: ElasticJob) -> WorkerStatus:
     known = worker or WorkerStatus(name=pod.name, uid=pod.uid, index=worker_index(job.name, pod.name) or 0)
     return replace(
         known,
@@ -111,25 +111,25 @@ def _refresh(worker: WorkerStatus | None, pod: Pod, job: ElasticJob) -> WorkerSt
     )
 
 
-def _vanished(
+def _ends_of_vanished(
     known: Mapping[str, WorkerStatus], pods: Mapping[str, Pod], lost_nodes: Collection[str], now: float
-) -> list[End]:
+) -> list[WorkerEnd]:
     gone = [worker for uid, worker in known.items() if uid not in pods and worker.cause is None]
     return [
-        End(worker, classify_vanished(worker, lost_nodes), Timestamp(now), _lived_s(worker.started_at, now))
+        WorkerEnd(worker, classify_vanished(worker, lost_nodes), Timestamp(now), _lived_s(worker.started_at, now))
         for worker in sorted(gone, key=_order)
     ]
 
 
-def _ended(
+def _ends_of_pods(
     present: Mapping[str, WorkerStatus],
     pods: Mapping[str, Pod],
     lost_nodes: Collection[str],
     losses: list[Loss],
     now: float,
-) -> list[End]:
+) -> list[WorkerEnd]:
     """Classify the pods that have ended: first those that speak for themselves, then those that peers may excuse."""
-    ends: list[End] = []
+    ends: list[WorkerEnd] = []
     unsure: list[Pod] = []
     for uid in sorted(pods, key=lambda uid: _order(present[uid])):
         if present[uid].cause is not None:
@@ -153,14 +153,14 @@ def _as_ended(pod: Pod) -> Pod:
     return replace(pod, phase=PodPhase.FAILED, reason="Unresponsive", message=SILENT_MESSAGE)
 
 
-def _seen_from_outside(end: End) -> End:
+def _seen_from_outside(end: WorkerEnd) -> WorkerEnd:
     """Whether it hangs or its node has died, and Kubernetes does not know yet, nobody can tell: no budget is spent."""
     return replace(end, cause=Cause.UNRESPONSIVE) if end.cause is Cause.STUCK else end
 
 
-def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> End:
+def _end(worker: WorkerStatus, pod: Pod, cause: Cause, now: float) -> WorkerEnd:
     at = ended_at(pod, now)
-    return End(
+    return WorkerEnd(
         worker,
         cause,
         at,
@@ -186,7 +186,7 @@ def _past_losses(status: JobStatus) -> list[Loss]:
     return interruptions + reductions + ([] if completed is None else [Loss(completed, True)])
 
 
-def _losses(ends: Iterable[End]) -> list[Loss]:
+def _losses(ends: Iterable[WorkerEnd]) -> list[Loss]:
     """The ends that can drag others along: all but those that were dragged along themselves."""
     return [Loss(e.at, e.cause.counted or e.cause is Cause.COMPLETED) for e in ends if e.cause is not Cause.COLLATERAL]
 

@@ -33,7 +33,7 @@ OTHERS = Resource(
 
 
 class KubeFloor:
-    """`elasticctl_controller.loop.arbiter.Floor` over an API server."""
+    """`elasticctl_controller.loop.arbiter.SharedCluster` over an API server."""
 
     def __init__(self, api: LimitedApi, workload: KubeWorkload) -> None:
         self._workload = workload

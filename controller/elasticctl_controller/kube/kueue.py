@@ -19,16 +19,20 @@ from elasticctl.api.spec import ANNOTATION_ADMITTED, GROUP, KIND, KUEUE, LABEL_G
 from elasticctl.kubeapi.cache import ObjectStore
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import Reflector, Resource
-from elasticctl_controller.core.kueue.admission import finished, judge, placed, ready, released
-from elasticctl_controller.core.kueue.workload import (
-    LEFT,
-    Step,
-    Turn,
-    Verdict,
+from elasticctl_controller.core.kueue import (
+    SUSPENDED_BY_OWNER,
+    KueueStep,
+    KueueVerdict,
+    QueuedJob,
+    apply_placement,
+    build_finish,
+    build_pods_ready,
+    build_release,
+    build_update,
     build_workload,
     flavor_names,
+    judge_admission,
     priority_class,
-    revision,
     workload_name,
 )
 from elasticctl_controller.kube.limiter import LimitedApi
@@ -173,61 +177,65 @@ class Desk:
     def __init__(self, objects: KueueObjects, patch_job: PatchJob, clock: Callable[[], float] = time.time) -> None:
         self._objects, self._patch_job, self._clock = objects, patch_job, clock
 
-    def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> Turn:
+    def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
         """The job as Kueue lets it be. Where there is no Kueue, `suspend` alone decides: somebody else may set it.
 
         Raises ClusterError as long as it is not known what Kueue says: then nothing is done to the job either.
         """
         if not self._objects.version():
             held = MISSING if job.suspend and not job.moved_to else ""
-            return Turn(replace(job, held=held), again_s=None if job.status.phase.terminal else RECHECK_S)
+            return QueuedJob(replace(job, held=held), again_s=None if job.status.phase.terminal else RECHECK_S)
         workload = self._objects.workload(job.namespace, workload_name(job))
         alive = sum(pod.owner_uid == job.uid and not pod.ended for pod in pods)
-        verdict = judge(job, workload, alive)
+        verdict = judge_admission(job, workload, alive)
         if verdict.workers is not None and workload is not None:
             return self._admitted(job, workload, verdict.workers, verdict.step)
         return _held(job, workload, verdict)
 
-    def carry_out(self, turn: Turn, job: ElasticJob) -> None:
+    def carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
         """Take the turn's step on `job` as it is by now; raises what keeps it from being taken."""
         workload, step = turn.workload, turn.step
         if step is not None:
             log.info("job %s: %s for Kueue", job.key, step.name.lower())
-        if step is Step.START and workload is not None:
+        if step is KueueStep.START and workload is not None:
             admitted = {"annotations": {ANNOTATION_ADMITTED: workload["metadata"]["uid"]}}
             self._patch_job(job, {"metadata": admitted, "spec": {"suspend": False}})
-        elif step is Step.STOP:
+        elif step is KueueStep.STOP:
             self._patch_job(job, {"metadata": {"annotations": {ANNOTATION_ADMITTED: None}}, "spec": {"suspend": True}})
-        elif step is Step.CREATE:
+        elif step is KueueStep.CREATE:
             self._objects.create(self._asked(job))
         elif step is not None and workload is not None:
             self._tell(step, job, workload)
 
-    def _tell(self, step: Step, job: ElasticJob, workload: Manifest) -> None:
+    def _tell(self, step: KueueStep, job: ElasticJob, workload: Manifest) -> None:
         """The steps that change a Workload."""
-        if step is Step.UPDATE:
-            self._objects.patch(workload, revision(self._asked(job)))
-        elif step is Step.DELETE:
+        if step is KueueStep.UPDATE:
+            self._objects.patch(workload, build_update(self._asked(job)))
+        elif step is KueueStep.DELETE:
             self._objects.delete(workload)
-        elif step is Step.ACTIVATE:
-            self._objects.patch(workload, {"metadata": {"annotations": {LEFT: None}}, "spec": {"active": True}})
-        elif step is Step.DEACTIVATE:
-            self._objects.patch(workload, {"metadata": {"annotations": {LEFT: "true"}}, "spec": {"active": False}})
-        elif step is Step.RELEASE:
-            self._objects.patch_status(workload, released(workload, self._clock()))
-        elif step is Step.READY:
-            self._objects.patch_status(workload, ready(workload, self._clock()))
-        elif step is Step.FINISH:
-            self._objects.patch_status(workload, finished(workload, job, self._clock()))
+        elif step is KueueStep.ACTIVATE:
+            self._objects.patch(
+                workload, {"metadata": {"annotations": {SUSPENDED_BY_OWNER: None}}, "spec": {"active": True}}
+            )
+        elif step is KueueStep.DEACTIVATE:
+            self._objects.patch(
+                workload, {"metadata": {"annotations": {SUSPENDED_BY_OWNER: "true"}}, "spec": {"active": False}}
+            )
+        elif step is KueueStep.RELEASE:
+            self._objects.patch_status(workload, build_release(workload, self._clock()))
+        elif step is KueueStep.READY:
+            self._objects.patch_status(workload, build_pods_ready(workload, self._clock()))
+        elif step is KueueStep.FINISH:
+            self._objects.patch_status(workload, build_finish(workload, job, self._clock()))
 
-    def _admitted(self, job: ElasticJob, workload: Manifest, workers: int, step: Step | None) -> Turn:
+    def _admitted(self, job: ElasticJob, workload: Manifest, workers: int, step: KueueStep | None) -> QueuedJob:
         """It runs, no larger than it was admitted and where its flavors say; ClusterError where they do not say it."""
         flavors = [self._flavor(name) for name in flavor_names(workload)]
         size = min(job.desired, workers)
         by = job.scaled_by if size == job.desired else BY_KUEUE
-        template = placed(job.template, workload, flavors)
+        template = apply_placement(job.template, workload, flavors)
         bounded = replace(job, desired=size, min=min(job.min, size), scaled_by=by, template=template)
-        return Turn(bounded, step, workload)
+        return QueuedJob(bounded, step, workload)
 
     def _flavor(self, name: str) -> Manifest:
         found = self._objects.flavor(name)
@@ -241,8 +249,8 @@ class Desk:
         return build_workload(job, self._objects.api_version, value)
 
 
-def _held(job: ElasticJob, workload: Manifest | None, verdict: Verdict) -> Turn:
+def _held(job: ElasticJob, workload: Manifest | None, verdict: KueueVerdict) -> QueuedJob:
     """It has no turn: another reason than its owner's keeps it suspended, if there are words for one."""
     if not verdict.held:
-        return Turn(job, verdict.step, workload)
-    return Turn(replace(job, suspend=True, held=verdict.held), verdict.step, workload)
+        return QueuedJob(job, verdict.step, workload)
+    return QueuedJob(replace(job, suspend=True, held=verdict.held), verdict.step, workload)

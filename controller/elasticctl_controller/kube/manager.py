@@ -30,15 +30,16 @@ from elasticctl.api.spec import LABEL_INDEX, ElasticJob
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, connect, in_cluster
 from elasticctl.kubeapi.watch import Reflector
-from elasticctl_controller.core.owned_objects import (
+from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
     build_pod_group,
+    build_service,
     build_token_secret,
-    token,
+    derive_token,
+    harden,
 )
-from elasticctl_controller.core.pods import build_service, harden
-from elasticctl_controller.core.sharing.model import Rules
+from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.kube.capacity import KubeFloor
 from elasticctl_controller.kube.election import Candidate, Election, LeaderLabel
 from elasticctl_controller.kube.flags import Flags, parse
@@ -48,10 +49,9 @@ from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
 from elasticctl_controller.kube.owned_objects import Belongings, Makers
 from elasticctl_controller.kube.webhooks import of_cluster
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
-from elasticctl_controller.loop.arbiter import Arbiter, Terms
+from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
-from elasticctl_controller.loop.notifier import Noticing, told_as_events
-from elasticctl_controller.loop.outbox import Outbox
+from elasticctl_controller.loop.notifier import NotifyingWorkload, Outbox, report_as_events
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
 
@@ -84,17 +84,17 @@ class Manager:
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
         self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.observe_replacement)
         self._rendezvous = RendezvousService(
-            functools.partial(token, key),
+            functools.partial(derive_token, key),
             self._reported,
             may_act=self._election.holds,
             find_job=self._workload.get_job,
         )
-        self._outbox = Outbox(of_cluster(api), told_as_events(self._workload))
-        self._noticing = Noticing(self._workload, self._outbox)
+        self._outbox = Outbox(of_cluster(api), report_as_events(self._workload))
+        self._noticing = NotifyingWorkload(self._workload, self._outbox)
         self._floor = KubeFloor(api, self._workload) if flags.sharing else None
         self._arbiter = None
         if self._floor is not None:
-            terms = Terms(True, Rules(), flags.capacity)
+            terms = SharingSettings(True, SharingRules(), flags.capacity)
             self._arbiter = Arbiter(self._floor, lambda: terms, lambda key: self._controller.look_at(key))
         self._kueue = KueueObjects(api, lambda key: self._controller.look_at(key))
         self._controller = Controller(
@@ -244,7 +244,7 @@ def companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
     group = [build_pod_group(job)] if job.sharing.pod_group is not None else []
     if job.rdzv_endpoint:
         return [*group, build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
-    return [*group, build_group_service(job), build_token_secret(job, token(key, job.uid))]
+    return [*group, build_group_service(job), build_token_secret(job, derive_token(key, job.uid))]
 
 
 def outfit(job: ElasticJob, pod: Manifest) -> Manifest:

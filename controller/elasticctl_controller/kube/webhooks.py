@@ -15,7 +15,7 @@ from elasticctl.api import notifications
 from elasticctl.api.errors import NotFoundError
 from elasticctl.kubeapi.connection import resource_path
 from elasticctl_controller.core.notifications import WebhookError
-from elasticctl_controller.loop.outbox import Destination, value_of
+from elasticctl_controller.loop.notifier import Destination, value_of
 
 
 class Api(Protocol):

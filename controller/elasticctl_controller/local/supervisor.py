@@ -29,23 +29,22 @@ from elasticctl.api.errors import ClusterError, ElasticctlError
 from elasticctl.cluster.local import gpus as gpu_inventory
 from elasticctl.cluster.local.paths import LocalPaths, local_paths, storage_error
 from elasticctl.cluster.local.sharing import SETTLE_S
-from elasticctl_controller.core.owned_objects import token
-from elasticctl_controller.core.sharing.model import Rules
+from elasticctl_controller.core.manifests import derive_token
+from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.local import webhooks
 from elasticctl_controller.local.http_api import Api
 from elasticctl_controller.local.keeper import Keeper
 from elasticctl_controller.local.processes import write_private
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
-from elasticctl_controller.loop.arbiter import Arbiter, Terms
+from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
-from elasticctl_controller.loop.notifier import Noticing, told_as_events
-from elasticctl_controller.loop.outbox import Outbox
+from elasticctl_controller.loop.notifier import NotifyingWorkload, Outbox, report_as_events
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 DRAIN_LIMIT_S = 600.0
 SECRET_BYTES = 32
-RULES = Rules(settle_s=SETTLE_S)
+RULES = SharingRules(settle_s=SETTLE_S)
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +58,12 @@ class Supervisor:
         self._store = Store(paths.database)
         secret = _secret(paths)
         gpus = gpu_inventory.discover(os.environ)
-        token_for = functools.partial(token, secret)
+        token_for = functools.partial(derive_token, secret)
         self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus))
         self._rendezvous = RendezvousService(token_for, self._reported, find_job=self._workload.get_job)
         self._arbiter = Arbiter(self._workload, self._terms, self._given)
-        self._outbox = Outbox(webhooks.of_machine(paths), told_as_events(self._workload))
-        self._noticing = Noticing(self._workload, self._outbox)
+        self._outbox = Outbox(webhooks.of_machine(paths), report_as_events(self._workload))
+        self._noticing = NotifyingWorkload(self._workload, self._outbox)
         scheduling = Scheduling(self._arbiter.allotment)
         self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
         self._keeper = Keeper(
@@ -125,8 +124,8 @@ class Supervisor:
         self._stop_workers = stop_workers
         self._ending.set()
 
-    def _terms(self) -> Terms:
-        return Terms(self._workload.sharing().on, RULES)
+    def _terms(self) -> SharingSettings:
+        return SharingSettings(self._workload.sharing().on, RULES)
 
     def _given(self, key: str) -> None:
         self._controller.look_at(key)

@@ -10,7 +10,7 @@ from elasticctl.api import notifications
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.notifications import WebhookError
-from elasticctl_controller.loop.outbox import Destination, value_of
+from elasticctl_controller.loop.notifier import Destination, value_of
 
 MAX_FILE_BYTES = 4096
 

@@ -55,7 +55,7 @@ class LocalWorkload:
         """No node is ever lost: the only one is the one that this runs on."""
         return frozenset()
 
-    # What is shared: `elasticctl_controller.loop.arbiter.Floor`.
+    # What is shared: `elasticctl_controller.loop.arbiter.SharedCluster`.
 
     def sharing(self) -> LocalSharing:
         """Return how this machine is shared."""

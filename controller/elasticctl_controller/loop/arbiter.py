@@ -20,16 +20,18 @@ from elasticctl.api.status import Share
 from elasticctl_controller.core.actions import Allotment
 from elasticctl_controller.core.sharing.claims import (
     TO_COME,
-    Remembered,
-    claim_of,
+    Claim,
+    Grant,
+    LastGrant,
+    SharingRules,
+    build_claim,
+    build_pools,
+    build_projects,
     is_shared,
-    never_decided,
     pool_of,
-    pools_of,
-    projects_of,
+    undecided_grant,
 )
 from elasticctl_controller.core.sharing.decide import decide
-from elasticctl_controller.core.sharing.model import Claim, Grant, Rules
 from elasticctl_controller.core.workers import is_active
 
 GATHER_S = 0.05
@@ -49,16 +51,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SharingSettings:
     """How a place shares: whether at all, by which rules, and up to how many slots of a pool nodes will come."""
 
     on: bool = False
-    rules: Rules = Rules()
+    rules: SharingRules = SharingRules()
     capacity: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _Decided:
     """What was decided about the job `key`; None: it takes nothing of what is shared."""
 
     key: str
@@ -66,7 +68,7 @@ class _Verdict:
     worded_at: float = 0.0
 
 
-class Floor(Protocol):
+class SharedCluster(Protocol):
     """The place whose slots are shared; thread-safe, and all methods may raise ElasticctlError."""
 
     def all_jobs(self) -> list[Manifest]:
@@ -84,13 +86,13 @@ class Arbiter:
 
     def __init__(
         self,
-        floor: Floor,
-        terms: Callable[[], Terms],
+        floor: SharedCluster,
+        terms: Callable[[], SharingSettings],
         on_change: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._floor, self._terms, self._on_change, self._clock = floor, terms, on_change, clock
-        self._verdicts: dict[str, _Verdict] = {}
+        self._verdicts: dict[str, _Decided] = {}
         self._read: dict[str, ElasticJob] = {}
         self._lock, self._news, self._stopping = threading.Lock(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="arbiter", daemon=True)
@@ -158,17 +160,19 @@ class Arbiter:
         self._read = {job.uid: job for job in jobs}
         return jobs
 
-    def _decided(self, jobs: list[ElasticJob], terms: Terms, now: float) -> tuple[dict[str, _Verdict], float | None]:
+    def _decided(
+        self, jobs: list[ElasticJob], terms: SharingSettings, now: float
+    ) -> tuple[dict[str, _Decided], float | None]:
         shared = {job.key: job for job in jobs if is_shared(job)}
         others = [job for job in jobs if job.key not in shared]
-        pools = pools_of(self._floor.healthy_nodes(), shared.values(), others, terms.capacity)
+        pools = build_pools(self._floor.healthy_nodes(), shared.values(), others, terms.capacity)
         sizes = {pool.name: pool.slots for pool in pools}
         claims = {
-            key: claim_of(job, pool, self._last(job)) for key, job in shared.items() if (pool := pool_of(job, sizes))
+            key: build_claim(job, pool, self._last(job)) for key, job in shared.items() if (pool := pool_of(job, sizes))
         }
-        decision = decide(pools, projects_of(self._floor.quotas()), tuple(claims.values()), now, terms.rules)
+        decision = decide(pools, build_projects(self._floor.quotas()), tuple(claims.values()), now, terms.rules)
         now = from_rfc3339(to_rfc3339(now)) or now  # as it will be read back, lest a share be written again for ever
-        verdicts = {job.uid: _Verdict(key) for key, job in shared.items()}
+        verdicts = {job.uid: _Decided(key) for key, job in shared.items()}
         for key, grant in decision.grants.items():
             # Those who wait are not told: they may be many, and each time it would be a status to write.
             size = sizes.get(claims[key].pool, 0) if grant.workers else 0
@@ -180,11 +184,11 @@ class Arbiter:
         found = self._verdicts.get(job.uid)
         return found.allotment.share if found is not None and found.allotment is not None else job.status.share
 
-    def _last(self, job: ElasticJob) -> Remembered:
+    def _last(self, job: ElasticJob) -> LastGrant:
         share = self._share(job)
-        return never_decided(job) if share is None else Remembered(share.workers, share.since or 0.0)
+        return undecided_grant(job) if share is None else LastGrant(share.workers, share.since or 0.0)
 
-    def _verdict(self, job: ElasticJob, claim: Claim, grant: Grant, pool_slots: int, now: float) -> _Verdict:
+    def _verdict(self, job: ElasticJob, claim: Claim, grant: Grant, pool_slots: int, now: float) -> _Decided:
         known, last = self._verdicts.get(job.uid), self._share(job)
         share = Share(
             workers=grant.workers,
@@ -207,7 +211,7 @@ class Arbiter:
         leave = frozenset(grant.leave)
         moved = len(leave) > max(0, len(claim.workers) - grant.workers)  # more go than are too many
         nodes = tuple("" if node == TO_COME else node for node in grant.nodes)
-        return _Verdict(job.key, Allotment(share, leave, leave if moved else frozenset(), nodes), worded_at)
+        return _Decided(job.key, Allotment(share, leave, leave if moved else frozenset(), nodes), worded_at)
 
     def _run(self) -> None:
         wake_at: float | None = None

@@ -20,8 +20,8 @@ from elasticctl.api.spec import ElasticJob, Pod, PodPhase
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import Allotment, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.core.history import only_progress_changed
-from elasticctl_controller.core.kueue.workload import Turn
-from elasticctl_controller.core.pods import build_pod, prefer_node
+from elasticctl_controller.core.kueue import QueuedJob
+from elasticctl_controller.core.manifests import build_pod, prefer_node
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import GroupView
@@ -104,10 +104,10 @@ class Rendezvous(Protocol):
 class Queueing(Protocol):
     """The loop's side of `elasticctl_controller.kube.kueue.Desk`: who else has to admit jobs; thread-safe."""
 
-    def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> Turn:
+    def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
         """Return the job as it may be now; raises what keeps that from being known."""
 
-    def carry_out(self, turn: Turn, job: ElasticJob) -> None:
+    def carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
         """Tell who admits it what has become of the job, or the job what was decided."""
 
 
@@ -223,11 +223,13 @@ class Controller:
             if wait_s is not None:
                 self._queue.add_after(key, wait_s)
 
-    def _turn(self, job: ElasticJob, observed: Observed) -> Turn:
+    def _turn(self, job: ElasticJob, observed: Observed) -> QueuedJob:
         queueing = self._scheduling.queueing
-        return Turn(job) if queueing is None or not job.queue or job.deleting else queueing.turn(job, observed.pods)
+        return (
+            QueuedJob(job) if queueing is None or not job.queue or job.deleting else queueing.turn(job, observed.pods)
+        )
 
-    def _carry_out(self, turn: Turn, job: ElasticJob) -> None:
+    def _carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
         if self._scheduling.queueing is None or turn.step is None:
             return
         try:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from elasticctl.api.status import Progress
 from elasticctl_controller.core.history import MAX_METRICS
-from elasticctl_controller.core.membership import Group, Member, World
+from elasticctl_controller.core.membership import Group, GroupWorld, Member
 
 MAX_TEXT = 512
 MAX_MEMBERS = 10_000
@@ -92,12 +92,12 @@ def read_member(body: object) -> Member:
     )
 
 
-def read_world(body: Mapping[str, Any], uid: str, generation: int) -> World:
+def read_world(body: Mapping[str, Any], uid: str, generation: int) -> GroupWorld:
     """The world that the caller `uid` says it is in."""
     members = body.get("members")
     if not isinstance(members, list) or len(members) > MAX_MEMBERS:
         raise Refused(400, f"members: a list of at most {MAX_MEMBERS} is expected")
-    world = World(generation, tuple(read_member(item) for item in members))
+    world = GroupWorld(generation, tuple(read_member(item) for item in members))
     if all(member.uid != uid for member in world.members):
         raise Refused(400, "members: the caller is not among them")
     return world

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import CheckpointStatus, Generation, JobStatus, Progress
-from elasticctl_controller.core.membership import Group, World
+from elasticctl_controller.core.membership import Group, GroupWorld
 from elasticctl_controller.rendezvous.requests import (
     MAX_GENERATION,
     Limiter,
@@ -88,7 +88,7 @@ class RendezvousService:
         self._groups: dict[str, Group] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._encoded: dict[str, tuple[World, str]] = {}
+        self._encoded: dict[str, tuple[GroupWorld, str]] = {}
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it on any socket."""
@@ -223,7 +223,7 @@ class RendezvousService:
             group.join(member, generation, self._clock())
         self._wake_here(key)
 
-        def world(group: Group) -> World | None:
+        def world(group: Group) -> GroupWorld | None:
             if member.uid not in group.alive:
                 raise Refused(409, f"worker {member.name} is no longer one of the live workers of {key}")
             found = group.world
@@ -235,7 +235,7 @@ class RendezvousService:
         self._on_change(key)
         return self._encode(key, formed)
 
-    def _encode(self, key: str, world: World) -> str:
+    def _encode(self, key: str, world: GroupWorld) -> str:
         """The world as JSON, encoded once: every member gets the same. A rerun's first is another world."""
         cached = self._encoded.get(key)
         if cached is None or cached[0] is not world:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.status import Condition, Phase
-from elasticctl_controller.core.phase import express, has_run
+from elasticctl_controller.core.phase import has_run, update_conditions
 
 NOW = 1_000_000.0
 
@@ -18,7 +18,7 @@ def after(*phases: Phase) -> tuple[Condition, ...]:
     """The conditions of a job that has gone through these phases, ten seconds each."""
     conditions: tuple[Condition, ...] = ()
     for number, phase in enumerate(phases):
-        conditions = express(conditions, phase, f"message {number}", NOW + 10 * number)
+        conditions = update_conditions(conditions, phase, f"message {number}", NOW + 10 * number)
     return conditions
 
 
@@ -42,7 +42,7 @@ def test_phases_become_conditions(phases, expected):
 
 def test_nothing_changes_while_the_phase_stays():
     once = after(Phase.RUNNING)
-    assert express(once, Phase.RUNNING, "other words", NOW + 99) == once
+    assert update_conditions(once, Phase.RUNNING, "other words", NOW + 99) == once
 
 
 def test_reasons_and_times():

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elasticctl_controller.core.pods import harden
+from elasticctl_controller.core.manifests import harden
 
 
 def hardened(worker: dict[str, Any] | None = None, **spec: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,9 +24,9 @@ from elasticctl.api.status import (
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.history import (
     MAX_GENERATIONS,
+    close_recovered,
     fold_reports,
     only_progress_changed,
-    settle,
     steps_redone,
 )
 from tests.support.controller.samples import NOW, a_generation, a_pod, a_running_job, a_step
@@ -39,7 +39,7 @@ SECOND = a_generation(
 
 def fold(status: JobStatus, **observed: Any) -> JobStatus:
     """One pass of the ledger, and the status as it is read back."""
-    return from_json(JobStatus, to_json(settle(fold_reports(status, Observed(**observed)))))
+    return from_json(JobStatus, to_json(close_recovered(fold_reports(status, Observed(**observed)))))
 
 
 def test_an_interruption_is_over_at_the_first_step_of_the_next_group():
@@ -130,7 +130,7 @@ def test_times_finer_than_what_is_stored_do_not_change_the_status_again():
         "checkpoint": CheckpointStatus(step=1, at=Timestamp(NOW + 0.123456789)),
     }
     status = fold(JobStatus(), **seen)
-    assert settle(fold_reports(status, Observed(**seen))) == status
+    assert close_recovered(fold_reports(status, Observed(**seen))) == status
 
 
 def test_an_older_checkpoint_does_not_replace_a_newer_one():

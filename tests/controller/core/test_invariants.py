@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, Policy, RestartPolicy, WorkerRef, worker_name
 from elasticctl.api.status import Phase, Share
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED
-from elasticctl_controller.core.reconcile import sized
+from elasticctl_controller.core.reconcile import apply_share
 from tests.support.controller.samples import JOB_UID, told
 from tests.support.controller.world import Faults, World
 
@@ -242,7 +242,7 @@ class Cluster(RuleBasedStateMachine):
         assert world.jobs.latest is job, "a job at rest was written"
         status = job.status
         if not status.phase.terminal:
-            desired = sized(job, world.share).desired
+            desired = apply_share(job, world.share).desired
             assert len(live) == desired == status.active
             needed = max(1, job.min)
             assert (status.phase is Phase.RUNNING) == (desired >= needed)

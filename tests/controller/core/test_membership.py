@@ -18,14 +18,14 @@ from elasticctl_controller.core.membership import (
     NEWCOMER_SETTLE_S,
     REJOIN_S,
     UNEXPLAINED_LIMIT,
-    Forming,
+    FormingGroup,
     Group,
     GroupEvent,
     GroupState,
+    GroupWorld,
     ImpossibleGroupEvent,
     Member,
-    Restored,
-    World,
+    RestoredGroup,
     transition,
 )
 
@@ -266,7 +266,7 @@ def test_a_restarted_service_does_not_take_an_old_world_once_a_member_joins_agai
 def test_a_member_that_was_lost_while_no_service_ran_is_not_trained_with() -> None:
     group = Group.restored("j", JobStatus(generation=4))
     group.set_alive(alive(0, 2), 1, 50.0)
-    group.adopt(World(4, (member(0), member(1), member(2))), 51.0)
+    group.adopt(GroupWorld(4, (member(0), member(1), member(2))), 51.0)
     assert (group.world is None, group.reason) == (True, "lost job-worker-1")
     group.join(member(2), 4, 51.5)
     group.join(member(0), 4, 52.0)
@@ -288,7 +288,7 @@ def test_newcomers_begin_no_group_beside_one_that_a_restarted_service_has_not_he
     group.join(member(2), 0, 50.0)
     group.settle(50.0 + 2 * REJOIN_S)
     assert group.world is None
-    group.adopt(World(4, (member(0), member(1))), 75.0)
+    group.adopt(GroupWorld(4, (member(0), member(1))), 75.0)
     group.settle(75.0)
     assert group.drain is not None, "it takes the newcomer in as ever"
     assert names(group) == ["job-worker-0", "job-worker-1"]
@@ -306,7 +306,7 @@ def test_a_group_that_is_never_heard_of_is_not_waited_for_for_ever() -> None:
 def test_a_group_of_which_nobody_lives_is_not_waited_for() -> None:
     group = restored(0, 1)
     group.set_alive(alive(2), 1, 50.0)  # nor would the one be that has taken over a member's name
-    assert group.situation == Restored(frozenset({"u0", "u1"}))
+    assert group.situation == RestoredGroup(frozenset({"u0", "u1"}))
     group.join(member(2), 0, 50.0)
     assert names(group) == ["job-worker-2"]
 
@@ -386,7 +386,7 @@ def newcomer_joins(group: Group, living: dict[str, str]) -> None:
 
 
 def group_is_reported(group: Group) -> None:
-    group.adopt(World(max(4, group.generation), (member(0), member(1))), 101.0)
+    group.adopt(GroupWorld(max(4, group.generation), (member(0), member(1))), 101.0)
 
 
 def last_members_join(group: Group) -> None:
@@ -458,7 +458,7 @@ def test_a_drain_keeps_its_first_reason_and_deadline() -> None:
     assert group.drain is not None
     assert (group.drain.reason, group.drain.deadline) == ("spot notice", 100.0 + DRAIN_S)
     group.settle(100.0 + DRAIN_S)
-    assert group.situation == Forming(100.0 + DRAIN_S, "spot notice")
+    assert group.situation == FormingGroup(100.0 + DRAIN_S, "spot notice")
 
 
 KINDS = ["live", "die", "join", "fail", "leave", "notice", "wait"]

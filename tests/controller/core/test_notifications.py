@@ -19,7 +19,7 @@ BACK = replace(LOSS, recovered_at=Timestamp(NOW + 4), recovery_s=4.2, steps_redo
 
 
 def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
-    return [(item.kind.value, item.text) for item in notifications.items(a_job(status=old), new, NOW)]
+    return [(item.kind.value, item.text) for item in notifications.list_notifications(a_job(status=old), new, NOW)]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_a_long_message_is_shortened_and_kept_on_one_line() -> None:
 
 def test_the_message_is_slacks_and_says_the_same_to_programs() -> None:
     status = replace(RUNNING, phase=Phase.FAILED, message="<!channel> & <http://evil|here>", progress=Progress(step=7))
-    items = notifications.items(a_job(status=RUNNING, namespace="team-a"), status, NOW)
-    message = json.loads(notifications.body(items))
+    items = notifications.list_notifications(a_job(status=RUNNING, namespace="team-a"), status, NOW)
+    message = json.loads(notifications.build_message(items))
     assert message["text"] == "*digits* (team-a) failed, at step 7: &lt;!channel&gt; &amp; &lt;http://evil|here&gt;"
     assert message["elasticctl"] == {
         "format": 1,
@@ -118,8 +118,11 @@ def test_the_message_is_slacks_and_says_the_same_to_programs() -> None:
 
 
 def test_of_many_pieces_the_newest_are_told_and_the_others_counted() -> None:
-    items = [replace(notifications.waits(a_job(), RUNNING, 900, NOW), text=f"change {n}") for n in range(30)]
-    message = json.loads(notifications.body(items, dropped=5))
+    items = [
+        replace(notifications.build_waiting_notification(a_job(), RUNNING, 900, NOW), text=f"change {n}")
+        for n in range(30)
+    ]
+    message = json.loads(notifications.build_message(items, dropped=5))
     lines = message["text"].split("\n")
     assert lines[0] == "… and 15 earlier changes of jobs"
     assert [line.rpartition(" ")[2] for line in lines[1:]] == [str(n) for n in range(10, 30)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.spec import PodGroups, Sharing
-from elasticctl_controller.core.owned_objects import (
+from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
+    build_pod,
     build_pod_group,
     build_token_secret,
-    token,
+    derive_token,
 )
-from elasticctl_controller.core.pods import build_pod
 from elasticctl_controller.core.sharing.claims import is_shared
 from tests.support.controller.samples import a_job
 
@@ -42,9 +42,9 @@ def test_the_pod_mounts_the_secret_that_is_made() -> None:
 
 
 def test_tokens_are_of_one_job_and_one_key() -> None:
-    made = {token(key, uid) for key in (b"a" * 32, b"b" * 32) for uid in ("one", "two")}
+    made = {derive_token(key, uid) for key in (b"a" * 32, b"b" * 32) for uid in ("one", "two")}
     assert len(made) == 4
-    assert token(b"a" * 32, "one") == token(b"a" * 32, "one")
+    assert derive_token(b"a" * 32, "one") == derive_token(b"a" * 32, "one")
 
 
 def test_a_pod_group_starts_the_minimum_together() -> None:

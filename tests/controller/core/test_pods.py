@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob, Pod
-from elasticctl_controller.core.pods import TOKEN_FILE, build_pod, build_service, prefer_node, token_secret_name
+from elasticctl_controller.core.manifests import TOKEN_FILE, build_pod, build_service, prefer_node, token_secret_name
 from tests.support.controller.samples import a_job
 
 ENDPOINT = "http://elasticctl-controller.elasticctl:8080"

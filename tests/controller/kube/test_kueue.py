@@ -13,7 +13,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, ConflictError, NotFoundError
 from elasticctl.api.spec import PRIORITY_CLASS_LABEL, QUEUE_LABEL, ElasticJob
 from elasticctl.api.status import Phase
-from elasticctl_controller.core.kueue.workload import LEFT, build_workload
+from elasticctl_controller.core.kueue import SUSPENDED_BY_OWNER, build_workload
 from elasticctl_controller.kube.kueue import RECHECK_S, KueueObjects
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.pruning import prune_flavor, prune_workload
@@ -190,7 +190,7 @@ def test_an_owner_who_suspends_a_job_leaves_its_quota_to_others(control: Control
     assert control.names(pods("a")) == []
     change(control, suspend=False)
     wait_until(lambda: (workload(control) or {})["spec"]["active"] is True)
-    assert LEFT not in (workload(control) or {})["metadata"]["annotations"]
+    assert SUSPENDED_BY_OWNER not in (workload(control) or {})["metadata"]["annotations"]
     wait_until(lambda: waits(control, "waits to be admitted"))
     assert (spec(control)["suspend"], control.names(pods("a"))) == (True, [])
     admit(control)

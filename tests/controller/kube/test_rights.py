@@ -12,13 +12,13 @@ import yaml
 from elasticctl.api.errors import ConflictError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
+from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod_group
 from elasticctl_controller.core.notifications import WebhookError
-from elasticctl_controller.core.owned_objects import build_budget, build_group_service, build_pod_group
 from elasticctl_controller.kube.capacity import KubeFloor
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.owned_objects import Belongings, Makers
 from elasticctl_controller.kube.webhooks import of_cluster
-from elasticctl_controller.loop.outbox import Destination
+from elasticctl_controller.loop.notifier import Destination
 from tests.controller.kube.test_workload import BUDGETS, CORE, JOBS, Bench
 from tests.support.control import ControlApi
 from tests.support.fakeapi import Request

@@ -11,8 +11,7 @@ import pytest
 from elasticctl.api.errors import ClusterError, ConflictError
 from elasticctl.api.spec import ElasticJob, Pod
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl_controller.core.owned_objects import build_budget, build_group_service, build_token_secret
-from elasticctl_controller.core.pods import build_pod
+from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod, build_token_secret
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.owned_objects import Belongings, Makers
 from elasticctl_controller.kube.workload import KubeWorkload, Settings

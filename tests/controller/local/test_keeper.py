@@ -13,7 +13,7 @@ from elasticctl.api.errors import ClusterError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.paths import LocalPaths
-from elasticctl_controller.core.pods import build_pod
+from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.local import keeper as module
 from elasticctl_controller.local.keeper import RETRY_S, Keeper
 from elasticctl_controller.local.store import Store

@@ -13,8 +13,8 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import Quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, Share, WorkerStatus
-from elasticctl_controller.core.sharing.model import Rules
-from elasticctl_controller.loop.arbiter import UNDECIDED, Arbiter, Terms
+from elasticctl_controller.core.sharing.claims import SharingRules
+from elasticctl_controller.loop.arbiter import UNDECIDED, Arbiter, SharingSettings
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
@@ -53,7 +53,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.floor, self.told, self.now = Floor(), list[str](), NOW
-        self.terms = Terms(True, Rules(settle_s=0.0))
+        self.terms = SharingSettings(True, SharingRules(settle_s=0.0))
         self.arbiter = self.another()
 
     def another(self) -> Arbiter:
@@ -114,7 +114,7 @@ def bench() -> Bench:
 
 
 def test_switched_off_it_has_no_say(bench: Bench) -> None:
-    bench.terms = Terms(False)
+    bench.terms = SharingSettings(False)
     bench.submit("train", "a", 2, 4)
     assert bench.arbiter.decide_now() is None
     assert (bench.share("a/train"), bench.told) == (None, [])
@@ -215,7 +215,7 @@ def test_a_worker_makes_room_for_one_that_needs_its_node_as_a_whole(bench: Bench
 
 
 def test_a_node_that_is_yet_to_come_is_no_place_to_send_a_worker_to(bench: Bench) -> None:
-    bench.terms = Terms(True, Rules(), {"gpu": 12})
+    bench.terms = SharingSettings(True, SharingRules(), {"gpu": 12})
     bench.submit("large", "a", 3, 3, automatic=False, gpus=4)
     bench.arbiter.decide_now()
     found = bench.arbiter.allotment(bench.job("a/large"))

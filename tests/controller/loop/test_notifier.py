@@ -17,12 +17,11 @@ from elasticctl.api.spec import ANNOTATION_NOTIFY, ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.secrets import Secrets
-from elasticctl_controller.core.notifications import Item, WebhookError
+from elasticctl_controller.core.notifications import Notification, WebhookError
 from elasticctl_controller.kube.webhooks import of_cluster
 from elasticctl_controller.local.webhooks import of_machine
 from elasticctl_controller.loop import notifier as noticing_module
-from elasticctl_controller.loop.notifier import Noticing, told_as_events
-from elasticctl_controller.loop.outbox import Destination
+from elasticctl_controller.loop.notifier import Destination, NotifyingWorkload, report_as_events
 from tests.support.controller.samples import a_job
 from tests.support.waiting import wait_until
 
@@ -59,9 +58,9 @@ class Post:
     """Keeps what would be sent."""
 
     def __init__(self) -> None:
-        self.got: list[tuple[Destination, Item]] = []
+        self.got: list[tuple[Destination, Notification]] = []
 
-    def put(self, destination: Destination, item: Item) -> None:
+    def put(self, destination: Destination, item: Notification) -> None:
         self.got.append((destination, item))
 
     @property
@@ -74,8 +73,8 @@ def post() -> Post:
     return Post()
 
 
-def noticing(place: Place, post: Post, waits_long_s: float = 60.0) -> Noticing:
-    made = Noticing(place, post, waits_long_s)  # type: ignore[arg-type]
+def noticing(place: Place, post: Post, waits_long_s: float = 60.0) -> NotifyingWorkload:
+    made = NotifyingWorkload(place, post, waits_long_s)  # type: ignore[arg-type]
     made.start()
     return made
 
@@ -163,8 +162,8 @@ def test_a_job_that_is_deleted_after_its_wait_was_told_is_forgotten(post: Post) 
 def test_what_cannot_be_delivered_becomes_an_event_of_that_very_job() -> None:
     place = Place()
     place.write_status(a_job(), RUNNING)
-    item = Item("started", "default", "digits", "job-uid-1", 0.0, "x")  # type: ignore[arg-type]
-    tell = told_as_events(place)  # type: ignore[arg-type]
+    item = Notification("started", "default", "digits", "job-uid-1", 0.0, "x")  # type: ignore[arg-type]
+    tell = report_as_events(place)  # type: ignore[arg-type]
     tell(item, "it answered 404")
     tell(replace(item, uid="its predecessor"), "it answered 404")
     assert place.events == [("digits", "NotifyFailed", "it answered 404")]

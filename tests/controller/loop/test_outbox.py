@@ -12,20 +12,20 @@ import pytest
 
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import WebhookError
-from elasticctl_controller.loop import outbox
-from elasticctl_controller.loop.outbox import Destination, Outbox, Pace
+from elasticctl_controller.loop import notifier
+from elasticctl_controller.loop.notifier import Destination, Outbox, SendTimes
 from tests.support.controller.samples import NOW
 from tests.support.waiting import wait_until
 from tests.support.webhooks import Hook, serving
 
-QUICK = Pace(gather_s=0.1, answer_s=2.0, first_pause_s=0.02, longest_pause_s=0.1)
+QUICK = SendTimes(gather_s=0.1, answer_s=2.0, first_pause_s=0.02, longest_pause_s=0.1)
 SLACK = Destination("default", "secret:slack")
 
 
 class Office:
     """An outbox, and what it complains of; `urls` by reference."""
 
-    def __init__(self, pace: Pace = QUICK) -> None:
+    def __init__(self, pace: SendTimes = QUICK) -> None:
         self.urls: dict[str, str] = {}
         self.trouble: list[tuple[str, str]] = []
         self.outbox = Outbox(self._url_of, lambda item, message: self.trouble.append((item.job, message)), pace)
@@ -37,7 +37,9 @@ class Office:
         return self.urls[destination.reference]
 
     def tell(self, text: str, destination: Destination = SLACK, job: str = "digits") -> None:
-        item = notifications.Item(notifications.Kind.STARTED, destination.namespace, job, "uid", NOW, text)
+        item = notifications.Notification(
+            notifications.NotificationKind.STARTED, destination.namespace, job, "uid", NOW, text
+        )
         self.outbox.put(destination, item)
 
 
@@ -48,7 +50,7 @@ Offices = Callable[..., Office]
 def office() -> Iterator[Offices]:
     made: list[Office] = []
 
-    def make(hook: Hook | None = None, pace: Pace = QUICK) -> Office:
+    def make(hook: Hook | None = None, pace: SendTimes = QUICK) -> Office:
         one = Office(pace)
         if hook is not None:
             one.urls["secret:slack"] = hook.url
@@ -62,7 +64,7 @@ def office() -> Iterator[Offices]:
 
 
 def test_trouble_that_cannot_be_told_ends_no_delivery(office: Offices, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(item: notifications.Item, message: str) -> None:
+    def broken(item: notifications.Notification, message: str) -> None:
         raise KeyError("a bug")
 
     with serving(Hook()) as hook:
@@ -129,12 +131,12 @@ def test_a_redirect_is_not_followed(office: Offices) -> None:
 def test_nobody_there_and_nobody_answering_are_said_without_the_address(
     office: Offices, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "TRIES", 2)
+    monkeypatch.setattr(notifier, "TRIES", 2)
     with socket.socket() as closed, socket.socket() as silent:
         for one in (closed, silent):
             one.bind(("127.0.0.1", 0))
         silent.listen()
-        made = office(pace=Pace(gather_s=0.01, answer_s=0.1, first_pause_s=0.01))
+        made = office(pace=SendTimes(gather_s=0.01, answer_s=0.1, first_pause_s=0.01))
         for name, end in (("closed", closed), ("silent", silent)):
             made.urls[f"secret:{name}"] = f"http://127.0.0.1:{end.getsockname()[1]}/planted-secret"
             made.tell("x", Destination("default", f"secret:{name}"), job=name)
@@ -178,18 +180,18 @@ def test_of_more_news_than_can_be_kept_the_oldest_go_and_are_counted(office: Off
         one.outbox._url_of = lambda destination: (blocked.wait(20), url)[1]  # type: ignore[assignment]
         one.tell("first")
         wait_until(lambda: not one.outbox._lanes[SLACK].pending)
-        for n in range(outbox.MAX_PENDING + 50):
+        for n in range(notifier.MAX_PENDING + 50):
             one.tell(f"change {n}")
-        assert len(one.outbox._lanes[SLACK].pending) == outbox.MAX_PENDING
+        assert len(one.outbox._lanes[SLACK].pending) == notifier.MAX_PENDING
         blocked.set()
         wait_until(lambda: len(hook.got) == 2)
-        assert hook.got[1]["elasticctl"]["omitted"] == outbox.MAX_PENDING + 50 - 20
-        assert hook.texts[-1].endswith(f"change {outbox.MAX_PENDING + 49}")
+        assert hook.got[1]["elasticctl"]["omitted"] == notifier.MAX_PENDING + 50 - 20
+        assert hook.texts[-1].endswith(f"change {notifier.MAX_PENDING + 49}")
 
 
 def test_what_is_left_goes_out_at_the_end(office: Offices) -> None:
     with serving(Hook()) as hook:
-        one = office(hook, Pace(gather_s=60.0))
+        one = office(hook, SendTimes(gather_s=60.0))
         one.tell("last")
         one.outbox.stop()
         assert [line.rpartition(" ")[2] for line in hook.texts] == ["last"]
@@ -200,10 +202,10 @@ def test_what_is_left_goes_out_at_the_end(office: Offices) -> None:
 def test_the_end_does_not_wait_for_who_does_not_answer(
     office: Offices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outbox, "STOP_S", 0.3)
+    monkeypatch.setattr(notifier, "STOP_S", 0.3)
     caplog.set_level(logging.ERROR)
     with serving(Hook(slow_s=3.0)) as hook:
-        one = office(hook, Pace(gather_s=60.0, answer_s=60.0))
+        one = office(hook, SendTimes(gather_s=60.0, answer_s=60.0))
         one.tell("x")
         before = time.monotonic()
         one.outbox.stop(5.0)
@@ -212,8 +214,8 @@ def test_the_end_does_not_wait_for_who_does_not_answer(
 
 
 def test_no_more_destinations_than_can_be_looked_after(office: Offices, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "MAX_LANES", 2)
-    one = office(pace=Pace(gather_s=60.0))
+    monkeypatch.setattr(notifier, "MAX_LANES", 2)
+    one = office(pace=SendTimes(gather_s=60.0))
     for n in range(4):
         one.tell("x", Destination(f"ns-{n}", "secret:slack"))
     assert len(one.outbox._lanes) == 2

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from elasticctl_controller.core.sharing.claims import Claim, Node, Pool, Project, SharingDecision, SharingRules, Worker
 from elasticctl_controller.core.sharing.decide import decide
-from elasticctl_controller.core.sharing.model import Claim, Decision, Node, Pool, Project, Rules, Worker
 
-RULES = Rules(patience_s=600.0, settle_s=60.0)
+RULES = SharingRules(patience_s=600.0, settle_s=60.0)
 NOTICE_S = 10.0
 """How long a worker that was told to go still holds its slots."""
 
@@ -31,10 +31,10 @@ class Place:
     def pool(self) -> Pool:
         return Pool("t4", tuple(Node(name, slots) for name, slots in self.nodes.items()))
 
-    def ask(self) -> Decision:
+    def ask(self) -> SharingDecision:
         return decide([self.pool], self.projects.values(), self.jobs.values(), self.now, RULES)
 
-    def decide(self) -> Decision:
+    def decide(self) -> SharingDecision:
         """A pass: what is decided holds what it has to, is the same in any order, and is granted."""
         decision = self.ask()
         check(self, decision)
@@ -44,7 +44,7 @@ class Place:
         assert sizes(self.ask()) == sizes(decision), "decided on its own outcome, it changed something"
         return decision
 
-    def grant(self, decision: Decision) -> None:
+    def grant(self, decision: SharingDecision) -> None:
         for key, job in self.jobs.items():
             grant = decision.grants[key]
             if grant.workers != job.granted:
@@ -102,11 +102,11 @@ def reverse(things: Iterable[Any]) -> list[Any]:
     return list(things)[::-1]
 
 
-def sizes(decision: Decision) -> dict[str, int]:
+def sizes(decision: SharingDecision) -> dict[str, int]:
     return {key: grant.workers for key, grant in decision.grants.items()}
 
 
-def check(place: Place, decision: Decision) -> None:
+def check(place: Place, decision: SharingDecision) -> None:
     """What holds of every decision, whatever the sizes of workers."""
     assert decision.grants.keys() == place.jobs.keys()
     used: dict[str, int] = {}
@@ -131,7 +131,7 @@ def check(place: Place, decision: Decision) -> None:
         _check_fits(place, decision)
 
 
-def _check_fits(place: Place, decision: Decision) -> None:
+def _check_fits(place: Place, decision: SharingDecision) -> None:
     """Who stays where it is fits its node."""
     free = dict(place.nodes)
     for key, job in place.jobs.items():
@@ -141,7 +141,7 @@ def _check_fits(place: Place, decision: Decision) -> None:
     assert all(slots >= 0 for slots in free.values())
 
 
-def _check_single(place: Place, decision: Decision) -> None:
+def _check_single(place: Place, decision: SharingDecision) -> None:
     """What can be said exactly where a worker takes one slot and so fits wherever one is free."""
     given = sizes(decision)
     projects = {usage.project: usage for usage in decision.usage}

@@ -14,7 +14,7 @@ from elasticctl.api.codec import Timestamp, from_json, from_rfc3339, to_json, to
 from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, Share, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
-from elasticctl_controller.core.reconcile import reconcile, sized
+from elasticctl_controller.core.reconcile import apply_share, reconcile
 from elasticctl_controller.core.workers import own_pods
 
 START = 1_000_000.0
@@ -263,5 +263,5 @@ def check_decision(job: ElasticJob, observed: Observed, decision: Decision) -> N
     assert decision.requeue_s is None or decision.requeue_s >= 0
     status = decision.status
     going = status.phase.terminal or job.suspend or status.reason == "Finishing" or job.deleting
-    if not going and status.active < sized(job, observed.share).desired:
+    if not going and status.active < apply_share(job, observed.share).desired:
         assert creates or decision.requeue_s is not None, "workers are missing and nobody will look again"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from elasticctl.api.codec import Manifest
@@ -18,8 +19,165 @@ from elasticctl.api.podtemplate import GPU_RESOURCE, at, hardware, node_labels
 from elasticctl.api.quota import CPU, CPU_SLOTS, GPU, HELD, Quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.phase import FINISHING
-from elasticctl_controller.core.sharing.model import Claim, Node, Pool, Project, Worker
 from elasticctl_controller.core.workers import is_active
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A healthy node and the slots of it that may be shared: without what others than claims hold there."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The slots of one kind, by node, because a worker's slots have to be on one; `unit` is a slot's name in words."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    unit: str = "GPU"
+
+    @property
+    def slots(self) -> int:
+        """All of it."""
+        return sum(node.slots for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Whose jobs they are: slots by pool that it is guaranteed and that it may have at most (missing: 0; no limit).
+
+    `weight` is its share of what nobody is guaranteed, beside the others'. A project that is not listed has weight 1,
+    no guarantee and no limit.
+    """
+
+    name: str
+    weight: float = 1.0
+    guaranteed: Mapping[str, int] = field(default_factory=dict)
+    limit: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that a claim has: since when, and on which node (empty: it waits for one).
+
+    Those that have been told to go are not listed, though they still run: their slots are about to be free.
+    """
+
+    name: str
+    started_at: float
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job that wants to run: at least `least` workers or none at all, at most `most` (equal: a fixed size).
+
+    `granted` is what the last decision gave (0: it waits or was suspended), `changed_at` when that last changed (for a
+    new claim: when it was submitted). Jobs that ended, are suspended by their owner, or belong to another scheduler
+    are no claims.
+    """
+
+    key: str
+    project: str
+    pool: str
+    least: int
+    most: int
+    slots_per_worker: int = 1
+    priority: int = 0
+    submitted_at: float = 0.0
+    granted: int = 0
+    changed_at: float = 0.0
+    workers: tuple[Worker, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharingRules:
+    """How hard the sharing tries to leave things alone.
+
+    `patience_s`: a job that runs is not suspended for one of its own priority that has waited for less; after that the
+    one submitted first goes first, so that nobody starves. `settle_s`: a job whose size has just changed keeps what it
+    has for so long, unless a guarantee or another job's least needs it: fairness can wait, a start cannot.
+    """
+
+    patience_s: float = 600.0
+    settle_s: float = 60.0
+
+
+DEFAULT_RULES = SharingRules()
+
+
+class Reason(StrEnum):
+    """Why a claim has what it has; `Grant.words` says the same to a person."""
+
+    FULL = "Full"  # all it asks for
+    SHARED = "Shared"  # less than it asks for, because others have the rest
+    LIMITED = "Limited"  # less than it asks for: its project's limit
+    SMALL_POOL = "SmallPool"  # less than it asks for: there is no more, whoever else ends
+    WAITS_GUARANTEE = "WaitsForGuarantee"  # nothing: what it would need is guaranteed to others who use it
+    WAITS_PRIORITY = "WaitsForPriority"  # nothing: held by jobs of higher priority
+    WAITS_TURN = "WaitsForTurn"  # nothing: held by jobs that come first
+    WAITS_LIMIT = "WaitsForLimit"  # nothing: its project has used its limit
+    NO_ROOM = "NoRoom"  # nothing: the pool is too small, or cut up so that a worker fits nowhere
+    NO_POOL = "NoPool"  # nothing: there is no such pool
+
+    @property
+    def waits(self) -> bool:
+        """Does it have nothing?"""
+        return self not in (Reason.FULL, Reason.SHARED, Reason.LIMITED, Reason.SMALL_POOL)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a claim gets: 0 workers (it waits, or is suspended at a commit), or `least` to `most`.
+
+    `borrowed`: how many of them hold more than the project is guaranteed, where guarantees are given at all: the first
+    to be taken back. `leave`: names of the workers that have to go now, the youngest. `pending`: how many more it
+    would take if there were nodes for them; what an autoscaler should know of. `words` is why it has what it has, in
+    one sentence without a subject ("waits for 2 GPUs that team-b is guaranteed"); `change` is what this decision
+    changed, empty when nothing ("gives 2 workers to team-b/train, as team-b is guaranteed so many"), and `for_key` whom
+    it was changed for. `nodes`: where workers take several slots, the nodes kept for those that have none yet; they
+    should go there, because elsewhere they might stand in somebody's way.
+    """
+
+    key: str
+    workers: int
+    reason: Reason
+    words: str
+    borrowed: int = 0
+    leave: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    pending: int = 0
+    change: str = ""
+    for_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A project's part of a pool after a decision, in slots; `waiting`: claims of it that have nothing."""
+
+    project: str
+    pool: str
+    used: int
+    guaranteed: int
+    limit: int | None
+    borrowed: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharingDecision:
+    """All grants by claim, who uses what, and when to decide again though nothing changed (None: no need).
+
+    Grants of a pool never come to more than its slots; workers that are told to go may hold theirs a little longer,
+    so those who get them wait for them as pending workers.
+    """
+
+    grants: Mapping[str, Grant]
+    usage: tuple[Usage, ...] = ()
+    wake_at: float | None = None
+
 
 DEFAULT_SCHEDULERS = ("", "default-scheduler")
 NOT_YET = float("inf")
@@ -29,7 +187,7 @@ TO_COME = "nodes to come"
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class LastGrant:
     """What the last decision gave a job, and since when."""
 
     workers: int
@@ -62,7 +220,7 @@ def slots_per_worker(job: ElasticJob) -> int:
     return found.gpus_per_worker or found.ranks_per_worker
 
 
-def claim_of(job: ElasticJob, pool: str, last: Remembered) -> Claim:
+def build_claim(job: ElasticJob, pool: str, last: LastGrant) -> Claim:
     """What the job asks for.
 
     One of a fixed size asks for all of it or nothing; but once it runs, those of its workers that are lost, or wished
@@ -90,12 +248,12 @@ def claim_of(job: ElasticJob, pool: str, last: Remembered) -> Claim:
     )
 
 
-def never_decided(job: ElasticJob) -> Remembered:
+def undecided_grant(job: ElasticJob) -> LastGrant:
     """For a job that nothing was decided about, what it has."""
-    return Remembered(sum(map(is_active, job.status.workers)), 0.0)
+    return LastGrant(sum(map(is_active, job.status.workers)), 0.0)
 
 
-def pools_of(
+def build_pools(
     nodes: Iterable[Manifest], shared: Iterable[ElasticJob], others: Iterable[ElasticJob], capacity: Mapping[str, int]
 ) -> tuple[Pool, ...]:
     """The pools that healthy `nodes` make for `shared` jobs, without what `others` and other pods hold there.
@@ -103,8 +261,8 @@ def pools_of(
     A cordoned node has room for those that are on it, and no more. `capacity`: slots by pool that an autoscaler may
     bring a pool to, whoever holds them; what is missing counts as there, for nodes come for workers that wait.
     """
-    nodes, theirs = list(nodes), _held(others)
-    ours = _held(shared) if any(map(_is_cordoned, nodes)) else Counter()
+    nodes, theirs = list(nodes), _held_slots(others)
+    ours = _held_slots(shared) if any(map(_is_cordoned, nodes)) else Counter()
     found: defaultdict[str, list[Node]] = defaultdict(list)
     there = Counter[str]()
     for node in nodes:
@@ -128,7 +286,7 @@ def _is_cordoned(node: Manifest) -> bool:
     return at(node, "spec", "unschedulable") is True
 
 
-def _held(jobs: Iterable[ElasticJob]) -> Counter[tuple[str, str]]:
+def _held_slots(jobs: Iterable[ElasticJob]) -> Counter[tuple[str, str]]:
     """(node, kind of slots) -> how many of them jobs' workers hold there."""
     held = Counter[tuple[str, str]]()
     for job in jobs:
@@ -147,7 +305,7 @@ def gpu_pool(node: Manifest) -> str:
     return types.pop() if len(types) == 1 else GPU
 
 
-def projects_of(quotas: Sequence[Manifest]) -> tuple[Project, ...]:
+def build_projects(quotas: Sequence[Manifest]) -> tuple[Project, ...]:
     """The projects that have quotas."""
     found = map(Quota.from_manifest, quotas)
     return tuple(Project(item.project, item.weight, item.guaranteed, item.limit) for item in found)

@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 
 from elasticctl.api.text import shown
 from elasticctl_controller.core.sharing import division, packing, reasons
-from elasticctl_controller.core.sharing.division import Account, Division, Seeker
-from elasticctl_controller.core.sharing.model import (
+from elasticctl_controller.core.sharing.claims import (
     DEFAULT_RULES,
     Claim,
-    Decision,
     Grant,
     Pool,
     Project,
     Reason,
-    Rules,
+    SharingDecision,
+    SharingRules,
     Usage,
     Worker,
 )
+from elasticctl_controller.core.sharing.division import Allocation, Division, ProjectAccount
 from elasticctl_controller.core.sharing.packing import Packing
 
 PACKINGS = 4
@@ -37,8 +37,8 @@ def decide(
     projects: Iterable[Project],
     claims: Iterable[Claim],
     now: float,
-    rules: Rules = DEFAULT_RULES,
-) -> Decision:
+    rules: SharingRules = DEFAULT_RULES,
+) -> SharingDecision:
     """Divide every pool among the claims on it at `now` (seconds since the epoch)."""
     known = {project.name: project for project in projects}
     shared = {pool.name: pool for pool in sorted(pools, key=lambda pool: pool.name)}
@@ -46,7 +46,7 @@ def decide(
     grants: dict[str, Grant] = {}
     for claim in claims:
         if claim.pool in by_pool:
-            by_pool[claim.pool].append(_sound(claim))
+            by_pool[claim.pool].append(_validate(claim))
         else:
             grants[claim.key] = _without_pool(claim)
     usage: list[Usage] = []
@@ -56,19 +56,19 @@ def decide(
         grants.update(_grants(outcome))
         usage.extend(_usage(outcome))
         wake_at.extend(_wake_at(outcome.seeking, now, rules))
-    return Decision(grants, tuple(usage), min(wake_at, default=None))
+    return SharingDecision(grants, tuple(usage), min(wake_at, default=None))
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     pool: Pool
-    accounts: Sequence[Account]
-    seeking: Sequence[Seeker]
+    accounts: Sequence[ProjectAccount]
+    seeking: Sequence[Allocation]
     packed: Packing
 
 
 def _decide_pool(
-    pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: Rules
+    pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
 ) -> _Outcome:
     """Divide a pool, and look at what comes of it until that changes nothing any more.
 
@@ -92,7 +92,7 @@ def _decide_pool(
     return outcome
 
 
-def _followed(one: Seeker, packed: Packing, now: float) -> Claim:
+def _followed(one: Allocation, packed: Packing, now: float) -> Claim:
     """A claim once its workers have followed."""
     claim = one.claim
     kept = packed.kept.get(claim.key, ()) if one.given else ()
@@ -102,12 +102,14 @@ def _followed(one: Seeker, packed: Packing, now: float) -> Claim:
     return replace(claim, granted=one.given, changed_at=changed_at, workers=kept)
 
 
-def _divide(pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: Rules) -> _Outcome:
+def _divide(
+    pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
+) -> _Outcome:
     """Divide, see whether it fits the nodes, and if not divide again with what does."""
     caps = _caps(pool, claims)
     for attempt in range(PACKINGS):
         accounts = _accounts(pool.name, projects, claims)
-        seeking = division.seekers(claims, accounts, caps, rules, now)
+        seeking = division.build_allocations(claims, accounts, caps, rules, now)
         divided = division.divide(pool.slots, list(accounts.values()), seeking)
         packed = packing.pack(pool, divided.admitted)
         if not packed.fitting:
@@ -115,7 +117,7 @@ def _divide(pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim]
         if attempt + 1 < PACKINGS:
             caps.update(packed.fitting)
         else:
-            _cut_down(divided, packed.fitting)
+            _shrink_to_fit(divided, packed.fitting)
     return _Outcome(pool, divided.accounts, seeking, packed)
 
 
@@ -132,14 +134,14 @@ def _caps(pool: Pool, claims: Iterable[Claim]) -> dict[str, int]:
     return caps
 
 
-def _accounts(pool: str, projects: Mapping[str, Project], claims: Iterable[Claim]) -> dict[str, Account]:
+def _accounts(pool: str, projects: Mapping[str, Project], claims: Iterable[Claim]) -> dict[str, ProjectAccount]:
     """Accounts by project, in order of name: of all that are listed or have a claim."""
     names = sorted({*projects, *(claim.project for claim in claims)})
     listed = [projects.get(name, Project(name)) for name in names]
-    return {one.name: Account(one, max(0, one.guaranteed.get(pool, 0)), one.limit.get(pool)) for one in listed}
+    return {one.name: ProjectAccount(one, max(0, one.guaranteed.get(pool, 0)), one.limit.get(pool)) for one in listed}
 
 
-def _cut_down(divided: Division, fitting: Mapping[str, int]) -> None:
+def _shrink_to_fit(divided: Division, fitting: Mapping[str, int]) -> None:
     """Leave those that still do not fit with what does, or with nothing."""
     for one in divided.admitted:
         fits = fitting.get(one.claim.key, one.given)
@@ -147,8 +149,8 @@ def _cut_down(divided: Division, fitting: Mapping[str, int]) -> None:
 
 
 def _grants(outcome: _Outcome) -> dict[str, Grant]:
-    scene = reasons.Scene.of(outcome.pool, outcome.accounts, outcome.seeking)
-    changed = reasons.changes(outcome.seeking)
+    scene = reasons.DividedPool.of(outcome.pool, outcome.accounts, outcome.seeking)
+    changed = reasons.explain_changes(outcome.seeking)
     left = {account.project.name: _left(account) for account in outcome.accounts}
     found: dict[str, Grant] = {}
     for one in outcome.seeking:
@@ -174,12 +176,12 @@ def _grants(outcome: _Outcome) -> dict[str, Grant]:
     return found
 
 
-def _left(account: Account) -> float:
+def _left(account: ProjectAccount) -> float:
     """The slots that a project's limit still leaves it."""
     return math.inf if account.limit is None else max(0, account.limit - account.used)
 
 
-def _leaving(one: Seeker, kept: Mapping[str, tuple[Worker, ...]]) -> tuple[str, ...]:
+def _leaving(one: Allocation, kept: Mapping[str, tuple[Worker, ...]]) -> tuple[str, ...]:
     workers = one.claim.workers
     stay = kept.get(one.claim.key, ()) if one.given else ()
     if len(stay) == len(workers):
@@ -220,7 +222,7 @@ def _usage(outcome: _Outcome) -> Iterable[Usage]:
             )
 
 
-def _wake_at(seeking: Sequence[Seeker], now: float, rules: Rules) -> Iterable[float]:
+def _wake_at(seeking: Sequence[Allocation], now: float, rules: SharingRules) -> Iterable[float]:
     """When somebody's patience ends, or the time for which a size is left alone while others want more."""
     wanting = any(one.given < one.most for one in seeking)
     for one in seeking:
@@ -235,7 +237,7 @@ def _wake_at(seeking: Sequence[Seeker], now: float, rules: Rules) -> Iterable[fl
             yield due
 
 
-def _sound(claim: Claim) -> Claim:
+def _validate(claim: Claim) -> Claim:
     """The claim, with numbers that can be meant: what a job asks for is typed by people."""
     if 1 <= claim.least <= claim.most and claim.slots_per_worker >= 1:
         return claim

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-from elasticctl_controller.core.sharing.model import Claim, Project, Rules
+from elasticctl_controller.core.sharing.claims import Claim, Project, SharingRules
 
 LEAST_WEIGHT = 1e-9
 RELEASES = 16
@@ -28,7 +28,7 @@ RELEASES = 16
 
 
 @dataclass(slots=True)
-class Account:
+class ProjectAccount:
     """A project's part of the pool, in slots; `reserved` is set aside for it, used or not."""
 
     project: Project
@@ -60,7 +60,7 @@ class Account:
 
 
 @dataclass(slots=True)
-class Seeker:
+class Allocation:
     """A claim while its pool is divided. `most`: its own, or fewer where fewer fit on the nodes.
 
     `fresh`: it waits, and has not waited for long. `keeps`: workers that are not taken from it for fairness' sake.
@@ -68,7 +68,7 @@ class Seeker:
     """
 
     claim: Claim
-    account: Account
+    account: ProjectAccount
     place: int
     most: int
     fresh: bool
@@ -93,24 +93,24 @@ class Division:
     """A pool that is being divided: what is free of it, and how much of that is set aside for somebody."""
 
     free: int
-    accounts: Sequence[Account]
+    accounts: Sequence[ProjectAccount]
     guarantees: bool
-    admitted: list[Seeker] = field(default_factory=list)
+    admitted: list[Allocation] = field(default_factory=list)
     aside: int = 0
 
     @classmethod
-    def begun(cls, slots: int, accounts: Sequence[Account]) -> Division:
+    def begun(cls, slots: int, accounts: Sequence[ProjectAccount]) -> Division:
         """A pool of which nobody has anything yet."""
         for account in accounts:
             account.used = 0
         guarantees = any(account.guaranteed > 0 for account in accounts)
         return cls(slots, accounts, guarantees, aside=sum(account.reserved for account in accounts))
 
-    def room(self, account: Account) -> int:
+    def room(self, account: ProjectAccount) -> int:
         """The slots that this project can take without touching what is set aside for others."""
         return self.free - (self.aside - account.aside)
 
-    def take(self, seeker: Seeker, workers: int) -> None:
+    def take(self, seeker: Allocation, workers: int) -> None:
         """Give so many more workers to a claim."""
         account, each = seeker.account, seeker.claim.slots_per_worker
         slots, used = workers * each, account.used
@@ -122,7 +122,7 @@ class Division:
         if self.guarantees and account.used > account.guaranteed:
             seeker.borrowed += -(-min(slots, account.used - account.guaranteed) // each)
 
-    def take_back(self, seeker: Seeker, workers: int) -> None:
+    def take_back(self, seeker: Allocation, workers: int) -> None:
         """Undo `take`, after all have been served."""
         slots = workers * seeker.claim.slots_per_worker
         seeker.given -= workers
@@ -142,13 +142,17 @@ class Division:
         return released
 
 
-def seekers(
-    claims: Iterable[Claim], accounts: Mapping[str, Account], caps: Mapping[str, int], rules: Rules, now: float
-) -> list[Seeker]:
+def build_allocations(
+    claims: Iterable[Claim],
+    accounts: Mapping[str, ProjectAccount],
+    caps: Mapping[str, int],
+    rules: SharingRules,
+    now: float,
+) -> list[Allocation]:
     """The claims in the order they came, as who seeks; `caps` are what fits of some on the nodes."""
     ordered = sorted(claims, key=lambda claim: (claim.submitted_at, claim.key))
     return [
-        Seeker(
+        Allocation(
             claim=claim,
             account=accounts[claim.project],
             place=place,
@@ -160,14 +164,14 @@ def seekers(
     ]
 
 
-def divide(slots: int, accounts: Sequence[Account], seeking: Sequence[Seeker]) -> Division:
+def divide(slots: int, accounts: Sequence[ProjectAccount], seeking: Sequence[Allocation]) -> Division:
     """Fill in `given` of all who seek. What comes back lists those who have some in the order they came to it."""
     queues = _queues(seeking)
     for account in accounts:
         account.reserved = _reserve(account, queues.get(account.project.name, ()))
     for _ in range(RELEASES):
         division = _admit(slots, accounts, queues)
-        if not division.release(_growth(division)):
+        if not division.release(_usable_slots(division)):
             break
     _grow(division)
     if division.free > 0 and division.release({}):  # what is too little for a worker of whom it was set aside for
@@ -175,7 +179,7 @@ def divide(slots: int, accounts: Sequence[Account], seeking: Sequence[Seeker]) -
     return division
 
 
-def _growth(division: Division) -> dict[str, int]:
+def _usable_slots(division: Division) -> dict[str, int]:
     """The slots by project that those who have their least could still use."""
     found: dict[str, int] = {}
     for one in division.admitted:
@@ -184,15 +188,15 @@ def _growth(division: Division) -> dict[str, int]:
     return found
 
 
-def _queues(seeking: Sequence[Seeker]) -> dict[str, list[Seeker]]:
+def _queues(seeking: Sequence[Allocation]) -> dict[str, list[Allocation]]:
     """The claims by project, in the order in which each project's come to their least."""
-    queues: dict[str, list[Seeker]] = {}
+    queues: dict[str, list[Allocation]] = {}
     for one in sorted(seeking, key=lambda one: (-one.claim.priority, one.fresh, one.place)):
         queues.setdefault(one.account.project.name, []).append(one)
     return queues
 
 
-def _reserve(account: Account, queue: Iterable[Seeker]) -> int:
+def _reserve(account: ProjectAccount, queue: Iterable[Allocation]) -> int:
     """How much of its guarantee a project's claims can use, without anything beyond it."""
     most = account.guaranteed if account.limit is None else min(account.guaranteed, max(0, account.limit))
     used = more = 0
@@ -203,7 +207,7 @@ def _reserve(account: Account, queue: Iterable[Seeker]) -> int:
     return min(most, used + more)
 
 
-def _admit(slots: int, accounts: Sequence[Account], queues: Mapping[str, Sequence[Seeker]]) -> Division:
+def _admit(slots: int, accounts: Sequence[ProjectAccount], queues: Mapping[str, Sequence[Allocation]]) -> Division:
     """Give those their least who come first and fit."""
     division = Division.begun(slots, accounts)
     next_of = {name: iter(queue) for name, queue in queues.items()}
@@ -225,7 +229,7 @@ def _admit(slots: int, accounts: Sequence[Account], queues: Mapping[str, Sequenc
     return division
 
 
-def _turn(one: Seeker, name: str) -> tuple[int, int, bool, float, int, str, Seeker]:
+def _turn(one: Allocation, name: str) -> tuple[int, int, bool, float, int, str, Allocation]:
     """When a project's next claim comes to its least: the lower the sooner."""
     within = one.account.used + one.need <= one.account.reserved
     return (0 if within else 1, -one.claim.priority, one.fresh, one.account.share(within), one.place, name, one)
@@ -233,7 +237,7 @@ def _turn(one: Seeker, name: str) -> tuple[int, int, bool, float, int, str, Seek
 
 def _grow(division: Division) -> None:
     """Give what is left, worker by worker, to those who have their least and want more."""
-    queues: dict[str, list[tuple[bool, int, int, bool, int, Seeker]]] = {}
+    queues: dict[str, list[tuple[bool, int, int, bool, int, Allocation]]] = {}
     for one in division.admitted:
         if one.given < one.most:
             queues.setdefault(one.account.project.name, []).append(_want(one))
@@ -261,13 +265,13 @@ def _grow(division: Division) -> None:
             heappop(heads)
 
 
-def _want(one: Seeker) -> tuple[bool, int, int, bool, int, Seeker]:
+def _want(one: Allocation) -> tuple[bool, int, int, bool, int, Allocation]:
     """Who of a project comes to the next worker: the lower the sooner."""
     level = one.given * one.claim.slots_per_worker
     return (one.given >= one.keeps, -one.claim.priority, level, not one.holds, one.place, one)
 
 
-def _claimant(one: Seeker, name: str) -> tuple[int, float, bool, str]:
+def _claimant(one: Allocation, name: str) -> tuple[int, float, bool, str]:
     """Which project comes to the next worker, which would be this claim's: the lower the sooner."""
     within = one.account.used + one.claim.slots_per_worker <= one.account.reserved
     tier = 0 if within else 1 if one.given < one.keeps else 2

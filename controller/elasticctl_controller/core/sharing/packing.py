@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from elasticctl_controller.core.sharing.division import Seeker
-from elasticctl_controller.core.sharing.model import Claim, Pool, Worker
+from elasticctl_controller.core.sharing.claims import Claim, Pool, Worker
+from elasticctl_controller.core.sharing.division import Allocation
 
 PLANS = 32
 """How many ways of clearing a node are compared: on a large cluster the first ones are as good as any."""
@@ -46,7 +46,7 @@ def room_for(pool: Pool, slots_per_worker: int) -> int:
     return sum(node.slots // slots_per_worker for node in pool.nodes)
 
 
-def pack(pool: Pool, admitted: Sequence[Seeker]) -> Packing:
+def pack(pool: Pool, admitted: Sequence[Allocation]) -> Packing:
     """Place what was given: the largest workers first, or if not all fit so, in the order in which it was given."""
     if all(one.claim.slots_per_worker == 1 for one in admitted):
         return Packing({one.claim.key: staying(one.claim, one.given) for one in admitted}, {}, {})
@@ -55,12 +55,12 @@ def pack(pool: Pool, admitted: Sequence[Seeker]) -> Packing:
     return _pack(pool, admitted, in_turn) if packing.fitting else packing
 
 
-def _pack(pool: Pool, admitted: Sequence[Seeker], order: Sequence[int]) -> Packing:
+def _pack(pool: Pool, admitted: Sequence[Allocation], order: Sequence[int]) -> Packing:
     """Place what was given, in this order of `admitted`: first everybody's least."""
     free = [node.slots for node in pool.nodes]
     numbers = {node.name: number for number, node in enumerate(pool.nodes)}
-    placed = [_settle(free, numbers, one) for one in admitted]
-    floor = _Floor(free, placed, numbers)
+    placed = [_keep_in_place(free, numbers, one) for one in admitted]
+    floor = _Slots(free, placed, numbers)
     for turn in order:
         _place(floor, placed[turn], admitted[turn].claim.least, turn)
     for turn in order:
@@ -93,7 +93,7 @@ class _Resident:
     claim: _Placed
 
 
-class _Floor:
+class _Slots:
     """What is free of each node, with nodes by how much that is, and who stays where."""
 
     def __init__(self, free: list[int], placed: Sequence[_Placed], numbers: Mapping[str, int]) -> None:
@@ -183,7 +183,7 @@ def _residents(placed: Sequence[_Placed], numbers: Mapping[str, int]) -> dict[in
     return found
 
 
-def _settle(free: list[int], numbers: Mapping[str, int], one: Seeker) -> _Placed:
+def _keep_in_place(free: list[int], numbers: Mapping[str, int], one: Allocation) -> _Placed:
     """Leave a claim's workers where they are, as many as it keeps and as are on nodes of the pool."""
     each = one.claim.slots_per_worker
     placed = _Placed(each, one.claim.least)
@@ -196,7 +196,7 @@ def _settle(free: list[int], numbers: Mapping[str, int], one: Seeker) -> _Placed
     return placed
 
 
-def _place(floor: _Floor, placed: _Placed, wanted: int, turn: int | None) -> None:
+def _place(floor: _Slots, placed: _Placed, wanted: int, turn: int | None) -> None:
     """Find nodes until so many have one, clearing some if it is a claim's `turn`."""
     while placed.count < wanted:
         number = floor.best(placed.slots_per_worker)
@@ -209,7 +209,7 @@ def _place(floor: _Floor, placed: _Placed, wanted: int, turn: int | None) -> Non
         placed.count += 1
 
 
-def _kept(one: Seeker, placed: _Placed, numbers: Mapping[str, int]) -> tuple[Worker, ...]:
+def _kept(one: Allocation, placed: _Placed, numbers: Mapping[str, int]) -> tuple[Worker, ...]:
     """The workers that stay where they are, and as many of those that wait for a node as there are places."""
     if not placed.new:
         return tuple(placed.workers)

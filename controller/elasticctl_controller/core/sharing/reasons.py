@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elasticctl.api.text import counted
-from elasticctl_controller.core.sharing.division import Account, Seeker
-from elasticctl_controller.core.sharing.model import Pool, Reason
+from elasticctl_controller.core.sharing.claims import Pool, Reason
+from elasticctl_controller.core.sharing.division import Allocation, ProjectAccount
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class DividedPool:
     """A pool as it has been divided. `above`: slots of claims by priority, and the claim with most of each."""
 
     pool: Pool
     slots: int
-    accounts: Sequence[Account]
+    accounts: Sequence[ProjectAccount]
     running: int
     above: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pool: Pool, accounts: Sequence[Account], seeking: Sequence[Seeker]) -> Scene:
+    def of(cls, pool: Pool, accounts: Sequence[ProjectAccount], seeking: Sequence[Allocation]) -> DividedPool:
         """The scene after the division of `pool` among `seeking`."""
         above: dict[int, tuple[int, str]] = {}
         most: dict[int, int] = {}
@@ -46,7 +46,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class Explanation:
     """A reason, in words, and the claim that is in the way, where one stands out."""
 
     reason: Reason
@@ -54,61 +54,63 @@ class Why:
     for_key: str = ""
 
 
-def explain(one: Seeker, scene: Scene) -> Why:
+def explain(one: Allocation, scene: DividedPool) -> Explanation:
     """Why this claim has what it has."""
     return _explain_running(one, scene) if one.given else _explain_waiting(one, scene)
 
 
-def _explain_waiting(one: Seeker, scene: Scene) -> Why:
+def _explain_waiting(one: Allocation, scene: DividedPool) -> Explanation:
     account = one.account
     limit = account.limit
     if limit is not None and one.limited:
         may = f"{account.project.name} may have {scene.amount(limit)}"
         if one.need > limit:
-            return Why(Reason.WAITS_LIMIT, f"cannot start: it needs {scene.amount(one.need)}, and {may}")
-        return Why(Reason.WAITS_LIMIT, f"waits for other jobs of its project: {may}")
+            return Explanation(Reason.WAITS_LIMIT, f"cannot start: it needs {scene.amount(one.need)}, and {may}")
+        return Explanation(Reason.WAITS_LIMIT, f"waits for other jobs of its project: {may}")
     if one.need > scene.slots:
         has = f"{scene.pool.name} has {scene.amount(scene.slots)}"
-        return Why(Reason.NO_ROOM, f"waits for nodes: it needs {scene.amount(one.need)}, and {has}")
+        return Explanation(Reason.NO_ROOM, f"waits for nodes: it needs {scene.amount(one.need)}, and {has}")
     missing = one.need - (scene.slots - scene.used)
     if missing <= 0 or one.most < one.claim.least:
         each = scene.amount(one.claim.slots_per_worker)
-        return Why(Reason.NO_ROOM, f"waits for nodes: a worker needs {each} on one node, and too few nodes have that")
+        return Explanation(
+            Reason.NO_ROOM, f"waits for nodes: a worker needs {each} on one node, and too few nodes have that"
+        )
     waits = f"waits for {scene.amount(missing)}"
     higher = {priority: had for priority, had in scene.above.items() if priority > one.claim.priority}
     others = [other for other in scene.accounts if other is not account and other.guaranteed and other.used]
     if others and sum(min(other.used, other.guaranteed) for other in others) >= missing:
         owner = max(others, key=lambda other: (min(other.used, other.guaranteed), other.project.name))
-        return Why(Reason.WAITS_GUARANTEE, f"{waits} that {owner.project.name} is guaranteed")
+        return Explanation(Reason.WAITS_GUARANTEE, f"{waits} that {owner.project.name} is guaranteed")
     if sum(slots for slots, _ in higher.values()) >= missing:
         holder = higher[max(higher)][1]
-        return Why(Reason.WAITS_PRIORITY, f"{waits} held by jobs of higher priority, such as {holder}", holder)
-    return Why(Reason.WAITS_TURN, f"{waits} held by jobs that come first")
+        return Explanation(Reason.WAITS_PRIORITY, f"{waits} held by jobs of higher priority, such as {holder}", holder)
+    return Explanation(Reason.WAITS_TURN, f"{waits} held by jobs that come first")
 
 
-def _explain_running(one: Seeker, scene: Scene) -> Why:
+def _explain_running(one: Allocation, scene: DividedPool) -> Explanation:
     claim, account = one.claim, one.account
     borrows = _borrowing(one, scene)
     if one.given >= claim.most:
         all_of = "the worker" if claim.most == 1 else f"all {claim.most} workers"
-        return Why(Reason.FULL, f"has {all_of} that it asks for{borrows}")
+        return Explanation(Reason.FULL, f"has {all_of} that it asks for{borrows}")
     has = f"has {one.given} of {claim.most} workers"
     if one.limited and account.limit is not None:
         may = f"{account.project.name} may have {scene.amount(account.limit)}"
-        return Why(Reason.LIMITED, f"{has}: {may}{borrows}")
+        return Explanation(Reason.LIMITED, f"{has}: {may}{borrows}")
     if scene.running == 1:
         all_of = f"{scene.pool.name} has {scene.amount(scene.slots)} in all"
-        return Why(Reason.SMALL_POOL, f"{has}: {all_of}{borrows}")
+        return Explanation(Reason.SMALL_POOL, f"{has}: {all_of}{borrows}")
     if one.given >= one.most:
         each = scene.amount(claim.slots_per_worker)
-        return Why(Reason.SMALL_POOL, f"{has}: no more nodes of {scene.pool.name} have {each} for one{borrows}")
+        return Explanation(Reason.SMALL_POOL, f"{has}: no more nodes of {scene.pool.name} have {each} for one{borrows}")
     others = counted(scene.running - 1, "other job")
-    return Why(
+    return Explanation(
         Reason.SHARED, f"{has}: {scene.pool.name} has {scene.amount(scene.slots)}, shared with {others}{borrows}"
     )
 
 
-def _borrowing(one: Seeker, scene: Scene) -> str:
+def _borrowing(one: Allocation, scene: DividedPool) -> str:
     slots = min(one.borrowed * one.claim.slots_per_worker, one.account.over)
     if slots <= 0:
         return ""
@@ -119,11 +121,11 @@ def _borrowing(one: Seeker, scene: Scene) -> str:
     return f"; borrows {scene.amount(slots)} from {lender.project.name}"
 
 
-def changes(seeking: Sequence[Seeker]) -> dict[str, Why]:
+def explain_changes(seeking: Sequence[Allocation]) -> dict[str, Explanation]:
     """What was changed of each claim whose size changes, by key; who loses is told who gains."""
     gainers = [(one, one.given - one.claim.granted) for one in seeking if one.given > one.claim.granted]
     losers = [one for one in seeking if one.given < one.claim.granted]
-    found = {one.claim.key: Why(Reason.FULL, _gain(one, workers)) for one, workers in gainers}
+    found = {one.claim.key: Explanation(Reason.FULL, _explain_gain(one, workers)) for one, workers in gainers}
     left = [workers * one.claim.slots_per_worker for one, workers in gainers]
     turn = 0
     for one in losers:
@@ -132,23 +134,23 @@ def changes(seeking: Sequence[Seeker]) -> dict[str, Why]:
         gainer = gainers[turn][0] if turn < len(gainers) and _chose_not(one) else None
         if gainer is not None:
             left[turn] -= (one.claim.granted - one.given) * one.claim.slots_per_worker
-        found[one.claim.key] = _loss(one, gainer)
+        found[one.claim.key] = _explain_loss(one, gainer)
     return found
 
 
-def _chose_not(one: Seeker) -> bool:
+def _chose_not(one: Allocation) -> bool:
     """Was it taken from, rather than asking for less itself or being over its project's limit?"""
     return one.claim.granted <= one.claim.most and not one.limited
 
 
-def _gain(one: Seeker, workers: int) -> str:
+def _explain_gain(one: Allocation, workers: int) -> str:
     if one.claim.granted > 0:
         return f"gets {counted(workers, 'more worker')}"
     back = one.claim.changed_at > one.claim.submitted_at
     return f"{'comes back' if back else 'starts'} with {counted(workers, 'worker')}"
 
 
-def _loss(one: Seeker, gainer: Seeker | None) -> Why:
+def _explain_loss(one: Allocation, gainer: Allocation | None) -> Explanation:
     lost = counted(one.claim.granted - one.given, "worker")
     if gainer is None:
         if one.limited:
@@ -157,7 +159,7 @@ def _loss(one: Seeker, gainer: Seeker | None) -> Why:
             cause = "it asks for fewer"
         else:
             cause = "there are fewer nodes"
-        return Why(Reason.SHARED, f"gives up {lost}: {cause}" if one.given else f"is suspended: {cause}")
+        return Explanation(Reason.SHARED, f"gives up {lost}: {cause}" if one.given else f"is suspended: {cause}")
     key, owner = gainer.claim.key, gainer.account
     if owner is not one.account and owner.guaranteed and not gainer.borrowed:
         claim = f"as {owner.project.name} is guaranteed so many"
@@ -168,5 +170,5 @@ def _loss(one: Seeker, gainer: Seeker | None) -> Why:
     else:
         claim = "for a fair share"
     if one.given:
-        return Why(Reason.SHARED, f"gives {lost} to {key}, {claim}", key)
-    return Why(Reason.SHARED, f"is suspended for {key}, {claim}", key)
+        return Explanation(Reason.SHARED, f"gives {lost} to {key}, {claim}", key)
+    return Explanation(Reason.SHARED, f"is suspended for {key}, {claim}", key)

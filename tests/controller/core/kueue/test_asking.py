@@ -9,14 +9,14 @@ import pytest
 
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import PRIORITY_CLASS_LABEL, QUEUE_LABEL, ElasticJob, Sharing
-from elasticctl_controller.core.kueue.workload import (
+from elasticctl_controller.core.kueue import (
     ASKED,
     PriorityClass,
     asks_for,
     asks_for_such_pods,
+    build_update,
     build_workload,
     priority_class,
-    revision,
     workload_name,
 )
 from tests.support.controller.kueue import API_VERSION, TEMPLATE, queued, stored
@@ -116,13 +116,13 @@ def test_it_asks_until_the_job_wants_something_else() -> None:
 
 
 def test_a_revision_takes_back_what_is_no_longer_asked_for() -> None:
-    patch = revision(build_workload(queued(desired=2), API_VERSION, None))
+    patch = build_update(build_workload(queued(desired=2), API_VERSION, None))
     assert patch["spec"]["podSets"][0]["count"] == 2
     assert patch["spec"]["priorityClassName"] is None
     assert patch["spec"]["priority"] is None
     assert set(patch["metadata"]["annotations"]) == {ASKED}
     ranked = build_workload(queued(priority_class="high"), API_VERSION, 5)
-    assert revision(ranked)["spec"]["priority"] == 5
+    assert build_update(ranked)["spec"]["priority"] == 5
 
 
 def test_a_job_of_any_content_is_asked_for() -> None:

@@ -13,16 +13,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl_controller.core.kueue.admission import finished, judge, ready, released
-from elasticctl_controller.core.kueue.workload import (
-    LEFT,
-    Step,
-    Verdict,
+from elasticctl_controller.core.kueue import (
+    SUSPENDED_BY_OWNER,
+    KueueStep,
+    KueueVerdict,
+    build_finish,
+    build_pods_ready,
+    build_release,
+    build_update,
     build_workload,
     condition,
     is_active,
     is_true,
-    revision,
+    judge_admission,
 )
 from tests.support.controller.kueue import API_VERSION, UID, admission, queued, stored
 
@@ -39,113 +42,120 @@ def left_aside(job: ElasticJob, *holds: str, by_owner: bool = False) -> Manifest
     workload = stored(job, *holds)
     workload["spec"]["active"] = False
     if by_owner:
-        workload["metadata"]["annotations"][LEFT] = "true"
+        workload["metadata"]["annotations"][SUSPENDED_BY_OWNER] = "true"
     return workload
 
 
 def test_a_job_is_put_into_the_queue_once_it_is_suspended_and_has_no_workers() -> None:
     words = "is about to be put into Kueue's queue team"
-    assert judge(running(), None, 3) == Verdict(held=words, step=Step.STOP)
-    assert judge(queued(), None, 1) == Verdict(held=words)
-    assert judge(queued(), None, 0) == Verdict(held=words, step=Step.CREATE)
+    assert judge_admission(running(), None, 3) == KueueVerdict(held=words, step=KueueStep.STOP)
+    assert judge_admission(queued(), None, 1) == KueueVerdict(held=words)
+    assert judge_admission(queued(), None, 0) == KueueVerdict(held=words, step=KueueStep.CREATE)
 
 
 def test_it_waits_and_says_for_what() -> None:
     workload = stored(queued())
-    assert judge(queued(), workload, 0) == Verdict(held="waits to be admitted to Kueue's queue team")
-    assert judge(queued(suspend=False), workload, 0).step is Step.STOP
+    assert judge_admission(queued(), workload, 0) == KueueVerdict(held="waits to be admitted to Kueue's queue team")
+    assert judge_admission(queued(suspend=False), workload, 0).step is KueueStep.STOP
     workload["status"]["conditions"] = [{"type": "QuotaReserved", "status": "False", "message": "insufficient\n quota"}]
-    assert judge(queued(), workload, 0).held == "waits to be admitted to Kueue's queue team: insufficient quota"
+    assert (
+        judge_admission(queued(), workload, 0).held == "waits to be admitted to Kueue's queue team: insufficient quota"
+    )
     checks = [{"name": "budget", "state": "Pending"}, {"name": "nodes", "state": "Ready"}]
     checked = stored(queued(), "QuotaReserved", admissionChecks=checks)
-    assert judge(queued(), checked, 0).held == "has quota in Kueue's queue team, and waits for its checks: budget"
-    ready = judge(queued(), stored(queued(), "QuotaReserved"), 0)
+    assert (
+        judge_admission(queued(), checked, 0).held
+        == "has quota in Kueue's queue team, and waits for its checks: budget"
+    )
+    ready = judge_admission(queued(), stored(queued(), "QuotaReserved"), 0)
     assert ready.held == "has quota in Kueue's queue team, and is about to be admitted"
 
 
 def test_what_a_waiting_job_asks_for_follows_it() -> None:
     more = queued(desired=4)
-    assert judge(more, stored(queued()), 0).step is Step.UPDATE
-    assert judge(more, stored(queued(), "QuotaReserved"), 0).step is Step.DELETE  # what has quota cannot be changed
-    assert judge(more, stored(queued()), 1).step is None
+    assert judge_admission(more, stored(queued()), 0).step is KueueStep.UPDATE
+    assert (
+        judge_admission(more, stored(queued(), "QuotaReserved"), 0).step is KueueStep.DELETE
+    )  # what has quota cannot be changed
+    assert judge_admission(more, stored(queued()), 1).step is None
 
 
 def test_an_admitted_job_starts_and_runs_no_larger_than_it_was_admitted() -> None:
     workload = stored(queued(), *IN_PLACE, admission=admission(2, gpu="spot"))
-    verdict = judge(queued(), workload, 0)
-    assert (verdict.workers, verdict.step) == (None, Step.START)
+    verdict = judge_admission(queued(), workload, 0)
+    assert (verdict.workers, verdict.step) == (None, KueueStep.START)
     assert verdict.held == "is admitted to Kueue's queue team, and starts"
-    assert judge(running(), workload, 2) == Verdict(workers=2, step=Step.READY)
-    assert judge(running(status=JobStatus()), workload, 0) == Verdict(workers=2)
-    assert judge(running(), stored(queued(), *IN_PLACE, "PodsReady"), 3) == Verdict(workers=3)
-    assert judge(running(admitted="another"), workload, 2) == Verdict(workers=2, step=Step.START)
+    assert judge_admission(running(), workload, 2) == KueueVerdict(workers=2, step=KueueStep.READY)
+    assert judge_admission(running(status=JobStatus()), workload, 0) == KueueVerdict(workers=2)
+    assert judge_admission(running(), stored(queued(), *IN_PLACE, "PodsReady"), 3) == KueueVerdict(workers=3)
+    assert judge_admission(running(admitted="another"), workload, 2) == KueueVerdict(workers=2, step=KueueStep.START)
 
 
 def test_growing_beyond_it_waits_until_it_is_queued_again_and_other_pods_do_not() -> None:
     workload = stored(queued(), *IN_PLACE, "PodsReady")
-    assert judge(running(desired=4), workload, 3) == Verdict(workers=3)
+    assert judge_admission(running(desired=4), workload, 3) == KueueVerdict(workers=3)
     other = running(template={"spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "9"}}}]}})
-    assert judge(other, workload, 3).step is Step.STOP
+    assert judge_admission(other, workload, 3).step is KueueStep.STOP
     stopped = replace(other, suspend=True, admitted="")
-    assert judge(stopped, workload, 1).step is None
-    assert judge(stopped, workload, 0).step is Step.DELETE
+    assert judge_admission(stopped, workload, 1).step is None
+    assert judge_admission(stopped, workload, 0).step is KueueStep.DELETE
 
 
 def test_an_evicted_job_gives_its_quota_back_when_its_workers_are_gone() -> None:
     workload = stored(queued(), *PREEMPTED)
     words = "gives its place in Kueue's queue team back: Evicted it is"
-    assert judge(running(), workload, 3) == Verdict(held=words, step=Step.STOP)
-    assert judge(queued(), workload, 3) == Verdict(held=words)
-    assert judge(queued(), workload, 0) == Verdict(held=words, step=Step.RELEASE)
-    assert judge(queued(), stored(queued(), "Evicted"), 0).step is None
+    assert judge_admission(running(), workload, 3) == KueueVerdict(held=words, step=KueueStep.STOP)
+    assert judge_admission(queued(), workload, 3) == KueueVerdict(held=words)
+    assert judge_admission(queued(), workload, 0) == KueueVerdict(held=words, step=KueueStep.RELEASE)
+    assert judge_admission(queued(), stored(queued(), "Evicted"), 0).step is None
 
 
 def test_a_job_that_its_owner_suspends_leaves_the_queue_until_it_is_resumed() -> None:
     asleep = running(suspend=True)
-    assert judge(asleep, stored(queued(), *IN_PLACE), 3) == Verdict(step=Step.DEACTIVATE)
+    assert judge_admission(asleep, stored(queued(), *IN_PLACE), 3) == KueueVerdict(step=KueueStep.DEACTIVATE)
     aside = left_aside(queued(), *PREEMPTED, by_owner=True)
-    assert judge(asleep, aside, 3) == Verdict()
-    assert judge(asleep, aside, 0) == Verdict(step=Step.RELEASE)
-    assert judge(asleep, left_aside(queued(), "Evicted", by_owner=True), 0) == Verdict()
-    assert judge(asleep, None, 0) == Verdict()
-    resumed = judge(running(), left_aside(queued(), "Evicted", by_owner=True), 0)
-    assert (resumed.step, resumed.workers) == (Step.ACTIVATE, None)
+    assert judge_admission(asleep, aside, 3) == KueueVerdict()
+    assert judge_admission(asleep, aside, 0) == KueueVerdict(step=KueueStep.RELEASE)
+    assert judge_admission(asleep, left_aside(queued(), "Evicted", by_owner=True), 0) == KueueVerdict()
+    assert judge_admission(asleep, None, 0) == KueueVerdict()
+    resumed = judge_admission(running(), left_aside(queued(), "Evicted", by_owner=True), 0)
+    assert (resumed.step, resumed.workers) == (KueueStep.ACTIVATE, None)
 
 
 @pytest.mark.parametrize("mark", ["moving_to", "moved_to"])
 def test_a_job_that_is_moved_away_is_not_started_here(mark: str) -> None:
     moved = queued(**{mark: "elsewhere s3://b/x"})
-    assert judge(moved, stored(queued(), *IN_PLACE), 0) == Verdict(step=Step.DEACTIVATE)
-    assert judge(moved, stored(queued()), 0) == Verdict(step=Step.DEACTIVATE)
-    assert judge(moved, None, 0) == Verdict()
-    stayed = judge(queued(), left_aside(queued(), by_owner=True), 0)  # the move came to nothing
-    assert stayed.step is Step.ACTIVATE
+    assert judge_admission(moved, stored(queued(), *IN_PLACE), 0) == KueueVerdict(step=KueueStep.DEACTIVATE)
+    assert judge_admission(moved, stored(queued()), 0) == KueueVerdict(step=KueueStep.DEACTIVATE)
+    assert judge_admission(moved, None, 0) == KueueVerdict()
+    stayed = judge_admission(queued(), left_aside(queued(), by_owner=True), 0)  # the move came to nothing
+    assert stayed.step is KueueStep.ACTIVATE
 
 
 def test_what_somebody_else_has_deactivated_is_not_activated() -> None:
     aside = left_aside(queued(), *PREEMPTED)
-    held = judge(running(), aside, 3)
-    assert held.step is Step.STOP
+    held = judge_admission(running(), aside, 3)
+    assert held.step is KueueStep.STOP
     assert "was deactivated: Evicted it is" in held.held
-    assert judge(queued(), aside, 0).step is Step.RELEASE
-    assert judge(queued(suspend=False), left_aside(queued(), "Evicted"), 0).step is Step.STOP
+    assert judge_admission(queued(), aside, 0).step is KueueStep.RELEASE
+    assert judge_admission(queued(suspend=False), left_aside(queued(), "Evicted"), 0).step is KueueStep.STOP
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase.terminal])
 def test_the_end_is_told_once(phase: Phase) -> None:
     over = running(status=JobStatus(phase=phase))
-    assert judge(over, stored(queued(), *IN_PLACE), 1) == Verdict(step=Step.FINISH)
-    assert judge(over, stored(queued(), "Finished"), 1) == Verdict()
-    assert judge(over, None, 0) == Verdict()
+    assert judge_admission(over, stored(queued(), *IN_PLACE), 1) == KueueVerdict(step=KueueStep.FINISH)
+    assert judge_admission(over, stored(queued(), "Finished"), 1) == KueueVerdict()
+    assert judge_admission(over, None, 0) == KueueVerdict()
 
 
 def test_a_workload_that_is_closed_or_on_its_way_out_admits_nobody() -> None:
-    held = judge(queued(), stored(queued(), "Finished"), 0)
-    assert held == Verdict(held="will not be admitted: Kueue has closed its Workload: Finished it is")
+    held = judge_admission(queued(), stored(queued(), "Finished"), 0)
+    assert held == KueueVerdict(held="will not be admitted: Kueue has closed its Workload: Finished it is")
     going = stored(queued(), *IN_PLACE)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert judge(running(), going, 3).step is Step.STOP
-    assert judge(queued(), going, 0).step is None
+    assert judge_admission(running(), going, 3).step is KueueStep.STOP
+    assert judge_admission(queued(), going, 0).step is None
 
 
 def merged(item: Any, patch: Any) -> Any:
@@ -172,44 +182,44 @@ class QueueWorld(RuleBasedStateMachine):
             found[name] = {**new, "lastTransitionTime": "2026-01-01T00:00:00Z"}
         self.workload["status"]["conditions"] = list(found.values())
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: KueueStep) -> None:
         """What the desk does, without a server."""
         self.made += 1
-        if step is Step.START:
+        if step is KueueStep.START:
             self.job = replace(self.job, suspend=False, admitted=self._uid())
-        elif step is Step.STOP:
+        elif step is KueueStep.STOP:
             self.job = replace(self.job, suspend=True, admitted="")
-        elif step is Step.CREATE:
+        elif step is KueueStep.CREATE:
             self.workload = build_workload(self.job, API_VERSION, None)
             self.workload["metadata"] |= {"uid": f"w{self.made}", "resourceVersion": "1"}
             self.workload["status"] = {}
-        elif step is Step.DELETE:
+        elif step is KueueStep.DELETE:
             self.workload = None
         else:
             self.workload = merged(self.workload, self._patch(step))
 
-    def _patch(self, step: Step) -> Manifest:
+    def _patch(self, step: KueueStep) -> Manifest:
         assert self.workload is not None
-        if step is Step.UPDATE:
+        if step is KueueStep.UPDATE:
             assert not is_true(self.workload, "QuotaReserved"), "Kueue refuses that"
-            return revision(build_workload(self.job, API_VERSION, None))
-        if step is Step.RELEASE:
+            return build_update(build_workload(self.job, API_VERSION, None))
+        if step is KueueStep.RELEASE:
             assert self.pods == 0, "quota is given back while workers live"
-        active = {Step.ACTIVATE: (True, None), Step.DEACTIVATE: (False, "true")}
+        active = {KueueStep.ACTIVATE: (True, None), KueueStep.DEACTIVATE: (False, "true")}
         if step in active:
             wanted, left = active[step]
-            return {"metadata": {"annotations": {LEFT: left}}, "spec": {"active": wanted}}
-        tell = {Step.RELEASE: released, Step.READY: ready}
-        return tell[step](self.workload, NOW) if step in tell else finished(self.workload, self.job, NOW)
+            return {"metadata": {"annotations": {SUSPENDED_BY_OWNER: left}}, "spec": {"active": wanted}}
+        tell = {KueueStep.RELEASE: build_release, KueueStep.READY: build_pods_ready}
+        return tell[step](self.workload, NOW) if step in tell else build_finish(self.workload, self.job, NOW)
 
     def _uid(self) -> str:
         assert self.workload is not None
         return str(self.workload["metadata"]["uid"])
 
-    def _settle(self) -> Verdict:
+    def _settle(self) -> KueueVerdict:
         """Pass after pass until nothing is left to do; workers come and go as the passes say."""
         for _ in range(20):
-            verdict = judge(self.job, self.workload, self.pods)
+            verdict = judge_admission(self.job, self.workload, self.pods)
             wanted = min(self.job.desired, verdict.workers or 0) if not self.job.suspend else 0
             if verdict.step is None and self.pods == wanted:
                 return verdict
@@ -224,7 +234,7 @@ class QueueWorld(RuleBasedStateMachine):
 
     @rule()
     def look_once(self) -> None:
-        verdict = judge(self.job, self.workload, self.pods)
+        verdict = judge_admission(self.job, self.workload, self.pods)
         if verdict.step is not None:
             self._step(verdict.step)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticctl_controller.core.kueue.admission import placed
+from elasticctl_controller.core.kueue import apply_placement
 from tests.support.controller.kueue import TEMPLATE, queued, stored
 
 SPOT = {"key": "spot", "operator": "Exists"}
@@ -21,7 +21,7 @@ def test_flavors_add_to_the_template_and_take_nothing_from_it() -> None:
         flavor(nodeLabels={"memory": "high"}),
         flavor(),
     ]
-    spec = placed(template, stored(queued()), flavors)["spec"]
+    spec = apply_placement(template, stored(queued()), flavors)["spec"]
     assert spec["nodeSelector"] == {"zone": "a", "gpu": "t4", "memory": "high"}
     assert spec["tolerations"] == [SPOT, {"key": "gpu"}]
     assert spec["containers"] == TEMPLATE["spec"]["containers"]
@@ -36,11 +36,11 @@ def test_admission_checks_have_a_say_too() -> None:
         "nodeSelector": {"pool": "new"},
     }
     checks = [{"name": "provisioning", "podSetUpdates": [{**update, "name": "others", "labels": {"no": "1"}}, update]}]
-    found = placed(TEMPLATE, stored(queued(), admissionChecks=checks), [])
+    found = apply_placement(TEMPLATE, stored(queued(), admissionChecks=checks), [])
     assert found["metadata"] == {"labels": {"l": "1", "team": "vision"}, "annotations": {"provisioned-by": "x"}}
     assert found["spec"]["nodeSelector"] == {"pool": "new", "zone": "a"}
 
 
 def test_without_any_the_template_is_as_it_was() -> None:
-    assert placed(TEMPLATE, stored(queued()), []) == TEMPLATE
-    assert placed({}, {}, [flavor(nodeLabels={"a": "b"})]) == {"spec": {"nodeSelector": {"a": "b"}}}
+    assert apply_placement(TEMPLATE, stored(queued()), []) == TEMPLATE
+    assert apply_placement({}, {}, [flavor(nodeLabels={"a": "b"})]) == {"spec": {"nodeSelector": {"a": "b"}}}

@@ -9,7 +9,7 @@ import pytest
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl_controller.core.kueue.admission import finished, ready, released
+from elasticctl_controller.core.kueue import build_finish, build_pods_ready, build_release
 from tests.support.controller.kueue import admission, queued, stored
 
 NOW = 1_767_229_200.9
@@ -27,7 +27,7 @@ def evicted(reason: str, **fields: Any) -> Manifest:
 
 
 def test_quota_is_given_back_for_the_version_that_was_read() -> None:
-    patch = released(evicted("Preempted", admission=admission(3)), NOW)
+    patch = build_release(evicted("Preempted", admission=admission(3)), NOW)
     assert patch["metadata"] == {"resourceVersion": "7"}
     assert patch["status"]["admission"] is None
     found = conditions(patch)
@@ -64,11 +64,11 @@ def test_it_waits_again_at_once_unless_kueue_says_when(
 ) -> None:
     workload = evicted(reason, **status)
     workload["spec"]["active"] = active
-    assert conditions(released(workload, NOW))["Requeued"]["status"] == again
+    assert conditions(build_release(workload, NOW))["Requeued"]["status"] == again
 
 
 def test_what_was_never_admitted_is_not_said_to_be_no_longer() -> None:
-    found = conditions(released(stored(queued(), "QuotaReserved"), NOW))
+    found = conditions(build_release(stored(queued(), "QuotaReserved"), NOW))
     assert {name: item["status"] for name, item in found.items()} == {"QuotaReserved": "False"}
 
 
@@ -77,7 +77,7 @@ def test_what_was_never_admitted_is_not_said_to_be_no_longer() -> None:
 )
 def test_the_end_is_told_with_how_it_went(phase: Phase, reason: str) -> None:
     job = replace(queued(), status=JobStatus(phase=phase, message="so it was"))
-    patch = finished(stored(job, "Admitted"), job, NOW)
+    patch = build_finish(stored(job, "Admitted"), job, NOW)
     found = conditions(patch)["Finished"]
     assert (found["status"], found["reason"], found["message"]) == ("True", reason, "so it was")
     assert found["observedGeneration"] == 2
@@ -86,4 +86,4 @@ def test_the_end_is_told_with_how_it_went(phase: Phase, reason: str) -> None:
 
 
 def test_workers_that_run_are_told_of() -> None:
-    assert conditions(ready(stored(queued()), NOW))["PodsReady"]["status"] == "True"
+    assert conditions(build_pods_ready(stored(queued()), NOW))["PodsReady"]["status"] == "True"

@@ -17,19 +17,22 @@ from elasticctl_controller.core.phase import FINISHING
 from elasticctl_controller.core.sharing.claims import (
     NOT_YET,
     TO_COME,
-    Remembered,
-    claim_of,
+    LastGrant,
+    Node,
+    Pool,
+    Project,
+    Worker,
+    build_claim,
+    build_pools,
+    build_projects,
     is_shared,
-    never_decided,
     pool_of,
-    pools_of,
-    projects_of,
+    undecided_grant,
 )
 from elasticctl_controller.core.sharing.decide import decide
-from elasticctl_controller.core.sharing.model import Node, Pool, Project, Worker
 from tests.support.controller.samples import NOW, a_job
 
-NOTHING = Remembered(0, 0.0)
+NOTHING = LastGrant(0, 0.0)
 
 
 def template(gpus: int = 0, ranks: int = 1, **spec: Any) -> dict[str, Any]:
@@ -70,20 +73,20 @@ def test_a_job_that_is_over_or_anothers_is_not_shared(fields: dict[str, Any]) ->
 
 
 def test_a_job_of_fixed_size_claims_all_or_nothing() -> None:
-    claim = claim_of(a_job(desired=3, min=1, template=template(gpus=2)), "t4", NOTHING)
+    claim = build_claim(a_job(desired=3, min=1, template=template(gpus=2)), "t4", NOTHING)
     assert (claim.least, claim.most, claim.slots_per_worker, claim.workers) == (3, 3, 2, ())
 
 
 def test_once_it_runs_what_it_has_lost_takes_nothing_more_away() -> None:
     job = with_workers(a_job(desired=4, min=2), 3)
-    claim = claim_of(job, GPU, Remembered(4, NOW))
+    claim = build_claim(job, GPU, LastGrant(4, NOW))
     assert (claim.least, claim.most, claim.granted, claim.changed_at) == (3, 4, 4, NOW)
-    assert claim_of(with_workers(a_job(desired=4, min=2), 1), GPU, Remembered(4, NOW)).least == 2
+    assert build_claim(with_workers(a_job(desired=4, min=2), 1), GPU, LastGrant(4, NOW)).least == 2
 
 
 def test_a_job_of_automatic_size_claims_between_its_bounds() -> None:
     job = a_job(desired=8, min=2, max=8, sharing=Sharing(automatic=True, priority=5), created_at=Timestamp(NOW))
-    claim = claim_of(job, GPU, NOTHING)
+    claim = build_claim(job, GPU, NOTHING)
     assert (claim.least, claim.most, claim.priority, claim.submitted_at, claim.changed_at) == (2, 8, 5, NOW, NOW)
 
 
@@ -96,18 +99,18 @@ def test_workers_that_go_or_have_gone_are_not_held() -> None:
         two,
         replace(three, started_at=None),
     )
-    claim = claim_of(replace(job, status=replace(job.status, workers=roster)), GPU, Remembered(4, NOW))
+    claim = build_claim(replace(job, status=replace(job.status, workers=roster)), GPU, LastGrant(4, NOW))
     assert claim.workers == (Worker("uid-2", NOW + 2, "node-2"), Worker("uid-3", NOT_YET, "node-3"))
 
 
 def test_a_job_whose_training_is_done_gets_nobody_new() -> None:
-    claim = claim_of(with_workers(a_job(desired=4), 2, reason=FINISHING), GPU, Remembered(4, NOW))
+    claim = build_claim(with_workers(a_job(desired=4), 2, reason=FINISHING), GPU, LastGrant(4, NOW))
     assert (claim.least, claim.most) == (2, 2)
 
 
 def test_a_job_that_was_never_decided_about_keeps_what_it_has() -> None:
-    assert never_decided(with_workers(a_job(), 3)) == Remembered(3, 0.0)
-    assert never_decided(a_job()) == NOTHING
+    assert undecided_grant(with_workers(a_job(), 3)) == LastGrant(3, 0.0)
+    assert undecided_grant(a_job()) == NOTHING
 
 
 def test_gpus_are_pooled_by_type_as_labels_tell_it() -> None:
@@ -119,7 +122,7 @@ def test_gpus_are_pooled_by_type_as_labels_tell_it() -> None:
         node("e", 0),
         node("f", 0, slots=4),
     ]
-    assert pools_of(nodes, (), (), {}) == (
+    assert build_pools(nodes, (), (), {}) == (
         Pool("a100", (Node("c", 8),)),
         Pool(CPU, (Node("f", 4),), "CPU slot"),
         Pool(GPU, (Node("d", 2),)),
@@ -132,7 +135,7 @@ def test_what_other_jobs_hold_is_not_there_to_be_shared() -> None:
     gone = replace(other.status.workers[1], cause=Cause.KILLED)
     other = replace(other, status=replace(other.status, workers=(other.status.workers[0], gone)))
     nodes = [node("node-0", 4), node("node-1", 4)]
-    assert pools_of(nodes, (), [other], {}) == (Pool(GPU, (Node("node-0", 2), Node("node-1", 4))),)
+    assert build_pools(nodes, (), [other], {}) == (Pool(GPU, (Node("node-0", 2), Node("node-1", 4))),)
 
 
 def test_a_cordoned_node_has_room_for_those_that_are_on_it() -> None:
@@ -141,19 +144,19 @@ def test_a_cordoned_node_has_room_for_those_that_are_on_it() -> None:
         node("node-0", 8) | {"spec": {"unschedulable": True}},
         node("node-1", 8) | {"spec": {"unschedulable": True}},
     ]
-    assert pools_of(nodes, [job], (), {}) == (Pool(GPU, (Node("node-0", 2),)),)
+    assert build_pools(nodes, [job], (), {}) == (Pool(GPU, (Node("node-0", 2),)),)
 
 
 def test_nodes_that_would_come_count_as_there() -> None:
-    assert pools_of([node("a", 4)], (), (), {GPU: 16, "t4": 0}) == (Pool(GPU, (Node("a", 4), Node(TO_COME, 12))),)
-    assert pools_of([node("a", 4)], (), (), {GPU: 2}) == (Pool(GPU, (Node("a", 4),)),)
+    assert build_pools([node("a", 4)], (), (), {GPU: 16, "t4": 0}) == (Pool(GPU, (Node("a", 4), Node(TO_COME, 12))),)
+    assert build_pools([node("a", 4)], (), (), {GPU: 2}) == (Pool(GPU, (Node("a", 4),)),)
 
 
 def test_what_other_pods_hold_is_not_there_to_be_shared_nor_still_to_come() -> None:
     taken = node("node-0", 4, slots=2)
     taken["status"][HELD] = {GPU_RESOURCE: 3}
     other = with_workers(a_job(queue="team", template=template(gpus=1)), 1)
-    pools = pools_of([taken, node("node-1", 4)], (), [other], {GPU: 9})
+    pools = build_pools([taken, node("node-1", 4)], (), [other], {GPU: 9})
     assert pools == (
         Pool(CPU, (Node("node-0", 2),), "CPU slot"),
         Pool(GPU, (Node("node-0", 0), Node("node-1", 4), Node(TO_COME, 1))),
@@ -162,8 +165,8 @@ def test_what_other_pods_hold_is_not_there_to_be_shared_nor_still_to_come() -> N
 
 def test_a_number_that_cannot_be_meant_does_not_end_the_sharing_of_all() -> None:
     job = a_job(template=template(gpus="9" * 5000))  # type: ignore[arg-type]
-    pools = pools_of([node("a", "9" * 5000), node("b", 4)], [job], (), {})  # type: ignore[arg-type]
-    claim = claim_of(job, pool_of(job, {GPU}), Remembered(0, NOW))
+    pools = build_pools([node("a", "9" * 5000), node("b", 4)], [job], (), {})  # type: ignore[arg-type]
+    claim = build_claim(job, pool_of(job, {GPU}), LastGrant(0, NOW))
     assert decide(pools, (), (claim,), NOW).grants[job.key].workers == 0
 
 
@@ -185,9 +188,9 @@ def test_a_job_takes_of_the_pool_that_its_placement_names() -> None:
 
 
 def test_ranks_without_gpus_take_a_slot_each() -> None:
-    assert claim_of(a_job(template=template(0, ranks=3)), CPU, NOTHING).slots_per_worker == 3
+    assert build_claim(a_job(template=template(0, ranks=3)), CPU, NOTHING).slots_per_worker == 3
 
 
 def test_projects_come_from_quotas_of_any_content() -> None:
     quotas = [Quota("a", 2.0, {"t4": 4}, {"t4": 8}).to_manifest(), {"metadata": {"name": "b"}, "spec": {"weight": "x"}}]
-    assert projects_of(quotas) == (Project("a", 2.0, {"t4": 4}, {"t4": 8}), Project("b"))
+    assert build_projects(quotas) == (Project("a", 2.0, {"t4": 4}, {"t4": 8}), Project("b"))

@@ -10,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_controller.core.sharing import decide as decision
+from elasticctl_controller.core.sharing.claims import (
+    Claim,
+    Node,
+    Pool,
+    Project,
+    Reason,
+    SharingDecision,
+    SharingRules,
+    Worker,
+)
 from elasticctl_controller.core.sharing.decide import decide
-from elasticctl_controller.core.sharing.model import Claim, Decision, Node, Pool, Project, Reason, Rules, Worker
 from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 
 NOW = 10_000.0
@@ -32,7 +41,7 @@ def guaranteed(name: str, slots: int, **fields) -> Project:
     return Project(name, guaranteed={"t4": slots}, **fields)
 
 
-def decided(pool: Pool, claims: list[Claim], *projects: Project, now: float = NOW) -> Decision:
+def decided(pool: Pool, claims: list[Claim], *projects: Project, now: float = NOW) -> SharingDecision:
     return decide([pool], projects, claims, now, RULES)
 
 
@@ -367,7 +376,7 @@ numbers = st.integers(-3, 9)
     ),
 )  # fmt: skip
 def test_whatever_people_typed_is_decided(claims, slots, project) -> None:
-    found = decide([a_pool(*slots)], [project], claims, 0.0, Rules(patience_s=5.0, settle_s=5.0))
+    found = decide([a_pool(*slots)], [project], claims, 0.0, SharingRules(patience_s=5.0, settle_s=5.0))
     assert found.grants.keys() == {claim.key for claim in claims}
     used = sum(found.grants[one.key].workers * max(1, one.slots_per_worker) for one in claims if one.pool == "t4")
     assert 0 <= used <= sum(slots)

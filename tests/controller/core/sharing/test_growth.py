@@ -6,9 +6,9 @@ import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import Generation, Progress
+from elasticctl_controller.core.growth import UNMEASURED_COST_S, measure_growth, reform_cost_s
 from elasticctl_controller.core.history import WARMUP_S
 from elasticctl_controller.core.membership import DRAIN_S, Group, Member
-from elasticctl_controller.core.sharing.resizing import UNMEASURED_COST_S, growth_of, reform_cost_s
 
 NOW = 1_000.0
 
@@ -33,7 +33,7 @@ def test_a_re_forming_costs_what_the_last_ones_did() -> None:
 
 def test_changes_are_those_in_which_somebody_was_missing() -> None:
     records = [record(1, "ab", 0.0), record(2, "abc", 100.0), record(3, "ac", 200.0), record(4, "acd", 300.0)]
-    found = growth_of(records, {2: 10.0}, None, NOW)
+    found = measure_growth(records, {2: 10.0}, None, NOW)
     assert (found.size, found.changes, found.watched_s, found.rates) == (3, 1, NOW - 1.0, {2: 10.0})
 
 
@@ -47,7 +47,7 @@ def test_changes_are_those_in_which_somebody_was_missing() -> None:
     ],
 )
 def test_what_remains_is_known_where_there_is_an_end_and_a_pace(progress: Progress, remaining_s: float | None) -> None:
-    assert growth_of([record(1, "ab", 0.0, NOW - 100.0)], {}, progress, NOW).remaining_s == remaining_s
+    assert measure_growth([record(1, "ab", 0.0, NOW - 100.0)], {}, progress, NOW).remaining_s == remaining_s
 
 
 def member(name: str) -> Member:

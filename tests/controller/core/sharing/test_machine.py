@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from elasticctl_controller.core.sharing.model import Claim, Project
+from elasticctl_controller.core.sharing.claims import Claim, Project
 from tests.support.controller.shared_pool import NOTICE_S, RULES, Place, sizes
 
 PROJECTS = ("a", "b", "c")

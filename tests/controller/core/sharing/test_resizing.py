@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl_controller.core.sharing.resizing import Batching, Growth, expected_quiet_s, speedup, weigh
+from elasticctl_controller.core.growth import Batching, GrowthOption, decide_growth, expected_quiet_s, speedup
 
-GROUP = Growth(size=4, ready=4, coming=0, ready_since=0.0, reform_cost_s=10.0)
+GROUP = GrowthOption(size=4, ready=4, coming=0, ready_since=0.0, reform_cost_s=10.0)
 LINEAR = {4: 400.0, 8: 800.0}
 
 
 def test_it_pays_back_as_the_formula_says() -> None:
     """Twice as fast: half of the time is gained, so 10 s of standstill are paid back after 20 s."""
-    verdict = weigh(replace(GROUP, rates=LINEAR), now=0.0)
+    verdict = decide_growth(replace(GROUP, rates=LINEAR), now=0.0)
     assert verdict.grow
     assert verdict.pays_back_s == pytest.approx(20.0)
     assert verdict.words == "joining costs 10s and pays for itself after 20s; the next change is expected in 1h00m"
@@ -31,49 +31,49 @@ def test_it_pays_back_as_the_formula_says() -> None:
     slope=st.floats(0.1, 1.0),
 )
 def test_it_grows_exactly_where_that_is_more_work_until_the_next_change(size, ready, cost_s, quiet_s, slope) -> None:
-    growth = Growth(size, ready, 0, 0.0, cost_s)
-    verdict = weigh(growth, 0.0, Batching(typical_quiet_s=quiet_s, exponent=slope))
+    growth = GrowthOption(size, ready, 0, 0.0, cost_s)
+    verdict = decide_growth(growth, 0.0, Batching(typical_quiet_s=quiet_s, exponent=slope))
     staying, growing = size**slope * quiet_s, (size + ready) ** slope * (quiet_s - cost_s)
     assert verdict.grow == (growing > staying) or math.isclose(growing, staying, rel_tol=1e-6)
 
 
 def test_it_does_not_grow_before_a_change_that_comes_sooner() -> None:
     restless = replace(GROUP, rates=LINEAR, changes=9, watched_s=90.0)
-    verdict = weigh(restless, 1000.0, Batching(typical_quiet_s=100.0))
+    verdict = decide_growth(restless, 1000.0, Batching(typical_quiet_s=100.0))
     assert not verdict.grow
     assert verdict.words == "joining costs 10s and pays for itself after 20s, but the next change is expected in 19s"
     assert verdict.again_at == pytest.approx(1010.0)
     later = replace(restless, watched_s=90.0 + 10.1)  # when it was told to ask again, and nothing had changed
-    assert weigh(later, 1010.1, Batching(typical_quiet_s=100.0)).grow
+    assert decide_growth(later, 1010.1, Batching(typical_quiet_s=100.0)).grow
 
 
 def test_it_does_not_grow_just_before_the_end() -> None:
     ending = replace(GROUP, rates=LINEAR, remaining_s=15.0)
-    verdict = weigh(ending, 0.0)
+    verdict = decide_growth(ending, 0.0)
     assert (verdict.grow, verdict.again_at) == (False, None)
     assert verdict.words.endswith("but training ends in 15s")
-    assert weigh(replace(ending, remaining_s=25.0), 0.0).grow
+    assert decide_growth(replace(ending, remaining_s=25.0), 0.0).grow
 
 
 def test_it_waits_for_those_on_their_way_until_that_costs_as_much_as_another_joining() -> None:
     batch = replace(GROUP, rates=LINEAR, ready_since=100.0, coming=2)
-    waiting = weigh(batch, 110.0)
+    waiting = decide_growth(batch, 110.0)
     assert (waiting.grow, waiting.again_at) == (False, 120.0)
     assert waiting.words == "4 ready to join; waits for 2 on their way, at most 10s"
-    assert weigh(batch, 120.0).grow
-    assert weigh(replace(batch, coming=0), 110.0).grow
-    assert weigh(batch, 105.0, Batching(window_s=5.0)).grow
+    assert decide_growth(batch, 120.0).grow
+    assert decide_growth(replace(batch, coming=0), 110.0).grow
+    assert decide_growth(batch, 105.0, Batching(window_s=5.0)).grow
 
 
 def test_more_workers_that_are_not_faster_do_not_join() -> None:
-    verdict = weigh(replace(GROUP, rates={4: 400.0, 8: 390.0}), 0.0)
+    verdict = decide_growth(replace(GROUP, rates={4: 400.0, 8: 390.0}), 0.0)
     assert (verdict.grow, verdict.again_at, verdict.pays_back_s) == (False, None, math.inf)
     assert verdict.words == "4 more workers would not make it faster, as measured"
 
 
 def test_there_has_to_be_somebody_and_something_to_join() -> None:
-    assert not weigh(replace(GROUP, ready=0), 0.0).grow
-    assert weigh(replace(GROUP, size=0), 0.0).grow
+    assert not decide_growth(replace(GROUP, ready=0), 0.0).grow
+    assert decide_growth(replace(GROUP, size=0), 0.0).grow
 
 
 def test_a_group_left_in_peace_is_trusted_more() -> None:

@@ -41,7 +41,7 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class GrowthOption:
     """A group that trains on `size` workers, and who could join it.
 
     `ready` could join now, the first of them since `ready_since`; `coming` have been granted and are not ready yet.
@@ -62,7 +62,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GrowthDecision:
     """Whether to re-form now; if not, when to ask again (None: once something has changed); and why, in `words`.
 
     `pays_back_s`: the P of the module's formula; infinite when more workers are not faster.
@@ -74,31 +74,31 @@ class Verdict:
     words: str
 
 
-def weigh(growth: Growth, now: float, batching: Batching = Batching()) -> Verdict:
+def decide_growth(growth: GrowthOption, now: float, batching: Batching = Batching()) -> GrowthDecision:
     """Decide whether the group re-forms at `now` to take in those who are ready."""
     if growth.ready <= 0:
-        return Verdict(False, None, math.inf, "nobody is ready to join")
+        return GrowthDecision(False, None, math.inf, "nobody is ready to join")
     if growth.size <= 0:
-        return Verdict(True, None, 0.0, "there is no group yet")
+        return GrowthDecision(True, None, 0.0, "there is no group yet")
     gain = 1.0 - 1.0 / speedup(growth.size, growth.size + growth.ready, growth.rates, batching.exponent)
     if gain <= 0.0:
         words = f"{counted(growth.ready, 'more worker')} would not make it faster, as measured"
-        return Verdict(False, None, math.inf, words)
+        return GrowthDecision(False, None, math.inf, words)
     pays_back_s = growth.reform_cost_s / gain
     price = f"joining costs {span(growth.reform_cost_s)} and pays for itself after {span(pays_back_s)}"
     if growth.remaining_s is not None and growth.remaining_s <= pays_back_s:
         words = f"{price}, but training ends in {span(growth.remaining_s)}"
-        return Verdict(False, None, pays_back_s, words)
+        return GrowthDecision(False, None, pays_back_s, words)
     quiet_s = expected_quiet_s(growth.changes, growth.watched_s, batching)
     if quiet_s <= pays_back_s:
         later_s = (pays_back_s - quiet_s) * (growth.changes + 1)
         words = f"{price}, but the next change is expected in {span(quiet_s)}"
-        return Verdict(False, now + max(later_s, 1.0), pays_back_s, words)
+        return GrowthDecision(False, now + max(later_s, 1.0), pays_back_s, words)
     until = growth.ready_since + min(batching.window_s, pays_back_s)
     if growth.coming > 0 and now < until:
         words = f"{growth.ready} ready to join; waits for {growth.coming} on their way, at most {span(until - now)}"
-        return Verdict(False, until, pays_back_s, words)
-    return Verdict(True, None, pays_back_s, f"{price}; the next change is expected in {span(quiet_s)}")
+        return GrowthDecision(False, until, pays_back_s, words)
+    return GrowthDecision(True, None, pays_back_s, f"{price}; the next change is expected in {span(quiet_s)}")
 
 
 def expected_quiet_s(changes: int, watched_s: float, batching: Batching = Batching()) -> float:
@@ -132,14 +132,14 @@ COSTS_KEPT = 3
 LEAST_PACE_S = 1.0
 
 
-def growth_of(
+def measure_growth(
     records: Sequence[Generation], rates: Mapping[int, float], progress: Progress | None, now: float
-) -> Growth:
+) -> GrowthOption:
     """The newest group of `records` as far as its past tells; who could join is for the caller to fill in.
 
     `rates`: samples a second that were seen, by number of workers.
     """
-    return Growth(
+    return GrowthOption(
         size=len(records[-1].workers) if records else 0,
         ready=0,
         coming=0,

@@ -9,42 +9,44 @@ from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase
 from elasticctl.api.status import Cause, Generation, Phase, WorkerStatus
 from elasticctl_controller.core.actions import DeleteWorker, Observed
 from elasticctl_controller.core.classify import is_lost
-from elasticctl_controller.core.phase import DEADLINE_EXCEEDED, FINISHING, Standing
-from elasticctl_controller.core.workers import FINISHED, SCALED_IN, SUSPENDED, Crew, is_active, is_member
-
-Roster = tuple[WorkerStatus, ...]
+from elasticctl_controller.core.phase import DEADLINE_EXCEEDED, FINISHING, PhaseDecision
+from elasticctl_controller.core.workers import FINISHED, SCALED_IN, SUSPENDED, Roster, is_active, is_member
 
 
-def mark(
-    job: ElasticJob, crew: Crew, standing: Standing, leave: Collection[str] = (), moves: Collection[str] = ()
-) -> Roster:
+def mark_removals(
+    job: ElasticJob,
+    roster: Roster,
+    decision: PhaseDecision,
+    leave: Collection[str] = (),
+    moves: Collection[str] = (),
+) -> tuple[WorkerStatus, ...]:
     """Return the roster with every worker marked that has to go. A mark is never taken back: it may be under way.
 
     Where there are too many, the uids in `leave` go first; those in `moves` go though others are made for them.
     """
-    if standing.phase.terminal:
-        return _mark(crew.workers, FINISHED, lambda worker: _to_clean(job, crew, standing, worker))
-    if standing.phase is Phase.SUSPENDED:
-        return _mark(crew.workers, SUSPENDED, is_active)
+    if decision.phase.terminal:
+        return _mark(roster.workers, FINISHED, lambda worker: _falls_under_clean_policy(job, roster, decision, worker))
+    if decision.phase is Phase.SUSPENDED:
+        return _mark(roster.workers, SUSPENDED, is_active)
     named = {(ref.name, ref.uid) for ref in job.remove_workers}
-    workers = _mark(crew.workers, SCALED_IN, lambda worker: is_active(worker) and (worker.name, worker.uid) in named)
-    if standing.reason == FINISHING:
+    workers = _mark(roster.workers, SCALED_IN, lambda worker: is_active(worker) and (worker.name, worker.uid) in named)
+    if decision.reason == FINISHING:
         return workers
     workers = _mark(workers, SCALED_IN, lambda worker: is_active(worker) and worker.uid in moves)
     surplus = _surplus(workers, job.desired, job.status.generations[-1:], leave)
     return _mark(workers, SCALED_IN, lambda worker: worker.uid in surplus)
 
 
-def deletions(job: ElasticJob, crew: Crew, observed: Observed, terminal: bool) -> tuple[DeleteWorker, ...]:
+def list_deletions(job: ElasticJob, roster: Roster, observed: Observed, terminal: bool) -> tuple[DeleteWorker, ...]:
     """Delete what the *stored* roster says is to go: marked workers, and the remains of ended ones.
 
     A pod that is terminating already is left to it, unless its node cannot finish the job. Of a job that is over only
     marked workers go: the others stay for a look at them.
     """
     pods = [
-        crew.pods[worker.uid]
+        roster.pods[worker.uid]
         for worker in job.status.workers
-        if worker.uid in crew.pods and (worker.removal or (not terminal and is_spent(worker)))
+        if worker.uid in roster.pods and (worker.removal or (not terminal and is_spent(worker)))
     ]
     found = (_deletion(pod, is_lost(pod, observed.lost_nodes)) for pod in pods)
     return tuple(sorted((item for item in found if item is not None), key=lambda item: (item.name, item.uid)))
@@ -59,7 +61,9 @@ def _deletion(pod: Pod, lost: bool) -> DeleteWorker | None:
     return None if pod.deleting and not lost else DeleteWorker(pod.name, pod.uid, force=lost or pod.ended)
 
 
-def _mark(workers: Roster, removal: str, chosen: Callable[[WorkerStatus], bool]) -> Roster:
+def _mark(
+    workers: tuple[WorkerStatus, ...], removal: str, chosen: Callable[[WorkerStatus], bool]
+) -> tuple[WorkerStatus, ...]:
     return tuple(replace(w, removal=removal) if not w.removal and chosen(w) else w for w in workers)
 
 
@@ -83,12 +87,12 @@ def _surplus(
     return frozenset(worker.uid for worker in active[: max(0, len(active) - desired)])
 
 
-def _to_clean(job: ElasticJob, crew: Crew, standing: Standing, worker: WorkerStatus) -> bool:
+def _falls_under_clean_policy(job: ElasticJob, roster: Roster, decision: PhaseDecision, worker: WorkerStatus) -> bool:
     """cleanPodPolicy; None keeps the workers of a job that ended by itself, not of one that was told to stop."""
-    pod = crew.pods.get(worker.uid)
+    pod = roster.pods.get(worker.uid)
     if pod is None:
         return False
-    stopped = standing.phase is Phase.CANCELLED or standing.reason == DEADLINE_EXCEEDED
+    stopped = decision.phase is Phase.CANCELLED or decision.reason == DEADLINE_EXCEEDED
     if job.clean_pod_policy is CleanPodPolicy.ALL:
         return True
     return not (pod.ended or pod.has_stopped) and (stopped or job.clean_pod_policy is CleanPodPolicy.RUNNING)

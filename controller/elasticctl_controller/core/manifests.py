@@ -7,11 +7,24 @@ TorchElastic gave it: arguments in front of its own, and a Service for each work
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.spec import API_VERSION, KIND, WORKER_CONTAINER, ElasticJob, PodGroups, worker_labels, worker_name
+from elasticctl.api.spec import (
+    API_VERSION,
+    GROUP,
+    KIND,
+    LABEL_GROUP,
+    LABEL_JOB,
+    WORKER_CONTAINER,
+    ElasticJob,
+    PodGroups,
+    worker_labels,
+    worker_name,
+)
 
 TOKEN_FOLDER = "/var/run/secrets/elasticctl"  # noqa: S105 - a path, not a secret
 TOKEN_FILE = f"{TOKEN_FOLDER}/token"
@@ -61,10 +74,10 @@ def prefer_node(pod: Manifest, node: str) -> Manifest:
 def build_service(job: ElasticJob, index: int) -> Manifest:
     """Return the headless Service of one worker, under whose name TorchElastic's jobs find it."""
     metadata = _metadata(job, index, {})
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless(metadata["labels"])}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless_spec(metadata["labels"])}
 
 
-def headless(selector: Mapping[str, str]) -> Manifest:
+def headless_spec(selector: Mapping[str, str]) -> Manifest:
     """The spec of a Service through which the pods that `selector` names are found by their host names."""
     return {
         "clusterIP": "None",
@@ -284,3 +297,74 @@ def _shared(containers: list[Manifest], worker: int) -> Manifest:
 
 def _sequence_of_hardening(value: object) -> list[Any]:
     return list(value) if isinstance(value, list) else []
+
+
+VOLCANO_API, COSCHEDULING_API = "scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"
+LABEL_MANAGED = "app.kubernetes.io/managed-by"
+MANAGER = "elasticctl"
+
+
+def build_group_service(job: ElasticJob) -> Manifest:
+    """The headless Service of all workers.
+
+    One for them all: an API server takes some hundred requests a second, and a large job should wait for pods alone.
+    """
+    metadata = owned_metadata(job, group_name(job))
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless_spec(_labels(job))}
+
+
+def build_token_secret(job: ElasticJob, token: str) -> Manifest:
+    """The Secret that workers mount their rendezvous token from."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": owned_metadata(job, token_secret_name(job)),
+        "type": "Opaque",
+        "stringData": {TOKEN_KEY: token},
+    }
+
+
+def build_pod_group(job: ElasticJob) -> Manifest:
+    """The PodGroup of a job that asks for one: the minimum starts together or not at all, who comes later by itself."""
+    api = {PodGroups.VOLCANO: VOLCANO_API, PodGroups.COSCHEDULING: COSCHEDULING_API}
+    return {
+        "apiVersion": api[job.sharing.pod_group or PodGroups.VOLCANO],
+        "kind": "PodGroup",
+        "metadata": owned_metadata(job, job.name),
+        "spec": {"minMember": max(1, job.min)},
+    }
+
+
+def build_budget(job: ElasticJob) -> Manifest:
+    """The PodDisruptionBudget: whoever drains nodes leaves the job its minimum.
+
+    One worker may go at any time: a job at its minimum would otherwise hold up a drain for as long as it runs.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": owned_metadata(job, f"{job.name}-workers"),
+        "spec": {
+            "minAvailable": max(0, min(job.min, job.desired - 1)),
+            "selector": {"matchLabels": _labels(job)},
+        },
+    }
+
+
+def owned_metadata(job: ElasticJob, name: str) -> Manifest:
+    """The metadata of an object that the cluster removes with the job."""
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {**_labels(job), LABEL_MANAGED: MANAGER},
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def _labels(job: ElasticJob) -> dict[str, str]:
+    return {LABEL_GROUP: GROUP, LABEL_JOB: job.name}
+
+
+def derive_token(key: bytes, job_uid: str) -> str:
+    """The bearer token of a job's workers."""
+    return hmac.new(key, job_uid.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,412 @@
+"""What Kueue's answer means for a job, and the one thing to do about it next. Pure.
+
+Level-triggered: each step changes the job or its Workload, and so leads to another look. What has to survive a restart
+is on the objects: on the job `suspend`, and by which admission it was started; on the Workload `active`, and Kueue's
+conditions. Quota is given back, or asked for anew, once no worker lives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from elasticctl.api.codec import Manifest, to_rfc3339
+from elasticctl.api.podtemplate import at
+from elasticctl.api.spec import GROUP, KUEUE, ElasticJob
+from elasticctl.api.status import Phase
+from elasticctl.api.text import joined
+from elasticctl_controller.core.manifests import owned_metadata
+
+POD_SET = "workers"
+ASKED = f"{GROUP}/asked"
+"""Annotation of a Workload: digests of the pod and of all that was asked for; no server's defaults touch them."""
+SUSPENDED_BY_OWNER = f"{GROUP}/left"
+"""Annotation of a Workload that is not active because the job's owner has suspended it."""
+
+QUOTA, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"
+REQUEUED, PODS_READY = "Requeued", "PodsReady"
+TRUE = "True"
+"""Kueue's conditions, and the status of one that holds."""
+_SAID_CHARS = 300
+
+
+class KueueStep(Enum):
+    """What is to be told next: to Kueue, or to the job."""
+
+    CREATE = auto()
+    UPDATE = auto()
+    DELETE = auto()
+    ACTIVATE = auto()
+    DEACTIVATE = auto()
+    RELEASE = auto()
+    READY = auto()
+    FINISH = auto()
+    START = auto()
+    STOP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class KueueVerdict:
+    """What Kueue's answer means: `workers` that may run at most (None: none), or the words why the job is held.
+
+    Without either it is suspended because its owner wants that.
+    """
+
+    workers: int | None = None
+    held: str = ""
+    step: KueueStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job as Kueue lets it be now, and what is to be done about it once that was carried out.
+
+    `again_s`: look again after that many seconds, as nothing will tell of a change.
+    """
+
+    job: ElasticJob
+    step: KueueStep | None = None
+    workload: Manifest | None = None
+    again_s: float | None = None
+
+
+def condition(workload: Manifest, type_: str) -> Mapping[str, Any]:
+    """The condition of this type; empty when there is none."""
+    found = at(workload, "status", "conditions")
+    items = found if isinstance(found, list) else []
+    return next((item for item in items if isinstance(item, Mapping) and item.get("type") == type_), {})
+
+
+def is_true(workload: Manifest, type_: str) -> bool:
+    """True when that condition holds."""
+    return condition(workload, type_).get("status") == TRUE
+
+
+def condition_message(workload: Manifest, type_: str) -> str:
+    """What a condition says, on one line; "" when it says nothing."""
+    return " ".join(str(condition(workload, type_).get("message") or "").split())[:_SAID_CHARS]
+
+
+def is_active(workload: Manifest) -> bool:
+    """False for a Workload that Kueue leaves aside."""
+    return at(workload, "spec", "active") is not False
+
+
+def assignment(workload: Manifest) -> Mapping[str, Any]:
+    """What was admitted of our pods: `count`, and `flavors` by resource."""
+    found = at(workload, "status", "admission", "podSetAssignments")
+    items = found if isinstance(found, list) else []
+    return next((item for item in items if isinstance(item, Mapping) and item.get("name") == POD_SET), {})
+
+
+def admitted_workers(workload: Manifest) -> int:
+    """How many pods were admitted: where it is not said, as many as were asked for."""
+    sets = at(workload, "spec", "podSets")
+    asked = at(sets[0], "count") if isinstance(sets, list) and sets else 0
+    count = assignment(workload).get("count", asked)
+    return count if isinstance(count, int) and count >= 0 else 0
+
+
+def flavor_names(workload: Manifest) -> tuple[str, ...]:
+    """The ResourceFlavors that were given to our pods, each once."""
+    flavors = assignment(workload).get("flavors")
+    return tuple(sorted({str(name) for name in flavors.values()})) if isinstance(flavors, Mapping) else ()
+
+
+JOB_UID_LABEL = f"{KUEUE}/job-uid"
+"""By which Kueue's own tools find the Workload of a job."""
+_POD_FIELDS = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
+_CONTAINER_FIELDS = ("name", "image", "resources", "restartPolicy")
+"""What of a pod decides where it fits; all else, its variables above all, is nobody's business there."""
+_PRIORITY_FIELDS = ("priority", "priorityClassName", "priorityClassSource", "priorityClassRef")
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """The class by which a job is ranked: of Kueue's own kind, or that of its pods."""
+
+    name: str
+    of_pods: bool
+
+
+def workload_name(job: ElasticJob) -> str:
+    """The Workload's name, which no other job ever has."""
+    return f"elasticjob-{job.name}-{job.uid[:8]}"
+
+
+def priority_class(job: ElasticJob) -> PriorityClass | None:
+    """The class that the job's label names, or else its pods' template; None for the cluster's default."""
+    if job.priority_class:
+        return PriorityClass(job.priority_class, of_pods=False)
+    name = at(job.template, "spec", "priorityClassName")
+    return PriorityClass(name, of_pods=True) if isinstance(name, str) and name else None
+
+
+def build_workload(job: ElasticJob, api_version: str, priority: int | None) -> Manifest:
+    """The Workload; `priority` is the value of the job's priority class, which Kueue wants beside the name."""
+    metadata = owned_metadata(job, workload_name(job))
+    return {
+        "apiVersion": api_version,
+        "kind": "Workload",
+        "metadata": {
+            **metadata,
+            "labels": {**metadata["labels"], JOB_UID_LABEL: job.uid},
+            "annotations": {ASKED: digests(job)},
+        },
+        "spec": {
+            "queueName": job.queue,
+            "podSets": [_pod_set(job)],
+            **_priority_fields(priority_class(job), priority, api_version),
+        },
+    }
+
+
+def build_update(workload: Manifest) -> Manifest:
+    """The merge patch by which a Workload that waits asks for what `workload`, newly built, does."""
+    return {
+        "metadata": {"annotations": workload["metadata"]["annotations"]},
+        "spec": {**dict.fromkeys(_PRIORITY_FIELDS), **workload["spec"]},
+    }
+
+
+def digests(job: ElasticJob) -> str:
+    """`POD.ALL`: what tells whether a Workload still asks for what the job wants."""
+    ranked = priority_class(job)
+    everything = [job.queue, _pod_set(job), [ranked.name, ranked.of_pods] if ranked is not None else None]
+    return f"{_digest(_template(job))}.{_digest(everything)}"
+
+
+def asks_for(job: ElasticJob, workload: Manifest) -> bool:
+    """True when the Workload asks for all that the job wants now."""
+    return bool(at(workload, "metadata", "annotations", ASKED) == digests(job))
+
+
+def asks_for_such_pods(job: ElasticJob, workload: Manifest) -> bool:
+    """True when the Workload's pods are the job's, however many it wants by now."""
+    found = at(workload, "metadata", "annotations", ASKED)
+    return isinstance(found, str) and found.partition(".")[0] == digests(job).partition(".")[0]
+
+
+def _pod_set(job: ElasticJob) -> Manifest:
+    """All workers; fewer will do, down to the minimum, for a job whose size may be chosen for it."""
+    least = max(1, job.min)
+    fewer = {"minCount": least} if job.sharing.automatic and least < job.desired else {}
+    return {"name": POD_SET, "count": job.desired, **fewer, "template": _template(job)}
+
+
+def _template(job: ElasticJob) -> Manifest:
+    spec = at(job.template, "spec")
+    spec = spec if isinstance(spec, Mapping) else {}
+    kept = {name: spec[name] for name in _POD_FIELDS if name in spec}
+    for name in ("initContainers", "containers"):
+        items = spec.get(name)
+        if isinstance(items, list):
+            kept[name] = [_container(item) for item in items if isinstance(item, Mapping)]
+    return {"spec": {**kept, "restartPolicy": "Never"}}
+
+
+def _container(container: Mapping[str, Any]) -> Manifest:
+    return {name: container[name] for name in _CONTAINER_FIELDS if name in container}
+
+
+def _priority_fields(ranked: PriorityClass | None, priority: int | None, api_version: str) -> Manifest:
+    """The priority, in the words of that version of the API."""
+    if ranked is None or priority is None:
+        return {}
+    if api_version.endswith("/v1beta1"):
+        source = "scheduling.k8s.io/priorityclass" if ranked.of_pods else f"{KUEUE}/workloadpriorityclass"
+        return {"priority": priority, "priorityClassName": ranked.name, "priorityClassSource": source}
+    group, kind = ("scheduling.k8s.io", "PriorityClass") if ranked.of_pods else (KUEUE, "WorkloadPriorityClass")
+    return {"priority": priority, "priorityClassRef": {"group": group, "kind": kind, "name": ranked.name}}
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def judge_admission(job: ElasticJob, workload: Manifest | None, pods: int) -> KueueVerdict:
+    """The verdict on a job that has a queue; `workload` is its own, `pods` how many of its pods have not ended.
+
+    In this order: a job that has ended, one that its owner has suspended, one without a Workload, one that Kueue has
+    closed or leaves aside, eviction, waiting, admission.
+    """
+    if job.status.phase.terminal:
+        unfinished = workload is not None and not is_true(workload, FINISHED)
+        return KueueVerdict(step=KueueStep.FINISH if unfinished else None)
+    if job.suspend and (job.admitted or job.moving_to or job.moved_to):  # the first is cleared when we suspend it
+        return _judge_suspended(workload, pods)
+    if workload is None or at(workload, "metadata", "deletionTimestamp") is not None:
+        step = KueueStep.CREATE if workload is None else None
+        return _hold(job, pods, f"is about to be put into Kueue's queue {job.queue}", step)
+    if is_true(workload, FINISHED):
+        return _hold(job, pods, f"will not be admitted: Kueue has closed its Workload{_because(workload, FINISHED)}")
+    if not is_active(workload):
+        return _judge_inactive(job, workload, pods)
+    if is_true(workload, EVICTED) and is_true(workload, QUOTA):
+        words = f"gives its place in Kueue's queue {job.queue} back{_because(workload, EVICTED)}"
+        return _hold(job, pods, words, KueueStep.RELEASE)
+    if not is_true(workload, ADMITTED):
+        revise = KueueStep.DELETE if is_true(workload, QUOTA) else KueueStep.UPDATE  # what has quota cannot be changed
+        return _hold(job, pods, _explain_waiting(job, workload), None if asks_for(job, workload) else revise)
+    return _judge_admitted(job, workload, pods)
+
+
+def _hold(job: ElasticJob, pods: int, words: str, step: KueueStep | None = None) -> KueueVerdict:
+    """It may not run: suspended first, then without workers, and only then the step."""
+    if not job.suspend:
+        return KueueVerdict(held=words, step=KueueStep.STOP)
+    return KueueVerdict(held=words, step=None if pods else step)
+
+
+def _judge_suspended(workload: Manifest | None, pods: int) -> KueueVerdict:
+    """Its owner has suspended it, or moved it away: others get its quota as soon as its workers are gone."""
+    if workload is None or is_true(workload, FINISHED):
+        return KueueVerdict()
+    if is_active(workload):
+        return KueueVerdict(step=KueueStep.DEACTIVATE)
+    return KueueVerdict(step=KueueStep.RELEASE if is_true(workload, QUOTA) and not pods else None)
+
+
+def _judge_inactive(job: ElasticJob, workload: Manifest, pods: int) -> KueueVerdict:
+    """Its Workload is not active: its owner had suspended the job, and goes on; or somebody else does not want it."""
+    if at(workload, "metadata", "annotations", SUSPENDED_BY_OWNER) is not None:
+        return KueueVerdict(held=f"goes back into Kueue's queue {job.queue}", step=KueueStep.ACTIVATE)
+    words = f"will not be admitted: its Workload {at(workload, 'metadata', 'name')} was deactivated"
+    step = KueueStep.RELEASE if is_true(workload, QUOTA) else None
+    return _hold(job, pods, words + _because(workload, EVICTED), step)
+
+
+def _judge_admitted(job: ElasticJob, workload: Manifest, pods: int) -> KueueVerdict:
+    if not asks_for_such_pods(job, workload):
+        words = f"asks for other workers than were admitted, and goes back into Kueue's queue {job.queue}"
+        return _hold(job, pods, words, KueueStep.DELETE)
+    if job.suspend:
+        return KueueVerdict(held=f"is admitted to Kueue's queue {job.queue}, and starts", step=KueueStep.START)
+    started = job.admitted == at(workload, "metadata", "uid")
+    ready = job.status.phase is Phase.RUNNING and not is_true(workload, PODS_READY)
+    step = KueueStep.START if not started else KueueStep.READY if ready else None
+    return KueueVerdict(workers=admitted_workers(workload), step=step)
+
+
+def _explain_waiting(job: ElasticJob, workload: Manifest) -> str:
+    if is_true(workload, QUOTA):
+        checks = at(workload, "status", "admissionChecks")
+        missing = [str(at(item, "name")) for item in checks or () if at(item, "state") != "Ready"]
+        waits = f"waits for its checks: {joined(missing)}" if missing else "is about to be admitted"
+        return f"has quota in Kueue's queue {job.queue}, and {waits}"
+    return f"waits to be admitted to Kueue's queue {job.queue}{_because(workload, QUOTA)}"
+
+
+def _because(workload: Manifest, type_: str) -> str:
+    found = condition_message(workload, type_)
+    return f": {found}" if found else ""
+
+
+def apply_placement(template: Mapping[str, Any], workload: Manifest, flavors: Iterable[Manifest]) -> Manifest:
+    """The template with the nodes' labels and the tolerations of its flavors, and what admission checks want.
+
+    What the template says itself stays: Kueue has chosen flavors that fit it.
+    """
+    additions = [_of_flavor(flavor) for flavor in flavors] + _of_checks(workload)
+    metadata, spec = dict(_mapping(template.get("metadata"))), dict(_mapping(template.get("spec")))
+    for added in additions:
+        _add_keys(metadata, "labels", added.get("labels"))
+        _add_keys(metadata, "annotations", added.get("annotations"))
+        _add_keys(spec, "nodeSelector", added.get("nodeSelector"))
+        _add_items(spec, "tolerations", added.get("tolerations"))
+    return {**template, **({"metadata": metadata} if metadata else {}), "spec": spec}
+
+
+def _of_flavor(flavor: Manifest) -> Mapping[str, Any]:
+    spec = _mapping(flavor.get("spec"))
+    return {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
+
+
+def _of_checks(workload: Manifest) -> list[Mapping[str, Any]]:
+    updates = [
+        _mapping(update)
+        for check in _sequence(at(workload, "status", "admissionChecks"))
+        for update in _sequence(at(check, "podSetUpdates"))
+    ]
+    return [update for update in updates if update.get("name") == POD_SET]
+
+
+def _add_keys(target: Manifest, name: str, more: object) -> None:
+    if _mapping(more):
+        target[name] = {**_mapping(more), **_mapping(target.get(name))}
+
+
+def _add_items(target: Manifest, name: str, more: object) -> None:
+    there = _sequence(target.get(name))
+    new = [item for item in _sequence(more) if item not in there]
+    if new:
+        target[name] = [*there, *new]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sequence(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+_KUEUE_REQUEUES = ("PodsReadyTimeout", "ClusterQueueStopped", "LocalQueueStopped")
+"""Evictions of which Kueue itself says when they are over; so it does of those by an admission check with a time."""
+_PENDING = "Pending"
+_NO_RESERVATION = "NoReservation"
+
+
+def build_release(workload: Manifest, now: float) -> Manifest:
+    """Its workers are gone: the quota is Kueue's again, and the Workload waits in the queue as before."""
+    evicted = condition(workload, EVICTED)
+    message = str(evicted.get("message") or "the job's workers are gone")
+    changes = [_condition(QUOTA, False, _PENDING, message)]
+    if condition(workload, ADMITTED):
+        changes.append(_condition(ADMITTED, False, _NO_RESERVATION, "the workload has no reservation"))
+    if condition(workload, PODS_READY):
+        changes.append(_condition(PODS_READY, False, PODS_READY, "the job's workers are gone"))
+    if is_true(workload, EVICTED):
+        changes.append(_condition(REQUEUED, _is_requeued(workload), str(evicted.get("reason") or _PENDING), message))
+    return _patch(workload, changes, now, admission=None)
+
+
+def build_finish(workload: Manifest, job: ElasticJob, now: float) -> Manifest:
+    """The job has ended."""
+    reason = "Succeeded" if job.status.phase is Phase.SUCCEEDED else "Failed"
+    return _patch(workload, [_condition(FINISHED, True, reason, job.status.message)], now)
+
+
+def build_pods_ready(workload: Manifest, now: float) -> Manifest:
+    """Enough workers run. Kueue may be set to take the quota back from who does not say so in time."""
+    return _patch(workload, [_condition(PODS_READY, True, PODS_READY, "the job's minimum of workers runs")], now)
+
+
+def _is_requeued(workload: Manifest) -> bool:
+    """Whether it may be admitted again at once; otherwise Kueue says when."""
+    reason = str(condition(workload, EVICTED).get("reason") or "")
+    timed = reason == "AdmissionCheck" and at(workload, "status", "requeueState", "requeueAt") is not None
+    return is_active(workload) and reason not in _KUEUE_REQUEUES and not timed
+
+
+def _condition(type_: str, holds: bool, reason: str, message: str) -> Manifest:
+    return {"type": type_, "status": TRUE if holds else "False", "reason": reason, "message": message}
+
+
+def _patch(workload: Manifest, changes: list[Manifest], now: float, **status: None) -> Manifest:
+    metadata = workload["metadata"]
+    conditions = {item["type"]: item for item in at(workload, "status", "conditions") or ()}
+    for change in changes:
+        before = conditions.get(change["type"], {})
+        turned = before.get("status") != change["status"]
+        since = to_rfc3339(float(int(now))) if turned else before.get("lastTransitionTime")
+        generation = metadata.get("generation", 0)
+        conditions[change["type"]] = {**change, "lastTransitionTime": since, "observedGeneration": generation}
+    return {
+        "metadata": {"resourceVersion": metadata["resourceVersion"]},
+        "status": {**status, "conditions": list(conditions.values())},
+    }

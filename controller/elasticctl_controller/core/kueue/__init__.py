@@ -1,1 +1,0 @@
-"""Jobs that Kueue admits: what is asked of it, what its answer means for the job, and what it is told."""
