@@ -3,12 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit test-page test-cluster docs startup clean
+PYTEST := $(BIN)/python -m pytest
+SPREAD := -n logical --dist worksteal # a worker a core; whoever is done takes tests from the other's end
+HERE   := -m "not cluster and not browser"
+
+.PHONY: demo test lint types unit coverage test-page test-cluster docs startup clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
 
-test: lint types unit  ## everything that needs no Kubernetes cluster and no browser
+test: lint types unit  ## everything that needs no Kubernetes cluster and no browser; 10 minutes on two cores
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -19,13 +23,16 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not cluster and not browser" --cov --cov-report=term:skip-covered
+	$(PYTEST) $(SPREAD) $(HERE)
+
+coverage: $(VENV)/.dev  ## the same tests, and which lines none of them reaches
+	$(PYTEST) $(SPREAD) $(HERE) --cov --cov-report=term:skip-covered
 
 test-page: $(VENV)/.dev  ## the dashboard in Chromium: /usr/bin/chromium, or the one that $CHROMIUM names
-	$(BIN)/python -m pytest -m browser
+	$(PYTEST) -m browser
 
 test-cluster: $(VENV)/.dev  ## what needs a Kubernetes cluster: the one that $KUBECONFIG points at
-	$(BIN)/python -m pytest tests/on_cluster
+	$(PYTEST) tests/on_cluster
 
 docs: $(VENV)/.dev  ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --strict

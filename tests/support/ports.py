@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import socket
 
 _BEGIN, _END = 20_000, 29_999
 """Below the range from which the kernel gives ports to whoever asks for any, connections among them."""
-_numbers = itertools.count(random.randrange(_END - _BEGIN))
+
+
+def _first_port() -> int:
+    """Where this process begins: anywhere, but pytest-xdist's workers far from each other."""
+    run = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID")).randrange(_END - _BEGIN)
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return run + worker * (_END - _BEGIN) // workers
+
+
+_numbers = itertools.count(_first_port())
 
 
 def free_port(address: str = "127.0.0.1") -> int:
