@@ -30,10 +30,9 @@ from rich.table import Table
 from benchmarks.chaos_events import DidNotHappen, Event, Job, Mischief
 from benchmarks.chaos_proof import Record, Task, committed_line, differing_weights, lost_commits, misused_samples
 from elasticctl.api.errors import ElasticctlError
-from elasticctl.api.manifests import render
+from elasticctl.api.manifests import DEFAULT, find_template, render_manifest
 from elasticctl.api.spec import JobSpec
 from elasticctl.api.status import Cause, JobStatus, Phase
-from elasticctl.api.templates import DEFAULT, find
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
@@ -92,7 +91,7 @@ def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_
         env={"PYTHONFAULTHANDLER": "1"},
         backoff_limit=1000,
     )
-    manifest = render(spec, find(DEFAULT, Path()))
+    manifest = render_manifest(spec, find_template(DEFAULT, Path()))
     manifest["spec"]["policy"] = POLICY
     cluster.create_job(manifest)
     return job

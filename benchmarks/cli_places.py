@@ -169,7 +169,7 @@ def kubectl(*words: str) -> list[str]:
 
 def _kube_environ(home: Path, kubeconfig: str) -> Mapping[str, str]:
     context = Context("bench", contexts.KUBERNETES)
-    contexts.save(Config("bench", (Context(contexts.LOCAL, contexts.LOCAL), context)), home / "config.yaml")
+    contexts.save_config(Config("bench", (Context(contexts.LOCAL, contexts.LOCAL), context)), home / "config.yaml")
     # kubectl keeps what it has discovered below HOME.
     return {**as_installed(), "ELASTICCTL_HOME": str(home), "KUBECONFIG": kubeconfig, "HOME": str(home)}
 

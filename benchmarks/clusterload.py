@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.spec import API_VERSION, KIND, PLURAL, WORKER_CONTAINER
-from elasticctl.kubeapi.cache import ObjectStore
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
-from elasticctl.kubeapi.watch import Reflector, Resource
+from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.kube.pruning import prune_pod
 
 T = TypeVar("T")

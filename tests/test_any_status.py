@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.history import goodput, left_s, share_done, steps_per_s, timeline
+from elasticctl.api.history import fraction_done, goodput, remaining_s, steps_per_s, timeline
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.api.text import span
@@ -19,9 +19,9 @@ from elasticctl.cli.views.description import drawn, portrait
 from elasticctl.cli.views.job import failure_lines, history_table, status_table
 from elasticctl.cli.views.job_list import Shape, job_table
 from elasticctl.cli.views.totals import totals_lines
-from elasticctl.dashboard.facts import details
+from elasticctl.dashboard.page_data import job_details
 from elasticctl.diagnosis import Case, diagnose
-from elasticctl.simulation.evidence import evidence_of
+from elasticctl.simulation.scaling import evidence_of
 from tests.support.anything import JSON, shaped
 
 NOW = 1_700_000_000.0
@@ -62,7 +62,7 @@ def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any],
     ):
         assert tabbed(table) is not None
     assert all(isinstance(line, str) for line in (*totals_lines(job, NOW), *failure_lines(job.status)))
-    assert json.dumps(details(job, pods, NOW))
+    assert json.dumps(job_details(job, pods, NOW))
 
 
 @given(shaped(JobStatus))
@@ -73,7 +73,7 @@ def test_any_status_can_be_reckoned_with(status: dict[str, Any]) -> None:
     assert entries == sorted(entries, key=lambda entry: entry.at)
     part = goodput(job.status, NOW)
     assert part is None or 0.0 <= part.share <= 1.0
-    share = share_done(job.status)
+    share = fraction_done(job.status)
     assert share is None or 0.0 <= share <= 1.0
-    assert all(found is None or found >= 0.0 for found in (left_s(job.status), steps_per_s(job.status)))
+    assert all(found is None or found >= 0.0 for found in (remaining_s(job.status), steps_per_s(job.status)))
     assert evidence_of(job, NOW).gpus_per_node >= 1

@@ -263,7 +263,7 @@ def test_example_manifests_are_valid(name: str) -> None:
     blocks = fences(page(name), "yaml")
     assert blocks
     for block in blocks:
-        validation.load(block, name)
+        validation.load_manifest(block, name)
 
 
 def spec_fields() -> Iterator[tuple[str, Mapping[str, Any]]]:

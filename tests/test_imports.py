@@ -122,7 +122,9 @@ def lab(tmp_path: Path) -> Iterator[dict[str, str]]:
         "users": [{"name": "me", "user": {"token": "t"}}],
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(content))
-    contexts.save(Config("lab", (Context("local", "local"), Context("lab", "kubernetes"))), tmp_path / "config.yaml")
+    contexts.save_config(
+        Config("lab", (Context("local", "local"), Context("lab", "kubernetes"))), tmp_path / "config.yaml"
+    )
     yield {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     server.close()
 

@@ -130,7 +130,7 @@ def _decoder(hint: Any) -> _Decoder:
     hint = _bare(hint)
     origin = typing.get_origin(hint)
     if hint is Timestamp:
-        return _timestamp
+        return _decode_timestamp
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return lambda value: from_json(hint, value) if isinstance(value, Mapping) else _MISSING
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -143,7 +143,7 @@ def _decoder(hint: Any) -> _Decoder:
     return functools.partial(_decode_scalar, hint)
 
 
-def _timestamp(value: Any) -> Any:
+def _decode_timestamp(value: Any) -> Any:
     parsed = from_rfc3339(value)
     return _MISSING if parsed is None else parsed
 

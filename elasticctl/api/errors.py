@@ -97,7 +97,7 @@ class StorageFullError(ClusterError):
     """The disk has no room for the request; nothing was written."""
 
 
-class StorageError(ElasticctlError):
+class JobStorageError(ElasticctlError):
     """A storage URL cannot be reached, read or written, or what is there is damaged."""
 
     exit_code = 3

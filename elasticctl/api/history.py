@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.podtemplate import at
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Condition, Generation, Interruption, JobStatus, Phase, Scaling
+from elasticctl.api.status import Condition, GroupGeneration, Interruption, JobStatus, Phase, Scaling
 from elasticctl.api.text import counted, span
 
 _LEAST_S = 1.0
@@ -33,7 +33,7 @@ def steps_per_s(status: JobStatus) -> float | None:
     return done / took_s if done > 0 and took_s >= _LEAST_S else None
 
 
-def share_done(status: JobStatus) -> float | None:
+def fraction_done(status: JobStatus) -> float | None:
     """How much of all steps is done, from 0 to 1; None where the script does not say how many there are."""
     step, total = status.progress.step, status.progress.total_steps
     if step is None or not total or total < 0:
@@ -41,7 +41,7 @@ def share_done(status: JobStatus) -> float | None:
     return min(1.0, max(0.0, step / total))
 
 
-def left_s(status: JobStatus) -> float | None:
+def remaining_s(status: JobStatus) -> float | None:
     """Seconds until the last step at the present pace; None where that cannot be told."""
     pace, step, total = steps_per_s(status), status.progress.step, status.progress.total_steps
     if pace is None or step is None or total is None:
@@ -76,7 +76,7 @@ def goodput(status: JobStatus, now: float) -> Goodput | None:
         return None
     forward_s = redone_s = 0.0
     for position, group in enumerate(groups):
-        spent_s = trained_s(status, position, end)
+        spent_s = training_s(status, position, end)
         lost_s = spent_s * _lost_share(group, groups[position + 1 :])
         forward_s += spent_s - lost_s
         redone_s += lost_s
@@ -94,7 +94,7 @@ def _begin(status: JobStatus) -> float | None:
     return min((moment for moment in moments if moment is not None), default=None)
 
 
-def trained_s(status: JobStatus, position: int, end: float) -> float:
+def training_s(status: JobStatus, position: int, end: float) -> float:
     """Seconds from the first step of a group until it was told to stop, or until `end`; 0 before that step."""
     group, later = status.generations[position], status.generations[position + 1 :]
     if group.first_step_at is None:
@@ -106,7 +106,7 @@ def trained_s(status: JobStatus, position: int, end: float) -> float:
     return max(0.0, stop - group.first_step_at)
 
 
-def _lost_share(group: Generation, later: Sequence[Generation]) -> float:
+def _lost_share(group: GroupGeneration, later: Sequence[GroupGeneration]) -> float:
     """The share of a group's steps that a later one did again."""
     resumed = next((item.resumed_step for item in later if item.resumed_step is not None), None)
     if resumed is None or group.last_step is None:
@@ -119,7 +119,7 @@ _LAST_LINE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimelineEntry:
     """One thing that happened: when (seconds since the epoch), what in a word or two, to whom, and the rest."""
 
     at: float
@@ -128,14 +128,14 @@ class Entry:
     details: str = ""
 
 
-def timeline(job: ElasticJob, events: Iterable[Manifest] = ()) -> list[Entry]:
+def timeline(job: ElasticJob, events: Iterable[Manifest] = ()) -> list[TimelineEntry]:
     """Everything that the job's status and its pods' events tell, in order of time.
 
     Of interruptions, scalings and generations a status keeps the last ones only, and of checkpoints the newest.
     """
     status = job.status
     entries = [
-        *_of(job.created_at, "created", job.name, f"{counted(job.desired, 'worker')} wanted ({job.bounds})"),
+        *_entry_at(job.created_at, "created", job.name, f"{counted(job.desired, 'worker')} wanted ({job.bounds})"),
         *(entry for item in status.conditions for entry in _condition(job, item)),
         *(entry for item in status.generations for entry in _generation(item)),
         *(entry for item in status.interruptions for entry in _interruption(item)),
@@ -146,57 +146,59 @@ def timeline(job: ElasticJob, events: Iterable[Manifest] = ()) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.at)
 
 
-def _of(moment: float | None, what: str, about: str, details: str = "") -> Iterator[Entry]:
+def _entry_at(moment: float | None, what: str, about: str, details: str = "") -> Iterator[TimelineEntry]:
     if moment is not None:
-        yield Entry(moment, what, about, details)
+        yield TimelineEntry(moment, what, about, details)
 
 
-def _condition(job: ElasticJob, item: Condition) -> Iterator[Entry]:
+def _condition(job: ElasticJob, item: Condition) -> Iterator[TimelineEntry]:
     if item.type == "Created" or (item.status != "True" and item.type != "Suspended"):
         return  # told otherwise: by its creation, and by what it is now
     word = item.type.lower() if item.status == "True" else "resumed"
-    yield from _of(item.last_transition_time, word, job.name, item.message)
+    yield from _entry_at(item.last_transition_time, word, job.name, item.message)
 
 
-def _generation(item: Generation) -> Iterator[Entry]:
+def _generation(item: GroupGeneration) -> Iterator[TimelineEntry]:
     about = f"generation {item.generation}"
-    yield from _of(item.formed_at, "group formed", about, f"{counted(len(item.workers), 'worker')}: {item.reason}")
+    yield from _entry_at(
+        item.formed_at, "group formed", about, f"{counted(len(item.workers), 'worker')}: {item.reason}"
+    )
     behind = "" if item.resumed_step is None else f"from step {item.resumed_step}"
-    yield from _of(item.first_step_at, "first step", about, behind)
+    yield from _entry_at(item.first_step_at, "first step", about, behind)
 
 
-def _interruption(item: Interruption) -> Iterator[Entry]:
+def _interruption(item: Interruption) -> Iterator[TimelineEntry]:
     cause = item.cause.value if item.cause else "lost"
     code = "" if item.exit_code is None else f"exit code {item.exit_code}"
     said = ": ".join(part for part in (cause, code, item.message[:_LAST_LINE_CHARS]) if part)
-    yield from _of(item.at, "interruption", item.worker, said)
+    yield from _entry_at(item.at, "interruption", item.worker, said)
     cost = "" if item.recovery_s is None else f"after {span(item.recovery_s)}"
     if item.steps_redone is not None:
         cost = ", ".join(part for part in (cost, f"{counted(item.steps_redone, 'step')} done again") if part)
-    yield from _of(item.recovered_at, "recovered", item.worker, cost)
+    yield from _entry_at(item.recovered_at, "recovered", item.worker, cost)
 
 
-def _scaling(job: ElasticJob, item: Scaling) -> Iterator[Entry]:
+def _scaling(job: ElasticJob, item: Scaling) -> Iterator[TimelineEntry]:
     change = f"{item.from_workers} -> {item.to_workers} workers"
     wish = f", by {item.by}" if item.by else ""
     why = f": {item.message}" if item.message else ""
-    yield from _of(item.at, "scaling", job.name, f"{change}{wish}{why}")
+    yield from _entry_at(item.at, "scaling", job.name, f"{change}{wish}{why}")
     took = "" if item.recovery_s is None else f"{counted(item.to_workers, 'worker')} after {span(item.recovery_s)}"
-    yield from _of(item.done_at, "scaled", job.name, took)
+    yield from _entry_at(item.done_at, "scaled", job.name, took)
 
 
-def _checkpoint(job: ElasticJob) -> Iterator[Entry]:
+def _checkpoint(job: ElasticJob) -> Iterator[TimelineEntry]:
     item = job.status.checkpoint
     if item.step is None:
         return
     took = "" if item.duration_s is None else f", in {span(item.duration_s)}"
-    yield from _of(item.at, "checkpoint", f"step {item.step}", f"number {item.committed}{took}")
+    yield from _entry_at(item.at, "checkpoint", f"step {item.step}", f"number {item.committed}{took}")
 
 
-def _event(event: Manifest) -> Iterator[Entry]:
+def _event(event: Manifest) -> Iterator[TimelineEntry]:
     """What the cluster says about pods; what the controller says about the job is in the status already."""
     if at(event, "involvedObject", "kind") != "Pod":
         return
     moment = from_rfc3339(at(event, "firstTimestamp")) or from_rfc3339(at(event, "eventTime"))
     about, message = str(at(event, "involvedObject", "name")), str(at(event, "message") or "")
-    yield from _of(moment, str(at(event, "reason")), about, " ".join(message.split()))
+    yield from _entry_at(moment, str(at(event, "reason")), about, " ".join(message.split()))

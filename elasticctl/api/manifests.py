@@ -14,7 +14,10 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
+from importlib import resources
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,8 +28,70 @@ import jinja2.sandbox
 from elasticctl.api import validation
 from elasticctl.api.errors import SpecError, TemplateError
 from elasticctl.api.spec import JobSpec, Manifest
-from elasticctl.api.templates import Template
-from elasticctl.api.text import shown
+from elasticctl.api.text import did_you_mean, shown
+from elasticctl.api.yamltext import YamlDocument, parse_yaml
+
+SUFFIX = ".yaml.j2"
+DEFAULT = "default"
+MAX_SIZE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A job template's text; `path` is None for one that is shipped."""
+
+    name: str
+    text: str
+    path: Path | None = None
+
+
+def available_templates(folder: Path) -> list[Template]:
+    """The shipped templates, and the user's in `folder`, which hide shipped ones of the same name; by name."""
+    found = {name: _read_shipped(name) for name in shipped_template_names()}
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        found[path.name.removesuffix(SUFFIX)] = _read_template(path)
+    return [found[name] for name in sorted(found)]
+
+
+def find_template(name: str, folder: Path) -> Template:
+    """The template called `name`: the user's in `folder`, a shipped one, or the file at that path.
+
+    Raises TemplateError when there is none or it cannot be read.
+    """
+    if "/" in name or name.endswith(SUFFIX):
+        return _read_template(Path(name).expanduser())
+    own = folder / f"{name}{SUFFIX}"
+    if own.is_file():
+        return _read_template(own)
+    shipped = shipped_template_names()
+    if name in shipped:
+        return _read_shipped(name)
+    known = [*shipped, *(path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}"))]
+    raise TemplateError(
+        f"no job template {shown(name)}{did_you_mean(name, known)}; `elasticctl template list` shows what there is"
+    )
+
+
+def shipped_template_names() -> list[str]:
+    """Names of the templates that come with elasticctl."""
+    names = (entry.name for entry in resources.files("job_templates").iterdir())
+    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+
+
+def _read_shipped(name: str) -> Template:
+    return Template(name, resources.files("job_templates").joinpath(f"{name}{SUFFIX}").read_text("utf-8"))
+
+
+def _read_template(path: Path) -> Template:
+    name = path.name.removesuffix(SUFFIX)
+    try:
+        if path.stat().st_size > MAX_SIZE_BYTES:
+            raise TemplateError(f"the template {path} is larger than {MAX_SIZE_BYTES} bytes")
+        return Template(name, path.read_text("utf-8"), path)
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise TemplateError(f"cannot read the template {path}: {reason}") from e
+
 
 MAX_STEPS = 100_000
 MAX_OUTPUT_CHARS = 1 << 20
@@ -35,21 +100,21 @@ MAX_OUTPUT_CHARS = 1 << 20
 _OPEN, _CLOSE = "\ue000", "\ue001"
 
 
-def render(spec: JobSpec, template: Template) -> Manifest:
+def render_manifest(spec: JobSpec, template: Template) -> Manifest:
     """Render and check a manifest.
 
     Raises TemplateError, with the template's line, when the template is at fault, and SpecError, with the field, when
     a value in the result is.
     """
     values = _Values(template.text, repr(spec))
-    text = _rendered(template, spec, values)
+    text = _render_text(template, spec, values)
     source = f"template {template.name}, as rendered"
-    document = validation.parse(text, source)
+    document = parse_yaml(text, source)
     try:
-        filled = validation.Document(values.fill(document.data), document.lines, source)
+        filled = YamlDocument(values.fill(document.data), document.lines, source)
     except TemplateError as e:
         raise TemplateError(_where(template, None) + str(e)) from e
-    validation.validate(filled)
+    validation.validate_manifest(filled)
     manifest: Manifest = filled.data
     return manifest
 
@@ -140,7 +205,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise TemplateError(f"more than {MAX_STEPS} loop turns and calls")
 
 
-def _rendered(template: Template, spec: JobSpec, values: _Values) -> str:
+def _render_text(template: Template, spec: JobSpec, values: _Values) -> str:
     """The template's text with tokens for values."""
     environment = _Sandbox(undefined=jinja2.StrictUndefined, finalize=values.keep, keep_trailing_newline=True)
     environment.filters["literal"] = escape_expansion

@@ -36,7 +36,7 @@ class Reference:
         return f"{self.kind}:{self.name}"
 
 
-def parse(text: str) -> Reference:
+def parse_reference(text: str) -> Reference:
     """Read a reference. Raises UsageError, which does not repeat what may be the secret."""
     kind, separator, name = text.partition(":")
     if name.startswith("//") and kind != "file":

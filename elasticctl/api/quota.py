@@ -103,7 +103,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class JobUsage:
     """What one job has, in slots of a pool, and why; `job` is its name, `project` its namespace.
 
     `pool_slots` is how many slots the pool has, as the job was last told; 0: it was not.
@@ -123,7 +123,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ProjectUsage:
     """A project's part of a pool, in slots; `limit` None: none. `waiting` counts its jobs that have nothing.
 
     `unused` is what is guaranteed to it and not held by right: its own whenever its jobs ask for it, lent until then.
@@ -141,7 +141,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class PoolUsage:
     """A pool as a whole: `held` of its `slots`, and `free`; None where that is not known.
 
     Slots count that an autoscaler may add, as it was said how many. Nobody knows how many there are where nobody holds
@@ -155,12 +155,12 @@ class Stock:
     free: int | None
 
 
-def held_of(job: ElasticJob) -> Held | None:
+def job_usage(job: ElasticJob) -> JobUsage | None:
     """What a job has; None for one that has ended, or in which sharing has no say."""
     share = job.status.share
     if share is None or job.status.phase.terminal or not share.pool:
         return None
-    return Held(
+    return JobUsage(
         project=job.namespace,
         job=job.name,
         pool=share.pool,
@@ -175,26 +175,26 @@ def held_of(job: ElasticJob) -> Held | None:
     )
 
 
-def held_by(jobs: Iterable[ElasticJob]) -> list[Held]:
+def usage_by_job(jobs: Iterable[ElasticJob]) -> list[JobUsage]:
     """What each job has that shares, by project, pool and name."""
-    found = (item for item in map(held_of, jobs) if item is not None)
+    found = (item for item in map(job_usage, jobs) if item is not None)
     return sorted(found, key=lambda item: (item.project, item.pool, item.job))
 
 
-def holdings(quotas: Iterable[Manifest], held: Iterable[Held]) -> list[Holding]:
+def usage_by_project(quotas: Iterable[Manifest], held: Iterable[JobUsage]) -> list[ProjectUsage]:
     """A row for each project and pool that either a quota or a job names."""
     known = {quota.project: quota for quota in map(Quota.from_manifest, quotas)}
-    mine: defaultdict[tuple[str, str], list[Held]] = defaultdict(list)
+    mine: defaultdict[tuple[str, str], list[JobUsage]] = defaultdict(list)
     for item in held:
         mine[item.project, item.pool].append(item)
     named = {(quota.project, pool) for quota in known.values() for pool in (*quota.guaranteed, *quota.limit)}
     return [
-        _holding(project, pool, known.get(project, Quota(project)), mine.get((project, pool), ()))
+        _project_usage(project, pool, known.get(project, Quota(project)), mine.get((project, pool), ()))
         for project, pool in sorted(named | mine.keys())
     ]
 
 
-def stocks(rows: Iterable[Holding], held: Iterable[Held], *, all_seen: bool) -> list[Stock]:
+def usage_by_pool(rows: Iterable[ProjectUsage], held: Iterable[JobUsage], *, all_seen: bool) -> list[PoolUsage]:
     """A line for each pool of `rows`; `all_seen`: no job's part of it is missing."""
     sizes: dict[str, int] = {}
     for item in held:
@@ -207,14 +207,14 @@ def stocks(rows: Iterable[Holding], held: Iterable[Held], *, all_seen: bool) -> 
     for pool, slots_held in sorted(taken.items()):
         slots = sizes.get(pool)
         free = max(0, slots - slots_held) if slots is not None and all_seen else None
-        found.append(Stock(pool, "CPU slot" if pool == CPU else "GPU", slots_held, slots, free))
+        found.append(PoolUsage(pool, "CPU slot" if pool == CPU else "GPU", slots_held, slots, free))
     return found
 
 
-def _holding(project: str, pool: str, quota: Quota, mine: Sequence[Held]) -> Holding:
+def _project_usage(project: str, pool: str, quota: Quota, mine: Sequence[JobUsage]) -> ProjectUsage:
     held, borrowed = sum(item.slots for item in mine), sum(item.borrowed for item in mine)
     guaranteed = quota.guaranteed.get(pool, 0)
-    return Holding(
+    return ProjectUsage(
         project=project,
         pool=pool,
         weight=quota.weight,

@@ -35,7 +35,7 @@ class Curve:
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-def extended(
+def add_point(
     curve: Curve, at: Timestamp | None, step: int | None, samples_per_s: float | None, metrics: Mapping[str, float]
 ) -> Curve:
     """The curve with one more point; the same one where the point is not later, or says nothing.
@@ -50,20 +50,20 @@ def extended(
     if curve.at_s and at_s < curve.at_s[-1]:
         return curve
     if curve.at_s and at_s == curve.at_s[-1]:
-        curve = _without(curve, len(curve.at_s) - 1)
+        curve = _drop_point(curve, len(curve.at_s) - 1)
     known = {name: values for name, values in curve.metrics.items() if values}
     names = [*known, *(name for name in metrics if name not in known)][:MAX_METRICS]
     longer = Curve(
         since=since,
         at_s=(*curve.at_s, at_s),
         step=(*curve.step, step),
-        samples_per_s=_longer(curve.samples_per_s, samples_per_s),
-        metrics={name: _longer(known.get(name, ()), metrics.get(name)) for name in names},
+        samples_per_s=_append(curve.samples_per_s, samples_per_s),
+        metrics={name: _append(known.get(name, ()), metrics.get(name)) for name in names},
     )
-    return longer if len(longer.at_s) <= MAX_POINTS else _without(longer, _least(longer.at_s))
+    return longer if len(longer.at_s) <= MAX_POINTS else _drop_point(longer, _least(longer.at_s))
 
 
-def _longer(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:
+def _append(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:
     """With one more value; a number that was not told this time is what it was."""
     if value is None:
         return (*column, column[-1]) if column else column
@@ -77,18 +77,18 @@ def _least(at_s: tuple[float, ...]) -> int:
     return min(range(1, len(at_s) - 1), key=lambda i: at_s[i + 1] - at_s[i - 1])
 
 
-def _without(curve: Curve, point: int) -> Curve:
+def _drop_point(curve: Curve, point: int) -> Curve:
     from_end = point - len(curve.at_s)
     return Curve(
         since=curve.since,
-        at_s=_cut(curve.at_s, from_end),
-        step=_cut(curve.step, from_end),
-        samples_per_s=_cut(curve.samples_per_s, from_end),
-        metrics={name: _cut(values, from_end) for name, values in curve.metrics.items()},
+        at_s=_drop_value(curve.at_s, from_end),
+        step=_drop_value(curve.step, from_end),
+        samples_per_s=_drop_value(curve.samples_per_s, from_end),
+        metrics={name: _drop_value(values, from_end) for name, values in curve.metrics.items()},
     )
 
 
-def _cut(column: tuple[T, ...], from_end: int) -> tuple[T, ...]:
+def _drop_value(column: tuple[T, ...], from_end: int) -> tuple[T, ...]:
     """Without the value so far from the end; as it is where it does not reach back to there."""
     if -from_end > len(column):
         return column
@@ -194,7 +194,7 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RankFailure:
     """How a rank failed; the launcher writes it as JSON to the worker's termination message.
 
     `verdict` says whose fault it was as far as the launcher knows: "application", "collateral", "stuck", "killed" or
@@ -258,7 +258,7 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class GroupGeneration:
     """One incarnation of the training group, as the rendezvous saw it.
 
     `opened_at`: the old group was told to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
@@ -276,7 +276,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProgressStatus:
     """Where training is. `samples_per_s` is over the whole group; `metrics` are the user's own numbers."""
 
     at: Timestamp | None = None
@@ -309,7 +309,7 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ShareStatus:
     """What sharing lets the job have: how many workers, and how many of them are lent by other projects.
 
     Each worker takes `slots_per_worker` of the pool, which has `pool_slots` in all (told to jobs that have workers
@@ -349,7 +349,7 @@ class JobStatus:
     min: int = 0
     max: int = 0
     active: int = 0
-    share: Share | None = None
+    share: ShareStatus | None = None
     growth: str = ""
     selector: str = ""
     start_time: Timestamp | None = None
@@ -364,8 +364,8 @@ class JobStatus:
     interruptions: tuple[Interruption, ...] = ()
     scalings: tuple[Scaling, ...] = ()
     generation: int = 0
-    generations: tuple[Generation, ...] = ()
-    progress: Progress = Progress()
+    generations: tuple[GroupGeneration, ...] = ()
+    progress: ProgressStatus = ProgressStatus()
     curve: Curve = Curve()
     checkpoint: CheckpointStatus = CheckpointStatus()
-    first_failure: Failure | None = None
+    first_failure: RankFailure | None = None

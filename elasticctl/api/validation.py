@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from elasticctl.api.errors import SpecError
 from elasticctl.api.spec import API_VERSION, KIND, Manifest
 from elasticctl.api.text import did_you_mean, listed, shown
-from elasticctl.api.yamltext import Document, FieldPath, dump, format_path, parse
+from elasticctl.api.yamltext import FieldPath, YamlDocument, format_path, parse_yaml
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
     from jsonschema.protocols import Validator
 
-__all__ = ["Document", "crd", "dump", "load", "parse", "validate"]
+__all__ = ["crd", "load_manifest", "validate_manifest"]
 
 _MISSING = "required, but missing"
 _OPEN = "x-kubernetes-preserve-unknown-fields"
@@ -34,15 +34,15 @@ _TYPES = {
 }
 
 
-def load(text: str | bytes, source: str = "") -> Manifest:
+def load_manifest(text: str | bytes, source: str = "") -> Manifest:
     """Read and check one manifest; SpecError names the field and line of the first thing wrong."""
-    document = parse(text, source)
-    validate(document)
+    document = parse_yaml(text, source)
+    validate_manifest(document)
     manifest: Manifest = document.data
     return manifest
 
 
-def validate(document: Document) -> None:
+def validate_manifest(document: YamlDocument) -> None:
     """Check a manifest; SpecError names the field and line of the first thing wrong and counts the others."""
     if not isinstance(document.data, dict):
         what = "the file is empty" if document.data is None else f"must be a mapping, not {shown(document.data)}"
@@ -62,7 +62,7 @@ def validate(document: Document) -> None:
 def crd() -> Mapping[str, Any]:
     """The CustomResourceDefinition shipped with the controller."""
     text = resources.files("elasticctl_controller").joinpath("deploy", "crd.yaml").read_text("utf-8")
-    found: Mapping[str, Any] = parse(text, "crd.yaml").data
+    found: Mapping[str, Any] = parse_yaml(text, "crd.yaml").data
     return found
 
 

@@ -90,7 +90,7 @@ _MERGE = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class YamlDocument:
     """One YAML document as JSON data; `lines` maps a field's path to its 1-based line in `source`."""
 
     data: Any
@@ -115,7 +115,7 @@ def format_path(path: Iterable[str | int]) -> str:
     return text
 
 
-def parse(text: str | bytes, source: str = "") -> Document:
+def parse_yaml(text: str | bytes, source: str = "") -> YamlDocument:
     """Read one YAML (or JSON) document.
 
     Raises SpecError with the line when it is not UTF-8, not YAML, larger than MAX_SIZE_BYTES, nested deeper than
@@ -135,10 +135,10 @@ def parse(text: str | bytes, source: str = "") -> Document:
         raise SpecError(f"not YAML: {problem}", line=line, source=source) from e
     except (yaml.YAMLError, UnicodeEncodeError) as e:
         raise SpecError("not YAML: it holds a character that no text file should", source=source) from e
-    return Document(builder.data, builder.lines, source)
+    return YamlDocument(builder.data, builder.lines, source)
 
 
-def dump(data: Any) -> str:
+def dump_yaml(data: Any) -> str:
     """Write JSON data as YAML that `parse`, kubectl and any YAML 1.1 reader read back as the same data."""
     text: str = yaml.dump(
         data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1 << 30

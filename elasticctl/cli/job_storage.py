@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticctl.api.errors import NotFoundError, StorageError, UsageError
+from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
 from elasticctl.api.text import shown, span
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, console
 
 if TYPE_CHECKING:
     from elasticctl_store.checkpoints.entries import Commit
-    from elasticctl_store.checkpoints.verify import Finding
+    from elasticctl_store.checkpoints.verify import CheckedCommit
     from elasticctl_store.storage import Storage
 from collections.abc import Collection, Iterable
 
@@ -53,7 +53,7 @@ def errors_shown() -> Iterator[None]:
     try:
         yield
     except TrainError as e:
-        raise StorageError(str(e)) from e
+        raise JobStorageError(str(e)) from e
 
 
 def place_of(wanted: str, where: Where) -> Place:
@@ -75,8 +75,8 @@ def place_of(wanted: str, where: Where) -> Place:
         return Place(job.name, storage.open(url), running=not job.status.phase.terminal)
 
 
-def found_at(place: Place) -> list[Finding]:
-    """All checkpoints of a storage, newest first. Raises StorageError."""
+def found_at(place: Place) -> list[CheckedCommit]:
+    """All checkpoints of a storage, newest first. Raises JobStorageError."""
     from elasticctl_store.checkpoints import verify
 
     with errors_shown():
@@ -84,13 +84,13 @@ def found_at(place: Place) -> list[Finding]:
 
 
 def one_of(place: Place, step: int | None) -> Commit:
-    """The checkpoint to fetch: the newest whole one, or the newest of a step. Raises NotFoundError, StorageError.
+    """The checkpoint to fetch: the newest whole one, or the newest of a step. Raises NotFoundError, JobStorageError.
 
     Of a long list no more is looked at than that takes.
     """
     from elasticctl_store.checkpoints import verify
 
-    seen: list[Finding] = []
+    seen: list[CheckedCommit] = []
     with errors_shown():
         for finding in verify.findings(place.storage):
             seen.append(finding)
@@ -99,7 +99,7 @@ def one_of(place: Place, step: int | None) -> Commit:
     return of_step(seen, step)
 
 
-def of_step(found: Sequence[Finding], step: int | None) -> Commit:
+def of_step(found: Sequence[CheckedCommit], step: int | None) -> Commit:
     """The newest whole checkpoint, or the newest of one step, whole or not. Raises NotFoundError."""
     listed = [(finding.commit, finding.damage) for finding in found if finding.commit is not None]
     fitting = [commit for commit, damage in listed if (not damage if step is None else commit.step == step)]
@@ -110,21 +110,21 @@ def of_step(found: Sequence[Finding], step: int | None) -> Commit:
     return fitting[0]
 
 
-def newest_whole(found: Sequence[Finding]) -> Commit | None:
+def newest_whole(found: Sequence[CheckedCommit]) -> Commit | None:
     """The checkpoint a job would go on from."""
     return next((finding.commit for finding in found if finding.commit is not None and not finding.damage), None)
 
 
-def newest(found: Sequence[Finding]) -> Commit | None:
+def newest(found: Sequence[CheckedCommit]) -> Commit | None:
     """The newest checkpoint, whole or not: whoever deletes it stops a run that is saving there."""
     return found[0].commit if found else None
 
 
-def delete(place: Place, doomed: Sequence[Commit], found: Sequence[Finding]) -> None:
+def delete(place: Place, doomed: Sequence[Commit], found: Sequence[CheckedCommit]) -> None:
     """Delete checkpoints, oldest first.
 
     Where the newest entry of the journal is among them, the URL is taken over first: its position must never be free
-    while a run could fill it. A run that is at it is stopped by that. Raises StorageError.
+    while a run could fill it. A run that is at it is stopped by that. Raises JobStorageError.
     """
     from elasticctl_store.checkpoints import commits
 
@@ -136,7 +136,7 @@ def delete(place: Place, doomed: Sequence[Commit], found: Sequence[Finding]) -> 
             commits.remove(place.storage, commit)
 
 
-def table(found: Sequence[Finding], now: float, *, wide: bool = False) -> Table:
+def table(found: Sequence[CheckedCommit], now: float, *, wide: bool = False) -> Table:
     """One row a checkpoint. `now` in seconds since the epoch."""
     rows = []
     for finding in found:
@@ -151,7 +151,7 @@ def table(found: Sequence[Finding], now: float, *, wide: bool = False) -> Table:
     return Table((*_COLUMNS[:-1], *(_WIDE if wide else ()), _COLUMNS[-1]), rows, wraps=True)
 
 
-def as_data(finding: Finding) -> dict[str, Any]:
+def as_data(finding: CheckedCommit) -> dict[str, Any]:
     """A checkpoint for programs."""
     from elasticctl.api.codec import to_rfc3339
 
@@ -231,7 +231,7 @@ def named(manifests: Iterable[Manifest]) -> set[str]:
 def sweep(folder: Path, wanted: Collection[str], now: float) -> tuple[int, int]:
     """Delete what is left over below `folder`; returns how many workspaces, and how many bytes of contents.
 
-    `wanted`: the digests that jobs name; `now` in seconds since the epoch. Raises StorageError.
+    `wanted`: the digests that jobs name; `now` in seconds since the epoch. Raises JobStorageError.
     """
     with errors_shown():
         place = storages.open(str(folder))

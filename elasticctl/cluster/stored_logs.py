@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from elasticctl.api.errors import StorageError
+from elasticctl.api.errors import JobStorageError
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob, worker_name
 from elasticctl.cluster.base import LogLine, LogQuery
@@ -173,7 +173,7 @@ class StoredLogs:
         except MissingError:
             return 0
         except TrainError as e:
-            raise StorageError(str(e)) from e
+            raise JobStorageError(str(e)) from e
 
     def _find(self, worker: str = "") -> list[StoredLog]:
         found: list[StoredLog] = []

@@ -11,15 +11,15 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from elasticctl.api.errors import ElasticctlError, ForbiddenError
-from elasticctl.api.quota import Held, held_by, held_of
+from elasticctl.api.quota import JobUsage, job_usage, usage_by_job
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest
-from elasticctl.dashboard.facts import Board, Projects, Row, projects, row
+from elasticctl.dashboard.page_data import Projects, Row, VersionedRows, job_row, projects_data
 
 T = TypeVar("T")
 
 
-async def beside(call: Callable[[], T]) -> T:
+async def run_in_thread(call: Callable[[], T]) -> T:
     """Run `call` in a thread of its own, and return or raise what it does; left alone when this is cancelled."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # from here on it can be left alone, but not be cancelled
@@ -45,15 +45,15 @@ OWN_ONLY = "Your credentials may not list the jobs of other namespaces: only wha
 FROM_BEFORE = "{} What is shown of other projects is from before."
 
 
-class Survey:
+class ProjectPoller:
     """Asks `cluster`; `namespace` is the page's own, None: all of them. One thread at a time may use it."""
 
     def __init__(self, cluster: Cluster, namespace: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._namespace, self._clock = cluster, namespace, clock
         self._quotas: list[Manifest] = []
-        self._others: list[Held] = []
-        self._own: list[Held] | None = None
-        self._known: dict[str, tuple[str, Held | None]] = {}
+        self._others: list[JobUsage] = []
+        self._own: list[JobUsage] | None = None
+        self._known: dict[str, tuple[str, JobUsage | None]] = {}
         self._notes: list[str] = []
         self._all_seen, self._due_at, self._rests_until = True, 0.0, 0.0
 
@@ -62,7 +62,7 @@ class Survey:
 
         The cluster is asked when it is time to, and at once when what these jobs hold has changed.
         """
-        own, began = held_by(jobs), self._clock()
+        own, began = usage_by_job(jobs), self._clock()
         if began >= self._due_at or (own != self._own and began >= self._rests_until):
             self._own = own
             try:
@@ -73,16 +73,16 @@ class Survey:
             self._rests_until = ended + REST_FACTOR * (ended - began)
             self._due_at = max(began + EVERY_S, self._rests_until)
         held = sorted([*own, *self._others], key=lambda item: (item.project, item.pool, item.job))
-        return projects(self._quotas, held, self._notes, all_seen=self._all_seen)
+        return projects_data(self._quotas, held, self._notes, all_seen=self._all_seen)
 
-    def _ask(self, own: list[Held]) -> None:
+    def _ask(self, own: list[JobUsage]) -> None:
         notes = []
         try:
             self._quotas = self._cluster.list_quotas()
         except ForbiddenError:
             self._quotas = []
             notes.append(NO_QUOTAS)
-        others: list[Held] = []
+        others: list[JobUsage] = []
         self._all_seen = True
         if self._namespace is not None and (own or self._quotas):
             try:
@@ -92,7 +92,7 @@ class Survey:
                 notes.append(OWN_ONLY.format(self._namespace))
         self._others, self._notes = others, notes
 
-    def _held_elsewhere(self, manifests: Iterable[Manifest]) -> list[Held]:
+    def _held_elsewhere(self, manifests: Iterable[Manifest]) -> list[JobUsage]:
         """Of a thousand jobs most are as they were: those are not read again."""
         before, self._known = self._known, {}
         for manifest in manifests:
@@ -102,7 +102,7 @@ class Survey:
             uid, version = str(metadata.get("uid", "")), str(metadata.get("resourceVersion", ""))
             known = before.get(uid)
             if known is None or known[0] != version:
-                known = version, held_of(ElasticJob.from_manifest(manifest))
+                known = version, job_usage(ElasticJob.from_manifest(manifest))
             self._known[uid] = known
         return [held for _, held in self._known.values() if held is not None]
 
@@ -116,7 +116,7 @@ Key = tuple[str, str]
 """Namespace and name."""
 
 
-class Feed:
+class JobFeed:
     """The jobs as `list_jobs` last gave them; `trouble` is why it gives none now, or "".
 
     `projects` is what `survey` makes of these jobs; None until it was asked. Lives on one event loop. `looked`: the
@@ -130,7 +130,7 @@ class Feed:
         poll_s: float = POLL_S,
     ) -> None:
         self._list_jobs, self._survey, self._poll_s = list_jobs, survey, poll_s
-        self.board, self.trouble, self.looked = Board(), "", False
+        self.board, self.trouble, self.looked = VersionedRows(), "", False
         self.projects: Projects | None = None
         self._jobs: dict[Key, ElasticJob] = {}
         self._known: dict[str, tuple[str, ElasticJob, Row]] = {}
@@ -187,7 +187,7 @@ class Feed:
 
     async def _look(self) -> None:
         try:
-            jobs, rows = await beside(self._read)
+            jobs, rows = await run_in_thread(self._read)
         except ElasticctlError as e:
             fresh, self.trouble = str(e) != self.trouble, str(e)
             self._tell(fresh)
@@ -201,7 +201,7 @@ class Feed:
 
     async def _look_round(self, jobs: list[ElasticJob]) -> None:
         """Beside the looks at jobs, which are not to wait for it: it may take far longer."""
-        found = await beside(lambda: self._survey(jobs))
+        found = await run_in_thread(lambda: self._survey(jobs))
         if found != self.projects:
             self.projects = found
             self._tell(True)
@@ -223,9 +223,9 @@ class Feed:
             known = before.get(uid)
             if known is None or known[0] != version:
                 job = ElasticJob.from_manifest(manifest)
-                known = version, job, row(job, now)
+                known = version, job, job_row(job, now)
             elif not known[1].status.phase.terminal:
-                known = version, known[1], row(known[1], now)
+                known = version, known[1], job_row(known[1], now)
             self._known[uid] = known
         jobs = {(job.namespace, job.name): job for _, job, _ in self._known.values()}
         return jobs, [told for _, _, told in self._known.values()]

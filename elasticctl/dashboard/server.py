@@ -22,17 +22,59 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any
 
 from aiohttp import web
 
 from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.cluster.base import Cluster, Manifest
-from elasticctl.dashboard.access import COOKIE, Gate, is_foreign, is_local
-from elasticctl.dashboard.assets import Asset, assets
-from elasticctl.dashboard.changes import Scaled, Wish, carry_out
-from elasticctl.dashboard.facts import Projects, details
-from elasticctl.dashboard.feed import Feed, Key, Survey, beside
+from elasticctl.dashboard.access import COOKIE, ChangeRequest, Gate, ScalePatch, apply_change, is_cross_site, is_local
+from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
+from elasticctl.dashboard.page_data import Projects, job_details
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_FILES = (
+    "index.html",
+    "style.css",
+    "icon.svg",
+    "app.js",
+    "charts.js",
+    "course.js",
+    "dialogs.js",
+    "dom.js",
+    "feed.js",
+    "job.js",
+    "list.js",
+    "projects.js",
+    "words.js",
+    "vendor/uPlot.esm.js",
+    "vendor/uPlot.min.css",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file, and what it is."""
+
+    content: bytes
+    content_type: str
+
+
+def assets() -> dict[str, Asset]:
+    """Path below the page's own -> file; the page itself is ""."""
+    folder = resources.files("elasticctl.dashboard").joinpath("page")
+    found = {}
+    for name in _FILES:
+        kind = _TYPES[name.rpartition(".")[2]]
+        found["" if name == "index.html" else name] = Asset(folder.joinpath(name).read_bytes(), kind)
+    return found
+
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 4096
@@ -61,7 +103,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Scope:
     """What is shown: the jobs of `namespace` (None: of all) of the cluster that `context` names."""
 
     cluster: Cluster
@@ -70,7 +112,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Seen:
+class ViewerState:
     """What one browser has been told; `version` of the board, None: nothing yet."""
 
     version: int | None
@@ -82,12 +124,12 @@ class Seen:
 class Dashboard:
     """The handlers of one run. `on_entry` is told of each browser that is let in."""
 
-    place: Place
-    scaled: Scaled
+    place: Scope
+    scaled: ScalePatch
     on_entry: Callable[[], None] = lambda: None
     gate: Gate = field(default_factory=Gate)
     poll_s: float = 2.0
-    feed: Feed = field(init=False)
+    feed: JobFeed = field(init=False)
     watching: asyncio.Task[None] | None = None
     _files: dict[str, Asset] = field(default_factory=assets)
     _life: str = field(default_factory=lambda: secrets.token_hex(4))
@@ -97,7 +139,7 @@ class Dashboard:
 
     def __post_init__(self) -> None:
         cluster, namespace = self.place.cluster, self.place.namespace
-        self.feed = Feed(lambda: cluster.list_jobs(namespace), Survey(cluster, namespace).look, self.poll_s)
+        self.feed = JobFeed(lambda: cluster.list_jobs(namespace), ProjectPoller(cluster, namespace).look, self.poll_s)
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it on the loopback only."""
@@ -128,7 +170,7 @@ class Dashboard:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Nothing is answered before all of this holds."""
-        if not is_local(request.headers.get("Host", "")) or is_foreign(request.headers):
+        if not is_local(request.headers.get("Host", "")) or is_cross_site(request.headers):
             return _error(403, "asked for by another site")
         if "ticket" in request.query and request.path == self.gate.base:
             return self._entry(request)
@@ -166,13 +208,13 @@ class Dashboard:
             await stream.prepare(request)
             hello = {"context": self.place.context, "namespace": self.place.namespace, "token": self.gate.token}
             await stream.write(f"retry: {RETRY_MS}\n".encode() + _event("hello", hello))
-            seen = Seen(self._version(request.headers.get("Last-Event-ID", "")))
+            seen = ViewerState(self._version(request.headers.get("Last-Event-ID", "")))
             while not self._ending.is_set():
                 await stream.write(b"".join(self._words(seen)) or _event("alive", {}))
                 await self._news()
         return stream
 
-    def _words(self, seen: Seen) -> Iterator[bytes]:
+    def _words(self, seen: ViewerState) -> Iterator[bytes]:
         """What a browser that has seen so much has to hear; it has seen that too then."""
         feed = self.feed
         if feed.trouble != seen.trouble:
@@ -209,7 +251,7 @@ class Dashboard:
         job = self.feed.job(key)  # which may be a newer one by now
         if job is None:
             raise NotFoundError(f"there is no job {key[1]} any more")
-        return web.json_response(details(job, pods, time.time()))
+        return web.json_response(job_details(job, pods, time.time()))
 
     async def _pods_of(self, key: Key) -> Sequence[Manifest]:
         """A job's pods, asked for once for all who look at it; none where the cluster does not tell.
@@ -228,7 +270,7 @@ class Dashboard:
     async def _ask_for_pods(self, key: Key) -> Sequence[Manifest]:
         async with self._calls:
             try:
-                return await beside(lambda: self.place.cluster.list_pods(*key))
+                return await run_in_thread(lambda: self.place.cluster.list_pods(*key))
             except ClusterError as e:
                 log.debug("pods of %s: %s", key, e)
                 return ()
@@ -238,12 +280,12 @@ class Dashboard:
             body = json.loads(await request.read())
         except (ValueError, RecursionError) as e:
             raise UsageError("the request is not JSON") from e
-        wish = Wish.parse(request.match_info["verb"], body)
+        wish = ChangeRequest.parse(request.match_info["verb"], body)
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         if self.place.namespace not in (None, namespace):
             raise NotFoundError(f"this page shows namespace {self.place.namespace} only")
         async with self._calls:
-            await beside(lambda: carry_out(self.place.cluster, namespace, name, wish, self.scaled))
+            await run_in_thread(lambda: apply_change(self.place.cluster, namespace, name, wish, self.scaled))
         self.feed.hurry()
         return web.json_response({})
 

@@ -7,38 +7,38 @@ Pure: no clock, no cluster; `now` and what was seen are in the case.
 
 from __future__ import annotations
 
-from elasticctl.diagnosis import endings, health, waits
-from elasticctl.diagnosis.case import Case, Finding, Mend, Rule, Severity
+from elasticctl.diagnosis import not_training, training
+from elasticctl.diagnosis.case import Case, Finding, NextStep, Rule, Severity
 
-__all__ = ["RULES", "Case", "Finding", "Mend", "Rule", "Severity", "diagnose"]
+__all__ = ["RULES", "Case", "Finding", "NextStep", "Rule", "Severity", "diagnose"]
 
 RULES: tuple[Rule, ...] = (
-    endings.deadline_exceeded,
-    endings.failed,
-    endings.cancelled,
-    endings.succeeded,
-    waits.waiting_for_its_share,
-    waits.suspended,
-    waits.no_workers_wanted,
-    waits.not_startable,
-    waits.unschedulable,
-    waits.backing_off,
-    health.running_out_of_memory,
-    health.failing,
-    health.stuck,
-    health.killed,
-    waits.starting,
-    waits.joining,
-    waits.before_the_first_step,
-    health.standstill,
-    health.interrupted,
-    health.no_storage,
-    health.no_checkpoint,
-    health.stale_checkpoint,
-    health.much_done_again,
-    waits.fewer_than_wanted,
-    waits.waiting_to_grow,
-    waits.borrowing,
+    not_training.deadline_exceeded,
+    not_training.failed,
+    not_training.cancelled,
+    not_training.succeeded,
+    not_training.waiting_for_its_share,
+    not_training.suspended,
+    not_training.no_workers_wanted,
+    not_training.not_startable,
+    not_training.unschedulable,
+    not_training.backing_off,
+    training.running_out_of_memory,
+    training.failing,
+    training.stuck,
+    training.killed,
+    not_training.starting,
+    not_training.joining,
+    not_training.before_the_first_step,
+    training.standstill,
+    training.interrupted,
+    training.no_storage,
+    training.no_checkpoint,
+    training.stale_checkpoint,
+    training.much_done_again,
+    not_training.fewer_than_wanted,
+    not_training.waiting_to_grow,
+    not_training.borrowing,
 )
 """Every rule; what comes first is the first cause."""
 
@@ -50,6 +50,6 @@ def diagnose(case: Case) -> tuple[Finding, ...]:
     """
     found = tuple(finding for rule in RULES if (finding := rule(case)) is not None)
     if not any(finding.decisive for finding in found):
-        found = (*(f for f in found if f.severity != Severity.INFO), health.training(case),
+        found = (*(f for f in found if f.severity != Severity.INFO), training.training(case),
                  *(f for f in found if f.severity == Severity.INFO))  # fmt: skip
     return found

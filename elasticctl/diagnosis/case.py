@@ -10,7 +10,7 @@ from typing import Any
 from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.podtemplate import Hardware, at, hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
-from elasticctl.api.status import Generation, JobStatus, Phase
+from elasticctl.api.status import GroupGeneration, JobStatus, Phase
 
 _WAITING_IS_NORMAL = frozenset({"", "ContainerCreating", "PodInitializing"})
 
@@ -24,7 +24,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class NextStep:
     """What to do about it: a few words, and the command to type."""
 
     advice: str
@@ -41,7 +41,7 @@ class Finding:
     rule: str
     severity: Severity
     text: str
-    mends: tuple[Mend, ...] = ()
+    mends: tuple[NextStep, ...] = ()
     details: tuple[str, ...] = ()
     decisive: bool = False
 
@@ -88,7 +88,7 @@ class Case:
         return self.status.phase in (Phase.PENDING, Phase.RESTARTING)
 
     @property
-    def group(self) -> Generation | None:
+    def group(self) -> GroupGeneration | None:
         """The newest incarnation of the training group."""
         return self.status.generations[-1] if self.status.generations else None
 
@@ -123,7 +123,7 @@ class Case:
 Rule = Callable[[Case], Finding | None]
 
 
-def short(worker: str, job: str) -> str:
+def short_worker_name(worker: str, job: str) -> str:
     """`worker-2` for `digits-worker-2`: the job's name has been said."""
     return worker.removeprefix(f"{job}-")
 

@@ -1,1 +1,25 @@
-"""What has to be in order before jobs run well at a place, looked at one by one; `elasticctl doctor` shows it."""
+"""What has to be in order before jobs run well in a context, checked one by one; `elasticctl doctor` prints it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class CheckOutcome(StrEnum):
+    """How a check went, from best to worst but for `SKIPPED`, which says nothing."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: its name, how it went, what was found, and what to do about it (empty: nothing)."""
+
+    name: str
+    outcome: CheckOutcome
+    says: str
+    mend: str = ""

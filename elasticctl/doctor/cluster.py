@@ -3,21 +3,112 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.errors import ClusterError, ForbiddenError, NotFoundError
+from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_GPU_LABEL, GKE_SPOT_LABEL, GPU_TYPES, INSTANCE_LABEL
+from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import GROUP, KIND, PLURAL, VERSION
-from elasticctl.api.text import span
-from elasticctl.doctor.check import Check, Outcome
-from elasticctl.doctor.nodes import node_checks
+from elasticctl.api.text import counted, span
+from elasticctl.doctor import Check, CheckOutcome
 from elasticctl.kubeapi import installation
-from elasticctl.kubeapi.connection import Connection, all_items, resource_path
+from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
 from elasticctl.kubeapi.refusals import NoSuchApiError
 from elasticctl.settings.contexts import Context
+
+_SCALES = "fine where an autoscaler adds them on demand"
+_PLUGIN = "install NVIDIA's device plugin, or the provider's GPU image: docs/clouds.md"
+
+
+def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
+    """Judge all nodes of a cluster of `provider`: is there any that works, which GPUs, which spot capacity."""
+    ready = [node for node in nodes if _is_ready(node)]
+    yield _check_readiness(len(ready), len(nodes))
+    yield _check_gpus(ready, provider)
+    spot = _count_spot_nodes(ready, provider)
+    if spot is None:
+        yield Check(
+            "spot", CheckOutcome.SKIPPED, f"nothing says how a cluster of provider {provider} labels spot nodes"
+        )
+    elif spot:
+        yield Check("spot", CheckOutcome.OK, f"{counted(spot, 'node')} of spot capacity")
+    else:
+        yield Check(
+            "spot",
+            CheckOutcome.WARNING,
+            f"no node of spot capacity now; {_SCALES}",
+            "add a spot node group (docs/clouds.md), or submit with --on-demand",
+        )
+
+
+def gpu_name(node: Manifest) -> str:
+    """The GPU type that a node's labels promise, as the catalog calls it or as they do; empty for none."""
+    labels = _labels(node)
+    accelerator, instance = str(labels.get(GKE_GPU_LABEL, "")), labels.get(INSTANCE_LABEL, "")
+    for gpu in GPU_TYPES.values():
+        if accelerator and gpu.gke_accelerator == accelerator:
+            return gpu.name
+        if any(instance in names for names in gpu.aws.values()):
+            return gpu.name
+    return accelerator
+
+
+def allocatable_gpus(node: Manifest) -> int:
+    """How many GPUs the node's kubelet offers to pods."""
+    text = str((node.get("status") or {}).get("allocatable", {}).get(GPU_RESOURCE, "0"))
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _check_readiness(ready: int, of: int) -> Check:
+    if ready and ready == of:
+        return Check("nodes", CheckOutcome.OK, f"{counted(ready, 'node')}, all ready")
+    if ready:
+        return Check("nodes", CheckOutcome.WARNING, f"{ready} of {counted(of, 'node')} ready", "kubectl get nodes")
+    if of:
+        return Check("nodes", CheckOutcome.FAILED, f"none of {counted(of, 'node')} is ready", "kubectl describe nodes")
+    return Check("nodes", CheckOutcome.WARNING, f"no node now; {_SCALES}", "kubectl get nodes")
+
+
+def _check_gpus(nodes: Sequence[Manifest], provider: str) -> Check:
+    found: Counter[str] = Counter()
+    for node in nodes:
+        if allocatable_gpus(node):
+            found[gpu_name(node) or "of a type that no label names"] += allocatable_gpus(node)
+    silent = [node for node in nodes if gpu_name(node) and not allocatable_gpus(node)]
+    if silent:
+        names = ", ".join(node["metadata"]["name"] for node in silent[:3]) + (", …" if len(silent) > 3 else "")
+        says = f"{counted(len(silent), 'node')} with GPUs {'offers' if len(silent) == 1 else 'offer'} none: {names}"
+        return Check("GPUs", CheckOutcome.FAILED, f"{says} (no {GPU_RESOURCE} is allocatable)", _PLUGIN)
+    if not found:
+        mend = "add a GPU node group: docs/clouds.md" if provider in ("aws", "gcp") else _PLUGIN
+        return Check("GPUs", CheckOutcome.WARNING, f"no node offers {GPU_RESOURCE} now; {_SCALES}", mend)
+    return Check("GPUs", CheckOutcome.OK, ", ".join(f"{count} {name}" for name, count in sorted(found.items())))
+
+
+def _count_spot_nodes(nodes: Sequence[Manifest], provider: str) -> int | None:
+    """How many nodes carry the provider's spot label; None where nothing is known of it."""
+    if provider == "aws":
+        wanted = {(label, spot) for label, spot, _ in AWS_CAPACITY_LABELS}
+    elif provider == "gcp":
+        wanted = {(GKE_SPOT_LABEL, "true")}
+    else:
+        return None
+    return sum(any(_labels(node).get(label) == value for label, value in wanted) for node in nodes)
+
+
+def _is_ready(node: Manifest) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
+
+
+def _labels(node: Manifest) -> Mapping[str, Any]:
+    labels: Mapping[str, Any] = node["metadata"].get("labels") or {}
+    return labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,47 +165,51 @@ LEASE_STALE_S = 30.0
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
-def cluster_checks(connection: Connection, context: Context, namespace: str, system: str) -> Iterator[Check]:
+def check_cluster(connection: Connection, context: Context, namespace: str, system: str) -> Iterator[Check]:
     """Look at a cluster, one check after the other, and stop where it does not answer.
 
     `system` is the namespace of the controller. Changes nothing in the cluster.
     """
-    answer = _guarded("cluster", lambda: _release(connection), f"kubectl --context {context.kube_context} version")
+    answer = _run_check(
+        "cluster", lambda: _check_release(connection), f"kubectl --context {context.kube_context} version"
+    )
     yield answer
-    if answer.outcome is Outcome.FAILED:
+    if answer.outcome is CheckOutcome.FAILED:
         return
     install = f"elasticctl install --context {context.name}"
-    yield _guarded("definition", lambda: _definition(connection, install), install)
-    yield _guarded("controller", lambda: _controller(connection, system, install), install)
-    yield _guarded("namespace", lambda: _namespace(connection, namespace), f"kubectl create namespace {namespace}")
-    yield _guarded("rights", lambda: _rights(connection, namespace), "")
+    yield _run_check("definition", lambda: _check_definition(connection, install), install)
+    yield _run_check("controller", lambda: _check_controller(connection, system, install), install)
+    yield _run_check(
+        "namespace", lambda: _check_namespace(connection, namespace), f"kubectl create namespace {namespace}"
+    )
+    yield _run_check("rights", lambda: _check_rights(connection, namespace), "")
     try:
-        yield from node_checks(all_items(connection, resource_path("v1", None, "nodes")), context.provider)
+        yield from check_nodes(list_objects(connection, resource_path("v1", None, "nodes")), context.provider)
     except ForbiddenError as e:
-        yield Check("nodes", Outcome.SKIPPED, f"not allowed to look: {e}")
+        yield Check("nodes", CheckOutcome.SKIPPED, f"not allowed to look: {e}")
     except ClusterError as e:
-        yield Check("nodes", Outcome.FAILED, str(e))
+        yield Check("nodes", CheckOutcome.FAILED, str(e))
 
 
-def _guarded(name: str, look: Callable[[], Check], mend: str) -> Check:
+def _run_check(name: str, look: Callable[[], Check], mend: str) -> Check:
     """Make a check; what cannot be looked at is no failure, any other refusal is."""
     try:
         return look()
     except ForbiddenError as e:
-        return Check(name, Outcome.SKIPPED, f"not allowed to look: {e}")
+        return Check(name, CheckOutcome.SKIPPED, f"not allowed to look: {e}")
     except ClusterError as e:
-        return Check(name, Outcome.FAILED, str(e), mend)
+        return Check(name, CheckOutcome.FAILED, str(e), mend)
 
 
-def _release(connection: Connection) -> Check:
+def _check_release(connection: Connection) -> Check:
     began = time.monotonic()
     version = connection.request("GET", "/version")
     took_ms = 1000 * (time.monotonic() - began)
     says = f"Kubernetes {version.get('gitVersion', 'of an unknown release')} at {connection.server}, {took_ms:.0f} ms"
     if _release_number(version) < OLDEST:
         says += f"; {'.'.join(map(str, OLDEST))} is the oldest that is tested"
-        return Check("cluster", Outcome.WARNING, says, "upgrade the cluster")
-    return Check("cluster", Outcome.OK, says)
+        return Check("cluster", CheckOutcome.WARNING, says, "upgrade the cluster")
+    return Check("cluster", CheckOutcome.OK, says)
 
 
 def _release_number(version: Manifest) -> tuple[int, int]:
@@ -123,33 +218,35 @@ def _release_number(version: Manifest) -> tuple[int, int]:
     return int(parts[0] or 0), int(parts[1] or 0)
 
 
-def _definition(connection: Connection, install: str) -> Check:
+def _check_definition(connection: Connection, install: str) -> Check:
     """Compare the fields of the cluster's definition with those that this command line writes."""
     ours = next(item for item in installation.manifests() if item["kind"] == "CustomResourceDefinition")
     path = resource_path("apiextensions.k8s.io/v1", None, "customresourcedefinitions", f"{PLURAL}.{GROUP}")
     try:
         theirs = connection.request("GET", path)
     except ForbiddenError:
-        return _served(connection, install)
+        return _check_resource_is_served(connection, install)
     except NotFoundError:
-        return Check("definition", Outcome.FAILED, f"the cluster knows no {KIND}s", install)
-    missing = sorted(_fields(ours) - _fields(theirs))
+        return Check("definition", CheckOutcome.FAILED, f"the cluster knows no {KIND}s", install)
+    missing = sorted(_field_names(ours) - _field_names(theirs))
     if missing:
         names = ", ".join(islice(missing, 3)) + (", …" if len(missing) > 3 else "")
-        return Check("definition", Outcome.FAILED, f"older than this command line: it has no {names}", install)
-    return Check("definition", Outcome.OK, f"{PLURAL}.{GROUP}, {VERSION}")
+        return Check("definition", CheckOutcome.FAILED, f"older than this command line: it has no {names}", install)
+    return Check("definition", CheckOutcome.OK, f"{PLURAL}.{GROUP}, {VERSION}")
 
 
-def _served(connection: Connection, install: str) -> Check:
+def _check_resource_is_served(connection: Connection, install: str) -> Check:
     """What somebody without rights to read definitions can tell: is the resource there?"""
     try:
         connection.request("GET", f"/apis/{GROUP}/{VERSION}")
     except (NoSuchApiError, NotFoundError):
-        return Check("definition", Outcome.FAILED, f"the cluster knows no {KIND}s", install)
-    return Check("definition", Outcome.OK, f"{PLURAL}.{GROUP}, {VERSION}; its fields are not for this user to read")
+        return Check("definition", CheckOutcome.FAILED, f"the cluster knows no {KIND}s", install)
+    return Check(
+        "definition", CheckOutcome.OK, f"{PLURAL}.{GROUP}, {VERSION}; its fields are not for this user to read"
+    )
 
 
-def _fields(definition: Manifest) -> set[str]:
+def _field_names(definition: Manifest) -> set[str]:
     """`spec.suspend` and so on: the fields of a job, two levels deep."""
     version = next((item for item in definition["spec"]["versions"] if item["name"] == VERSION), None)
     if version is None:
@@ -158,42 +255,42 @@ def _fields(definition: Manifest) -> set[str]:
     return {f"{part}.{name}" for part in ("spec", "status") for name in top.get(part, {}).get("properties", {})}
 
 
-def _controller(connection: Connection, system: str, install: str) -> Check:
+def _check_controller(connection: Connection, system: str, install: str) -> Check:
     path = resource_path("apps/v1", system, "deployments", installation.DEPLOYMENT)
     try:
         found = connection.request("GET", path)
     except NotFoundError:
-        return Check("controller", Outcome.FAILED, f"there is none in the namespace {system}", install)
+        return Check("controller", CheckOutcome.FAILED, f"there is none in the namespace {system}", install)
     ready, wanted = found.get("status", {}).get("readyReplicas", 0), found["spec"].get("replicas", 1)
     says = f"{ready} of {wanted} replicas ready, {installation.image_of(found)}"
     if not ready:
-        return Check("controller", Outcome.FAILED, says, f"kubectl describe pods -n {system}")
+        return Check("controller", CheckOutcome.FAILED, says, f"kubectl describe pods -n {system}")
     lease = connection.request("GET", resource_path("coordination.k8s.io/v1", system, "leases", installation.LEASE))
     renewed_at = from_rfc3339(lease["spec"].get("renewTime"))
     holder, age_s = lease["spec"].get("holderIdentity"), time.time() - (renewed_at or 0.0)
     if not holder or age_s > LEASE_STALE_S:
         since = f" since {span(age_s)}" if renewed_at else ""
         logs = f"kubectl logs -n {system} deployment/{installation.DEPLOYMENT}"
-        return Check("controller", Outcome.FAILED, f"{says}; none of them acts{since}", logs)
-    return Check("controller", Outcome.OK if ready == wanted else Outcome.WARNING, f"{says}; {holder} acts")
+        return Check("controller", CheckOutcome.FAILED, f"{says}; none of them acts{since}", logs)
+    return Check("controller", CheckOutcome.OK if ready == wanted else CheckOutcome.WARNING, f"{says}; {holder} acts")
 
 
-def _namespace(connection: Connection, namespace: str) -> Check:
+def _check_namespace(connection: Connection, namespace: str) -> Check:
     try:
         connection.request("GET", resource_path("v1", None, "namespaces", namespace))
     except NotFoundError:
-        return Check("namespace", Outcome.FAILED, f"no {namespace}", f"kubectl create namespace {namespace}")
-    return Check("namespace", Outcome.OK, namespace)
+        return Check("namespace", CheckOutcome.FAILED, f"no {namespace}", f"kubectl create namespace {namespace}")
+    return Check("namespace", CheckOutcome.OK, namespace)
 
 
-def _rights(connection: Connection, namespace: str) -> Check:
+def _check_rights(connection: Connection, namespace: str) -> Check:
     refused = []
     for right in RIGHTS:
         answer = connection.request("POST", _REVIEWS, right.review(namespace))
         if not answer.get("status", {}).get("allowed"):
             refused.append(right)
     if not refused:
-        return Check("rights", Outcome.OK, f"all that the command line asks for in {namespace}")
-    outcome = Outcome.FAILED if any(right.vital for right in refused) else Outcome.WARNING
+        return Check("rights", CheckOutcome.OK, f"all that the command line asks for in {namespace}")
+    outcome = CheckOutcome.FAILED if any(right.vital for right in refused) else CheckOutcome.WARNING
     mend = f"kubectl create rolebinding NAME -n {namespace} --clusterrole=edit --user=YOU, by an administrator"
     return Check("rights", outcome, f"not allowed: {', '.join(map(str, refused))}", mend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,48 +15,96 @@ from elasticctl.api.text import counted, span
 from elasticctl.cluster.local.gpus import discover
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.supervisor import supervisor_info
-from elasticctl.doctor.check import Check, Outcome
+from elasticctl.doctor import Check, CheckOutcome
+from elasticctl_store import storage
+from elasticctl_store.errors import ExistsError, StorageError
+from elasticctl_store.storage import Patience, Storage
 
 LOW_BYTES = 1 << 30
 """Less free space than this is told of: one checkpoint of a model of some size."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the launcher keeps a node's last snapshot
 
 
-def machine_checks(paths: LocalPaths) -> Iterator[Check]:
+def check_machine(paths: LocalPaths) -> Iterator[Check]:
     """Look at this machine, one check after the other; starts nothing."""
-    yield _torch()
-    yield _supervisor(paths)
+    yield _check_torch()
+    yield _check_supervisor(paths)
     gpus = discover(os.environ)
-    yield Check("GPUs", Outcome.OK, counted(len(gpus), "GPU") if gpus else "none: jobs run on CPUs")
-    yield _space("disk", paths.state, "the jobs' logs and, unless told otherwise, their checkpoints")
-    yield _space("memory", SHARED_MEMORY, "the last snapshot, for ranks that start again")
+    yield Check("GPUs", CheckOutcome.OK, counted(len(gpus), "GPU") if gpus else "none: jobs run on CPUs")
+    yield _check_free_space("disk", paths.state, "the jobs' logs and, unless told otherwise, their checkpoints")
+    yield _check_free_space("memory", SHARED_MEMORY, "the last snapshot, for ranks that start again")
 
 
-def _torch() -> Check:
+def _check_torch() -> Check:
     try:
-        return Check("torch", Outcome.OK, f"PyTorch {version('torch')}")
+        return Check("torch", CheckOutcome.OK, f"PyTorch {version('torch')}")
     except PackageNotFoundError:
         says = "PyTorch is not installed beside elasticctl, which is where the local cluster's workers run"
-        return Check("torch", Outcome.FAILED, says, "pip install 'elasticctl[train]'")
+        return Check("torch", CheckOutcome.FAILED, says, "pip install 'elasticctl[train]'")
 
 
-def _supervisor(paths: LocalPaths) -> Check:
+def _check_supervisor(paths: LocalPaths) -> Check:
     try:
         info = supervisor_info(paths)
     except ClusterError as e:
-        return Check("supervisor", Outcome.FAILED, str(e), f"its log is {paths.supervisor_log}")
+        return Check("supervisor", CheckOutcome.FAILED, str(e), f"its log is {paths.supervisor_log}")
     if info is None:
-        return Check("supervisor", Outcome.OK, "not running; it starts with the next job")
-    return Check("supervisor", Outcome.OK, f"running for {span(time.time() - info.started_at)}, pid {info.pid}")
+        return Check("supervisor", CheckOutcome.OK, "not running; it starts with the next job")
+    return Check("supervisor", CheckOutcome.OK, f"running for {span(time.time() - info.started_at)}, pid {info.pid}")
 
 
-def _space(name: str, folder: Path, holds: str) -> Check:
+def _check_free_space(name: str, folder: Path, holds: str) -> Check:
     """How much room there is where `folder` is, or will be."""
     there = next((place for place in (folder, *folder.parents) if place.is_dir()), None)
     if there is None:
-        return Check(name, Outcome.SKIPPED, f"there is no {folder}")
+        return Check(name, CheckOutcome.SKIPPED, f"there is no {folder}")
     free = shutil.disk_usage(there).free
     says = f"{free / 1e9:.1f} GB free in {there}"
     if free < LOW_BYTES:
-        return Check(name, Outcome.WARNING, f"{says}, which holds {holds}", "make room")
-    return Check(name, Outcome.OK, says)
+        return Check(name, CheckOutcome.WARNING, f"{says}, which holds {holds}", "make room")
+    return Check(name, CheckOutcome.OK, says)
+
+
+PREFIX = "elasticctl-doctor"
+PATIENCE_S = 10.0
+_CONTENT = b"elasticctl doctor: this may be deleted"
+
+
+def check_storage(url: str) -> Check:
+    """Write, read, list and delete one object, and see whether a second of the same name is refused.
+
+    That is done with the credentials of this machine; the workers' may differ. Raises nothing.
+    """
+    try:
+        place = storage.open(url, Patience(total_s=PATIENCE_S))
+        return _try_storage(place)
+    except StorageError as e:
+        return Check("storage", CheckOutcome.FAILED, str(e), "docs/storage.md")
+
+
+def _try_storage(place: Storage) -> Check:
+    key = f"{PREFIX}/{secrets.token_hex(8)}"
+    began = time.monotonic()
+    place.put(key, [_CONTENT], if_absent=True)
+    try:
+        broken = _find_fault(place, key)
+    finally:
+        place.delete([key])
+    if broken:
+        return Check("storage", CheckOutcome.FAILED, f"{place.url}: {broken}", "use another store for checkpoints")
+    took_ms = 1000 * (time.monotonic() - began)
+    says = f"{place.url}: writes, reads, lists, refuses doubles, deletes; {took_ms:.0f} ms"
+    return Check("storage", CheckOutcome.OK, says)
+
+
+def _find_fault(place: Storage, key: str) -> str:
+    """What it does not do as it should; empty when all is well."""
+    if place.get(key) != _CONTENT:
+        return "what was written is read back as something else"
+    if key not in place.list(key):
+        return "what was written is not listed"
+    try:
+        place.put(key, [b"twice"], if_absent=True)
+    except ExistsError:
+        return ""
+    return "it takes a second object of the same name: without conditional writes, runs can overwrite each other"

@@ -24,7 +24,7 @@ import elasticctl
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
 from elasticctl.api.text import shown
-from elasticctl.kubeapi.credentials import SERVICE_ACCOUNT, Access, from_kubeconfig, from_service_account, plugin_failed
+from elasticctl.kubeapi.credentials import SERVICE_ACCOUNT, Access, from_kubeconfig, from_service_account, plugin_error
 from elasticctl.kubeapi.refusals import refusal
 from elasticctl.settings.kubeconfig import kubeconfig_paths
 
@@ -101,7 +101,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Transport:
     """Open connections to a server, and the value of the header that says who asks ("": none)."""
 
     server: str
@@ -115,7 +115,7 @@ class Connection:
     `find` reads the place and the credentials; it is called again when the server no longer accepts them.
     """
 
-    def __init__(self, find: Callable[[], Way]) -> None:
+    def __init__(self, find: Callable[[], Transport]) -> None:
         self._find = find
         self._lock = threading.Lock()
         self._way = find()
@@ -228,14 +228,16 @@ def connect(kube_context: str = "", connections: int = 16) -> Connection:
     """
     inside = not kube_context and in_cluster() and not os.environ.get("KUBECONFIG")
 
-    def find() -> Way:
+    def find() -> Transport:
         access = from_service_account() if inside else from_kubeconfig(kubeconfig_paths(), kube_context)
-        return _old_way(kube_context, connections) if access is None else way(access, connections)
+        return (
+            _open_legacy_transport(kube_context, connections) if access is None else open_transport(access, connections)
+        )
 
     return Connection(find)
 
 
-def way(access: Access, connections: int = 16) -> Way:
+def open_transport(access: Access, connections: int = 16) -> Transport:
     """Connections for this access; none is opened yet. Raises CredentialsError for a proxy that cannot be used."""
     options: dict[str, Any] = {"maxsize": connections, "socket_options": _socket_options()}
     if access.tls is not None:
@@ -245,11 +247,11 @@ def way(access: Access, connections: int = 16) -> Way:
         if not access.verified:
             options["cert_reqs"] = "CERT_NONE"
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so
-    pool = _through(access.proxy, options) if access.proxy else urllib3.PoolManager(**options)
-    return Way(access.server, pool, access.authorization)
+    pool = _proxy_pool(access.proxy, options) if access.proxy else urllib3.PoolManager(**options)
+    return Transport(access.server, pool, access.authorization)
 
 
-def _through(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
+def _proxy_pool(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
     """Connections by way of a proxy; no error repeats its URL, which may have a password in it."""
     where = "see proxy-url in the kubeconfig, or *_PROXY"
     try:
@@ -282,7 +284,7 @@ def resource_path(api: str, namespace: str | None, plural: str, name: str = "", 
     return "/".join((root, *(quote(word, safe="") for word in words)))
 
 
-def _old_way(kube_context: str, connections: int) -> Way:
+def _open_legacy_transport(kube_context: str, connections: int) -> Transport:
     """A login as it was before credential plugins, which only the `kubernetes` package knows. Raises CredentialsError.
 
     It says to a log alone that a login has failed; the server's refusal says so then.
@@ -295,7 +297,7 @@ def _old_way(kube_context: str, connections: int) -> Way:
         load: Any = kubernetes.config.load_kube_config  # in part typed, depending on its version
         load(os.pathsep.join(map(str, kubeconfig_paths())), kube_context or None, configuration)
     except Exception as e:
-        raise plugin_failed(f"{type(e).__name__}: {e}") from e
+        raise plugin_error(f"{type(e).__name__}: {e}") from e
     configuration.connection_pool_maxsize = connections
     configuration.socket_options = _socket_options()
     pool: urllib3.PoolManager = kubernetes.client.ApiClient(configuration).rest_client.pool_manager
@@ -303,7 +305,7 @@ def _old_way(kube_context: str, connections: int) -> Way:
     def authorization() -> str:
         return str(configuration.auth_settings().get("BearerToken", {}).get("value") or "")
 
-    return Way(str(configuration.host), pool, authorization)
+    return Transport(str(configuration.host), pool, authorization)
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
@@ -334,7 +336,7 @@ def _one_line(text: str) -> str:
 PAGE_OBJECTS = 500
 
 
-def all_items(connection: Connection, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
+def list_objects(connection: Connection, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
     """The objects of a collection, as many requests as it takes; raises what `Connection.request` raises."""
     items: list[Manifest] = []
     token = ""

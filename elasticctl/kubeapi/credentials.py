@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import ConfigError, CredentialsError, NotFoundError
 from elasticctl.api.text import shown
-from elasticctl.settings.kubeconfig import Entry, Kubeconfig, read_kubeconfig
+from elasticctl.settings.kubeconfig import Kubeconfig, KubeconfigEntry, read_kubeconfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_KEPT_S = 60.0
@@ -60,7 +60,7 @@ def from_kubeconfig(paths: Iterable[Path], context: str = "") -> Access | None:
         found = read_kubeconfig(paths)
     except ConfigError as e:
         raise CredentialsError(f"the kubeconfig cannot be used: {e}") from e
-    cluster, user = _chosen(found, context)
+    cluster, user = _find_entries(found, context)
     if "auth-provider" in user.content:
         return None
     try:
@@ -83,7 +83,7 @@ def from_service_account() -> Access:
     return Access(server, token, tls)
 
 
-def _chosen(found: Kubeconfig, context: str) -> tuple[Entry, Entry]:
+def _find_entries(found: Kubeconfig, context: str) -> tuple[KubeconfigEntry, KubeconfigEntry]:
     """The cluster and the user of a context."""
     entry = found.contexts.get(context or found.current)
     cluster = found.clusters.get(str(entry.content.get("cluster"))) if entry else None
@@ -93,10 +93,10 @@ def _chosen(found: Kubeconfig, context: str) -> tuple[Entry, Entry]:
         raise NotFoundError(
             f"no usable {about} in the kubeconfig ({missing}); `kubectl config get-contexts` lists them"
         )
-    return cluster, found.users.get(str(entry.content.get("user")), Entry({}, entry.folder))
+    return cluster, found.users.get(str(entry.content.get("user")), KubeconfigEntry({}, entry.folder))
 
 
-def _access(cluster: Entry, user: Entry) -> Access:
+def _access(cluster: KubeconfigEntry, user: KubeconfigEntry) -> Access:
     server = cluster.content["server"].rstrip("/")
     plugin = _Plugin(user, cluster) if isinstance(user.content.get("exec"), dict) else None
     verified = cluster.content.get("insecure-skip-tls-verify") is not True
@@ -112,7 +112,7 @@ def _access(cluster: Entry, user: Entry) -> Access:
     )
 
 
-def _authorization(user: Entry) -> Callable[[], str]:
+def _authorization(user: KubeconfigEntry) -> Callable[[], str]:
     """What stands in the file itself, or in one that it names."""
     content = user.content
     if content.get("tokenFile"):
@@ -127,7 +127,7 @@ def _authorization(user: Entry) -> Callable[[], str]:
     return lambda: value
 
 
-def _tls(cluster: Entry, user: Entry, made: Mapping[str, Any], verified: bool) -> ssl.SSLContext:
+def _tls(cluster: KubeconfigEntry, user: KubeconfigEntry, made: Mapping[str, Any], verified: bool) -> ssl.SSLContext:
     """What the server's certificate is held against, and the client's own; `made`: what a plugin has made."""
     # Not `create_default_context`: from Python 3.13 on it refuses the certificates of many a cluster.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -151,7 +151,7 @@ def _tls(cluster: Entry, user: Entry, made: Mapping[str, Any], verified: bool) -
     return context
 
 
-def _pem(entry: Entry, field: str) -> bytes:
+def _pem(entry: KubeconfigEntry, field: str) -> bytes:
     """`FIELD-data`, or else the content of the file that `FIELD` names; b"" without either."""
     data, path = entry.content.get(f"{field}-data"), entry.content.get(field)
     if data:
@@ -190,7 +190,7 @@ class _TokenFile:
 class _Plugin:
     """A command that makes credentials (EKS, GKE), run again when what it made has expired."""
 
-    def __init__(self, user: Entry, cluster: Entry) -> None:
+    def __init__(self, user: KubeconfigEntry, cluster: KubeconfigEntry) -> None:
         self._spec, self._folder, self._cluster = user.content["exec"], user.folder, cluster
         self._made: Mapping[str, Any] = {}
         self._expires_at: float | None = None
@@ -228,9 +228,9 @@ class _Plugin:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as e:
-            raise plugin_failed(f"{e} {self._spec.get('installHint') or ''}") from e
+            raise plugin_error(f"{e} {self._spec.get('installHint') or ''}") from e
         if done.returncode:
-            raise plugin_failed(f"exit code {done.returncode}: {done.stderr or ''}")
+            raise plugin_error(f"exit code {done.returncode}: {done.stderr or ''}")
         return _status_of(done.stdout, version)
 
     def _argv(self) -> list[str]:
@@ -238,7 +238,7 @@ class _Plugin:
         return [str(self._folder / command) if "/" in command else command, *map(str, self._spec.get("args") or [])]
 
 
-def plugin_failed(said: str) -> CredentialsError:
+def plugin_error(said: str) -> CredentialsError:
     """The error for a plugin that said this."""
     return CredentialsError(f"the kubeconfig's credential plugin failed ({_one_line(said)}); log in to the cloud again")
 
@@ -248,15 +248,15 @@ def _status_of(printed: str, version: Any) -> Mapping[str, Any]:
         made = json.loads(printed)
         status = made["status"]
     except (ValueError, KeyError, TypeError) as e:
-        raise plugin_failed("it prints no ExecCredential") from e
+        raise plugin_error("it prints no ExecCredential") from e
     if made.get("apiVersion") != version:
-        raise plugin_failed(f"it speaks {shown(made.get('apiVersion'))}, not {shown(version)}")
+        raise plugin_error(f"it speaks {shown(made.get('apiVersion'))}, not {shown(version)}")
     if not isinstance(status, dict) or not (status.get("token") or status.get("clientCertificateData")):
-        raise plugin_failed("what it prints has no credentials in it")
+        raise plugin_error("what it prints has no credentials in it")
     return status
 
 
-def _cluster_info(cluster: Entry) -> dict[str, Any]:
+def _cluster_info(cluster: KubeconfigEntry) -> dict[str, Any]:
     """What a plugin that asks for it is told of the cluster."""
     told = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
     found = {name: cluster.content[name] for name in told if cluster.content.get(name)}

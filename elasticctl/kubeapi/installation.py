@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.yamltext import parse
+from elasticctl.api.yamltext import parse_yaml
 
 NAMESPACE = "elasticctl-system"
 DEPLOYMENT = "elasticctl-controller"
@@ -33,7 +33,7 @@ def manifests(
 
     `sharing` are the controller's flags about that (`sharing_flags`).
     """
-    found = [_moved(item, namespace) for name in _FILES for item in _read(name)]
+    found = [_with_namespace(item, namespace) for name in _FILES for item in _read_objects(name)]
     deployment = next(item for item in found if item["kind"] == "Deployment")
     if image:
         deployment["spec"]["template"]["spec"]["containers"][0]["image"] = image
@@ -79,15 +79,15 @@ def sharing_of(deployment: Manifest) -> list[str]:
 
 
 @functools.cache
-def _read(name: str) -> tuple[Manifest, ...]:
+def _read_objects(name: str) -> tuple[Manifest, ...]:
     text = resources.files("elasticctl_controller").joinpath("deploy", name).read_text("utf-8")
-    return tuple(parse(part, name).data for part in text.split("\n---\n"))
+    return tuple(parse_yaml(part, name).data for part in text.split("\n---\n"))
 
 
-def _moved(value: Any, namespace: str) -> Any:
+def _with_namespace(value: Any, namespace: str) -> Any:
     """A copy with another namespace, wherever ours is named: in objects, in their subjects, in URLs."""
     if isinstance(value, dict):
-        return {key: _moved(item, namespace) for key, item in value.items()}
+        return {key: _with_namespace(item, namespace) for key, item in value.items()}
     if isinstance(value, list):
-        return [_moved(item, namespace) for item in value]
+        return [_with_namespace(item, namespace) for item in value]
     return value.replace(NAMESPACE, namespace) if isinstance(value, str) else value

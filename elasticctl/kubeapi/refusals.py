@@ -27,16 +27,16 @@ class NoSuchApiError(NotFoundError):
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) -> ElasticctlError:
     """The error that an answer of status 400 or more stands for; `request` is its verb and path, for the message."""
-    answer = _decoded(body)
+    answer = _decode_body(body)
     message = " ".join(str(answer.get("message") or body[:_MESSAGE_CHARS].decode("utf-8", "replace")).split())
     message = message[:_MESSAGE_CHARS] or f"HTTP {status}"
-    retry_after_s = _seconds(headers.get("Retry-After"))
+    retry_after_s = _retry_after_s(headers.get("Retry-After"))
     if status in (429, 503, 504) or (status == 500 and retry_after_s is not None):
         return BusyError(f"the cluster is busy: {message} ({request})", retry_after_s)
     if status == 401:
         return CredentialsError(f"the cluster does not accept the credentials ({message}); log in again: they expire")
     if status == 403:
-        return ForbiddenError(_forbidden(message, request))
+        return ForbiddenError(_forbidden_message(message, request))
     if status == 404:
         return NotFoundError(message) if answer.get("details") else NoSuchApiError(f"{message} ({request})")
     if status in (409, 412):
@@ -48,7 +48,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) 
     return ClusterError(f"the cluster refused {request}: {message}")
 
 
-def _forbidden(message: str, request: str) -> str:
+def _forbidden_message(message: str, request: str) -> str:
     """With the mend where it is a matter of rights; quotas and admission rules say themselves what they want."""
     if " cannot " in message:
         return f"{message}; whoever looks after the cluster can grant that"
@@ -62,11 +62,11 @@ def _first_field(answer: Mapping[str, Any]) -> str:
     return next((field for field in fields if isinstance(field, str)), "")
 
 
-def _seconds(text: str | None) -> float | None:
+def _retry_after_s(text: str | None) -> float | None:
     return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 7 else None
 
 
-def _decoded(body: bytes) -> Mapping[str, Any]:
+def _decode_body(body: bytes) -> Mapping[str, Any]:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):

@@ -19,7 +19,7 @@ from elasticctl.api.errors import ConfigError, NotFoundError, SpecError, UsageEr
 from elasticctl.api.text import did_you_mean, listed, shown
 
 if TYPE_CHECKING:
-    from elasticctl.api.yamltext import Document
+    from elasticctl.api.yamltext import YamlDocument
 
 LOCAL = "local"
 KUBERNETES = "kubernetes"
@@ -91,7 +91,7 @@ def check_namespace(name: str) -> str:
     return name
 
 
-def folder() -> Path:
+def config_folder() -> Path:
     """The user's configuration folder; it need not exist."""
     home = os.environ.get("ELASTICCTL_HOME")
     if home:
@@ -101,7 +101,7 @@ def folder() -> Path:
     return platformdirs.user_config_path("elasticctl")
 
 
-def load(path: Path) -> Config:
+def load_config(path: Path) -> Config:
     """Read the contexts file; without one there is the built-in context alone.
 
     Raises ConfigError, naming file and line, for a file that is not what `save` writes; it is left as it is.
@@ -112,19 +112,19 @@ def load(path: Path) -> Config:
         return Config()
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from e
-    from elasticctl.api.yamltext import parse
+    from elasticctl.api.yamltext import parse_yaml
 
     try:
-        return _decode(parse(text, str(path)))
+        return _decode(parse_yaml(text, str(path)))
     except SpecError as e:
         raise ConfigError(f"{e}; mend it or move it away (there is then the context {LOCAL} only)") from e
 
 
-def save(config: Config, path: Path) -> None:
+def save_config(config: Config, path: Path) -> None:
     """Write the contexts file atomically, mode 0600 in a folder of mode 0700; ConfigError when that fails."""
-    from elasticctl.api.yamltext import dump
+    from elasticctl.api.yamltext import dump_yaml
 
-    text = dump(encode(config))
+    text = dump_yaml(encode_config(config))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _replace(path, text)
@@ -132,7 +132,7 @@ def save(config: Config, path: Path) -> None:
         raise ConfigError(f"cannot write {path}: {e.strerror}; the file is as it was") from e
 
 
-def encode(config: Config) -> dict[str, Any]:
+def encode_config(config: Config) -> dict[str, Any]:
     """The content of the contexts file, as data."""
     return {_CURRENT: config.current, _CONTEXTS: [_encode(context) for context in config.contexts]}
 
@@ -162,7 +162,7 @@ def _encode(context: Context) -> dict[str, Any]:
     return encoded
 
 
-def _decode(document: Document) -> Config:
+def _decode(document: YamlDocument) -> Config:
     if document.data is None:
         return Config()
     top = _mapping(document, (), document.data, (_CURRENT, _CONTEXTS))
@@ -184,7 +184,7 @@ def _decode(document: Document) -> Config:
     return dataclasses.replace(config, current=current)
 
 
-def _decode_context(document: Document, path: tuple[str | int, ...], entry: Any) -> Context:
+def _decode_context(document: YamlDocument, path: tuple[str | int, ...], entry: Any) -> Context:
     fields = {camel(field.name): field for field in dataclasses.fields(Context)}
     given = _mapping(document, path, entry, tuple(fields))
     for key, value in given.items():
@@ -205,7 +205,9 @@ def _decode_context(document: Document, path: tuple[str | int, ...], entry: Any)
     return context
 
 
-def _mapping(document: Document, path: tuple[str | int, ...], value: Any, known: tuple[str, ...]) -> Mapping[str, Any]:
+def _mapping(
+    document: YamlDocument, path: tuple[str | int, ...], value: Any, known: tuple[str, ...]
+) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise _wrong(document, path, f"must be a mapping, not {shown(value)}")
     for key in value:
@@ -214,7 +216,7 @@ def _mapping(document: Document, path: tuple[str | int, ...], value: Any, known:
     return value
 
 
-def _wrong(document: Document, path: tuple[str | int, ...], message: str) -> SpecError:
+def _wrong(document: YamlDocument, path: tuple[str | int, ...], message: str) -> SpecError:
     from elasticctl.api.yamltext import format_path
 
     return SpecError(message, path=format_path(path), line=document.line(path), source=document.source)

@@ -72,7 +72,7 @@ def kubeconfig_paths() -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KubeconfigEntry:
     """A context, cluster or user; paths in it are relative to the `folder` of its file."""
 
     content: Mapping[str, Any]
@@ -84,23 +84,23 @@ class Kubeconfig:
     """What all files say together, by name; of two entries with the same name the first counts, as for kubectl."""
 
     current: str
-    contexts: Mapping[str, Entry]
-    clusters: Mapping[str, Entry]
-    users: Mapping[str, Entry]
+    contexts: Mapping[str, KubeconfigEntry]
+    clusters: Mapping[str, KubeconfigEntry]
+    users: Mapping[str, KubeconfigEntry]
 
 
 def read_kubeconfig(paths: Iterable[Path]) -> Kubeconfig:
     """Read and merge files; those that are not there are passed over. ConfigError, naming the file, for a bad one."""
-    parts: dict[str, dict[str, Entry]] = {"contexts": {}, "clusters": {}, "users": {}}
+    parts: dict[str, dict[str, KubeconfigEntry]] = {"contexts": {}, "clusters": {}, "users": {}}
     current = ""
     for path in paths:
-        content = _read(path)
+        content = _read_file(path)
         current = current or _text(content.get("current-context"))
         for kind, found in parts.items():
             for entry in _list(content.get(kind)):
                 inner = entry.get(kind.removesuffix("s"))
                 if isinstance(entry.get("name"), str) and isinstance(inner, dict):
-                    found.setdefault(entry["name"], Entry(inner, path.parent.absolute()))
+                    found.setdefault(entry["name"], KubeconfigEntry(inner, path.parent.absolute()))
     return Kubeconfig(current, parts["contexts"], parts["clusters"], parts["users"])
 
 
@@ -111,7 +111,7 @@ def read_contexts(paths: Iterable[Path]) -> dict[str, KubeContext]:
 
 
 def _context(name: str, inner: Mapping[str, Any], found: Kubeconfig) -> KubeContext:
-    nothing = Entry({}, Path())
+    nothing = KubeconfigEntry({}, Path())
     cluster, user = _text(inner.get("cluster")), found.users.get(_text(inner.get("user")), nothing).content
     plugin = user.get("exec")
     command = _text(plugin.get("command")) if isinstance(plugin, dict) else ""
@@ -119,11 +119,11 @@ def _context(name: str, inner: Mapping[str, Any], found: Kubeconfig) -> KubeCont
     return KubeContext(name, cluster, _text(inner.get("namespace")), server, Path(command).name.removesuffix(".exe"))
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    from elasticctl.api.yamltext import parse
+def _read_file(path: Path) -> Mapping[str, Any]:
+    from elasticctl.api.yamltext import parse_yaml
 
     try:
-        data = parse(path.read_bytes(), str(path)).data
+        data = parse_yaml(path.read_bytes(), str(path)).data
     except FileNotFoundError:
         return {}
     except OSError as e:

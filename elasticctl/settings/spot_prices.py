@@ -42,13 +42,15 @@ def spot_prices(instances: Sequence[str], now: float) -> SpotPrices | None:
     """
     if not instances or not _may_have_credentials(os.environ):
         return None
-    file, key = _cache(), _key(instances, os.environ)
-    kept = _read(file).get(key)
+    file, key = _cache_path(), _cache_key(instances, os.environ)
+    kept = _read_cache(file).get(key)
     if isinstance(kept, dict) and _is_fresh(kept, now):
-        return _decoded(kept)
-    found = _asked(instances, now)
+        return _decode_prices(kept)
+    found = _ask_within_limit(instances, now)
     fresh = {"at": now} if found is None else {"at": found.at, "region": found.region, "perHour": dict(found.per_hour)}
-    _write(file, {**{old: value for old, value in _read(file).items() if _is_fresh(value, now)}, key: fresh})
+    _write_cache(
+        file, {**{old: value for old, value in _read_cache(file).items() if _is_fresh(value, now)}, key: fresh}
+    )
     return found
 
 
@@ -65,7 +67,7 @@ def cheapest(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _asked(instances: Sequence[str], now: float) -> SpotPrices | None:
+def _ask_within_limit(instances: Sequence[str], now: float) -> SpotPrices | None:
     """Ask on a thread of its own, which may be left behind: finding credentials has no time limit."""
     answers: list[SpotPrices] = []
 
@@ -108,21 +110,21 @@ def _may_have_credentials(environ: Mapping[str, str]) -> bool:
     return False
 
 
-def _key(instances: Sequence[str], environ: Mapping[str, str]) -> str:
+def _cache_key(instances: Sequence[str], environ: Mapping[str, str]) -> str:
     """What decides the answer: types, and by what the region is chosen."""
     names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CONFIG_FILE")
     return "|".join([*(environ.get(name, "") for name in names), ",".join(sorted(instances))])
 
 
-def _cache() -> Path:
+def _cache_path() -> Path:
     if os.environ.get("ELASTICCTL_HOME"):
-        return contexts.folder() / "cache" / "spot-prices.json"
+        return contexts.config_folder() / "cache" / "spot-prices.json"
     import platformdirs
 
     return platformdirs.user_cache_path("elasticctl") / "spot-prices.json"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_cache(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -130,7 +132,7 @@ def _read(file: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _write(file: Path, data: Mapping[str, Any]) -> None:
+def _write_cache(file: Path, data: Mapping[str, Any]) -> None:
     """Replace the file; one that cannot be written is no loss."""
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -150,7 +152,7 @@ def _is_fresh(kept: Any, now: float) -> bool:
     return isinstance(at, int | float) and 0 <= now - at < limit_s
 
 
-def _decoded(kept: Mapping[str, Any]) -> SpotPrices | None:
+def _decode_prices(kept: Mapping[str, Any]) -> SpotPrices | None:
     prices = kept.get("perHour")
     if not isinstance(prices, dict):
         return None

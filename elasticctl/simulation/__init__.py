@@ -1,7 +1,6 @@
 """What a job would take at other sizes, from a scaling curve and what interruptions cost. Pure."""
 
-from elasticctl.simulation.evidence import Evidence, evidence_of
-from elasticctl.simulation.outlook import Conditions, Outlook, outlook
-from elasticctl.simulation.scaling_curve import Curve, Point
+from elasticctl.simulation.forecast import Conditions, Forecast, forecast_for
+from elasticctl.simulation.scaling import Evidence, Point, ScalingCurve, evidence_of
 
-__all__ = ["Conditions", "Curve", "Evidence", "Outlook", "Point", "evidence_of", "outlook"]
+__all__ = ["Conditions", "Evidence", "Forecast", "Point", "ScalingCurve", "evidence_of", "forecast_for"]

@@ -15,11 +15,11 @@ from elasticctl.api.status import (
     Backoff,
     CheckpointStatus,
     Curve,
-    Failure,
     Interruption,
     JobStatus,
     Phase,
-    Progress,
+    ProgressStatus,
+    RankFailure,
     Scaling,
     WorkerStatus,
 )
@@ -69,9 +69,9 @@ def test_a_status_survives_the_trip() -> None:
         backoff=Backoff(1, Timestamp(2.0)),
         interruptions=(Interruption(at=Timestamp(3.0), worker="a-worker-0", recovery_s=0.5, steps_redone=0),),
         scalings=(Scaling(at=Timestamp(4.0), from_workers=1, to_workers=2, by="user"),),
-        progress=Progress(step=7, metrics={"loss": 0.5}),
+        progress=ProgressStatus(step=7, metrics={"loss": 0.5}),
         checkpoint=CheckpointStatus(step=5, committed=1),
-        first_failure=Failure(rank=0, exit_code=1, last_lines=("oh",)),
+        first_failure=RankFailure(rank=0, exit_code=1, last_lines=("oh",)),
     )
     assert from_json(JobStatus, json.loads(json.dumps(to_json(status)))) == status
 

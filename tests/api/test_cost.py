@@ -9,10 +9,9 @@ import pytest
 
 from elasticctl.api.cost import cost, price_list, rate, rate_of, worker_seconds
 from elasticctl.api.gpu_types import GPU_TYPES, gpu_type, place
-from elasticctl.api.manifests import render
+from elasticctl.api.manifests import find_template, render_manifest
 from elasticctl.api.podtemplate import capacity, node_labels
 from elasticctl.api.spec import ElasticJob, JobSpec
-from elasticctl.api.templates import find
 from tests.support.job_samples import AT, at
 
 SHAPES = [
@@ -66,7 +65,7 @@ def made(provider: str = "aws", gpu: str = "t4", spot: bool = True, gpus: int = 
         node_terms=placement.terms,
         tolerations=placement.tolerations,
     )
-    return ElasticJob.from_manifest({**render(spec, find("default", Path("none"))), "status": status})
+    return ElasticJob.from_manifest({**render_manifest(spec, find_template("default", Path("none"))), "status": status})
 
 
 @pytest.mark.parametrize(("provider", "gpu"), [("aws", "t4"), ("gcp", "t4"), ("gcp", "l4"), ("aws", "")])

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from elasticctl.api.errors import ElasticctlError, SpecError, TemplateError
 from elasticctl.api.gpu_types import gpu_type, place
-from elasticctl.api.manifests import escape_expansion, render
+from elasticctl.api.manifests import Template, escape_expansion, find_template, render_manifest, shipped_template_names
 from elasticctl.api.spec import ElasticJob, JobSpec
-from elasticctl.api.templates import Template, find, shipped_names
-from elasticctl.api.yamltext import dump, parse
+from elasticctl.api.yamltext import dump_yaml, parse_yaml
 
 HOSTILE = st.sampled_from(
     [
@@ -56,7 +55,7 @@ SPEC = JobSpec("digits", ("python", "train.py"))
 def default() -> Template:
     from pathlib import Path
 
-    return find("default", Path("/nonexistent"))
+    return find_template("default", Path("/nonexistent"))
 
 
 def worker(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -80,9 +79,9 @@ def expand(text: str) -> str:
 )
 @settings(deadline=None, max_examples=150)
 def test_hostile_values_come_back_as_they_were(provider: str, **fields: Any) -> None:
-    manifest = render(dataclasses.replace(SPEC, provider=provider, **fields), default())
-    for reader in (lambda text: parse(text).data, yaml.safe_load):
-        container = worker(reader(dump(manifest)))
+    manifest = render_manifest(dataclasses.replace(SPEC, provider=provider, **fields), default())
+    for reader in (lambda text: parse_yaml(text).data, yaml.safe_load):
+        container = worker(reader(dump_yaml(manifest)))
         assert tuple(map(expand, container["args"])) == fields["command"]
         env = {item["name"]: expand(item["value"]) for item in container.get("env", [])}
         assert env == {
@@ -116,7 +115,9 @@ def test_a_users_template_may_put_values_anywhere(value: str) -> None:
         "spec:\n  minReplicas",
         1,
     )
-    annotations = render(dataclasses.replace(SPEC, image=value), Template("own", text))["metadata"]["annotations"]
+    annotations = render_manifest(dataclasses.replace(SPEC, image=value), Template("own", text))["metadata"][
+        "annotations"
+    ]
     assert annotations == {
         "a": value,
         "b": f"x {value} y",
@@ -132,7 +133,7 @@ def test_a_users_template_may_put_values_anywhere(value: str) -> None:
 @settings(deadline=None, max_examples=60)
 def test_a_hostile_name_is_itself_or_refused(name: str) -> None:
     try:
-        manifest = render(dataclasses.replace(SPEC, name=name), default())
+        manifest = render_manifest(dataclasses.replace(SPEC, name=name), default())
     except SpecError as e:
         wrong_field = e.path
     else:
@@ -143,7 +144,7 @@ def test_a_hostile_name_is_itself_or_refused(name: str) -> None:
 
 def test_text_that_is_no_unicode_is_refused() -> None:
     with pytest.raises(SpecError, match="not Unicode text"):
-        render(dataclasses.replace(SPEC, command=("python", "\udcff")), default())
+        render_manifest(dataclasses.replace(SPEC, command=("python", "\udcff")), default())
 
 
 def test_the_controller_reads_back_what_was_asked_for() -> None:
@@ -158,7 +159,7 @@ def test_the_controller_reads_back_what_was_asked_for() -> None:
         hang_timeout_s=90,
         labels={"team": "vision"},
     )
-    manifest = render(spec, default())
+    manifest = render_manifest(spec, default())
     job = ElasticJob.from_manifest(manifest)
     assert (job.desired, job.min, job.max) == (3, 2, 4)
     assert (job.backoff_limit, job.deadline_s, job.ttl_s) == (7, 60, 0)
@@ -183,7 +184,7 @@ def test_a_cloud_job_is_restricted_and_placed(provider: str) -> None:
         workspace="s3://b/w?endpoint=http://x#abc",
         workspace_from="/home/$(me)",
     )
-    manifest = render(spec, default())
+    manifest = render_manifest(spec, default())
     pod = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
     container = worker(manifest)
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -218,13 +219,13 @@ def test_a_cloud_job_is_restricted_and_placed(provider: str) -> None:
     ],
 )
 def test_workers_on_spot_machines_listen_to_their_cloud(fields: dict[str, Any], source: str | None) -> None:
-    env = worker(render(dataclasses.replace(SPEC, image="i", **fields), default())).get("env", [])
+    env = worker(render_manifest(dataclasses.replace(SPEC, image="i", **fields), default())).get("env", [])
     assert [e["value"] for e in env if e["name"] == "ELASTICCTL_NOTICE_SOURCE"] == ([source] if source else [])
 
 
 def test_on_demand_forbids_what_spot_asks_for() -> None:
     terms = place("gcp", None, 0, spot=False).terms
-    manifest = render(dataclasses.replace(SPEC, provider="gcp", image="i", node_terms=terms), default())
+    manifest = render_manifest(dataclasses.replace(SPEC, provider="gcp", image="i", node_terms=terms), default())
     affinity = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["affinity"]["nodeAffinity"]
     [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": "cloud.google.com/gke-spot", "operator": "DoesNotExist"}]
@@ -250,7 +251,7 @@ def test_on_demand_forbids_what_spot_asks_for() -> None:
 )
 def test_a_faulty_template_is_told_so(text: str, message: str) -> None:
     with pytest.raises(ElasticctlError) as caught:
-        render(SPEC, Template("t", text))
+        render_manifest(SPEC, Template("t", text))
     assert isinstance(caught.value, TemplateError | SpecError)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
@@ -259,9 +260,9 @@ def test_a_faulty_template_is_told_so(text: str, message: str) -> None:
 def test_every_shipped_template_renders() -> None:
     from pathlib import Path
 
-    assert "default" in shipped_names()
-    for name in shipped_names():
-        assert render(SPEC, find(name, Path("/nonexistent")))["metadata"]["name"] == "digits"
+    assert "default" in shipped_template_names()
+    for name in shipped_template_names():
+        assert render_manifest(SPEC, find_template(name, Path("/nonexistent")))["metadata"]["name"] == "digits"
 
 
 def test_dollars_survive_kubernetes() -> None:

@@ -22,7 +22,7 @@ from elasticctl.api.spec import (
     RestartPolicy,
 )
 from elasticctl.api.status import JobStatus
-from elasticctl.api.yamltext import Document, dump
+from elasticctl.api.yamltext import YamlDocument, dump_yaml
 from tests.support.torchelastic import torchelastic_job
 
 GOOD = """\
@@ -64,8 +64,8 @@ def schema() -> dict[str, Any]:
 
 @pytest.mark.parametrize("text", [GOOD, TORCHELASTIC])
 def test_good_manifests_load_and_round_trip(text: str) -> None:
-    manifest = validation.load(text, "job.yaml")
-    assert validation.load(dump(manifest)) == manifest
+    manifest = validation.load_manifest(text, "job.yaml")
+    assert validation.load_manifest(dump_yaml(manifest)) == manifest
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,16 @@ def test_good_manifests_load_and_round_trip(text: str) -> None:
 def test_each_mistake_names_its_field_and_line(old: str, new: str, message: str) -> None:
     assert old in GOOD
     with pytest.raises(SpecError) as caught:
-        validation.load(GOOD.replace(old, new), "f")
+        validation.load_manifest(GOOD.replace(old, new), "f")
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 def test_open_parts_of_the_pod_stay_open() -> None:
-    manifest = validation.load(GOOD)
+    manifest = validation.load_manifest(GOOD)
     pod = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
     pod["topologySpreadConstraints"] = [{"maxSkew": 1}]
-    validation.validate(Document(manifest, {}))
+    validation.validate_manifest(YamlDocument(manifest, {}))
 
 
 PATHS = [
@@ -152,7 +152,7 @@ JSON = st.recursive(
 @given(st.lists(st.tuples(st.sampled_from(PATHS), JSON), min_size=1, max_size=3))
 @settings(deadline=None, max_examples=150)
 def test_a_mangled_manifest_is_refused_in_one_line_or_can_be_run(changes: list[tuple[tuple[str, ...], Any]]) -> None:
-    manifest: Any = copy.deepcopy(validation.load(GOOD))
+    manifest: Any = copy.deepcopy(validation.load_manifest(GOOD))
     for path, value in changes:
         around = manifest
         for key in path[:-1]:
@@ -161,7 +161,7 @@ def test_a_mangled_manifest_is_refused_in_one_line_or_can_be_run(changes: list[t
             around[path[-1]] = value
     problem = "none"
     try:
-        validation.validate(Document(manifest, {}))
+        validation.validate_manifest(YamlDocument(manifest, {}))
     except SpecError as e:
         problem = str(e)
     else:
@@ -194,8 +194,8 @@ def test_the_crd_says_what_the_dataclasses_say() -> None:
 def test_status_is_accepted_whatever_the_controller_writes() -> None:
     from elasticctl.api.codec import to_json
 
-    manifest = validation.load(GOOD)
-    validation.validate(Document({**manifest, "status": to_json(JobStatus())}, {}))
+    manifest = validation.load_manifest(GOOD)
+    validation.validate_manifest(YamlDocument({**manifest, "status": to_json(JobStatus())}, {}))
 
 
 def walk(node: dict[str, Any]) -> Any:
@@ -234,7 +234,7 @@ COUNT = st.none() | st.integers(1, 4)
 def test_the_client_and_the_cel_rules_agree(rules: list[Any], low: int | None, high: int | None, replicas: int) -> None:
     from celpy.adapter import json_to_cel
 
-    manifest = copy.deepcopy(validation.load(GOOD))
+    manifest = copy.deepcopy(validation.load_manifest(GOOD))
     spec = manifest["spec"]
     for name, value in (("minReplicas", low), ("maxReplicas", high)):
         del spec[name]
@@ -244,7 +244,7 @@ def test_the_client_and_the_cel_rules_agree(rules: list[Any], low: int | None, h
     holds = all(rule.evaluate({"self": json_to_cel(spec)}) for rule in rules)
     accepted = True
     try:
-        validation.validate(Document(manifest, {}))
+        validation.validate_manifest(YamlDocument(manifest, {}))
     except SpecError:
         accepted = False
     assert accepted == holds

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import SpecError
-from elasticctl.api.yamltext import MAX_SIZE_BYTES, dump, format_path, parse
+from elasticctl.api.yamltext import MAX_SIZE_BYTES, dump_yaml, format_path, parse_yaml
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 TRICKY = st.sampled_from(
@@ -29,13 +29,13 @@ DATA = st.recursive(
 @given(DATA)
 @settings(deadline=None, max_examples=200)
 def test_what_is_dumped_is_parsed_back(data: Any) -> None:
-    assert parse(dump(data)).data == data
+    assert parse_yaml(dump_yaml(data)).data == data
 
 
 @given(st.dictionaries(TEXT | TRICKY, TEXT | TRICKY | st.booleans() | st.integers(-100, 100), max_size=5))
 @settings(deadline=None, max_examples=100)
 def test_other_readers_read_the_same(data: dict[str, Any]) -> None:
-    assert yaml.safe_load(dump(data)) == data
+    assert yaml.safe_load(dump_yaml(data)) == data
 
 
 @given(st.text(max_size=80) | st.binary(max_size=80) | st.text(alphabet="ab:-[]{}&*!|>'\"#%@`?,\n \t1", max_size=60))
@@ -43,7 +43,7 @@ def test_other_readers_read_the_same(data: dict[str, Any]) -> None:
 def test_garbage_gives_data_or_a_spec_error(text: str | bytes) -> None:
     problem = ""
     try:
-        parse(text, "x.yaml")
+        parse_yaml(text, "x.yaml")
     except SpecError as e:
         problem = str(e)
     assert problem.isprintable()  # nor any newline
@@ -69,7 +69,7 @@ def test_garbage_gives_data_or_a_spec_error(text: str | bytes) -> None:
     ],
 )
 def test_scalars_mean_what_they_mean_to_kubectl(text: str, value: Any) -> None:
-    found = parse(text).data
+    found = parse_yaml(text).data
     assert found == value
     assert type(found) is type(value)
 
@@ -97,13 +97,13 @@ def test_scalars_mean_what_they_mean_to_kubectl(text: str, value: Any) -> None:
 )
 def test_each_wrong_text_has_its_line(text: str | bytes, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        parse(text, "f")
+        parse_yaml(text, "f")
     assert str(caught.value).startswith(message)
 
 
 def test_anchors_aliases_and_merges() -> None:
     text = "base: &b {x: 1, y: 2}\none: *b\ntwo:\n  y: 3\n  <<: *b\nthree: {<<: [*b, {z: 4}]}\n"
-    assert parse(text).data == {
+    assert parse_yaml(text).data == {
         "base": {"x": 1, "y": 2},
         "one": {"x": 1, "y": 2},
         "two": {"y": 3, "x": 1},
@@ -115,12 +115,12 @@ def test_a_bomb_of_aliases_is_refused_at_once() -> None:
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     started = time.monotonic()
     with pytest.raises(SpecError, match="more than 200000 values"):
-        parse("\n".join(["a0: &a0 x", *levels]))
+        parse_yaml("\n".join(["a0: &a0 x", *levels]))
     assert time.monotonic() - started < 10
 
 
 def test_lines_of_fields_and_of_what_is_around_missing_ones() -> None:
-    document = parse("a:\n  b:\n    - x\n    - c: 1\n")
+    document = parse_yaml("a:\n  b:\n    - x\n    - c: 1\n")
     assert document.line(("a", "b", 1, "c")) == 4
     assert document.line(("a", "b", 1, "missing", "deeper")) == 4
     assert document.line(("missing",)) == 1

@@ -20,8 +20,7 @@ from benchmarks.clusterload import HOLLOW, NAMESPACE, Load, Missing, Pods, until
 from benchmarks.controller import Figure, as_json, table
 from benchmarks.pod_recovery import Loss
 from benchmarks.timeline import Outcome
-from elasticctl.kubeapi.cache import ObjectStore
-from elasticctl.kubeapi.watch import Reflector, Resource
+from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.kube.manager import LogFormatter
 from elasticctl_controller.kube.metrics import Metrics
 from tests.support.control import ControlApi

@@ -10,7 +10,7 @@ import pytest
 
 from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Generation, JobStatus
+from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl.cli.verbs.inspect.logs import Lines
 from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.cluster.local.client import LocalCluster
@@ -21,7 +21,7 @@ from tests.support.jobs import shell_job
 from tests.support.stored import launched, store
 from tests.support.waiting import wait_until
 
-GROUP = JobStatus(generations=(Generation(1, ("train-worker-2", "train-worker-0")),))
+GROUP = JobStatus(generations=(GroupGeneration(1, ("train-worker-2", "train-worker-0")),))
 LINES = [
     LogLine("w", float(n), text) for n, text in enumerate(["[rank0] loss 2", "[rank1] loss 1", "[launcher] joins"])
 ]

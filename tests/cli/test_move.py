@@ -19,10 +19,9 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.cost import rate_of
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import gpu_type, place
-from elasticctl.api.manifests import render
+from elasticctl.api.manifests import find_template, render_manifest
 from elasticctl.api.podtemplate import at, capacity, hardware, node_labels
 from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ElasticJob, JobSpec
-from elasticctl.api.templates import find
 from elasticctl.cli.framework import target
 from elasticctl.cli.submit.copies import Stay, elsewhere, in_place, workspace_of
 from elasticctl.cli.submit.workspace import gather, pieces_of
@@ -96,7 +95,7 @@ class World:
         command = (sys.executable, str(self.script), str(self.go))
         sent = {"workspace": self.sent(), "workspace_from": str(self.script.parent)}
         spec = JobSpec("train", command, storage=url, env=keys, grace_s=10, **sent)
-        return render(spec, find("default", Path("/nowhere")))
+        return render_manifest(spec, find_template("default", Path("/nowhere")))
 
     def sent(self) -> str:
         """Have the script's folder in a storage as a workspace, and gone from here; its reference."""
@@ -358,7 +357,7 @@ def cloud_job(provider: str, spot: bool = True, gpu: str = "t4", **fields: Any) 
         "digits", ("python", "train.py"), provider=provider, gpu_type=gpu, gpus_per_worker=1, spot=spot, image="old",
         storage="s3://old/digits", node_terms=placement.terms, tolerations=placement.tolerations, **fields,
     )  # fmt: skip
-    return render(spec, find("default", Path("/nowhere")))
+    return render_manifest(spec, find_template("default", Path("/nowhere")))
 
 
 AWS = Stay(Context("aws", "aws", image="old", service_account="me"), "default", "s3://old/digits")

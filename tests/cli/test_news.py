@@ -24,8 +24,8 @@ from tests.support.webhooks import Hook, serving
 
 @pytest.mark.parametrize("text", ["secret:slack", "file:/run/hook", "env:SLACK_URL"])
 def test_references(text: str) -> None:
-    assert str(notifications.parse(text)) == text
-    assert notifications.parse("slack") == notifications.parse("secret:slack")
+    assert str(notifications.parse_reference(text)) == text
+    assert notifications.parse_reference("slack") == notifications.parse_reference("secret:slack")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_references(text: str) -> None:
 )
 def test_what_is_none_is_refused_and_a_url_is_not_repeated(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        notifications.parse(text)
+        notifications.parse_reference(text)
     assert "planted" not in str(error.value)
 
 

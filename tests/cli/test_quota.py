@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl.api.quota import Holding, Quota, Stock, held_by, holdings
+from elasticctl.api.quota import PoolUsage, ProjectUsage, Quota, usage_by_job, usage_by_project
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.submit.copies import Rerun, again
 from elasticctl.cli.views.job import history_table, scalings, status_table
@@ -34,11 +34,11 @@ def shared(name: str, project: str, share: dict[str, Any], **status: Any) -> dic
 
 
 JOBS = [shared("one", "a", FULL), shared("two", "b", WAITS, phase="Pending"), job("alone")]
-HELD = held_by(map(ElasticJob.from_manifest, JOBS))
+HELD = usage_by_job(map(ElasticJob.from_manifest, JOBS))
 
 
 def test_a_line_for_each_project_and_kind() -> None:
-    rows = holdings([Quota("a", 1.0, {"t4": 4}, {"t4": 16}).to_manifest()], HELD)
+    rows = usage_by_project([Quota("a", 1.0, {"t4": 4}, {"t4": 16}).to_manifest()], HELD)
     assert [line[:7] for line in table(rows, "utf-8").rows] == [
         ("a", "t4", "8", "4", "16", "4", "0"),
         ("b", "t4", "0", "0", "", "0", "1"),
@@ -57,7 +57,7 @@ def test_a_line_for_each_project_and_kind() -> None:
 def test_a_bar_tells_what_is_held_by_right_borrowed_and_idle(
     held: int, guaranteed: int, borrowed: int, drawn: str
 ) -> None:
-    row = Holding("a", "t4", 1.0, held, guaranteed, None, borrowed, max(0, guaranteed - held + borrowed), 0)
+    row = ProjectUsage("a", "t4", 1.0, held, guaranteed, None, borrowed, max(0, guaranteed - held + borrowed), 0)
     assert bar(row, 8, "ascii") == drawn
     assert len(bar(row, 8, "utf-8")) == len(drawn)
     assert bar(row, 0, "ascii") == ""
@@ -71,7 +71,11 @@ def test_a_sentence_for_each_job() -> None:
 
 
 def test_a_sentence_for_each_pool_of_which_it_is_known_what_is_free() -> None:
-    pools = [Stock("a100", "GPU", 0, None, None), Stock("cpu", "CPU slot", 0, 1, 1), Stock("t4", "GPU", 8, 16, None)]
+    pools = [
+        PoolUsage("a100", "GPU", 0, None, None),
+        PoolUsage("cpu", "CPU slot", 0, 1, 1),
+        PoolUsage("t4", "GPU", 8, 16, None),
+    ]
     assert list(left(pools)) == ["cpu: 1 of 1 CPU slot free"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl.dashboard.access import MAX_TICKETS, TOKEN_HEADER, Gate, is_foreign, is_local
+from elasticctl.dashboard.access import MAX_TICKETS, TOKEN_HEADER, Gate, is_cross_site, is_local
 
 
 def ticket_of(path: str) -> str:
@@ -75,8 +75,8 @@ def test_another_name_for_this_machine_is_none_of_ours(host: str) -> None:
 
 
 def test_other_sites_may_link_here_and_no_more() -> None:
-    assert not is_foreign({})
-    assert not is_foreign({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"})
-    assert not is_foreign({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})
-    assert is_foreign({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})
-    assert is_foreign({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"})
+    assert not is_cross_site({})
+    assert not is_cross_site({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"})
+    assert not is_cross_site({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})
+    assert is_cross_site({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})
+    assert is_cross_site({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"})

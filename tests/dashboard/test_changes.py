@@ -8,14 +8,14 @@ import pytest
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.cli.verbs.inspect.dashboard import _scaled
-from elasticctl.dashboard.changes import Wish, carry_out
+from elasticctl.dashboard.access import ChangeRequest, apply_change
 from tests.support.dashboard.cluster import Jobs
 from tests.support.job_samples import FAILED, job
 
 
 def spec_after(verb: str, workers: int = 0) -> dict[str, Any]:
     cluster = Jobs(job())
-    carry_out(cluster, "default", "digits", Wish(verb, "uid-digits", workers), _scaled)
+    apply_change(cluster, "default", "digits", ChangeRequest(verb, "uid-digits", workers), _scaled)
     found: dict[str, Any] = cluster.jobs["digits"]["spec"]
     return found
 
@@ -37,21 +37,21 @@ def test_a_change_in_between_is_not_overwritten() -> None:
     cluster.in_between = job()
     cluster.in_between["metadata"]["resourceVersion"] = "8"
     cluster.in_between["spec"]["minReplicas"] = 2
-    carry_out(cluster, "default", "digits", Wish("scale", "uid-digits", 2), _scaled)
+    apply_change(cluster, "default", "digits", ChangeRequest("scale", "uid-digits", 2), _scaled)
     spec = cluster.jobs["digits"]["spec"]
     assert (spec["minReplicas"], spec["replicaSpecs"]["Worker"]["replicas"]) == (2, 2)
 
 
 def test_another_job_of_the_same_name_is_left_alone() -> None:
     with pytest.raises(ConflictError, match="made again"):
-        carry_out(Jobs(job()), "default", "digits", Wish("cancel", "another-uid"), _scaled)
+        apply_change(Jobs(job()), "default", "digits", ChangeRequest("cancel", "another-uid"), _scaled)
 
 
 def test_a_job_that_has_ended_stays_as_it_is() -> None:
     with pytest.raises(ConflictError, match="has ended"):
-        carry_out(Jobs(job(**FAILED)), "default", "digits", Wish("resume", "uid-digits"), _scaled)
+        apply_change(Jobs(job(**FAILED)), "default", "digits", ChangeRequest("resume", "uid-digits"), _scaled)
     with pytest.raises(NotFoundError):
-        carry_out(Jobs(), "default", "digits", Wish("resume", "uid-digits"), _scaled)
+        apply_change(Jobs(), "default", "digits", ChangeRequest("resume", "uid-digits"), _scaled)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_job_that_has_ended_stays_as_it_is() -> None:
 )
 def test_a_wish_that_makes_no_sense_is_refused(verb: str, body: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Wish.parse(verb, body)
+        ChangeRequest.parse(verb, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.dashboard.facts import training, wanted
+from elasticctl.dashboard.page_data import training_steps, wanted_steps
 from tests.support.job_samples import AT, at, job
 
 GROUPS = [
@@ -24,20 +24,20 @@ def since_at(steps: list[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def test_nobody_trains_between_two_groups() -> None:
-    assert since_at(training(read(generations=GROUPS))) == [(3, 3), (20, 0), (21, 2), (40, 0)]
+    assert since_at(training_steps(read(generations=GROUPS))) == [(3, 3), (20, 0), (21, 2), (40, 0)]
 
 
 def test_it_stops_with_the_job() -> None:
     over = read(generations=GROUPS[:2], phase="Succeeded", completionTime=at(50))
-    assert since_at(training(over))[-1] == (50, 0)
+    assert since_at(training_steps(over))[-1] == (50, 0)
     paused = [{"type": "Suspended", "status": "True", "lastTransitionTime": at(30)}]
-    assert since_at(training(read(generations=GROUPS[:2], phase="Suspended", conditions=paused)))[-1] == (30, 0)
+    assert since_at(training_steps(read(generations=GROUPS[:2], phase="Suspended", conditions=paused)))[-1] == (30, 0)
 
 
 def test_before_the_first_group_there_is_nothing() -> None:
-    assert training(read()) == []
+    assert training_steps(read()) == []
 
 
 def test_wanted_follows_the_scalings() -> None:
-    assert since_at(wanted(read(), AT + 60)) == [(0, 3), (30, 4), (60, 4)]
-    assert since_at(wanted(read(scalings=[], completionTime=at(9), phase="Failed"), AT + 60)) == [(0, 4), (9, 4)]
+    assert since_at(wanted_steps(read(), AT + 60)) == [(0, 3), (30, 4), (60, 4)]
+    assert since_at(wanted_steps(read(scalings=[], completionTime=at(9), phase="Failed"), AT + 60)) == [(0, 4), (9, 4)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.dashboard.facts import MAX_TEXT, MAX_WORKERS, details, row
+from elasticctl.dashboard.page_data import MAX_TEXT, MAX_WORKERS, job_details, job_row
 from tests.api.test_codec import JSON, KEYS
 from tests.support.job_samples import AT, FAILED, at, job
 
@@ -33,7 +33,7 @@ def read(name: str = "digits", **status: Any) -> ElasticJob:
 def test_a_row_says_what_the_list_shows() -> None:
     group = {"generation": 1, "firstStepAt": at(2), "resumedStep": 0}
     progress = {"at": at(22), "step": 121, "totalSteps": 560}
-    told = row(read(generations=[group], progress=progress), AT + 60)
+    told = job_row(read(generations=[group], progress=progress), AT + 60)
     assert told | {
         "name": "digits", "namespace": "default", "phase": "Running", "active": 4, "desired": 4, "min": 1, "max": 4,
         "step": 121, "totalSteps": 560, "stepsPerS": 6.0, "interruptions": 1, "costUsd": None, "reason": "",
@@ -41,21 +41,21 @@ def test_a_row_says_what_the_list_shows() -> None:
 
 
 def test_a_row_does_not_change_by_growing_older() -> None:
-    assert row(read(curve=CURVE), AT + 60) == row(read(curve=CURVE), AT + 6000)
+    assert job_row(read(curve=CURVE), AT + 60) == job_row(read(curve=CURVE), AT + 6000)
 
 
 def test_a_row_says_why_a_job_does_not_train() -> None:
-    assert row(read(**FAILED), AT)["reason"] == "4 failures, 3 allowed"
-    assert row(read(phase="Pending", message="x" * 9999), AT)["reason"] == "x" * MAX_TEXT
+    assert job_row(read(**FAILED), AT)["reason"] == "4 failures, 3 allowed"
+    assert job_row(read(phase="Pending", message="x" * 9999), AT)["reason"] == "x" * MAX_TEXT
 
 
 def test_a_row_says_what_is_lent_by_other_projects() -> None:
-    assert row(read(share={"workers": 4, "borrowed": 2, "pool": "T4"}), AT)["borrowed"] == 2
-    assert row(read(), AT)["borrowed"] == 0
+    assert job_row(read(share={"workers": 4, "borrowed": 2, "pool": "T4"}), AT)["borrowed"] == 2
+    assert job_row(read(), AT)["borrowed"] == 0
 
 
 def test_details_are_everything_about_a_job() -> None:
-    told = details(read(curve=CURVE), (), AT + 60)
+    told = job_details(read(curve=CURVE), (), AT + 60)
     assert told["curve"] == {
         "at": [AT + 2, AT + 12, AT + 22], "step": [0, 60, 120], "samplesPerS": [8000, 8100],
         "metrics": {"loss": [2, 0.21]},
@@ -71,7 +71,7 @@ def test_details_are_everything_about_a_job() -> None:
 
 
 def test_a_failure_comes_with_its_last_lines_and_what_to_type() -> None:
-    first = details(read(**FAILED), (), AT + 200)["findings"][0]
+    first = job_details(read(**FAILED), (), AT + 200)["findings"][0]
     assert first["severity"] == "error"
     assert first["details"][-1] == "ValueError: bad learning rate"
     assert first["mends"][0]["command"] == "elasticctl logs digits --worker 1"
@@ -81,21 +81,21 @@ def test_money_is_told_where_prices_are_known() -> None:
     manifest = job(workerSeconds={"spot": 3600.0}, workers=[{"name": "w", "startedAt": at(0), "phase": "Running"}])
     manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"] = ON_SPOT
     found = ElasticJob.from_manifest(manifest)
-    cost = details(found, (), AT + 3600)["cost"]
+    cost = job_details(found, (), AT + 3600)["cost"]
     assert 0 < cost["spentUsd"] < cost["onDemandUsd"]
     assert cost["instance"] == "g4dn.xlarge"
     assert cost["perHourUsd"] > 0
-    assert row(found, AT + 3600)["costUsd"] == round(cost["spentUsd"], 2)
-    assert row(found, AT + 3600)["gpusPerWorker"] == 1
+    assert job_row(found, AT + 3600)["costUsd"] == round(cost["spentUsd"], 2)
+    assert job_row(found, AT + 3600)["gpusPerWorker"] == 1
 
 
 def test_a_large_job_is_cut_to_what_can_be_read() -> None:
     roster = [{"name": f"w-{n}", "uid": str(n), "phase": "Running"} for n in range(MAX_WORKERS + 50)]
-    told = details(read(workers=roster), (), AT)
+    told = job_details(read(workers=roster), (), AT)
     assert (len(told["workers"]), told["workersInAll"]) == (MAX_WORKERS, MAX_WORKERS + 50)
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)))
 def test_whatever_a_status_holds_it_can_be_told(status: dict[str, Any]) -> None:
     found = ElasticJob.from_manifest(job(**status))
-    json.dumps([row(found, AT), details(found, (), AT)], allow_nan=False)
+    json.dumps([job_row(found, AT), job_details(found, (), AT)], allow_nan=False)

@@ -9,11 +9,11 @@ from typing import Any, cast
 from hypothesis import given
 
 from elasticctl.api.errors import UnreachableError
-from elasticctl.api.quota import Quota, held_by
+from elasticctl.api.quota import Quota, usage_by_job
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster
-from elasticctl.dashboard.facts import MAX_JOBS, MAX_ROWS, MAX_TEXT, Projects, projects
-from elasticctl.dashboard.feed import EVERY_S, NO_QUOTAS, OWN_ONLY, Survey
+from elasticctl.dashboard.feed import EVERY_S, NO_QUOTAS, OWN_ONLY, ProjectPoller
+from elasticctl.dashboard.page_data import MAX_JOBS, MAX_ROWS, MAX_TEXT, Projects, projects_data
 from tests.api.test_codec import JSON
 from tests.support.dashboard.cluster import Jobs, sharing
 from tests.support.job_samples import job
@@ -24,8 +24,8 @@ QUOTAS = (Quota("vision", 1.0, {"t4": 4}, {"t4": 6}), Quota("speech", 2.0, {"t4"
 
 
 def told(*manifests: dict[str, Any], quotas: tuple[Quota, ...] = QUOTAS) -> Projects:
-    held = held_by(map(ElasticJob.from_manifest, manifests))
-    return projects([quota.to_manifest() for quota in quotas], held, (), all_seen=True)
+    held = usage_by_job(map(ElasticJob.from_manifest, manifests))
+    return projects_data([quota.to_manifest() for quota in quotas], held, (), all_seen=True)
 
 
 def test_each_pool_with_its_projects_and_who_waits_for_whom() -> None:
@@ -59,8 +59,8 @@ def test_it_is_cut_to_what_a_page_can_show() -> None:
 
 @given(JSON, JSON)
 def test_whatever_a_share_and_a_quota_hold_it_can_be_told(share: Any, spec: Any) -> None:
-    held = held_by([ElasticJob.from_manifest(job(share=share)), ElasticJob.from_manifest(LENT)])
-    json.dumps(projects([{"metadata": {"name": "a"}, "spec": spec}], held, (), all_seen=True), allow_nan=False)
+    held = usage_by_job([ElasticJob.from_manifest(job(share=share)), ElasticJob.from_manifest(LENT)])
+    json.dumps(projects_data([{"metadata": {"name": "a"}, "spec": spec}], held, (), all_seen=True), allow_nan=False)
 
 
 # How it is found out.
@@ -73,10 +73,10 @@ class Page:
     cluster: Jobs
     namespace: str | None = "vision"
     now_s: float = 0.0
-    survey: Survey = field(init=False)
+    survey: ProjectPoller = field(init=False)
 
     def __post_init__(self) -> None:
-        self.survey = Survey(cast(Cluster, self.cluster), self.namespace, lambda: self.now_s)
+        self.survey = ProjectPoller(cast(Cluster, self.cluster), self.namespace, lambda: self.now_s)
 
     def look(self) -> Projects:
         jobs = self.cluster.jobs.values()

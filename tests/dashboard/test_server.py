@@ -19,7 +19,7 @@ from elasticctl.api.errors import UnreachableError
 from elasticctl.cli.verbs.inspect.dashboard import _scaled
 from elasticctl.dashboard import server
 from elasticctl.dashboard.access import TOKEN_HEADER
-from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Place
+from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Scope
 from tests.support.dashboard.cluster import Jobs, many, sharing
 from tests.support.job_samples import job
 
@@ -77,7 +77,7 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
 
     async def run() -> None:
         cluster = Jobs(*manifests, forbidden=settings.pop("forbidden", ()))
-        place = Place(cluster, "local", settings.pop("namespace", "default"))  # type: ignore[arg-type]
+        place = Scope(cluster, "local", settings.pop("namespace", "default"))  # type: ignore[arg-type]
         page = Dashboard(place, _scaled, poll_s=0.02, **settings)
         async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
             browser = Browser(session, page, f"http://127.0.0.1:{running.port}")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from elasticctl.doctor.check import Check, Outcome
-from elasticctl.doctor.nodes import gpu_name, node_checks
+from elasticctl.doctor import Check, CheckOutcome
+from elasticctl.doctor.cluster import check_nodes, gpu_name
 
 T4_SPOT = {"node.kubernetes.io/instance-type": "g4dn.12xlarge", "karpenter.sh/capacity-type": "spot"}
 GKE_L4 = {"cloud.google.com/gke-accelerator": "nvidia-l4", "cloud.google.com/gke-spot": "true"}
@@ -23,7 +23,7 @@ def node(name: str, labels: dict[str, str] | None = None, gpus: int = 0, ready: 
 
 
 def checks(nodes: list[dict[str, Any]], provider: str) -> dict[str, Check]:
-    return {check.name: check for check in node_checks(nodes, provider)}
+    return {check.name: check for check in check_nodes(nodes, provider)}
 
 
 @pytest.mark.parametrize(
@@ -40,30 +40,30 @@ def test_an_accelerator_that_the_catalog_does_not_know_keeps_its_name() -> None:
 
 def test_gpus_are_counted_by_type() -> None:
     found = checks([node("a", T4_SPOT, 4), node("b", T4_SPOT, 4), node("c", {}, 2), node("d")], "aws")
-    assert found["nodes"] == Check("nodes", Outcome.OK, "4 nodes, all ready")
-    assert (found["GPUs"].outcome, found["GPUs"].says) == (Outcome.OK, "2 of a type that no label names, 8 t4")
-    assert (found["spot"].outcome, found["spot"].says) == (Outcome.OK, "2 nodes of spot capacity")
+    assert found["nodes"] == Check("nodes", CheckOutcome.OK, "4 nodes, all ready")
+    assert (found["GPUs"].outcome, found["GPUs"].says) == (CheckOutcome.OK, "2 of a type that no label names, 8 t4")
+    assert (found["spot"].outcome, found["spot"].says) == (CheckOutcome.OK, "2 nodes of spot capacity")
 
 
 def test_a_gpu_node_that_offers_none_lacks_the_device_plugin() -> None:
     found = checks([node("a", GKE_L4), node("b", GKE_L4, 1)], "gcp")["GPUs"]
-    assert found.outcome is Outcome.FAILED
+    assert found.outcome is CheckOutcome.FAILED
     assert found.says == "1 node with GPUs offers none: a (no nvidia.com/gpu is allocatable)"
     assert "device plugin" in found.mend
 
 
 def test_what_an_autoscaler_would_add_is_no_failure() -> None:
     found = checks([], "aws")
-    assert [check.outcome for check in found.values()] == [Outcome.WARNING] * 3
+    assert [check.outcome for check in found.values()] == [CheckOutcome.WARNING] * 3
     assert "--on-demand" in found["spot"].mend
 
 
 def test_nodes_that_are_not_ready_are_told_of_and_count_for_nothing() -> None:
     found = checks([node("a", T4_SPOT, 4, ready="Unknown"), node("b")], "aws")
-    assert (found["nodes"].outcome, found["nodes"].says) == (Outcome.WARNING, "1 of 2 nodes ready")
-    assert found["GPUs"].outcome is found["spot"].outcome is Outcome.WARNING
-    assert checks([node("a", ready="False")], "aws")["nodes"].outcome is Outcome.FAILED
+    assert (found["nodes"].outcome, found["nodes"].says) == (CheckOutcome.WARNING, "1 of 2 nodes ready")
+    assert found["GPUs"].outcome is found["spot"].outcome is CheckOutcome.WARNING
+    assert checks([node("a", ready="False")], "aws")["nodes"].outcome is CheckOutcome.FAILED
 
 
 def test_of_any_other_cluster_nothing_is_known_of_spot_nodes() -> None:
-    assert checks([node("a", T4_SPOT, 4)], "kubernetes")["spot"].outcome is Outcome.SKIPPED
+    assert checks([node("a", T4_SPOT, 4)], "kubernetes")["spot"].outcome is CheckOutcome.SKIPPED

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.doctor import storage as checkup
-from elasticctl.doctor.check import Outcome
-from elasticctl.doctor.storage import storage_check
+from elasticctl.doctor import CheckOutcome
+from elasticctl.doctor import machine as checkup
+from elasticctl.doctor.machine import check_storage
 from elasticctl_store.storage import Patience, Storage
 from elasticctl_store.storage.local import LocalStorage
 
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
-    found = storage_check(str(tmp_path / "state"))
-    assert found.outcome is Outcome.OK
+    found = check_storage(str(tmp_path / "state"))
+    assert found.outcome is CheckOutcome.OK
     assert found.says.startswith(f"file://{tmp_path}/state: writes, reads, lists, refuses doubles, deletes; ")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -26,8 +26,8 @@ def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     [("ftp://x/y", "ftp:// is not a kind of storage"), ("", "the storage URL is empty"), ("/dev/null/x", "/dev/null")],
 )
 def test_one_that_cannot_be_used_says_why(url: str, says: str) -> None:
-    found = storage_check(url)
-    assert found.outcome is Outcome.FAILED
+    found = check_storage(url)
+    assert found.outcome is CheckOutcome.FAILED
     assert says in found.says
     assert found.mend
 
@@ -68,7 +68,7 @@ def test_one_that_does_not_do_as_it_should_is_found_out(
         return kind(Path(url))
 
     monkeypatch.setattr(checkup.storage, "open", open_it)
-    found = storage_check(str(tmp_path))
-    assert found.outcome is Outcome.FAILED
+    found = check_storage(str(tmp_path))
+    assert found.outcome is CheckOutcome.FAILED
     assert says in found.says
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -14,7 +14,7 @@ import pytest
 
 from elasticctl.api.errors import CredentialsError, NotFoundError, UnreachableError
 from elasticctl.kubeapi import credentials
-from elasticctl.kubeapi.connection import Connection, connect, way
+from elasticctl.kubeapi.connection import Connection, connect, open_transport
 from elasticctl.kubeapi.credentials import from_kubeconfig, from_service_account
 from tests.support.certificates import issue, pem, server_context
 from tests.support.fakeapi import FakeApi
@@ -211,7 +211,7 @@ def test_of_several_files_the_first_counts(api: FakeApi, kubeconfig: WriteKubeco
     elsewhere = from_kubeconfig((tmp_path / "kubeconfig", other), "elsewhere")
     assert elsewhere is not None
     assert (elsewhere.server, elsewhere.authorization()) == (api.url, "")
-    assert way(elsewhere).server == api.url
+    assert open_transport(elsewhere).server == api.url
     with pytest.raises(NotFoundError, match=r'no usable current context .*\(it has no cluster "lab"\)'):
         from_kubeconfig((other,))
 

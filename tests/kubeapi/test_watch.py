@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from elasticctl.kubeapi import watch as module
-from elasticctl.kubeapi.cache import ObjectStore
-from elasticctl.kubeapi.watch import Reflector, Resource
+from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
 

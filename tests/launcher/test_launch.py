@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from elasticctl.api.codec import from_json
-from elasticctl.api.status import Failure, JobStatus
+from elasticctl.api.status import JobStatus, RankFailure
 from elasticctl_controller.core.membership import REJOIN_S
 from elasticctl_launcher.agent import DRAIN_S
 
@@ -101,7 +101,7 @@ def test_a_newcomer_joins(pair: Lab) -> None:
 def test_an_error_of_ones_own_ends_that_worker_with_its_story(pair: Lab) -> None:
     (pair.folder / "fail-a-1").touch()
     assert pair.workers["a-1"].wait(20) == 1
-    failure = from_json(Failure, pair.message("a-1"))
+    failure = from_json(RankFailure, pair.message("a-1"))
     assert (failure.verdict, failure.rank, failure.exit_code, failure.generation) == ("application", 1, 1, 1)
     assert failure.error == "ValueError: the loss is not a number"
     assert failure.last_lines[-1] == failure.error
@@ -118,7 +118,7 @@ def test_torchs_error_file_names_the_error(lab: Lab) -> None:
     )
     lab.start("a-0", sys.executable, "-c", script)
     assert lab.workers["a-0"].wait(30) == 9
-    failure = from_json(Failure, lab.message("a-0"))
+    failure = from_json(RankFailure, lab.message("a-0"))
     assert failure.error == "KeyError: 'no such layer'"
     assert failure.last_lines[-1] == "and a last line of its own"
 
@@ -126,7 +126,7 @@ def test_torchs_error_file_names_the_error(lab: Lab) -> None:
 def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
     os.kill(pids(pair, "a-1")[0], signal.SIGKILL)
     assert pair.workers["a-1"].wait(20) == 137
-    failure = from_json(Failure, pair.message("a-1"))
+    failure = from_json(RankFailure, pair.message("a-1"))
     assert (failure.verdict, failure.error) == ("killed", "")
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
 
@@ -134,7 +134,7 @@ def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
 def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
     pair.workers["a-0"].terminate()
     assert pair.workers["a-0"].wait(20) == 143
-    assert from_json(Failure, pair.message("a-0")).verdict == "preempted"
+    assert from_json(RankFailure, pair.message("a-0")).verdict == "preempted"
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-1"))
     assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "both committed the same step"
     assert pair.site.service.view("default/job").generations[-1].reason == "a-0 has to go: SIGTERM"
@@ -198,7 +198,7 @@ def coupled(lab: Lab) -> Lab:
 def test_a_stopped_rank_is_found_and_its_worker_given_up(coupled: Lab) -> None:
     os.kill(pids(coupled, "a-1")[0], signal.SIGSTOP)
     assert coupled.workers["a-1"].wait(20) == 1
-    failure = from_json(Failure, coupled.message("a-1"))
+    failure = from_json(RankFailure, coupled.message("a-1"))
     assert (failure.verdict, failure.rank) == ("stuck", 1)
     coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.codec import from_json
-from elasticctl.api.status import Failure
+from elasticctl.api.status import RankFailure
 from tests.support.metadata_server import ACTION, ACTION_PATH, PREEMPTED_PATH, fake_metadata
 
 from .conftest import KEY, Lab
@@ -23,7 +23,7 @@ def test_a_worker_that_hears_of_its_end_leaves_in_order(lab: Lab, cloud: str) ->
         server.answers |= {ACTION_PATH: (200, ACTION), PREEMPTED_PATH: (200, "TRUE")}
         assert lab.workers["a-0"].wait(20) == 143
     why = INTERRUPTION if cloud == "aws" else "GCP preemption"
-    failure = from_json(Failure, lab.message("a-0"))
+    failure = from_json(RankFailure, lab.message("a-0"))
     assert (failure.verdict, failure.error, failure.exit_code) == ("preempted", why, 143)
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-1"))
     assert all((lab.folder / f"reached-1-{rank}").exists() for rank in range(2)), "both committed the same step"
@@ -37,7 +37,7 @@ def test_notice_reaches_a_worker_that_waits_for_a_group(lab: Lab) -> None:
         lab.until(lambda: lab.site.service._groups[KEY].joined)
         server.answers[PREEMPTED_PATH] = 200, "TRUE"
         assert lab.workers["a-0"].wait(20) == 143
-    assert from_json(Failure, lab.message("a-0")).verdict == "preempted"
+    assert from_json(RankFailure, lab.message("a-0")).verdict == "preempted"
 
 
 def test_without_a_metadata_service_training_goes_on(lab: Lab) -> None:

@@ -15,7 +15,7 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import GPU, Quota
 from elasticctl.api.status import Phase
 from elasticctl.cluster.kube.client import KubeCluster
-from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, all_items
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, list_objects
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import FOREVER, shell_job
@@ -116,5 +116,5 @@ def _pods(api: Connection) -> list[Manifest]:
     return [
         pod
         for project in PROJECTS
-        for pod in all_items(api, f"/api/v1/namespaces/{project}/pods")  # of jobs that are gone too
+        for pod in list_objects(api, f"/api/v1/namespaces/{project}/pods")  # of jobs that are gone too
     ]

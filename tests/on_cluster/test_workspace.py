@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replicas import Replicas
-from elasticctl.api.yamltext import dump
+from elasticctl.api.yamltext import dump_yaml
 from tests.on_cluster.commands import elasticctl, kubectl
 from tests.on_cluster.trainer import HOST_FOLDER, IMAGE
 
@@ -54,7 +54,7 @@ def test_the_folder_and_a_secret_reach_every_worker(replicas: Replicas, state: P
         f"{POD}.containers[0].volumeMounts": mounts,
         f"{POD}.containers[0].command[0]": str(binaries / "elasticctl-launch"),
     }
-    settings = [word for path, value in fields.items() for word in ("--set", f"{path}={dump(value).strip()}")]
+    settings = [word for path, value in fields.items() for word in ("--set", f"{path}={dump_yaml(value).strip()}")]
     path = f"PATH={binaries}{os.pathsep}/usr/local/bin:/usr/bin:/bin"
     words = ("--name", NAME, "--workers", "2", "--image", IMAGE, "--storage", state.as_uri(), "--secret", "hub")
     submit = ("submit", str(project / "train.py"), *words, "--env", path, *settings, "-d", "--", str(state))

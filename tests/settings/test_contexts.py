@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import ConfigError, NotFoundError
-from elasticctl.settings.contexts import Config, Context, folder, load, save
+from elasticctl.settings.contexts import Config, Context, config_folder, load_config, save_config
 
 AWS = Context(
     "prod", "aws", kube_context="eks", namespace="team", storage="s3://bucket/jobs", gpu_type="t4", gpus_per_node=4
@@ -19,18 +19,18 @@ AWS = Context(
 
 
 def test_a_fresh_install_has_the_local_context(tmp_path: Path) -> None:
-    config = load(tmp_path / "none" / "config.yaml")
+    config = load_config(tmp_path / "none" / "config.yaml")
     assert config == Config()
     assert config.context().provider == "local"
     (tmp_path / "empty.yaml").touch()
-    assert load(tmp_path / "empty.yaml") == Config()
+    assert load_config(tmp_path / "empty.yaml") == Config()
 
 
 def test_what_is_saved_is_loaded_and_private(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "config.yaml"
     config = Config().having(AWS).using("prod")
-    save(config, path)
-    assert load(path) == config
+    save_config(config, path)
+    assert load_config(path) == config
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert os.listdir(path.parent) == ["config.yaml"]
@@ -41,21 +41,21 @@ def test_what_is_saved_is_loaded_and_private(tmp_path: Path) -> None:
 def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("config") / "config.yaml"
     config = Config().having(Context("a", "gcp", storage=text, image=text))
-    save(config, path)
-    assert load(path) == config
+    save_config(config, path)
+    assert load_config(path) == config
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "config.yaml"
-    save(Config().having(AWS), path)
+    save_config(Config().having(AWS), path)
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match=r"cannot write .*: No space left on device; the file is as it was"):
-        save(Config(), path)
-    assert load(path) == Config().having(AWS)
+        save_config(Config(), path)
+    assert load_config(path) == Config().having(AWS)
     assert os.listdir(tmp_path) == ["config.yaml"]
 
 
@@ -83,7 +83,7 @@ def test_a_broken_file_is_named_with_its_line_and_kept(tmp_path: Path, text: str
     content = text if isinstance(text, bytes) else text.encode()
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
-        load(path)
+        load_config(path)
     assert str(caught.value).startswith(f"{path}{message}")
     assert str(caught.value).endswith("; mend it or move it away (there is then the context local only)")
     assert path.read_bytes() == content
@@ -103,6 +103,6 @@ def test_contexts_are_changed_by_value() -> None:
 
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ELASTICCTL_HOME", str(tmp_path))
-    assert folder() == tmp_path
+    assert config_folder() == tmp_path
     monkeypatch.delenv("ELASTICCTL_HOME")
-    assert folder().name == "elasticctl"
+    assert config_folder().name == "elasticctl"

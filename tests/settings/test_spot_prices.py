@@ -127,7 +127,7 @@ def test_a_cache_that_is_no_cache_is_replaced(keys: Path, content: str, monkeypa
     found = SpotPrices("us-west-2", 10.0, {"g4dn.xlarge": 0.2})
     monkeypatch.setattr(module, "_asked", lambda *args: found)
     keys.parent.mkdir(parents=True)
-    keys.write_text(content.replace("K", module._key(TYPES, os.environ)))
+    keys.write_text(content.replace("K", module._cache_key(TYPES, os.environ)))
     assert spot_prices(TYPES, 10.0) in (found, None)
     assert spot_prices(TYPES, 10.0 + module.TRIED_AGAIN_S) == found
 

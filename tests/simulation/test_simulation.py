@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from elasticctl.api.errors import SpecError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.simulation import Conditions, Curve, Point, evidence_of, outlook, scaling_curve
-from elasticctl.simulation.outlook import forward_share, interval_s
+from elasticctl.simulation import Conditions, Point, ScalingCurve, evidence_of, forecast_for, scaling
+from elasticctl.simulation.forecast import forward_share, interval_s
 from elasticctl_train.policy import interval_s as interval_in_training
 from tests.support.job_samples import AT, at, job
 
@@ -72,10 +72,10 @@ PUBLISHED = Conditions(gpus_per_node=1, between_s=DAY_S, recovery_s=60.0, save_s
 
 @pytest.mark.parametrize("speedup", [8.0, 9.0, 10.0])
 def test_published_savings_follow_from_published_speed_ups(speedup: float) -> None:
-    curve = Curve.through([Point(4, 1.0), Point(64, speedup)])
+    curve = ScalingCurve.through([Point(4, 1.0), Point(64, speedup)])
 
     def saved(gpus: int) -> float:
-        found = outlook(gpus, DAY_S, curve, PUBLISHED, reference_gpus=4).saved
+        found = forecast_for(gpus, DAY_S, curve, PUBLISHED, reference_gpus=4).saved
         assert found is not None
         return found
 
@@ -87,7 +87,7 @@ def test_published_savings_follow_from_published_speed_ups(speedup: float) -> No
 
 def test_one_known_size_takes_its_shape_from_the_published_speed_up() -> None:
     for base in (1, 4, 16, 64):
-        curve = Curve.through([Point(base, 250.0)])
+        curve = ScalingCurve.through([Point(base, 250.0)])
         assert curve.assumed
         assert curve.rate(base) == 250.0
         assert curve.rate(64) / curve.rate(4) == pytest.approx(9.0)
@@ -95,7 +95,7 @@ def test_one_known_size_takes_its_shape_from_the_published_speed_up() -> None:
 
 def test_amdahls_law_is_found_again() -> None:
     points = [Point(gpus, 1 / (0.001 + 0.02 / gpus)) for gpus in (1, 2, 4, 8)]
-    curve = Curve.through(points)
+    curve = ScalingCurve.through(points)
     assert curve.shrinks_s == pytest.approx(0.02)
     assert curve.rate(32) == pytest.approx(1 / (0.001 + 0.02 / 32))
     assert curve.rate(3) == pytest.approx(1 / (0.001 + 0.02 / 3))
@@ -110,7 +110,7 @@ measurements = st.dictionaries(st.integers(1, 512), rates, min_size=1, max_size=
 @given(measured=measurements, gpus=st.integers(1, 4096))
 def test_any_measurements_give_a_curve(measured: dict[int, float], gpus: int) -> None:
     """It goes through what was measured, and beyond it never faster than in proportion nor slower than it was."""
-    curve = Curve.through([Point(size, rate) for size, rate in measured.items()])
+    curve = ScalingCurve.through([Point(size, rate) for size, rate in measured.items()])
     for size, rate in measured.items():
         assert curve.rate(size) == rate
     found, widest = curve.rate(gpus), max(measured)
@@ -122,13 +122,13 @@ def test_any_measurements_give_a_curve(measured: dict[int, float], gpus: int) ->
 @pytest.mark.parametrize("points", [[], [Point(0, 1.0)], [Point(1, 0.0)], [Point(1, 1.0), Point(1, 2.0)]])
 def test_what_is_no_curve_is_refused(points: list[Point]) -> None:
     with pytest.raises(ValueError, match="point"):
-        Curve.through(points)
+        ScalingCurve.through(points)
 
 
 def test_a_missing_node_slows_the_group_down_and_is_not_paid_for() -> None:
-    curve = Curve.through([Point(1, 1.0), Point(2, 2.0)])
+    curve = ScalingCurve.through([Point(1, 1.0), Point(2, 2.0)])
     calm = Conditions(between_s=9000.0, recovery_s=0.0, away_s=1000.0, save_s=0.0)
-    found = outlook(2, 9000.0, curve, calm, reference_gpus=1)
+    found = forecast_for(2, 9000.0, curve, calm, reference_gpus=1)
     assert found.nodes_there == pytest.approx(1.8)
     undisturbed_s = 4500.0
     assert found.spot_s == pytest.approx(undisturbed_s / 0.9 / found.goodput)
@@ -137,14 +137,14 @@ def test_a_missing_node_slows_the_group_down_and_is_not_paid_for() -> None:
 
 def test_where_losses_come_faster_than_recovery_it_never_ends() -> None:
     storm = Conditions(between_s=60.0, recovery_s=3600.0)
-    found = outlook(64, 1e6, Curve.through([Point(1, 1.0)]), storm, reference_gpus=1)
+    found = forecast_for(64, 1e6, ScalingCurve.through([Point(1, 1.0)]), storm, reference_gpus=1)
     assert (found.goodput, found.spot_s, found.saved) == (0.0, None, None)
     assert math.isfinite(found.on_demand_s)
 
 
 def test_gpus_fill_nodes() -> None:
     with pytest.raises(ValueError, match="do not fill"):
-        outlook(6, 1.0, Curve.through([Point(4, 1.0)]), Conditions(gpus_per_node=4), reference_gpus=4)
+        forecast_for(6, 1.0, ScalingCurve.through([Point(4, 1.0)]), Conditions(gpus_per_node=4), reference_gpus=4)
 
 
 # What a job has measured.
@@ -201,7 +201,7 @@ def test_tables_come_in_several_forms() -> None:
         "4 1000\n\n# a note\n16\t3.5005e3\n",
         "GPUs;samples\n4;1000\n16;3500.5",
     ):
-        assert scaling_curve.parse(text, "rates") == expected
+        assert scaling.parse_points(text, "rates") == expected
 
 
 @pytest.mark.parametrize(
@@ -210,11 +210,11 @@ def test_tables_come_in_several_forms() -> None:
 )
 def test_a_wrong_table_names_the_line(text: str, line: int) -> None:
     with pytest.raises(SpecError) as caught:
-        scaling_curve.parse(text, "rates.csv")
+        scaling.parse_points(text, "rates.csv")
     assert caught.value.line == line
     assert str(caught.value).startswith(f"rates.csv:{line}: ")
 
 
 def test_an_empty_table_is_refused() -> None:
     with pytest.raises(SpecError, match="no line with GPUs"):
-        scaling_curve.parse("# nothing\n", "rates.csv")
+        scaling.parse_points("# nothing\n", "rates.csv")

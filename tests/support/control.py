@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import to_rfc3339
-from elasticctl.kubeapi.connection import Connection, way
+from elasticctl.kubeapi.connection import Connection, open_transport
 from elasticctl.kubeapi.credentials import Access
 from tests.support.fakeapi import FakeApi, Object, Request, selects
 
@@ -58,7 +58,7 @@ class ControlApi(FakeApi):
 
     def connection(self) -> Connection:
         """A connection to it, without a kubeconfig."""
-        return Connection(lambda: way(Access(self.url)))
+        return Connection(lambda: open_transport(Access(self.url)))
 
     def answer(self, request: Request) -> tuple[int, Any]:
         """As the simpler one, and PUT, /status, grace periods, expired and short pages."""

@@ -1,7 +1,7 @@
 """How a rank failed, and whose fault it looks like; what the launcher leaves behind for the controller to read.
 
-The controller reads it as `elasticctl.api.status.Failure` from the pod's termination message, which outlives the pod's
-processes and needs no service to be there at the time.
+The controller reads it as `elasticctl.api.status.RankFailure` from the pod's termination message, which outlives the
+pod's processes and needs no service to be there at the time.
 """
 
 from __future__ import annotations

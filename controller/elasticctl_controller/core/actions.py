@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticctl.api.spec import Pod
-from elasticctl.api.status import CheckpointStatus, Generation, JobStatus, Progress, Share
+from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Allotment:
     `moves`: uids of workers that are to go and to be made again on those nodes, because theirs is needed as a whole.
     """
 
-    share: Share
+    share: ShareStatus
     leave: frozenset[str] = frozenset()
     moves: frozenset[str] = frozenset()
     nodes: tuple[str, ...] = ()
@@ -32,12 +32,12 @@ class Observed:
 
     pods: tuple[Pod, ...] = ()
     lost_nodes: frozenset[str] = frozenset()
-    progress: Progress | None = None
+    progress: ProgressStatus | None = None
     checkpoint: CheckpointStatus | None = None
-    generations: tuple[Generation, ...] = ()
+    generations: tuple[GroupGeneration, ...] = ()
     silent: frozenset[str] = frozenset()
     growth: str = ""
-    share: Share | None = None
+    share: ShareStatus | None = None
     leave: frozenset[str] = frozenset()
     moves: frozenset[str] = frozenset()
     nodes: tuple[str, ...] = ()

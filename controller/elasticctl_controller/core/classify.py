@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp, from_json
 from elasticctl.api.spec import Pod, PodPhase
-from elasticctl.api.status import Cause, Failure, WorkerStatus
+from elasticctl.api.status import Cause, RankFailure, WorkerStatus
 
 COLLATERAL_WINDOW_S = 30.0  # how long after a peer's loss a survivor's failure is put down to it
 CLOCK_SKEW_S = 5.0  # end times come from the clocks of several nodes and from watches that lag
@@ -89,12 +89,12 @@ def ended_at(pod: Pod, now: float) -> Timestamp:
     return Timestamp(now if pod.finished_at is None else min(pod.finished_at, now))
 
 
-def parse_failure(message: str) -> Failure | None:
+def parse_failure(message: str) -> RankFailure | None:
     """Read the launcher's report from a termination message; None when it is anything else. Never raises."""
     if not message.startswith("{") or len(message) > MAX_MESSAGE_CHARS:
         return None
     try:
-        found = from_json(Failure, json.loads(message))
+        found = from_json(RankFailure, json.loads(message))
     except (ValueError, RecursionError):
         return None
     if found.verdict not in _VERDICTS:
@@ -111,14 +111,14 @@ def parse_failure(message: str) -> Failure | None:
     )
 
 
-def read_failure(pod: Pod) -> Failure:
+def read_failure(pod: Pod) -> RankFailure:
     """How the worker failed, as its launcher told or, where none did, as far as the pod shows."""
     told = parse_failure(pod.message)
     if told is not None:
         return replace(told, exit_code=pod.exit_code if told.exit_code is None else told.exit_code)
     lines = [clean_text(line) for line in pod.message[-MAX_MESSAGE_CHARS:].splitlines() if line.strip()][-MAX_LINES:]
     error = lines[-1].strip() if lines else clean_text(pod.reason)
-    return Failure(exit_code=pod.exit_code, error=error, last_lines=tuple(lines))
+    return RankFailure(exit_code=pod.exit_code, error=error, last_lines=tuple(lines))
 
 
 def clean_text(text: str) -> str:

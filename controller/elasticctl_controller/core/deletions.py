@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase
-from elasticctl.api.status import Cause, Generation, Phase, WorkerStatus
+from elasticctl.api.status import Cause, GroupGeneration, Phase, WorkerStatus
 from elasticctl_controller.core.actions import DeleteWorker, Observed
 from elasticctl_controller.core.classify import is_lost
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED, FINISHING, PhaseDecision
@@ -68,7 +68,7 @@ def _mark(
 
 
 def _surplus(
-    workers: Iterable[WorkerStatus], desired: int, newest: Iterable[Generation], leave: Collection[str]
+    workers: Iterable[WorkerStatus], desired: int, newest: Iterable[GroupGeneration], leave: Collection[str]
 ) -> frozenset[str]:
     """The uids of those to remove: first the ones in `leave`, then workers that do not run yet, then those that are
     not in the `newest` group of ranks (their imports take seconds, in which nobody would train), then the highest

@@ -22,7 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from elasticctl.api.status import Generation, Progress
+from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl.api.text import counted, span
 
 
@@ -133,7 +133,7 @@ LEAST_PACE_S = 1.0
 
 
 def measure_growth(
-    records: Sequence[Generation], rates: Mapping[int, float], progress: Progress | None, now: float
+    records: Sequence[GroupGeneration], rates: Mapping[int, float], progress: ProgressStatus | None, now: float
 ) -> GrowthOption:
     """The newest group of `records` as far as its past tells; who could join is for the caller to fill in.
 
@@ -152,7 +152,7 @@ def measure_growth(
     )
 
 
-def reform_cost_s(records: Sequence[Generation]) -> float:
+def reform_cost_s(records: Sequence[GroupGeneration]) -> float:
     """How long this group stands still when it forms again: the mean of the last times, from its end to a step."""
     costs = [
         item.first_step_at - item.opened_at
@@ -162,17 +162,17 @@ def reform_cost_s(records: Sequence[Generation]) -> float:
     return sum(costs) / len(costs) if costs else UNMEASURED_COST_S
 
 
-def _losses(records: Sequence[Generation]) -> int:
+def _losses(records: Sequence[GroupGeneration]) -> int:
     """How often a member was missing from the next group."""
     return sum(not {*before.workers} <= {*after.workers} for before, after in itertools.pairwise(records))
 
 
-def _watched_s(records: Sequence[Generation], now: float) -> float:
+def _watched_s(records: Sequence[GroupGeneration], now: float) -> float:
     first = records[0].formed_at if records else None
     return 0.0 if first is None else max(0.0, now - first)
 
 
-def _remaining_s(records: Sequence[Generation], progress: Progress | None, now: float) -> float | None:
+def _remaining_s(records: Sequence[GroupGeneration], progress: ProgressStatus | None, now: float) -> float | None:
     """Seconds until the last step at the newest group's pace; None where that cannot be told yet."""
     if not records or progress is None or progress.step is None or progress.total_steps is None:
         return None

@@ -17,13 +17,13 @@ from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import (
     CheckpointStatus,
     Curve,
-    Generation,
+    GroupGeneration,
     Interruption,
     JobStatus,
-    Progress,
+    ProgressStatus,
     Scaling,
     ScalingPhase,
-    extended,
+    add_point,
 )
 from elasticctl_controller.core.actions import Observed
 
@@ -37,7 +37,7 @@ WARMUP_S = 10.0
 RATE_WEIGHT = 0.1
 """How much the newest report counts in a rate: one slow step says little about a size."""
 
-T = TypeVar("T", Generation, Progress, CheckpointStatus)
+T = TypeVar("T", GroupGeneration, ProgressStatus, CheckpointStatus)
 
 
 @dataclass(slots=True)
@@ -47,23 +47,23 @@ class TrainingHistory:
     `newest_commit` is the generation and the number of the newest checkpoint.
     """
 
-    generations: list[Generation] = field(default_factory=list)
-    progress: Progress | None = None
+    generations: list[GroupGeneration] = field(default_factory=list)
+    progress: ProgressStatus | None = None
     checkpoint: CheckpointStatus = CheckpointStatus()
     newest_commit: tuple[int, int] = (0, 0)
     rates: dict[int, float] = field(default_factory=dict)
 
     @property
-    def newest(self) -> Generation | None:
+    def newest(self) -> GroupGeneration | None:
         """The newest generation; None before the first."""
         return self.generations[-1] if self.generations else None
 
-    def add(self, generation: Generation) -> None:
+    def add(self, generation: GroupGeneration) -> None:
         """Add a generation that has formed."""
         self.generations.append(generation)
         del self.generations[:-MAX_GENERATIONS]
 
-    def note_step(self, generation: int, progress: Progress, now: float) -> bool:
+    def note_step(self, generation: int, progress: ProgressStatus, now: float) -> bool:
         """Take over the progress of a rank; False when it is not of the newest generation."""
         newest = self.newest
         if newest is None or newest.generation != generation or progress.step is None:
@@ -119,7 +119,7 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
         generation=max((item.generation for item in generations), default=status.generation),
         steps_redone=status.steps_redone + sum(redone),
         progress=progress,
-        curve=extended(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
+        curve=add_point(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
         checkpoint=_checkpoint(status.checkpoint, observed.checkpoint),
         growth=observed.growth,
     )
@@ -134,7 +134,7 @@ def close_recovered(status: JobStatus) -> JobStatus:
     )
 
 
-def steps_redone(generations: Sequence[Generation], current: Generation) -> int | None:
+def steps_redone(generations: Sequence[GroupGeneration], current: GroupGeneration) -> int | None:
     """Steps that `current` repeats: from the step it resumed at to the last one taken before it.
 
     None while it has not resumed and taken its first step. A generation that was cut off before its first step took
@@ -154,7 +154,7 @@ def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
         generations = tuple(replace(item, last_step=None) for item in status.generations)
         return replace(
             status,
-            progress=Progress(),
+            progress=ProgressStatus(),
             curve=Curve(),
             checkpoint=CheckpointStatus(),
             generations=generations,
@@ -164,7 +164,9 @@ def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
     return old != new and without_progress(old) == without_progress(new)
 
 
-def _merge(stored: Sequence[Generation], seen: Sequence[Generation], newest: int) -> tuple[Generation, ...]:
+def _merge(
+    stored: Sequence[GroupGeneration], seen: Sequence[GroupGeneration], newest: int
+) -> tuple[GroupGeneration, ...]:
     """Union by number; a number that is neither kept nor new fell off the end long ago and was counted then."""
     merged = {item.generation: item for item in stored}
     for item in map(_as_stored, seen):
@@ -176,16 +178,16 @@ def _merge(stored: Sequence[Generation], seen: Sequence[Generation], newest: int
     return tuple(merged[number] for number in sorted(merged))
 
 
-def _newest(generations: Sequence[Generation]) -> tuple[Generation, ...]:
+def _newest(generations: Sequence[GroupGeneration]) -> tuple[GroupGeneration, ...]:
     """The last ones, as many as may be kept: fewer of a large group."""
     names = list(itertools.accumulate(len(item.workers) for item in reversed(generations)))
     fitting = sum(count <= MAX_NAMES for count in names[:MAX_GENERATIONS])
     return tuple(generations[-max(LEAST_GENERATIONS, fitting) :])
 
 
-def _overlay(known: Generation, seen: Generation) -> Generation:
+def _overlay(known: GroupGeneration, seen: GroupGeneration) -> GroupGeneration:
     """`seen` over `known`; what the service no longer knows stays, and steps only grow."""
-    kept = {f.name: getattr(known, f.name) for f in fields(Generation) if getattr(seen, f.name) in (None, "", ())}
+    kept = {f.name: getattr(known, f.name) for f in fields(GroupGeneration) if getattr(seen, f.name) in (None, "", ())}
     merged = replace(seen, **kept)
     steps = [step for step in (known.last_step, seen.last_step) if step is not None]
     return replace(merged, last_step=max(steps, default=None))
@@ -196,11 +198,11 @@ def _as_stored(item: T) -> T:
     return from_json(type(item), to_json(item))
 
 
-def _resumed(item: Generation) -> bool:
+def _resumed(item: GroupGeneration) -> bool:
     return item.first_step_at is not None and item.resumed_step is not None
 
 
-def _progress(stored: Progress, seen: Progress | None) -> Progress:
+def _progress(stored: ProgressStatus, seen: ProgressStatus | None) -> ProgressStatus:
     if seen is None or seen.step is None:
         return stored
     rate = seen.samples_per_s
@@ -220,7 +222,7 @@ def _checkpoint(stored: CheckpointStatus, seen: CheckpointStatus | None) -> Chec
     return replace(_as_stored(seen), committed=max(stored.committed, seen.committed))
 
 
-def _recovered(item: Interruption, generations: Sequence[Generation]) -> Interruption:
+def _recovered(item: Interruption, generations: Sequence[GroupGeneration]) -> Interruption:
     after = (g for g in generations if g.generation > item.generation and g.first_step_at is not None)
     first = next(after, None)
     if item.recovered_at is not None or first is None or first.first_step_at is None or item.at is None:

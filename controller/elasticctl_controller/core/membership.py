@@ -21,7 +21,7 @@ from enum import Enum
 from typing import ClassVar
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import Generation, JobStatus, Progress
+from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus
 from elasticctl_controller.core.growth import decide_growth, measure_growth
 from elasticctl_controller.core.history import TrainingHistory
 from elasticctl_controller.core.workers import is_member
@@ -288,7 +288,7 @@ class Group:
         newest = self.history.newest
         if newest is None or newest.generation != world.generation:
             names = tuple(member.name for member in world.members)
-            self.history.add(Generation(world.generation, names, "service restarted"))
+            self.history.add(GroupGeneration(world.generation, names, "service restarted"))
         self._check_for_losses(now)
 
     def notice(self, uid: str, reason: str, now: float) -> None:
@@ -351,7 +351,7 @@ class Group:
         self._form(now)
         return None
 
-    def note_step(self, generation: int, progress: Progress, now: float) -> None:
+    def note_step(self, generation: int, progress: ProgressStatus, now: float) -> None:
         """A rank of that generation reports its progress."""
         if self.history.note_step(generation, progress, now):
             self.unexplained = 0
@@ -431,7 +431,7 @@ class Group:
         opened_at = self.situation.since if isinstance(self.situation, FormingGroup) else self.first_join_at
         self.generation += 1
         self.history.add(
-            Generation(
+            GroupGeneration(
                 generation=self.generation,
                 workers=tuple(m.name for m in members),
                 reason=self.reason,

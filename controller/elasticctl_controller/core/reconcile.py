@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase, worker_name
-from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, Share, WorkerStatus
+from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
 from elasticctl_controller.core.deletions import is_spent, list_deletions, mark_removals
 from elasticctl_controller.core.history import close_recovered, fold_reports
@@ -62,7 +62,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     )
 
 
-def apply_share(job: ElasticJob, share: Share | None) -> ElasticJob:
+def apply_share(job: ElasticJob, share: ShareStatus | None) -> ElasticJob:
     """The job as sharing lets it be: it wants what it is given. `scaled_by` says on whose wish that changes."""
     if share is None:
         return job

@@ -13,7 +13,7 @@ from dataclasses import replace
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import ElasticJob, Policy, RestartPolicy
-from elasticctl.api.status import Backoff, Cause, Failure, Interruption, JobStatus, Scaling, ScalingPhase
+from elasticctl.api.status import Backoff, Cause, Interruption, JobStatus, RankFailure, Scaling, ScalingPhase
 from elasticctl.api.text import span
 from elasticctl_controller.core.classify import APPLICATION
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
@@ -74,14 +74,14 @@ def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd])
     return "BackoffLimitExceeded" if status.failures > job.backoff_limit else None
 
 
-def complete_failure(end: WorkerEnd) -> Failure:
+def complete_failure(end: WorkerEnd) -> RankFailure:
     """The report of this worker's failure, complete with who and when."""
     told = end.failure
     error = told.error or end.cause.value
     return replace(told, verdict=told.verdict or APPLICATION, error=error, worker=end.worker.name, at=told.at or end.at)
 
 
-def describe_failure(failure: Failure) -> str:
+def describe_failure(failure: RankFailure) -> str:
     """One line: worker, rank, exit code or signal, error."""
     details = [
         f"rank {failure.rank}" if failure.rank is not None else "",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
-from elasticctl.api.status import Cause, Failure, Generation, JobStatus, WorkerStatus
+from elasticctl.api.status import Cause, GroupGeneration, JobStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.classify import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
 
@@ -32,7 +32,7 @@ class WorkerEnd:
     at: Timestamp
     lived_s: float | None = None
     exit_code: int | None = None
-    failure: Failure = Failure()
+    failure: RankFailure = RankFailure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def is_active(worker: WorkerStatus) -> bool:
     return worker.cause is None and not worker.removal
 
 
-def is_member(worker: WorkerStatus, generation: Generation) -> bool:
+def is_member(worker: WorkerStatus, generation: GroupGeneration) -> bool:
     """True for a member of that group, not for one that has taken over a member's name since."""
     if worker.started_at is None or generation.formed_at is None:
         return worker.name in generation.workers

@@ -16,8 +16,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import HELD, PLURAL
 from elasticctl.api.spec import API_VERSION, GROUP, LABEL_GROUP
-from elasticctl.kubeapi.cache import ObjectStore, key_of
-from elasticctl.kubeapi.watch import Reflector, Resource
+from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pruning import prune_holder
 from elasticctl_controller.kube.workload import KubeWorkload
@@ -73,8 +72,8 @@ class KubeFloor:
         held = Counter[str]()
         for pod in self._holders.items():
             held[pod["spec"].get("nodeName", "")] += pod["gpus"]
-        nodes = [node for node in self._workload.nodes.items() if key_of(node) not in lost]
-        return [_with_held(node, held[key_of(node)]) for node in nodes]
+        nodes = [node for node in self._workload.nodes.items() if object_key(node) not in lost]
+        return [_with_held(node, held[object_key(node)]) for node in nodes]
 
     def quotas(self) -> list[Manifest]:
         """Return every ElasticQuota."""

@@ -29,7 +29,7 @@ def of_cluster(api: Api) -> Callable[[Destination], str]:
     """URLs from the Secrets of a Kubernetes cluster."""
 
     def url_of(destination: Destination) -> str:
-        reference = notifications.parse(destination.reference)
+        reference = notifications.parse_reference(destination.reference)
         if reference.local_only:
             raise WebhookError(f"{reference.kind}: is for the local cluster; here it is secret:KEY")
         try:

@@ -18,9 +18,8 @@ from elasticctl.api.codec import Manifest, to_json
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob, Pod
 from elasticctl.api.status import JobStatus
-from elasticctl.kubeapi.cache import ObjectStore, key_of
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
-from elasticctl.kubeapi.watch import Reflector, Resource
+from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.kube.events import EventRecorder
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.metrics import Losses
@@ -113,7 +112,7 @@ class KubeWorkload:
         self._callback = callback
 
         def job_changed(old: Manifest | None, new: Manifest | None) -> None:
-            callback(key_of(new or old or {}))
+            callback(object_key(new or old or {}))
             if new is None and old is not None:
                 self._belongings.forget(old["metadata"].get("uid", ""))
 

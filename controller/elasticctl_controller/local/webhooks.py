@@ -19,7 +19,7 @@ def of_machine(paths: LocalPaths, environ: Mapping[str, str] = os.environ) -> Ca
     """URLs from the local cluster's secrets, and from files and variables of its user."""
 
     def url_of(destination: Destination) -> str:
-        reference = notifications.parse(destination.reference)
+        reference = notifications.parse_reference(destination.reference)
         if reference.kind == "file":
             return _file(Path(reference.name))
         if reference.kind == "env":

@@ -16,7 +16,7 @@ from typing import Protocol
 from elasticctl.api.codec import Manifest, Timestamp, from_rfc3339, to_rfc3339
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Share
+from elasticctl.api.status import ShareStatus
 from elasticctl_controller.core.actions import Allotment
 from elasticctl_controller.core.sharing.claims import (
     TO_COME,
@@ -133,7 +133,7 @@ class Arbiter:
             return Allotment(job.status.share)
         if any(map(is_active, job.status.workers)):
             return None  # it ran before sharing was switched on: it goes on until something is decided
-        return Allotment(Share(0, reason=UNDECIDED, message="is about to be given its workers"))
+        return Allotment(ShareStatus(0, reason=UNDECIDED, message="is about to be given its workers"))
 
     def decide_now(self) -> float | None:
         """Decide about all jobs once; returns when to look again (seconds since the epoch), None: no need."""
@@ -179,7 +179,7 @@ class Arbiter:
             verdicts[shared[key].uid] = self._verdict(shared[key], claims[key], grant, size, now)
         return verdicts, decision.wake_at
 
-    def _share(self, job: ElasticJob) -> Share | None:
+    def _share(self, job: ElasticJob) -> ShareStatus | None:
         """What the job was given last, by this process or by the one before."""
         found = self._verdicts.get(job.uid)
         return found.allotment.share if found is not None and found.allotment is not None else job.status.share
@@ -190,7 +190,7 @@ class Arbiter:
 
     def _verdict(self, job: ElasticJob, claim: Claim, grant: Grant, pool_slots: int, now: float) -> _Decided:
         known, last = self._verdicts.get(job.uid), self._share(job)
-        share = Share(
+        share = ShareStatus(
             workers=grant.workers,
             borrowed=grant.borrowed,
             pool=claim.pool,

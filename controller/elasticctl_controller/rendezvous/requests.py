@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from elasticctl.api.status import Progress
+from elasticctl.api.status import ProgressStatus
 from elasticctl_controller.core.history import MAX_METRICS
 from elasticctl_controller.core.membership import Group, GroupWorld, Member
 
@@ -124,11 +124,11 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     return True
 
 
-def _progress(message: Mapping[str, Any]) -> Progress:
+def _progress(message: Mapping[str, Any]) -> ProgressStatus:
     metrics = message.get("metrics")
     numbers = metrics if isinstance(metrics, Mapping) else {}
     finite = {_clean(str(name)[:64]): _finite(value) for name, value in list(numbers.items())[:MAX_METRICS]}
-    return Progress(
+    return ProgressStatus(
         step=_whole(message.get("step")),
         total_steps=_whole(message.get("total_steps")),
         epoch=_whole(message.get("epoch")),

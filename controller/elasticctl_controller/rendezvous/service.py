@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import CheckpointStatus, Generation, JobStatus, Progress
+from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus
 from elasticctl_controller.core.membership import Group, GroupWorld
 from elasticctl_controller.rendezvous.requests import (
     MAX_GENERATION,
@@ -51,9 +51,9 @@ class GroupView:
     newcomers that are ready are not taken in yet.
     """
 
-    progress: Progress | None = None
+    progress: ProgressStatus | None = None
     checkpoint: CheckpointStatus | None = None
-    generations: tuple[Generation, ...] = ()
+    generations: tuple[GroupGeneration, ...] = ()
     silent: frozenset[str] = frozenset()
     growth: str = ""
 

@@ -105,9 +105,9 @@ def print_plain(data: Any, form: str) -> None:
 
         emit(json.dumps(data, indent=2, ensure_ascii=False))
     else:
-        from elasticctl.api.yamltext import dump
+        from elasticctl.api.yamltext import dump_yaml
 
-        emit(dump(data))
+        emit(dump_yaml(data))
 
 
 def tabbed(table: Table) -> str:

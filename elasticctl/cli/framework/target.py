@@ -43,17 +43,17 @@ class Target:
 
 def contexts_file() -> Path:
     """The contexts file of this user."""
-    return config.folder() / "config.yaml"
+    return config.config_folder() / "config.yaml"
 
 
 def templates_folder() -> Path:
     """Where this user's own job templates are."""
-    return config.folder() / "templates"
+    return config.config_folder() / "templates"
 
 
 def contexts() -> Config:
     """The contexts of this user."""
-    return config.load(contexts_file())
+    return config.load_config(contexts_file())
 
 
 def locate(where: Where) -> tuple[Context, str]:

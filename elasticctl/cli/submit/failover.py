@@ -18,8 +18,8 @@ from elasticctl.api.errors import (
     CredentialsError,
     ElasticctlError,
     ForbiddenError,
+    JobStorageError,
     NotFoundError,
-    StorageError,
     UsageError,
 )
 from elasticctl.api.text import span
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CAPACITY_TIMEOUT_S = 600
 """How long each of several contexts has to bring the job's minimum of workers."""
-_REFUSALS = (UsageError, StorageError, NotFoundError, ConflictError, CredentialsError, ForbiddenError)
+_REFUSALS = (UsageError, JobStorageError, NotFoundError, ConflictError, CredentialsError, ForbiddenError)
 """After any other error to a create the job may be there."""
 
 Create = Callable[[Target, "Draft"], Manifest]

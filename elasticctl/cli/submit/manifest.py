@@ -18,7 +18,7 @@ from elasticctl.api.errors import SpecError, TemplateError, UsageError
 from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob, JobSpec
 from elasticctl.api.text import did_you_mean, shown
-from elasticctl.api.yamltext import FieldPath, parse
+from elasticctl.api.yamltext import FieldPath, YamlDocument, parse_yaml
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import templates_folder
 from elasticctl.cli.submit import plan
@@ -47,7 +47,7 @@ def set_field(manifest: Manifest, path: str, value: str) -> None:
     """
     steps = _steps(path)
     try:
-        data = parse(value, f"--set {path}").data
+        data = parse_yaml(value, f"--set {path}").data
     except SpecError as e:
         raise UsageError(str(e)) from e
     around: Any = manifest
@@ -107,14 +107,13 @@ def from_script(
     script: str, args: Sequence[str], request: plan.Request, context: Context, settings: Settings, *, template: str
 ) -> Draft:
     """A job that runs `script`; says the plan. Raises UsageError, SpecError or TemplateError."""
-    from elasticctl.api.manifests import render
-    from elasticctl.api.templates import find
+    from elasticctl.api.manifests import find_template, render_manifest
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
 
     size = plan.size_of(request, context, _machine_gpus(context))
     spec = plan.job_spec(request, context, size, ())
     name = plan.check_name(request.name) if request.name else plan.name_from(script)
-    shape = find(template, templates_folder())
+    shape = find_template(template, templates_folder())
     _check_secrets(spec, context)
     luggage = _luggage(script, request, context)
     spec = dataclasses.replace(spec, command=_command(script, args, context, luggage))
@@ -129,7 +128,7 @@ def from_script(
         one = rate_of_spec(final)
         if one is not None:
             say(plan_line(one, final.workers))
-        return with_settings(render(final, shape), settings)
+        return with_settings(render_manifest(final, shape), settings)
 
     return Draft(name, not request.name, make, _delivery(luggage, context, shape.name))
 
@@ -143,14 +142,14 @@ def from_file(path: str, settings: Settings, name: str, namespace: str, context:
         text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror}") from e
-    document = validation.parse(text, "stdin" if path == "-" else path)
+    document = parse_yaml(text, "stdin" if path == "-" else path)
     if isinstance(document.data, dict) and isinstance(document.data.get("metadata"), dict):
         metadata = document.data["metadata"]
         if name:
             metadata["name"] = plan.check_name(name)
         metadata["namespace"] = namespace or metadata.get("namespace", context.namespace)
     if not settings:
-        validation.validate(document)
+        validation.validate_manifest(document)
     manifest = with_settings(document.data, settings)
 
     def deliver(manifest: Manifest, send: bool) -> None:
@@ -169,7 +168,7 @@ def with_settings(manifest: Manifest, settings: Settings) -> Manifest:
             raise UsageError("--set needs a manifest that is a mapping")
         for path, value in settings:
             set_field(manifest, path, value)
-        validation.validate(validation.Document(manifest, {}, "with --set"))
+        validation.validate_manifest(YamlDocument(manifest, {}, "with --set"))
     return manifest
 
 
@@ -288,7 +287,7 @@ def reference(text: str, provider: str) -> str:
     kind, _, name = text.partition(":")
     if kind == "file" and name:
         text = f"file:{os.path.abspath(os.path.expanduser(name))}"
-    found = notifications.parse(text)
+    found = notifications.parse_reference(text)
     if found.local_only and provider != LOCAL:
         raise UsageError(
             f"{found.kind}: is for the local cluster: on Kubernetes give the KEY of the secret"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from elasticctl.api.errors import StorageError, UsageError
+from elasticctl.api.errors import JobStorageError, UsageError
 from elasticctl.api.podtemplate import WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import counted, joined, shown
@@ -246,7 +246,7 @@ class Luggage:
                     place, listing, _origin(self.folder), lambda f: pieces_of(self.folder, f), on_bytes
                 )
         except TrainError as e:
-            raise StorageError(
+            raise JobStorageError(
                 f"cannot send the workspace: {e} (--no-workspace sends none, for scripts that are in the image)"
             ) from e
         news = (

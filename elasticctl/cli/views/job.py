@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from elasticctl.api.history import left_s, share_done, steps_per_s
+from elasticctl.api.history import fraction_done, remaining_s, steps_per_s
 from elasticctl.api.podtemplate import ON_DEMAND, SPOT, at, capacity, hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Cause, JobStatus, Phase, Scaling, ScalingPhase
@@ -17,7 +17,7 @@ from elasticctl.cli.views.cost import cost_text
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
-    from elasticctl.api.history import Entry
+    from elasticctl.api.history import TimelineEntry
 
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 _SHOWN_LAST = 3
@@ -113,7 +113,7 @@ def history_table(job: ElasticJob) -> Table:
     return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",))
 
 
-def events_table(entries: Sequence[Entry]) -> Table:
+def events_table(entries: Sequence[TimelineEntry]) -> Table:
     """A row for each thing that happened."""
     rows = [(clock(entry.at), entry.what, entry.about, entry.details) for entry in entries]
     return Table(("AT", "WHAT", "ABOUT", "DETAILS"), rows, wraps=True)
@@ -223,7 +223,7 @@ def reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
 
 def _progress(status: JobStatus, bar_encoding: str | None) -> str:
     """How far it is in words, and above them as a bar where there is an end and somebody to see it."""
-    progress, done, left = status.progress, share_done(status), left_s(status)
+    progress, done, left = status.progress, fraction_done(status), remaining_s(status)
     if progress.step is None:
         return ""
     epoch = of(progress.epoch, progress.total_epochs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.cost import cost
-from elasticctl.api.history import left_s
+from elasticctl.api.history import remaining_s
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Phase
@@ -59,7 +59,7 @@ def why_ended(job: ElasticJob) -> str:
 def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str]) -> tuple[str, ...]:
     job = ElasticJob.from_manifest(manifest)
     status, progress, found = job.status, job.status.progress, hardware(job)
-    spent, left = cost(job, now), left_s(status)
+    spent, left = cost(job, now), remaining_s(status)
     cells = (
         job.name,
         status.phase.value,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from elasticctl.api.quota import Held, Holding, Stock
+from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage
 from elasticctl.api.text import counted
 from elasticctl.cli.framework.output import Table
 
@@ -14,7 +14,7 @@ _COLUMNS = ("PROJECT", "KIND", "HELD", "GUARANTEED", "LIMIT", "BORROWED", "WAITI
 _SPARE = ("LIMIT", "HELD OF GUARANTEED")
 
 
-def table(rows: Sequence[Holding], encoding: str | None) -> Table:
+def table(rows: Sequence[ProjectUsage], encoding: str | None) -> Table:
     """The rows with a bar each, all to one scale, in characters that the encoding has."""
     scale = max((max(row.held, row.guaranteed) for row in rows), default=0)
     cells = [
@@ -33,7 +33,7 @@ def table(rows: Sequence[Holding], encoding: str | None) -> Table:
     return Table(_COLUMNS, cells, spare=_SPARE)
 
 
-def bar(row: Holding, scale: int, encoding: str | None) -> str:
+def bar(row: ProjectUsage, scale: int, encoding: str | None) -> str:
     """Full: held by right; shaded: borrowed; light: guaranteed and not used. `scale` slots fill the whole width."""
     own, lent, idle = _BLOCKS if (encoding or "").lower().replace("-", "").startswith("utf") else _PLAIN
     if not scale:
@@ -42,14 +42,14 @@ def bar(row: Holding, scale: int, encoding: str | None) -> str:
     return own * ends[0] + lent * (ends[1] - ends[0]) + idle * max(0, ends[2] - ends[1])
 
 
-def left(found: Iterable[Stock]) -> Iterator[str]:
+def left(found: Iterable[PoolUsage]) -> Iterator[str]:
     """A sentence for each pool of which it is known how much is left."""
     for item in found:
         if item.slots is not None and item.free is not None:
             yield f"{item.pool}: {item.free} of {counted(item.slots, item.unit)} free"
 
 
-def told(held: Iterable[Held]) -> Iterator[str]:
+def told(held: Iterable[JobUsage]) -> Iterator[str]:
     """A sentence for each job: what it has, and why not more."""
     for item in held:
         last = f" Last change: {item.change}." if item.change else ""

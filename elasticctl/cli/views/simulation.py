@@ -13,8 +13,8 @@ from elasticctl.api.spec import MAX_WORKERS
 from elasticctl.api.text import counted, joined, span
 from elasticctl.cli.framework.output import Table
 from elasticctl.cli.views.cost import dollars, spot_basis
-from elasticctl.simulation import Conditions, Curve, Evidence, Outlook, Point, outlook
-from elasticctl.simulation.scaling_curve import ASSUMED_FROM, ASSUMED_SPEEDUP, ASSUMED_TO
+from elasticctl.simulation import Conditions, Evidence, Forecast, Point, ScalingCurve, forecast_for
+from elasticctl.simulation.scaling import ASSUMED_FROM, ASSUMED_SPEEDUP, ASSUMED_TO
 
 DEFAULT_WORK_S = 86_400
 _WIDER_THAN_MEASURED, _WIDER_THAN_ONE = 2, 16
@@ -35,7 +35,7 @@ class Basis:
     """
 
     job: str
-    curve: Curve
+    curve: ScalingCurve
     work: float
     conditions: Conditions
     reference_gpus: int
@@ -48,7 +48,7 @@ def basis_of_table(
     points: Sequence[Point], work_s: int | None, given: Mapping[str, float], price: Rate | None
 ) -> Basis:
     """From a scaling curve somebody has written down."""
-    curve = Curve.through(points)
+    curve = ScalingCurve.through(points)
     base = curve.points[0]
     conditions, about = _conditions(given, {}, price)
     worth_s = DEFAULT_WORK_S if work_s is None else work_s
@@ -60,7 +60,7 @@ def basis_of_job(
     name: str, evidence: Evidence, work_s: int | None, given: Mapping[str, float], price: Rate | None
 ) -> Basis:
     """From what a job was measured at."""
-    curve, noun = Curve.through(evidence.points), "GPU" if evidence.on_gpus else "CPU rank"
+    curve, noun = ScalingCurve.through(evidence.points), "GPU" if evidence.on_gpus else "CPU rank"
     base = curve.points[0]
     if evidence.steps_left is not None and work_s is None:
         amount, work = float(evidence.steps_left), f"work: {counted(evidence.steps_left, 'step')}, as the job says"
@@ -72,17 +72,17 @@ def basis_of_job(
     return Basis(name, curve, amount, conditions, base.gpus, price, (_scaling(curve, noun), work, *about), noun)
 
 
-def outlooks(basis: Basis, wanted: Sequence[int]) -> list[Outlook]:
+def outlooks(basis: Basis, wanted: Sequence[int]) -> list[Forecast]:
     """One for each number of GPUs; of our own choice where none is wanted. Raises UsageError for impossible ones."""
     each = basis.conditions.gpus_per_node
     if wanted and (wrong := [gpus for gpus in wanted if gpus % each or gpus // each > MAX_WORKERS]):
         most = each * MAX_WORKERS
         raise UsageError(f"--gpus {wrong[0]}: with {each} on each node it has to be a multiple of that, {most} at most")
     counts = wanted or _sizes(basis.curve, each)
-    return [outlook(gpus, basis.work, basis.curve, basis.conditions, basis.reference_gpus) for gpus in counts]
+    return [forecast_for(gpus, basis.work, basis.curve, basis.conditions, basis.reference_gpus) for gpus in counts]
 
 
-def table(basis: Basis, found: Sequence[Outlook]) -> Table:
+def table(basis: Basis, found: Sequence[Forecast]) -> Table:
     """A row for each number of GPUs; time and goodput are those on spot."""
     rows = [
         (
@@ -104,7 +104,7 @@ def table(basis: Basis, found: Sequence[Outlook]) -> Table:
     return Table((_plural(basis.noun), *_HEADER[1:]), rows, spare=_SPARE)
 
 
-def plot(basis: Basis, found: Sequence[Outlook], bar: str = "█") -> Iterator[str]:
+def plot(basis: Basis, found: Sequence[Forecast], bar: str = "█") -> Iterator[str]:
     """Time and cost on spot as bars, the longest as long as there is room."""
     longest = max((item.spot_s for item in found if item.spot_s is not None), default=0.0)
     most = max((item.spot_node_hours for item in found if item.spot_node_hours is not None), default=0.0)
@@ -115,14 +115,14 @@ def plot(basis: Basis, found: Sequence[Outlook], bar: str = "█") -> Iterator[s
         yield f"{item.gpus:>6}  {time_bar:<{_BAR + 10}}{cost_bar}".rstrip()
 
 
-def notes(basis: Basis, found: Sequence[Outlook]) -> Iterator[str]:
+def notes(basis: Basis, found: Sequence[Forecast]) -> Iterator[str]:
     """What to choose, and what all of it rests on."""
     yield from recommendation(basis, found)
     yield f"saved: on spot, against the same work on {counted(basis.reference_gpus, basis.noun)} on demand"
     yield from basis.about
 
 
-def recommendation(basis: Basis, found: Sequence[Outlook]) -> Iterator[str]:
+def recommendation(basis: Basis, found: Sequence[Forecast]) -> Iterator[str]:
     """The cheapest, the fastest, and the best of both; none where no size gets to the end."""
     ending = [(item.spot_s, item.spot_node_hours, item) for item in found]
     sure = [(time_s, hours, item) for time_s, hours, item in ending if time_s is not None and hours is not None]
@@ -140,7 +140,7 @@ def recommendation(basis: Basis, found: Sequence[Outlook]) -> Iterator[str]:
     )
 
 
-def as_data(basis: Basis, found: Sequence[Outlook]) -> dict[str, Any]:
+def as_data(basis: Basis, found: Sequence[Forecast]) -> dict[str, Any]:
     """The same for programs: times in seconds, money in US dollars (null: no price is known)."""
     one = basis.price
     rows = []
@@ -210,7 +210,7 @@ def _plural(noun: str) -> str:
     return f"{noun.split()[-1]}s".upper()
 
 
-def _scaling(curve: Curve, noun: str) -> str:
+def _scaling(curve: ScalingCurve, noun: str) -> str:
     sizes = joined(str(point.gpus) for point in curve.points)
     if curve.assumed:
         shape = f"{ASSUMED_SPEEDUP:.0f} times from {ASSUMED_FROM} to {ASSUMED_TO} GPUs"
@@ -227,7 +227,7 @@ def _prices(price: Rate | None, conditions: Conditions) -> str:
     return f"prices: {price.instances[0]} at {lists}; spot at {conditions.spot_share:.0%} of them ({spot_basis(price)})"
 
 
-def _sizes(curve: Curve, each: int) -> list[int]:
+def _sizes(curve: ScalingCurve, each: int) -> list[int]:
     """The known sizes that fill nodes, and doublings of the smallest: twice as far, or far from a single one."""
     known = {point.gpus for point in curve.points if not point.gpus % each}
     first = min(known, default=-(-curve.points[0].gpus // each) * each)

@@ -23,7 +23,7 @@ from elasticctl.api.spec import (
     worker_name,
 )
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
-from elasticctl.kubeapi.connection import MAX_STREAMS, MERGE_PATCH, Connection, all_items, connect, resource_path
+from elasticctl.kubeapi.connection import MAX_STREAMS, MERGE_PATCH, Connection, connect, list_objects, resource_path
 from elasticctl.kubeapi.refusals import NoSuchApiError
 from elasticctl.settings.contexts import Context
 
@@ -175,7 +175,7 @@ class KubeCluster:
 
     def _items(self, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
         with self._known():
-            return all_items(self._connection, path, params)
+            return list_objects(self._connection, path, params)
 
     def _call(
         self,

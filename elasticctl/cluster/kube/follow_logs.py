@@ -28,9 +28,8 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned
 from elasticctl.cluster.kube.read_logs import MIN_PAUSE_S, PodLog, has_ended, has_started, is_wanted
 from elasticctl.cluster.stored_logs import StoredLogs
-from elasticctl.kubeapi.cache import ObjectStore
 from elasticctl.kubeapi.connection import MAX_STREAMS, Connection, Stream
-from elasticctl.kubeapi.watch import Reflector, Resource
+from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 
 LOOK_EVERY_S = 1.0
 """How often a job is asked whether it has ended."""

@@ -16,7 +16,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import BusyError, ClusterError, ConflictError, NotFoundError, UnreachableError
 from elasticctl.api.spec import API_VERSION, PLURAL, ElasticJob
 from elasticctl.kubeapi import installation
-from elasticctl.kubeapi.connection import APPLY_PATCH, Connection, all_items, resource_path
+from elasticctl.kubeapi.connection import APPLY_PATCH, Connection, list_objects, resource_path
 from elasticctl.kubeapi.refusals import NoSuchApiError
 
 FIELD_MANAGER = "elasticctl"
@@ -159,7 +159,7 @@ class Installer:
 
     def _jobs(self) -> list[ElasticJob]:
         try:
-            items = all_items(self._connection, resource_path(API_VERSION, None, PLURAL))
+            items = list_objects(self._connection, resource_path(API_VERSION, None, PLURAL))
         except NoSuchApiError:
             return []
         return [ElasticJob.from_manifest(item) for item in items]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import ClusterError
-from elasticctl.api.yamltext import parse
+from elasticctl.api.yamltext import parse_yaml
 from elasticctl.cluster.kube import install
 from elasticctl.cluster.kube.install import Installer, path_of, pod_troubles, rollout
 from elasticctl.kubeapi import installation
@@ -68,7 +68,7 @@ def test_a_dry_run_prints_what_kubectl_could_apply(lab: Run, api: FakeApi) -> No
     done = lab("--dry-run", "--image", "r.example/c:1", "--replicas", "3", "-n", "ml-system")
     assert done.code == 0
     assert api.requests == []
-    found = [parse(part, "").data for part in done.out.split("\n---\n")]
+    found = [parse_yaml(part, "").data for part in done.out.split("\n---\n")]
     by_kind = {item["kind"]: item for item in found}
     assert list(by_kind)[:2] == ["CustomResourceDefinition", "Namespace"]
     spec = by_kind["Deployment"]["spec"]

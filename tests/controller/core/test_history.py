@@ -14,10 +14,10 @@ from elasticctl.api.status import (
     Cause,
     CheckpointStatus,
     Curve,
-    Generation,
+    GroupGeneration,
     Interruption,
     JobStatus,
-    Progress,
+    ProgressStatus,
     Scaling,
     WorkerStatus,
 )
@@ -100,12 +100,12 @@ def test_a_restarted_service_takes_nothing_away():
     status = fold(
         JobStatus(),
         generations=(FIRST, SECOND),
-        progress=Progress(step=60),
+        progress=ProgressStatus(step=60),
         checkpoint=CheckpointStatus(step=60, committed=6),
     )
     after = fold(status)
     assert after == status
-    after = fold(status, generations=(a_generation(2, 2, reason="service restarted"),), progress=Progress())
+    after = fold(status, generations=(a_generation(2, 2, reason="service restarted"),), progress=ProgressStatus())
     assert after.generations[1] == replace(SECOND, reason="service restarted")
     assert (after.progress, after.steps_redone) == (status.progress, 7)
     after = fold(status, checkpoint=CheckpointStatus(step=70, at=Timestamp(NOW), committed=1))
@@ -126,7 +126,7 @@ def test_times_finer_than_what_is_stored_do_not_change_the_status_again():
     fine = replace(FIRST, first_step_at=Timestamp(NOW + 0.123456789))
     seen: dict[str, Any] = {
         "generations": (fine,),
-        "progress": Progress(step=1, at=Timestamp(NOW + 0.123456789)),
+        "progress": ProgressStatus(step=1, at=Timestamp(NOW + 0.123456789)),
         "checkpoint": CheckpointStatus(step=1, at=Timestamp(NOW + 0.123456789)),
     }
     status = fold(JobStatus(), **seen)
@@ -140,7 +140,7 @@ def test_an_older_checkpoint_does_not_replace_a_newer_one():
 
 
 def test_numbers_that_json_cannot_hold_are_left_out():
-    progress = Progress(step=3, samples_per_s=float("inf"), metrics={"loss": float("nan"), "accuracy": 0.5})
+    progress = ProgressStatus(step=3, samples_per_s=float("inf"), metrics={"loss": float("nan"), "accuracy": 0.5})
     status = fold(JobStatus(), progress=progress)
     assert (status.progress.samples_per_s, status.progress.metrics) == (None, {"accuracy": 0.5})
 
@@ -148,7 +148,9 @@ def test_numbers_that_json_cannot_hold_are_left_out():
 def test_the_curve_grows_with_progress_and_rests_with_it():
     status = JobStatus()
     for step in range(3):
-        progress = Progress(step=step, at=Timestamp(NOW + step), samples_per_s=9.0, metrics={"loss": 1.0 - step / 4})
+        progress = ProgressStatus(
+            step=step, at=Timestamp(NOW + step), samples_per_s=9.0, metrics={"loss": 1.0 - step / 4}
+        )
         status = fold(status, progress=progress)
         assert fold(status, progress=progress) == fold(status) == status
     assert status.curve == Curve(
@@ -157,11 +159,11 @@ def test_the_curve_grows_with_progress_and_rests_with_it():
 
 
 def test_only_progress_is_told_from_everything_else():
-    status = fold(JobStatus(), generations=(FIRST,), progress=Progress(step=57))
+    status = fold(JobStatus(), generations=(FIRST,), progress=ProgressStatus(step=57))
     further = fold(
         status,
         generations=(replace(FIRST, last_step=58),),
-        progress=Progress(step=58, at=Timestamp(NOW + 1)),
+        progress=ProgressStatus(step=58, at=Timestamp(NOW + 1)),
         checkpoint=CheckpointStatus(step=58),
     )
     assert further.curve.step == (58,)
@@ -194,7 +196,7 @@ def test_a_small_group_keeps_all_of_its_history():
 
 steps = st.none() | st.integers(0, 100)
 times = st.none() | st.floats(NOW, NOW + 100).map(Timestamp)
-generations = st.builds(Generation, first_step_at=times, formed_at=times, resumed_step=steps, last_step=steps)
+generations = st.builds(GroupGeneration, first_step_at=times, formed_at=times, resumed_step=steps, last_step=steps)
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, Policy, RestartPolicy, WorkerRef, worker_name
-from elasticctl.api.status import Phase, Share
+from elasticctl.api.status import Phase, ShareStatus
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED
 from elasticctl_controller.core.reconcile import apply_share
 from tests.support.controller.samples import JOB_UID, told
@@ -180,7 +180,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data(), workers=st.none() | st.integers(0, 6))
     def the_job_is_given_another_share(self, data, workers):
         uids = [pod.uid for pod in self.world.ours()]
-        self.world.share = None if workers is None else Share(workers, message="shared", since=self.world.stamp())
+        self.world.share = None if workers is None else ShareStatus(workers, message="shared", since=self.world.stamp())
         self.world.unwanted = frozenset(data.draw(st.lists(st.sampled_from(uids)))) if uids else frozenset()
 
     @precondition(lambda self: self.world.ours())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import Generation, JobStatus, Progress, WorkerStatus
+from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, WorkerStatus
 from elasticctl_controller.core.membership import (
     ADOPT_S,
     DRAIN_S,
@@ -44,7 +44,7 @@ def formed(*indexes: int, minimum: int = 1) -> Group:
     group.set_alive(alive(*indexes), minimum, 0.0)
     for i in indexes:
         group.join(member(i), 0, 0.0)
-    group.note_step(1, Progress(step=1), 0.0)
+    group.note_step(1, ProgressStatus(step=1), 0.0)
     return group
 
 
@@ -132,7 +132,7 @@ def test_a_newcomer_lets_a_young_generation_do_its_first_step() -> None:
     assert group.world is not None
     assert group.settle(11.0) == pytest.approx(FIRST_STEP_S - 1.0)
     assert group.drain is None
-    group.note_step(2, Progress(step=2), 12.0)
+    group.note_step(2, ProgressStatus(step=2), 12.0)
     group.settle(12.0)
     assert group.drain is not None
 
@@ -207,7 +207,7 @@ def test_a_step_clears_the_unexplained_failures() -> None:
         assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
         group.join(member(0), group.generation, 1.0)
         group.join(member(1), group.generation, 1.0)
-        group.note_step(group.generation, Progress(step=7), 2.0)
+        group.note_step(group.generation, ProgressStatus(step=7), 2.0)
 
 
 def test_a_loss_explains_the_broken_connections_before_it() -> None:
@@ -276,7 +276,7 @@ def test_a_member_that_was_lost_while_no_service_ran_is_not_trained_with() -> No
 
 def restored(*indexes: int) -> Group:
     """The group of these workers as a restarted service knows it, from generation 4, which formed at 40 s."""
-    last = Generation(4, tuple(f"job-worker-{i}" for i in indexes), formed_at=Timestamp(40.0))
+    last = GroupGeneration(4, tuple(f"job-worker-{i}" for i in indexes), formed_at=Timestamp(40.0))
     roster = [WorkerStatus(f"job-worker-{i}", f"u{i}", i, started_at=Timestamp(30.0)) for i in indexes]
     roster.append(WorkerStatus("job-worker-0", "u9", 0, started_at=Timestamp(45.0)))
     return Group.restored("j", JobStatus(generation=4, generations=(last,), workers=tuple(roster)))
@@ -330,9 +330,9 @@ def test_strangers_that_finish_or_leave_are_not_remembered() -> None:
 def test_steps_and_commits_are_recorded_by_generation() -> None:
     group = formed(0)
     group.history.note_resumed(1, 0)
-    group.note_step(1, Progress(step=5, metrics={"loss": 1.0}), 3.0)
-    group.note_step(1, Progress(step=9, metrics={"accuracy": 0.9}), 4.0)
-    group.note_step(7, Progress(step=99), 4.0)  # another generation's report
+    group.note_step(1, ProgressStatus(step=5, metrics={"loss": 1.0}), 3.0)
+    group.note_step(1, ProgressStatus(step=9, metrics={"accuracy": 0.9}), 4.0)
+    group.note_step(7, ProgressStatus(step=99), 4.0)  # another generation's report
     for number, step in [(1, 4), (2, 8), (1, 4), (2, 8)]:  # the launcher tells again what it saw no answer to
         group.history.note_commit(1, number, step, "file:///x", 10, 0.1, 5.0)
     record = group.history.generations[-1]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import Cause, Generation, Interruption, JobStatus, Phase, Progress
+from elasticctl.api.status import Cause, GroupGeneration, Interruption, JobStatus, Phase, ProgressStatus
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import WebhookError
 from tests.support.controller.samples import NOW, a_job
@@ -27,10 +27,10 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
     [
         (JobStatus(), RUNNING, [("started", "started with 3 workers")]),
         (RUNNING, RUNNING, []),
-        (RUNNING, replace(RUNNING, progress=Progress(step=7)), []),
+        (RUNNING, replace(RUNNING, progress=ProgressStatus(step=7)), []),
         (
-            replace(RUNNING, phase=Phase.SUSPENDED, generations=(Generation(1),)),
-            replace(RUNNING, generations=(Generation(1),)),
+            replace(RUNNING, phase=Phase.SUSPENDED, generations=(GroupGeneration(1),)),
+            replace(RUNNING, generations=(GroupGeneration(1),)),
             [("started", "goes on with 3 workers")],
         ),
         (
@@ -56,8 +56,8 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
         ),
         (replace(RUNNING, phase=Phase.RESTARTING), RUNNING, [("recovered", "runs again with 3 workers")]),
         (
-            replace(RUNNING, phase=Phase.RESTARTING, progress=Progress(step=3)),
-            replace(RUNNING, progress=Progress(step=3)),
+            replace(RUNNING, phase=Phase.RESTARTING, progress=ProgressStatus(step=3)),
+            replace(RUNNING, progress=ProgressStatus(step=3)),
             [],
         ),
         (
@@ -72,7 +72,7 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
                 phase=Phase.SUCCEEDED,
                 message="worker 0 completed",
                 completion_time=Timestamp(NOW),
-                progress=Progress(step=560),
+                progress=ProgressStatus(step=560),
             ),
             [("succeeded", "succeeded after 1h02m, at step 560")],
         ),
@@ -92,7 +92,9 @@ def test_a_long_message_is_shortened_and_kept_on_one_line() -> None:
 
 
 def test_the_message_is_slacks_and_says_the_same_to_programs() -> None:
-    status = replace(RUNNING, phase=Phase.FAILED, message="<!channel> & <http://evil|here>", progress=Progress(step=7))
+    status = replace(
+        RUNNING, phase=Phase.FAILED, message="<!channel> & <http://evil|here>", progress=ProgressStatus(step=7)
+    )
     items = notifications.list_notifications(a_job(status=RUNNING, namespace="team-a"), status, NOW)
     message = json.loads(notifications.build_message(items))
     assert message["text"] == "*digits* (team-a) failed, at step 7: &lt;!channel&gt; &amp; &lt;http://evil|here&gt;"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, RestartPolicy, WorkerRef, worker_name
-from elasticctl.api.status import Generation, JobStatus, Share
+from elasticctl.api.status import GroupGeneration, JobStatus, ShareStatus
 from elasticctl_controller.core.actions import DeleteWorker, Observed
 from elasticctl_controller.core.reconcile import reconcile
 from tests.support.anything import shaped
@@ -175,8 +175,8 @@ def test_a_status_of_any_content_can_be_gone_on_from(status, suspend, share):
     manifest = {"metadata": {"name": "digits", "uid": JOB_UID}, "spec": spec, "status": status}
     job = ElasticJob.from_manifest(manifest)
     pods = (a_pod(0), an_end(1, 1, message=told("application")), an_end(2, 137, reason="OOMKilled"))
-    given_ = None if share is None else Share(share, message="shared")
-    newer = Generation(job.status.generation + 1, ("digits-worker-0",), formed_at=Timestamp(NOW))
+    given_ = None if share is None else ShareStatus(share, message="shared")
+    newer = GroupGeneration(job.status.generation + 1, ("digits-worker-0",), formed_at=Timestamp(NOW))
     for _ in range(3):
         decision = reconcile(job, Observed(pods, share=given_, generations=(newer,)), NOW)
         written = json.loads(json.dumps(to_json(decision.status), allow_nan=False))

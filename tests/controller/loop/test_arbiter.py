@@ -12,7 +12,7 @@ from elasticctl.api.errors import UnreachableError
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import Quota
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import JobStatus, Phase, Share, WorkerStatus
+from elasticctl.api.status import JobStatus, Phase, ShareStatus, WorkerStatus
 from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.loop.arbiter import UNDECIDED, Arbiter, SharingSettings
 from tests.support.jobs import shell_job
@@ -83,7 +83,7 @@ class Bench:
     def job(self, key: str) -> ElasticJob:
         return ElasticJob.from_manifest(self.floor.jobs[key])
 
-    def share(self, key: str) -> Share | None:
+    def share(self, key: str) -> ShareStatus | None:
         found = self.arbiter.allotment(self.job(key))
         return found.share if found else None
 
@@ -279,7 +279,7 @@ def test_what_is_given_is_what_will_be_read_back(bench: Bench) -> None:
     bench.submit("train", "a", 2, 4)
     bench.arbiter.decide_now()
     share = bench.share("a/train")
-    assert from_json(Share, to_json(share)) == share
+    assert from_json(ShareStatus, to_json(share)) == share
 
 
 def test_the_thread_decides_when_something_changes_and_outlives_errors(bench: Bench) -> None:

@@ -12,7 +12,7 @@ import pytest
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.errors import ClusterError, ConflictError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import JobStatus, Progress
+from elasticctl.api.status import JobStatus, ProgressStatus
 from elasticctl.cluster.base import Manifest
 from elasticctl_controller.core.membership import Member
 from elasticctl_controller.local import objects
@@ -278,12 +278,12 @@ def test_progress_alone_is_written_once_a_second(bench: Bench) -> None:
     group = bench.rendezvous._groups[KEY]
     group.join(Member(pod["uid"], pod["name"], "127.0.0.1", 1, 1), 0, bench.clock())
     bench.clock.now += 2
-    group.note_step(1, Progress(step=1), bench.clock())
+    group.note_step(1, ProgressStatus(step=1), bench.clock())
     bench.settle()
     bench.workload.calls.clear()
     for step in range(2, 40):  # four seconds
         bench.clock.now += 0.1
-        group.note_step(1, Progress(at=Timestamp(bench.clock()), step=step), bench.clock())
+        group.note_step(1, ProgressStatus(at=Timestamp(bench.clock()), step=step), bench.clock())
         bench.controller.sync(KEY)
     assert bench.status()["progress"]["step"] >= 30
     assert 3 <= bench.workload.calls.count("write") <= 4

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import from_json, to_json
-from elasticctl.api.status import Generation, JobStatus
+from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
 from elasticctl_controller.core.membership import Group
@@ -23,7 +23,7 @@ NOW = 1_700_000_000.0
 
 def told(*messages: Any) -> JobStatus:
     """The status after these reports of generation 1."""
-    group = Group("j", history=TrainingHistory([Generation(1, ("digits-worker-0",))]))
+    group = Group("j", history=TrainingHistory([GroupGeneration(1, ("digits-worker-0",))]))
     for message in messages:
         note_report(group, message, NOW)
     known = group.history

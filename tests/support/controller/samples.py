@@ -8,7 +8,7 @@ from typing import Any
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
-from elasticctl.api.status import Generation, JobStatus
+from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteWorker, Observed
 from elasticctl_controller.core.reconcile import reconcile
 
@@ -77,6 +77,6 @@ def deleted(decision: Decision) -> list[str]:
     return [action.name for action in decision.actions if isinstance(action, DeleteWorker)]
 
 
-def a_generation(number: int, workers: int, **fields: Any) -> Generation:
+def a_generation(number: int, workers: int, **fields: Any) -> GroupGeneration:
     """An incarnation of the group with the first `workers` workers."""
-    return Generation(generation=number, workers=tuple(worker_name("digits", i) for i in range(workers)), **fields)
+    return GroupGeneration(generation=number, workers=tuple(worker_name("digits", i) for i in range(workers)), **fields)

@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticctl.api.codec import Timestamp, from_json, from_rfc3339, to_json, to_rfc3339
 from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
-from elasticctl.api.status import Cause, JobStatus, Share, WorkerStatus
+from elasticctl.api.status import Cause, JobStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
 from elasticctl_controller.core.reconcile import apply_share, reconcile
 from elasticctl_controller.core.workers import own_pods
@@ -77,7 +77,7 @@ class World:
     facts: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     counted: set[str] = field(default_factory=set)
     highest_max: int = 0
-    share: Share | None = None
+    share: ShareStatus | None = None
     unwanted: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
     job_deleted: bool = False

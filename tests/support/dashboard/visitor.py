@@ -13,7 +13,7 @@ from aiohttp import web
 
 from elasticctl.cli.verbs.inspect.dashboard import _scaled
 from elasticctl.cluster.base import Cluster
-from elasticctl.dashboard.server import HOST, Dashboard, Place
+from elasticctl.dashboard.server import HOST, Dashboard, Scope
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
@@ -71,7 +71,7 @@ def hosted(cluster: Any, namespace: str | None = "default") -> Iterator[Host]:
     thread.start()
 
     async def start() -> tuple[str, web.AppRunner]:
-        dashboard = Dashboard(Place(cast(Cluster, cluster), "local", namespace), _scaled, poll_s=0.1)
+        dashboard = Dashboard(Scope(cast(Cluster, cluster), "local", namespace), _scaled, poll_s=0.1)
         runner = web.AppRunner(dashboard.app(), shutdown_timeout=0.2, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, HOST, 0).start()

@@ -55,7 +55,7 @@ OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckedCommit:
     """An entry of the journal that is, or should be, a commit. `damage` says what is wrong with it; empty: nothing."""
 
     position: int
@@ -100,7 +100,7 @@ class Contents:
     shares: tuple[tuple[ObjectRef, tuple[Piece, ...]], ...]
 
 
-def findings(storage: Storage) -> Iterator[Finding]:
+def findings(storage: Storage) -> Iterator[CheckedCommit]:
     """The commits, newest first, each after a glance: its documents are read and checked, its files looked for.
 
     Many are looked at ahead of the one that is yielded, because each takes some round trips. Raises StorageError.
@@ -183,12 +183,12 @@ def tensors_of(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors_of(item, f"{path}.{key}" if path else str(key))
 
 
-def _glance(storage: Storage, position: int) -> Finding | None:
+def _glance(storage: Storage, position: int) -> CheckedCommit | None:
     """What is wrong with a commit as far as a glance tells; None for an entry that is none."""
     try:
         entry = journal.read_entry(storage, position)
     except DamagedError as e:
-        return Finding(position, None, str(e))
+        return CheckedCommit(position, None, str(e))
     except MissingError:
         return None  # deleted since it was listed
     if not isinstance(entry, Commit):
@@ -198,8 +198,8 @@ def _glance(storage: Storage, position: int) -> Finding | None:
         for file, _ in read(storage, entry).shares:
             storage.read_into(file.key, file.size_bytes - 1, last_byte)
     except (DamagedError, MissingError) as e:
-        return Finding(position, entry, str(e))
-    return Finding(position, entry)
+        return CheckedCommit(position, entry, str(e))
+    return CheckedCommit(position, entry)
 
 
 def _piece(name: str, dtype: str, offset: list[int], shape: list[int], start: int) -> Piece:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from elasticctl.api.errors import StorageError, UsageError
+from elasticctl.api.errors import JobStorageError, UsageError
 from elasticctl.api.text import counted
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework import options
@@ -19,7 +19,7 @@ from elasticctl.cli.framework.output import emit, hint, print_data, print_table,
 
 if TYPE_CHECKING:
     from elasticctl_store.checkpoints.entries import Commit
-    from elasticctl_store.checkpoints.verify import Finding
+    from elasticctl_store.checkpoints.verify import CheckedCommit
 
 
 class _ListByDefault(Group):
@@ -190,12 +190,12 @@ def prune(
         _delete(place, doomed, found, yes)
 
 
-def _print_list(place: job_storage.Place, found: list[Finding], output: str) -> None:
+def _print_list(place: job_storage.Place, found: list[CheckedCommit], output: str) -> None:
     data = {"storage": place.storage.url, "checkpoints": [job_storage.as_data(finding) for finding in found]}
     print_data("CheckpointList", data, output)
 
 
-def _checked(place: job_storage.Place, finding: Finding) -> Finding:
+def _checked(place: job_storage.Place, finding: CheckedCommit) -> CheckedCommit:
     """The finding after every byte has been read."""
     from elasticctl_store.checkpoints import verify as archive
     from elasticctl_store.errors import DamagedError, MissingError
@@ -206,14 +206,14 @@ def _checked(place: job_storage.Place, finding: Finding) -> Finding:
     try:
         with job_storage.meter(f"step {commit.step}", commit.size_bytes) as on_bytes, job_storage.errors_shown():
             archive.verify(place.storage, commit, on_bytes)
-    except StorageError as e:
+    except JobStorageError as e:
         if isinstance(e.__cause__, DamagedError | MissingError):
             return archive.Finding(finding.position, commit, str(e))
         raise
     return finding
 
 
-def _delete(place: job_storage.Place, doomed: list[Commit], found: list[Finding], yes: bool) -> None:
+def _delete(place: job_storage.Place, doomed: list[Commit], found: list[CheckedCommit], yes: bool) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"{place.name}: this deletes {_named(doomed)} for good; add --yes to do so")

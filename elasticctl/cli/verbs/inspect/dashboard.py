@@ -52,10 +52,10 @@ def dashboard(
     import asyncio
 
     from elasticctl.cluster import connect
-    from elasticctl.dashboard.server import HOST, Dashboard, Place, serve
+    from elasticctl.dashboard.server import HOST, Dashboard, Scope, serve
 
     context, namespace = locate(where)
-    place = Place(connect(context, starts=False), context.name, None if all_namespaces else namespace)
+    place = Scope(connect(context, starts=False), context.name, None if all_namespaces else namespace)
 
     with _private_folder() as folder:
         address = ""

@@ -25,7 +25,7 @@ from elasticctl.cli.framework.output import (
 from elasticctl.cli.framework.target import Target, reach
 
 if TYPE_CHECKING:
-    from elasticctl.api.history import Entry
+    from elasticctl.api.history import TimelineEntry
 
 POLL_EVERY_S = 0.5
 
@@ -66,7 +66,7 @@ def events(
     print_data("EventList", {"job": name, "events": entries}, output)
 
 
-def _read(target: Target, name: str) -> tuple[list[Entry], bool]:
+def _read(target: Target, name: str) -> tuple[list[TimelineEntry], bool]:
     """What has happened up to now, and whether the job has ended."""
     from elasticctl.api.history import timeline
     from elasticctl.api.spec import ElasticJob
@@ -80,7 +80,7 @@ def _watch(target: Target, name: str) -> None:
     from elasticctl.cli.framework.polling import Answers
     from elasticctl.cli.views.job import events_table
 
-    printed: set[Entry] = set()
+    printed: set[TimelineEntry] = set()
     widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
     for found, ended in Answers(lambda: _read(target, name), POLL_EVERY_S, say=say).each():
         news = [entry for entry in found if entry not in printed]

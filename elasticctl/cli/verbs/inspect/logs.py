@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticctl.api.errors import StorageError, UsageError
+from elasticctl.api.errors import JobStorageError, UsageError
 from elasticctl.api.text import shown
 from elasticctl.cli.framework import options, output
 from elasticctl.cli.framework.command import new_app, verb
@@ -112,5 +112,5 @@ def forget(job: ElasticJob) -> None:
 
     try:
         StoredLogs(job, output.say).delete()
-    except StorageError as e:
+    except JobStorageError as e:
         output.say(f"{job.name}: the logs in its storage stay: {e}")

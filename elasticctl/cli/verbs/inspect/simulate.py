@@ -110,13 +110,13 @@ def _of_table(size: Size, assumed: Assumed, where: Where) -> Basis:
     from elasticctl.api.gpu_types import gpu_type
     from elasticctl.cli.views.cost import with_live_spot
     from elasticctl.cli.views.simulation import basis_of_table
-    from elasticctl.simulation import scaling_curve
+    from elasticctl.simulation import scaling
 
     try:
         text = Path(size.table).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"cannot read {size.table}: {getattr(e, 'strerror', None) or 'it is not text'}") from e
-    points = scaling_curve.parse(text, size.table)
+    points = scaling.parse_points(text, size.table)
     context, _ = locate(where)
     price: Rate | None = None
     each = size.gpus_per_node or context.gpus_per_node or 1

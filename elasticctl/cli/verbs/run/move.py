@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, StorageError, UsageError
+from elasticctl.api.errors import (
+    ClusterError,
+    ConflictError,
+    ElasticctlError,
+    JobStorageError,
+    NotFoundError,
+    UsageError,
+)
 from elasticctl.api.text import counted, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
@@ -135,7 +142,7 @@ class Move:
                 raise UsageError(f"--storage {here.url} is where the job's state is already")
             moved = commits.moved_to(here)
         if moved is not None and moved.to != there.url:
-            raise StorageError(
+            raise JobStorageError(
                 f"{self.old.url} has been moved to {moved.to}: say --storage {moved.to} to go on with that"
             )
         say(f"{name}: from {self.old.context.name} ({here.url}) to {self.new.context.name} ({there.url})")
@@ -227,7 +234,7 @@ class Move:
             writer = commits.Writer.take_over(here)  # whoever still runs cannot commit any more
             load = transfer.newest(here)
             if load is None:
-                raise StorageError(f"{here.url}: no whole checkpoint is there to go on from")
+                raise JobStorageError(f"{here.url}: no whole checkpoint is there to go on from")
             with meter("copying", load.size_bytes) as on_bytes:
                 carried = transfer.carry(here, there, load, on_bytes)
             self._carry_workspace(manifest)
@@ -238,7 +245,7 @@ class Move:
         try:
             with errors_shown():
                 writer.close(there.url)
-        except StorageError:
+        except JobStorageError:
             if made is not None:
                 self.target.cluster.delete_job(self.new.namespace, name)  # it must not begin while this one can go on
             raise

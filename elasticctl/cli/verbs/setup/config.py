@@ -72,7 +72,7 @@ def get_contexts(
             "another one: elasticctl config set-context NAME --provider aws; use it: elasticctl config use-context NAME"
         )
     else:
-        print_data("ContextList", configuration.encode(found), output)
+        print_data("ContextList", configuration.encode_config(found), output)
 
 
 def _row(context: Context, current: bool, *, wide: bool) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _row(context: Context, current: bool, *, wide: bool) -> tuple[str, ...]:
 def use_context(name: Name) -> None:
     """Run jobs there from now on, unless --context says otherwise."""
     changed = contexts().using(name)
-    configuration.save(changed, contexts_file())
+    configuration.save_config(changed, contexts_file())
     say(f"jobs now run in context {changed.current}")
 
 
@@ -120,7 +120,7 @@ def set_context(name: Name, given: Fields) -> None:
 
         url_from = reference(fields["notify_url_from"], context.provider)
         context = dataclasses.replace(context, notify_url_from=url_from)
-    configuration.save(known.having(context), contexts_file())
+    configuration.save_config(known.having(context), contexts_file())
     say(f"context {name} {'changed' if old else 'added'}")
     hint(f"use it: elasticctl config use-context {name}")
 
@@ -152,14 +152,14 @@ def import_contexts(
     if not wanted:
         say("nothing to add: the contexts of kubeconfig are known already" if found else "kubeconfig has no contexts")
         return
-    configuration.save(known, contexts_file())
+    configuration.save_config(known, contexts_file())
     hint("say where state goes: elasticctl config set-context NAME --storage s3://bucket/prefix --image IMAGE")
 
 
 @verb(config, "delete-context")
 def delete_context(name: Name) -> None:
     """Forget a context; its jobs are left alone."""
-    configuration.save(contexts().without(name), contexts_file())
+    configuration.save_config(contexts().without(name), contexts_file())
     say(f"context {name} deleted")
 
 
@@ -169,4 +169,4 @@ def view(
 ) -> None:
     """Print the contexts file and where it is."""
     say(f"# {contexts_file()}")
-    print_plain(configuration.encode(contexts()), output)
+    print_plain(configuration.encode_config(contexts()), output)

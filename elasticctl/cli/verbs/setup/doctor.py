@@ -17,7 +17,7 @@ from elasticctl.cli.framework.target import locate
 from elasticctl.settings.contexts import LOCAL, Context
 
 if TYPE_CHECKING:
-    from elasticctl.doctor.check import Check
+    from elasticctl.doctor import Check
 
 _MARKS = {"ok": "ok", "warning": "warning", "failed": "FAILED", "skipped": "-"}
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
@@ -61,27 +61,27 @@ def doctor(
 def _checks(context: Context, namespace: str, storage: str, system: str) -> Iterator[Check]:
     """All checks of a context, as they are made."""
     from elasticctl.cli.submit.plan import storage_url
-    from elasticctl.doctor.check import Check, Outcome
-    from elasticctl.doctor.storage import storage_check
+    from elasticctl.doctor import Check, CheckOutcome
+    from elasticctl.doctor.machine import check_storage
 
     if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
-        from elasticctl.doctor.machine import machine_checks
+        from elasticctl.doctor.machine import check_machine
 
         paths = local_paths()
-        yield from machine_checks(paths)
-        yield storage_check(storage_url(storage, os.getcwd()) if storage else paths.storage.as_uri())
+        yield from check_machine(paths)
+        yield check_storage(storage_url(storage, os.getcwd()) if storage else paths.storage.as_uri())
         return
-    from elasticctl.doctor.cluster import cluster_checks
+    from elasticctl.doctor.cluster import check_cluster
     from elasticctl.kubeapi.connection import connect
     from elasticctl.kubeapi.installation import NAMESPACE
 
-    yield from cluster_checks(connect(context.kube_context), context, namespace, system or NAMESPACE)
+    yield from check_cluster(connect(context.kube_context), context, namespace, system or NAMESPACE)
     if storage:
-        yield storage_check(storage)
+        yield check_storage(storage)
     else:
         mend = f"elasticctl config set-context {context.name} --storage URL"
-        yield Check("storage", Outcome.WARNING, "none is set: every submit has to name one", mend)
+        yield Check("storage", CheckOutcome.WARNING, "none is set: every submit has to name one", mend)
 
 
 def _show(check: Check) -> None:

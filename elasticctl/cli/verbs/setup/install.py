@@ -138,6 +138,6 @@ def _loss(found: Installed) -> str:
 
 
 def _print(manifests: list[Manifest]) -> None:
-    from elasticctl.api.yamltext import dump
+    from elasticctl.api.yamltext import dump_yaml
 
-    emit("---\n".join(dump(item) for item in manifests))
+    emit("---\n".join(dump_yaml(item) for item in manifests))

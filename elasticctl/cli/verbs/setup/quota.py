@@ -47,14 +47,14 @@ class Terms:
 def list_quotas(*, output: Form = "table", where: Where) -> None:
     """Show what each project holds, of how much that it is guaranteed, and which jobs wait for what."""
     from elasticctl.api.codec import to_json
-    from elasticctl.api.quota import held_by, holdings, stocks
+    from elasticctl.api.quota import usage_by_job, usage_by_pool, usage_by_project
     from elasticctl.cli.views.quota import left, table, told
 
     target = reach(where)
     jobs, all_seen = _jobs(target)
-    held = held_by(jobs)
-    rows = holdings(target.cluster.list_quotas(), held)
-    pools = stocks(rows, held, all_seen=all_seen)
+    held = usage_by_job(jobs)
+    rows = usage_by_project(target.cluster.list_quotas(), held)
+    pools = usage_by_pool(rows, held, all_seen=all_seen)
     if output != "table":
         print_data("QuotaList", {"pools": to_json(pools), "holdings": to_json(rows), "jobs": to_json(held)}, output)
         return
@@ -102,10 +102,10 @@ def remove_quota(*, project: Project, where: Where) -> None:
 @verb(quota, "explain")
 def explain_quota(*, project: Annotated[str | None, typer.Argument(metavar="PROJECT")] = None, where: Where) -> None:
     """Say of each job, or of each of one project, what it has and why it has no more."""
-    from elasticctl.api.quota import held_by
+    from elasticctl.api.quota import usage_by_job
     from elasticctl.cli.views.quota import told
 
-    held = [item for item in held_by(_jobs(reach(where))[0]) if project in (None, item.project)]
+    held = [item for item in usage_by_job(_jobs(reach(where))[0]) if project in (None, item.project)]
     if not held:
         say("no job shares" + (f" in {project}" if project else ""))
     for line in told(held):

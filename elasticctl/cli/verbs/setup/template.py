@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from elasticctl.api.errors import TemplateError, UsageError
-from elasticctl.api.templates import DEFAULT, SUFFIX, available, find
+from elasticctl.api.manifests import DEFAULT, SUFFIX, available_templates, find_template
 from elasticctl.api.text import shown
 from elasticctl.cli.framework.command import family, verb
 from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_table, say
@@ -24,7 +24,7 @@ def list_templates(
     ] = "table",
 ) -> None:
     """List the templates; one of your own hides a shipped one of its name."""
-    found = available(templates_folder())
+    found = available_templates(templates_folder())
     if output == "name":
         for each in found:
             emit(each.name)
@@ -40,7 +40,7 @@ def list_templates(
 @verb(template, "show")
 def show(name: Annotated[str, typer.Argument(metavar="NAME")] = DEFAULT) -> None:
     """Print a template."""
-    emit(find(name, templates_folder()).text)
+    emit(find_template(name, templates_folder()).text)
 
 
 @verb(template, "new")
@@ -56,7 +56,7 @@ def new(
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}", name):
         raise UsageError(f"{shown(name)}: a template's name is letters, digits, '-' and '_'")
-    text = find(base, templates_folder()).text
+    text = find_template(base, templates_folder()).text
     path = templates_folder() / f"{name}{SUFFIX}"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

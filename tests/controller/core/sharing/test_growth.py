@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import Generation, Progress
+from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl_controller.core.growth import UNMEASURED_COST_S, measure_growth, reform_cost_s
 from elasticctl_controller.core.history import WARMUP_S
 from elasticctl_controller.core.membership import DRAIN_S, Group, Member
@@ -13,8 +13,8 @@ from elasticctl_controller.core.membership import DRAIN_S, Group, Member
 NOW = 1_000.0
 
 
-def record(number: int, workers: str, opened: float, stepped: float | None = None) -> Generation:
-    return Generation(
+def record(number: int, workers: str, opened: float, stepped: float | None = None) -> GroupGeneration:
+    return GroupGeneration(
         number,
         tuple(workers),
         opened_at=Timestamp(opened),
@@ -41,12 +41,14 @@ def test_changes_are_those_in_which_somebody_was_missing() -> None:
     ("progress", "remaining_s"),
     [
         (None, None),
-        (Progress(step=101), None),
-        (Progress(step=101, total_steps=301), 200.0),
-        (Progress(step=1, total_steps=301), None),
+        (ProgressStatus(step=101), None),
+        (ProgressStatus(step=101, total_steps=301), 200.0),
+        (ProgressStatus(step=1, total_steps=301), None),
     ],
 )
-def test_what_remains_is_known_where_there_is_an_end_and_a_pace(progress: Progress, remaining_s: float | None) -> None:
+def test_what_remains_is_known_where_there_is_an_end_and_a_pace(
+    progress: ProgressStatus, remaining_s: float | None
+) -> None:
     assert measure_growth([record(1, "ab", 0.0, NOW - 100.0)], {}, progress, NOW).remaining_s == remaining_s
 
 
@@ -62,7 +64,7 @@ def formed(names: str, *, automatic: bool) -> Group:
         group.join(member(name), 0, 0.0)
     group.history.note_resumed(1, 0)
     for second in range(1, 11):
-        group.note_step(1, Progress(step=second * 10, total_steps=100_000, samples_per_s=100.0), float(second))
+        group.note_step(1, ProgressStatus(step=second * 10, total_steps=100_000, samples_per_s=100.0), float(second))
     return group
 
 
@@ -97,7 +99,7 @@ def test_it_does_not_wait_for_ever() -> None:
 
 def test_it_does_not_stop_for_newcomers_just_before_the_end() -> None:
     group = formed("ab", automatic=True)
-    group.note_step(1, Progress(step=99_990, total_steps=100_000, samples_per_s=100.0), 100.0)
+    group.note_step(1, ProgressStatus(step=99_990, total_steps=100_000, samples_per_s=100.0), 100.0)
     joins(group, "c", 101.0, "abc")
     assert group.drain is None
     assert "training ends in" in group.growth
@@ -115,7 +117,7 @@ def test_a_loss_is_never_weighed_and_takes_in_who_is_ready() -> None:
 
 def test_a_size_that_somebody_asked_for_is_not_weighed() -> None:
     group = formed("ab", automatic=False)
-    group.note_step(1, Progress(step=99_990, total_steps=100_000, samples_per_s=100.0), 100.0)
+    group.note_step(1, ProgressStatus(step=99_990, total_steps=100_000, samples_per_s=100.0), 100.0)
     joins(group, "c", 101.0, "abc")
     assert group.drain is not None
 
@@ -133,7 +135,7 @@ def test_the_first_seconds_say_nothing_about_a_size() -> None:
     first = group.history.generations[-1].first_step_at
     assert first is not None
     for after_s in (0.1, 1.0, WARMUP_S - 0.1):
-        group.note_step(1, Progress(step=100, total_steps=100_000, samples_per_s=10.0), first + after_s)
+        group.note_step(1, ProgressStatus(step=100, total_steps=100_000, samples_per_s=10.0), first + after_s)
     assert group.history.rates == {}
-    group.note_step(1, Progress(step=200, total_steps=100_000, samples_per_s=100.0), first + WARMUP_S)
+    group.note_step(1, ProgressStatus(step=200, total_steps=100_000, samples_per_s=100.0), first + WARMUP_S)
     assert group.history.rates == {2: 100.0}

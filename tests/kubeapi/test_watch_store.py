@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.kubeapi.cache import ObjectStore
+from elasticctl.kubeapi.watch import ObjectStore
 
 
 def item(name: str, version: int, uid: str = "", **fields: Any) -> dict[str, Any]:

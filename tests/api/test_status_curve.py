@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
-from elasticctl.api.status import MAX_METRICS, MAX_POINTS, Curve, extended
+from elasticctl.api.status import MAX_METRICS, MAX_POINTS, Curve, add_point
 
 AT = 1_700_000_000.0
 
@@ -19,7 +19,7 @@ def grown(points: list[tuple[float, int]], curve: Curve | None = None) -> Curve:
     """A curve through (seconds, step), with a loss."""
     curve = curve or Curve()
     for at_s, step in points:
-        curve = extended(curve, Timestamp(AT + at_s), step, 100.0 + step, {"loss": 1 / (1 + step)})
+        curve = add_point(curve, Timestamp(AT + at_s), step, 100.0 + step, {"loss": 1 / (1 + step)})
     return curve
 
 
@@ -34,8 +34,8 @@ def test_what_is_known_already_changes_nothing() -> None:
     curve = grown([(0, 0), (1, 10)])
     assert grown([(1, 10)], curve) == curve
     assert grown([(0.5, 99)], curve) == curve
-    assert extended(curve, None, 3, None, {}) == curve
-    assert extended(curve, Timestamp(AT + 9), None, 1.0, {"loss": 2.0}) == curve
+    assert add_point(curve, None, 3, None, {}) == curve
+    assert add_point(curve, Timestamp(AT + 9), None, 1.0, {"loss": 2.0}) == curve
 
 
 def test_a_tenth_of_a_second_later_is_the_same_point() -> None:
@@ -43,7 +43,7 @@ def test_a_tenth_of_a_second_later_is_the_same_point() -> None:
 
 
 def test_the_largest_numbers_stay_numbers() -> None:
-    curve = extended(Curve(), Timestamp(AT), 1, None, {"best": sys.float_info.max, "loss": 0.123456})
+    curve = add_point(Curve(), Timestamp(AT), 1, None, {"best": sys.float_info.max, "loss": 0.123456})
     assert curve.metrics == {"best": (sys.float_info.max,), "loss": (0.12346,)}
     json.dumps(to_json(curve), allow_nan=False)
 
@@ -59,8 +59,8 @@ def test_a_long_run_is_spread_evenly() -> None:
 
 def test_a_metric_that_comes_later_belongs_to_the_last_points() -> None:
     curve = grown([(0, 0), (1, 1)])
-    curve = extended(curve, Timestamp(AT + 2), 2, None, {"accuracy": 0.5})
-    curve = extended(curve, Timestamp(AT + 3), 3, None, {"loss": 0.1, "accuracy": 0.75})
+    curve = add_point(curve, Timestamp(AT + 2), 2, None, {"accuracy": 0.5})
+    curve = add_point(curve, Timestamp(AT + 3), 3, None, {"loss": 0.1, "accuracy": 0.75})
     assert curve.metrics == {"loss": (1.0, 0.5, 0.5, 0.1), "accuracy": (0.5, 0.75)}
     assert curve.samples_per_s == (100.0, 101.0, 101.0, 101.0)
 
@@ -69,7 +69,7 @@ def test_its_size_in_a_status_is_bounded() -> None:
     curve = Curve()
     for t in range(3 * MAX_POINTS):
         many = {f"metric-{n}": 1.234567e-5 * (t + n + 1) for n in range(20)}
-        curve = extended(curve, Timestamp(AT + 100 * t), 1_000 * t, 12_345.678, many)
+        curve = add_point(curve, Timestamp(AT + 100 * t), 1_000 * t, 12_345.678, many)
     assert len(curve.metrics) == MAX_METRICS
     assert len(json.dumps(to_json(curve))) < 20_000
 
@@ -87,7 +87,7 @@ def test_its_size_in_a_status_is_bounded() -> None:
 def test_whatever_comes_columns_fit_and_survive_being_stored(points: list[tuple[float, int, dict[str, float]]]) -> None:
     curve = Curve()
     for at_s, step, metrics in points:
-        curve = extended(curve, Timestamp(round(AT + at_s, 6)), step, None, metrics)
+        curve = add_point(curve, Timestamp(round(AT + at_s, 6)), step, None, metrics)
         assert len(curve.step) == len(curve.at_s) <= MAX_POINTS
         assert all(len(column) <= len(curve.at_s) for column in curve.metrics.values())
     assert list(curve.at_s) == sorted(set(curve.at_s))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elasticctl.simulation.scaling_curve import Curve
+from elasticctl.simulation.scaling import ScalingCurve
 
 SHORTEST_S, LONGEST_S = 5.0, 600.0
 """Between these the training library chooses its interval between saves."""
@@ -47,7 +47,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Forecast:
     """What to expect of so many GPUs; times in seconds (None: it never ends), `rate` in units a second undisturbed.
 
     `nodes_there` is how many are there on average on spot; node hours are what is paid for. `saved` is the share of the
@@ -70,7 +70,7 @@ class Outlook:
     saved: float | None
 
 
-def outlook(gpus: int, work: float, curve: Curve, conditions: Conditions, reference_gpus: int) -> Outlook:
+def forecast_for(gpus: int, work: float, curve: ScalingCurve, conditions: Conditions, reference_gpus: int) -> Forecast:
     """What `work` units take on `gpus` GPUs; ValueError unless they fill whole nodes.
 
     `reference_gpus` is the size that speed-up and saving are against.
@@ -88,7 +88,7 @@ def outlook(gpus: int, work: float, curve: Curve, conditions: Conditions, refere
     spot_node_hours = None if spot_s is None else spot_s / 3600 * nodes * there
     reference_cost = _on_demand_s(work, curve.rate(reference_gpus), conditions) * reference_gpus / gpus * nodes / 3600
     on_demand_s = _on_demand_s(work, rate, conditions)
-    return Outlook(
+    return Forecast(
         gpus=gpus,
         nodes=nodes,
         measured=curve.measured(gpus),
@@ -127,7 +127,7 @@ def _on_demand_s(work: float, rate: float, conditions: Conditions) -> float:
     return work / rate * (tau_s + conditions.save_s) / tau_s
 
 
-def _mean_rate(nodes: int, there: float, curve: Curve, gpus_per_node: int) -> float:
+def _mean_rate(nodes: int, there: float, curve: ScalingCurve, gpus_per_node: int) -> float:
     """The expected rate when each of the nodes is there with this probability."""
     if there >= 1:
         return curve.rate(nodes * gpus_per_node)

@@ -6,8 +6,8 @@ from collections import Counter
 
 from elasticctl.api.status import Cause, Interruption, Phase
 from elasticctl.api.text import counted, counted_are, span, times
-from elasticctl.diagnosis.case import Case, Finding, Mend, Severity
-from elasticctl.diagnosis.endings import tell_failure
+from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity
+from elasticctl.diagnosis.not_training import describe_failure
 
 LATELY_S = 3600.0
 """Interruptions younger than this are worth telling."""
@@ -54,7 +54,7 @@ def standstill(case: Case) -> Finding | None:
         "standstill",
         Severity.WARNING,
         f"No step for {span(idle_s)}; the last was {progress.step}.{before}{then}",
-        (Mend("see what the ranks print", f"elasticctl logs {case.name} --tail 20"),),
+        (NextStep("see what the ranks print", f"elasticctl logs {case.name} --tail 20"),),
     )
 
 
@@ -63,7 +63,7 @@ def running_out_of_memory(case: Case) -> Finding | None:
     count = case.status.restarts.get(Cause.OOM_KILLED, 0)
     if not count or case.status.phase.terminal:
         return None
-    again = Mend("see which, and when", f"elasticctl history {case.name}")
+    again = NextStep("see which, and when", f"elasticctl history {case.name}")
     text = f"{counted(count, 'worker')} used more memory than allowed and were killed. {_used(case)}"
     return Finding("out-of-memory", _budget_severity(case), text, (again,))
 
@@ -74,9 +74,9 @@ def failing(case: Case) -> Finding | None:
     told = status.backoff.until is not None and status.backoff.until > case.now and case.waiting
     if status.phase.terminal or not status.failures or status.restarts.get(Cause.OOM_KILLED) or told:
         return None
-    first = f" First, {tell_failure(status.first_failure, case.name)}." if status.first_failure else ""
+    first = f" First, {describe_failure(status.first_failure, case.name)}." if status.first_failure else ""
     text = f"Its script has failed {times(status.failures)}.{first} {_used(case)}"
-    mend = Mend("see why", f"elasticctl logs {case.name} --previous --tail 30")
+    mend = NextStep("see why", f"elasticctl logs {case.name} --previous --tail 30")
     lines = status.first_failure.last_lines if status.first_failure else ()
     return Finding("failing", _budget_severity(case), text, (mend,), lines)
 
@@ -86,7 +86,7 @@ def stuck(case: Case) -> Finding | None:
     count = sum(case.status.restarts.get(cause, 0) for cause in (Cause.STUCK, Cause.UNRESPONSIVE))
     if not count or case.status.phase.terminal:
         return None
-    mend = Mend("see which, and when", f"elasticctl history {case.name}")
+    mend = NextStep("see which, and when", f"elasticctl history {case.name}")
     return Finding("stuck", Severity.WARNING, f"{counted(count, 'worker')} held up the group and had to go.", (mend,))
 
 
@@ -99,7 +99,7 @@ def killed(case: Case) -> Finding | None:
         f"{counted(len(recent), 'worker')} were killed from outside in the last hour, and nothing says why: perhaps the"
         " machine ran out of memory."
     )
-    return Finding("killed", Severity.WARNING, text, (Mend("see when", f"elasticctl history {case.name}"),))
+    return Finding("killed", Severity.WARNING, text, (NextStep("see when", f"elasticctl history {case.name}"),))
 
 
 def interrupted(case: Case) -> Finding | None:
@@ -112,7 +112,7 @@ def interrupted(case: Case) -> Finding | None:
     causes = Counter(item.cause.value for item in recent if item.cause)
     named = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     text = f"{counted(len(recent), 'interruption')} in the last hour ({named}){_cost(recent)}."
-    mend = Mend("see each of them", f"elasticctl history {case.name}")
+    mend = NextStep("see each of them", f"elasticctl history {case.name}")
     return Finding("interrupted", Severity.INFO, text, (mend,))
 
 
@@ -121,7 +121,7 @@ def no_storage(case: Case) -> Finding | None:
     if not _trains(case) or not case.hardware.launched or case.hardware.storage or case.status.checkpoint.step:
         return None
     text = "It has no storage URL: an interruption starts it again from step 0."
-    mend = Mend("give it one", f"elasticctl rerun {case.name} --storage URL")
+    mend = NextStep("give it one", f"elasticctl rerun {case.name} --storage URL")
     return Finding("no-storage", Severity.WARNING, text, (mend,))
 
 
@@ -134,7 +134,7 @@ def no_checkpoint(case: Case) -> Finding | None:
     if trained_s < FIRST_CHECKPOINT_S or case.status.progress.step is None:
         return None
     text = f"No checkpoint has been committed in {span(trained_s)} of training: an interruption starts it from step 0."
-    mend = Mend("look for what the saves say", f"elasticctl logs {case.name} --worker 0")
+    mend = NextStep("look for what the saves say", f"elasticctl logs {case.name} --worker 0")
     return Finding("no-checkpoint", Severity.WARNING, text, (mend,))
 
 
@@ -153,7 +153,7 @@ def stale_checkpoint(case: Case) -> Finding | None:
         f"The last checkpoint is {span(age_s)} old; there used to be one every {span(usual_s)}. Saves may be failing:"
         f" an interruption now would cost {steps}."
     )
-    mend = Mend("look for what the saves say", f"elasticctl logs {case.name} --worker 0 --since 10m")
+    mend = NextStep("look for what the saves say", f"elasticctl logs {case.name} --worker 0 --since 10m")
     return Finding("stale-checkpoint", Severity.WARNING, text, (mend,))
 
 
@@ -166,7 +166,9 @@ def much_done_again(case: Case) -> Finding | None:
         f"{counted(redone, 'step')} of {step + redone} had to be done again: save more often (SavePolicy), or see"
         " whether notice reaches the workers."
     )
-    return Finding("steps-done-again", Severity.WARNING, text, (Mend("see when", f"elasticctl history {case.name}"),))
+    return Finding(
+        "steps-done-again", Severity.WARNING, text, (NextStep("see when", f"elasticctl history {case.name}"),)
+    )
 
 
 def _trains(case: Case) -> bool:

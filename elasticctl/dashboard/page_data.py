@@ -13,9 +13,9 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
 from elasticctl.api.cost import cost, rate_of
-from elasticctl.api.history import Entry, goodput, steps_per_s, timeline
+from elasticctl.api.history import TimelineEntry, goodput, steps_per_s, timeline
 from elasticctl.api.podtemplate import SPOT, capacity, hardware
-from elasticctl.api.quota import Held, Holding, Stock, holdings, stocks
+from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Curve, Interruption, JobStatus, Phase, Scaling, WorkerStatus
 from elasticctl.diagnosis import Case, Finding, Severity, diagnose
@@ -37,7 +37,7 @@ class Update:
     gone: tuple[str, ...] = ()
 
 
-class Board:
+class VersionedRows:
     """Rows by uid. `version` grows by one whenever something changes."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ Steps = list[tuple[float, int]]
 """(moment in seconds since the epoch, how many from then on), in order of time."""
 
 
-def training(job: ElasticJob) -> Steps:
+def training_steps(job: ElasticJob) -> Steps:
     """How many workers were in the group: none from when it is told to stop until the next one has formed.
 
     A status knows the last groups only; what was before them is not told.
@@ -97,7 +97,7 @@ def training(job: ElasticJob) -> Steps:
     return steps
 
 
-def wanted(job: ElasticJob, now: float) -> Steps:
+def wanted_steps(job: ElasticJob, now: float) -> Steps:
     """How many workers the job was meant to have, as far back as its status knows; it goes on to its end, or to now."""
     scalings = [item for item in job.status.scalings if item.at is not None]
     if job.created_at is None:
@@ -126,10 +126,12 @@ MAX_ROWS = 200
 MAX_JOBS = 100
 
 
-def projects(quotas: Iterable[Manifest], held: Sequence[Held], notes: Sequence[str], *, all_seen: bool) -> Projects:
+def projects_data(
+    quotas: Iterable[Manifest], held: Sequence[JobUsage], notes: Sequence[str], *, all_seen: bool
+) -> Projects:
     """Each pool with its projects, then the jobs; `notes` say what is missing of it, `all_seen` that no job is."""
-    rows = holdings(quotas, held)
-    pools = stocks(rows, held, all_seen=all_seen)
+    rows = usage_by_project(quotas, held)
+    pools = usage_by_pool(rows, held, all_seen=all_seen)
     return {
         "pools": [_pool(stock, [row for row in rows if row.pool == stock.pool]) for stock in pools],
         "waiting": _jobs([item for item in held if not item.workers]),
@@ -138,7 +140,7 @@ def projects(quotas: Iterable[Manifest], held: Sequence[Held], notes: Sequence[s
     }
 
 
-def _pool(stock: Stock, rows: Sequence[Holding]) -> dict[str, Any]:
+def _pool(stock: PoolUsage, rows: Sequence[ProjectUsage]) -> dict[str, Any]:
     """All bars of a pool are drawn to one scale: so many slots fill the width."""
     scale = max((row.held + row.unused for row in rows), default=0)
     if stock.slots is not None:  # a limit that is beyond all that there is limits nothing
@@ -147,12 +149,12 @@ def _pool(stock: Stock, rows: Sequence[Holding]) -> dict[str, Any]:
     return {**to_json(stock), "scale": scale, "projects": shown, "more": len(rows) - len(shown)}
 
 
-def _jobs(held: Sequence[Held]) -> dict[str, Any]:
+def _jobs(held: Sequence[JobUsage]) -> dict[str, Any]:
     shown = [{**to_json(item), **_texts(item)} for item in held[:MAX_JOBS]]
     return {"jobs": shown, "more": len(held) - len(shown)}
 
 
-def _texts(item: Held) -> dict[str, str]:
+def _texts(item: JobUsage) -> dict[str, str]:
     """What others have written, cut to a length."""
     return {"message": item.message[:MAX_TEXT], "change": item.change[:MAX_TEXT], "reason": item.reason[:MAX_TEXT]}
 
@@ -163,7 +165,7 @@ MAX_ENTRIES = 100
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 
 
-def row(job: ElasticJob, now: float) -> Row:
+def job_row(job: ElasticJob, now: float) -> Row:
     """A job in the list. It changes when the job does, or its cost by a cent; not by growing older."""
     status, progress, spent = job.status, job.status.progress, cost(job, now)
     return {
@@ -194,16 +196,16 @@ def row(job: ElasticJob, now: float) -> Row:
     }
 
 
-def details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[str, Any]:
+def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[str, Any]:
     """Everything that the page shows of one job."""
     status, found = job.status, hardware(job)
     return {
-        "job": row(job, now),
+        "job": job_row(job, now),
         "now": now,
         "findings": [_finding(finding) for finding in diagnose(Case(job, tuple(pods), now)) if _is_news(finding)],
         "curve": _curve(status.curve),
-        "training": training(job),
-        "wanted": wanted(job, now),
+        "training": training_steps(job),
+        "wanted": wanted_steps(job, now),
         "interruptions": [_interruption(item) for item in status.interruptions],
         "scalings": [_scaling(item) for item in status.scalings],
         "checkpoint": _checkpoint(status),
@@ -316,5 +318,5 @@ def _worker(item: WorkerStatus) -> dict[str, Any]:
     }
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: TimelineEntry) -> dict[str, Any]:
     return {"at": entry.at, "what": entry.what, "about": entry.about, "details": entry.details[:MAX_TEXT]}

@@ -4,10 +4,127 @@ from __future__ import annotations
 
 import re
 
-from elasticctl.api.status import Phase
+from elasticctl.api.status import Cause, Phase, RankFailure
 from elasticctl.api.text import counted, counted_are, joined, span, times
-from elasticctl.diagnosis.case import Case, Finding, Mend, PodWait, Severity, short
-from elasticctl.diagnosis.endings import tell_failure
+from elasticctl.diagnosis.case import Case, Finding, NextStep, PodWait, Severity, short_worker_name
+
+_DEADLINE = "DeadlineExceeded"
+_SAYS_NOTHING = (Cause.APPLICATION, "Error")
+"""Our word and Kubernetes' for a worker that has left none of its own."""
+
+
+def deadline_exceeded(case: Case) -> Finding | None:
+    """It failed because its time was up."""
+    if case.status.phase is not Phase.FAILED or case.status.reason != _DEADLINE:
+        return None
+    limit = "" if case.job.deadline_s is None else f" of {span(case.job.deadline_s)}"
+    return Finding(
+        "deadline-exceeded",
+        Severity.ERROR,
+        f"It failed because its deadline{limit} was over{_how_far(case)}.",
+        (_go_on(case, "--set spec.activeDeadlineSeconds=SECONDS", "go on from there with more time"),),
+        decisive=True,
+    )
+
+
+def failed(case: Case) -> Finding | None:
+    """It failed because its script did: who was first, how, and how much was allowed."""
+    status = case.status
+    if status.phase is not Phase.FAILED or status.reason == _DEADLINE:
+        return None
+    first = status.first_failure
+    mends = [NextStep("see all that it printed", _logs(case, first))]
+    if first is not None and status.restarts.get(Cause.OOM_KILLED):
+        mends.append(_go_on(case, "", "with a smaller batch or more memory, go on from its last checkpoint"))
+    elif status.checkpoint.step is not None:
+        mends.append(_go_on(case, "", "when that is mended, go on from its last checkpoint"))
+    else:
+        mends.append(NextStep("when that is mended, run it again", f"elasticctl rerun {case.name}"))
+    why = describe_failure(first, case.name) if first else status.message or status.reason
+    return Finding(
+        "failed",
+        Severity.ERROR,
+        f"It failed: {why}. {_budget(case)}",
+        tuple(mends),
+        first.last_lines if first else (),
+        decisive=True,
+    )
+
+
+def cancelled(case: Case) -> Finding | None:
+    """Somebody stopped it."""
+    if case.status.phase is not Phase.CANCELLED:
+        return None
+    text = f"It was cancelled on request{_how_far(case)}."
+    return Finding("cancelled", Severity.INFO, text, _again(case), decisive=True)
+
+
+def succeeded(case: Case) -> Finding | None:
+    """All is well, and over."""
+    status = case.status
+    if status.phase is not Phase.SUCCEEDED:
+        return None
+    took = ""
+    if status.start_time is not None and status.completion_time is not None:
+        took = f" after {span(status.completion_time - status.start_time)}"
+    lost = sum(item.cause is not None for item in status.interruptions)
+    text = f"It succeeded{took}" + (f", over {counted(lost, 'interruption')}" if lost else "") + "."
+    mends = (NextStep("see what interruptions cost", f"elasticctl history {case.name}"),) if lost else ()
+    return Finding("succeeded", Severity.INFO, text, mends, decisive=True)
+
+
+def describe_failure(failure: RankFailure, job: str) -> str:
+    """`rank 1 of worker-1 ended with exit code 1: ValueError: bad learning rate`."""
+    who = short_worker_name(failure.worker, job) or "a worker"
+    if failure.rank is not None:
+        who = f"rank {failure.rank} of {who}"
+    how = "failed"
+    if failure.error == Cause.OOM_KILLED:
+        return f"{who} was killed because it used more memory than it may"
+    if failure.signal:
+        how = f"was ended by {failure.signal}"
+    elif failure.exit_code is not None:
+        how = f"ended with exit code {failure.exit_code}"
+    error = "" if failure.error in _SAYS_NOTHING else failure.error
+    return f"{who} {how}: {error}" if error else f"{who} {how}"
+
+
+def _budget(case: Case) -> str:
+    """Why that was too much."""
+    status, limit = case.status, case.job.backoff_limit
+    if status.reason == "RestartPolicyNever":
+        return "Its restart policy, Never, allows no failure."
+    if status.reason == "PermanentExitCode":
+        return "With the restart policy ExitCode, exit codes below 128 are final."
+    return f"That was failure {status.failures}; its budget allows {limit} (--backoff-limit)."
+
+
+def _how_far(case: Case) -> str:
+    progress, checkpoint = case.status.progress, case.status.checkpoint
+    if progress.step is None:
+        return ""
+    whole = f" of {progress.total_steps}" if progress.total_steps else ""
+    kept = f"; its last checkpoint is of step {checkpoint.step}" if checkpoint.step is not None else ""
+    return f" at step {progress.step}{whole}{kept}"
+
+
+def _again(case: Case) -> tuple[NextStep, ...]:
+    if case.status.checkpoint.step is None:
+        return (NextStep("run it again", f"elasticctl rerun {case.name}"),)
+    return (_go_on(case, "", "go on from its last checkpoint"),)
+
+
+def _go_on(case: Case, more: str, advice: str) -> NextStep:
+    words = ["elasticctl rerun", case.name]
+    if case.status.checkpoint.step is not None:
+        words.append("--from-checkpoint latest")
+    return NextStep(advice, " ".join([*words, more]).strip())
+
+
+def _logs(case: Case, failure: RankFailure | None) -> str:
+    worker = short_worker_name(failure.worker, case.name).removeprefix("worker-") if failure else ""
+    return f"elasticctl logs {case.name}" + (f" --worker {worker}" if worker else "")
+
 
 LONG_START_S = 60.0
 """A worker that starts, imports or meets the others for longer than this deserves a warning."""
@@ -27,9 +144,9 @@ def waiting_for_its_share(case: Case) -> Finding | None:
     step = case.status.checkpoint.step
     kept = "" if step is None else f" Its place is kept: step {step}."
     lost = f" Last change: {share.change}." if share.change else ""
-    mends = [Mend("see who holds what", "elasticctl quota list")]
+    mends = [NextStep("see who holds what", "elasticctl quota list")]
     if case.job.desired > max(1, case.job.min) and not case.job.sharing.automatic:
-        mends.append(Mend("let it begin with fewer", f"elasticctl scale {case.name} --auto"))
+        mends.append(NextStep("let it begin with fewer", f"elasticctl scale {case.name} --auto"))
     text = f"It {share.message}.{lost}{kept} It goes on by itself."
     return Finding("waiting-for-its-share", Severity.INFO, text, tuple(mends), decisive=True)
 
@@ -39,7 +156,7 @@ def fewer_than_wanted(case: Case) -> Finding | None:
     share = case.status.share
     if share is None or not 0 < share.workers < case.job.desired or case.status.phase.terminal:
         return None
-    mend = Mend("see who holds what", "elasticctl quota list")
+    mend = NextStep("see who holds what", "elasticctl quota list")
     return Finding("fewer-than-wanted", Severity.INFO, f"It {share.message}.", (mend,))
 
 
@@ -68,7 +185,7 @@ def suspended(case: Case) -> Finding | None:
         return None  # said by its share
     context = case.job.moved_to.partition(" ")[0]
     if context:
-        there = Mend("see how it is", f"elasticctl status {case.name} --context {context}")
+        there = NextStep("see how it is", f"elasticctl status {case.name} --context {context}")
         text = f"It has been moved to context {context}, and goes on there only."
         return Finding("moved", Severity.INFO, text, (there,), decisive=True)
     step = case.status.checkpoint.step
@@ -77,7 +194,7 @@ def suspended(case: Case) -> Finding | None:
         waits = f"waits to be admitted to Kueue's queue {case.job.queue}"
         text = f"It {case.status.message.removesuffix('.') if case.status.reason == _NOT_ADMITTED else waits}.{kept}"
         return Finding("waiting-for-admission", Severity.INFO, text, decisive=True)
-    resume = Mend("go on", f"elasticctl resume {case.name}")
+    resume = NextStep("go on", f"elasticctl resume {case.name}")
     return Finding("suspended", Severity.INFO, f"It was suspended on request.{kept}", (resume,), decisive=True)
 
 
@@ -85,7 +202,7 @@ def no_workers_wanted(case: Case) -> Finding | None:
     """It was scaled to nothing."""
     if case.status.phase.terminal or case.job.suspend or case.job.desired > 0:
         return None
-    mend = Mend("give it workers", f"elasticctl scale {case.name} --to {max(1, case.job.min)}")
+    mend = NextStep("give it workers", f"elasticctl scale {case.name} --to {max(1, case.job.min)}")
     return Finding("no-workers-wanted", Severity.WARNING, "It is scaled to 0 workers.", (mend,), decisive=True)
 
 
@@ -98,18 +215,18 @@ def not_startable(case: Case) -> Finding | None:
         return None
     secret = _SECRET.search(wait.message) if wait.reason == "CreateContainerConfigError" else None
     if secret is not None:
-        mend = Mend("make it, and the worker starts by itself", f"elasticctl secret set {secret[1]} KEY")
+        mend = NextStep("make it, and the worker starts by itself", f"elasticctl secret set {secret[1]} KEY")
         text = f"{_who(case, wait)} cannot start: {wait.message}."
         return Finding("secret-missing", Severity.ERROR, text, (mend,), decisive=case.waiting)
     image = "Image" in wait.reason or "ErrImage" in wait.reason
     what = f"its image {case.hardware.image} cannot be pulled" if image else "its container cannot be made"
     said = f": {wait.message}" if wait.message else ""
-    again = Mend("submit it again with what it needs", f"elasticctl rerun {case.name} --set PATH=VALUE")
+    again = NextStep("submit it again with what it needs", f"elasticctl rerun {case.name} --set PATH=VALUE")
     return Finding(
         "image-not-pulled" if image else "container-not-made",
         Severity.ERROR,
         f"{_who(case, wait)} cannot start, because {what} ({wait.reason}{said}).",
-        (again, Mend("see what the cluster said", f"elasticctl events {case.name}")),
+        (again, NextStep("see what the cluster said", f"elasticctl events {case.name}")),
         decisive=case.waiting,
     )
 
@@ -125,14 +242,16 @@ def unschedulable(case: Case) -> Finding | None:
     text = f"{_who(case, waits[0])} {message if message.startswith('waits ') else f'has no place: {message}'}."
     if len(waits) > 1:
         text = f"{counted(len(waits), 'worker')} wait for a place. {text}"
-    mends = [Mend("ask for fewer", f"elasticctl scale {case.name} --to {case.running}")] if _can_shrink(case) else []
+    mends = (
+        [NextStep("ask for fewer", f"elasticctl scale {case.name} --to {case.running}")] if _can_shrink(case) else []
+    )
     holders = sorted(case.holders.items(), key=lambda item: (-item[1], item[0]))
     if holders:
         named = [f"{name} ({counted(gpus, 'GPU')})" for name, gpus in holders[:_SHOWN_HOLDERS]]
         if len(holders) > _SHOWN_HOLDERS:
             named.append(f"{len(holders) - _SHOWN_HOLDERS} more jobs")
         text += f" Held by {joined(named)}."
-        mends.insert(0, Mend("make room", f"elasticctl suspend {holders[0][0]}"))
+        mends.insert(0, NextStep("make room", f"elasticctl suspend {holders[0][0]}"))
     return Finding("no-room", Severity.WARNING, text, tuple(mends), decisive=case.waiting)
 
 
@@ -142,13 +261,13 @@ def backing_off(case: Case) -> Finding | None:
     until = status.backoff.until
     if not case.waiting or until is None or until <= case.now:
         return None
-    last = f" ({tell_failure(status.first_failure, case.name)})" if status.first_failure else ""
+    last = f" ({describe_failure(status.first_failure, case.name)})" if status.first_failure else ""
     return Finding(
         "back-off",
         Severity.WARNING,
         f"Its workers have failed {times(status.backoff.failures)} in a row{last}; it tries again in"
         f" {span(until - case.now)}. {status.failures} of {counted(case.job.backoff_limit, 'allowed failure')} used.",
-        (Mend("see why", f"elasticctl logs {case.name} --previous --tail 30"),),
+        (NextStep("see why", f"elasticctl logs {case.name} --previous --tail 30"),),
         status.first_failure.last_lines if status.first_failure else (),
         decisive=True,
     )
@@ -165,7 +284,7 @@ def starting(case: Case) -> Finding | None:
     text = f"Its workers are starting: {case.running} of at least {needed} {'runs' if case.running == 1 else 'run'}."
     if waited_s < LONG_START_S:
         return Finding("starting", Severity.INFO, text, decisive=True)
-    mend = Mend("see what the cluster said", f"elasticctl events {case.name}")
+    mend = NextStep("see what the cluster said", f"elasticctl events {case.name}")
     return Finding("starting", Severity.WARNING, f"{text} That takes {span(waited_s)} already.", (mend,), decisive=True)
 
 
@@ -199,12 +318,12 @@ def _slow(rule: str, case: Case, text: str, waited_s: float, patience_s: float) 
     """The same, calm while it is young and a warning afterwards."""
     if waited_s < patience_s:
         return Finding(rule, Severity.INFO, text, decisive=True)
-    mend = Mend("see what they print", f"elasticctl logs {case.name} --tail 20")
+    mend = NextStep("see what they print", f"elasticctl logs {case.name} --tail 20")
     return Finding(rule, Severity.WARNING, text, (mend,), decisive=True)
 
 
 def _who(case: Case, wait: PodWait) -> str:
-    return short(wait.worker, case.name)
+    return short_worker_name(wait.worker, case.name)
 
 
 def _can_shrink(case: Case) -> bool:

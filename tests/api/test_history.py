@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.history import Entry, timeline
+from elasticctl.api.history import TimelineEntry, timeline
 from elasticctl.api.spec import ElasticJob
 from tests.support.job_samples import AT, FAILED, at, job
 
@@ -61,7 +61,7 @@ def test_an_entry_does_not_change_when_more_becomes_known() -> None:
 def test_how_it_ended_is_told() -> None:
     conditions = [{"type": "Failed", "status": "True", "lastTransitionTime": at(100), "message": "exit code 1"}]
     entries = timeline(ElasticJob.from_manifest(job(**FAILED, conditions=conditions)))
-    assert entries[-1] == Entry(AT + 100, "failed", "digits", "exit code 1")
+    assert entries[-1] == TimelineEntry(AT + 100, "failed", "digits", "exit code 1")
 
 
 JSON = st.recursive(

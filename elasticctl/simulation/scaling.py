@@ -13,7 +13,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elasticctl.api.cost import worker_seconds
 from elasticctl.api.errors import SpecError
+from elasticctl.api.history import training_s
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import Cause, JobStatus
 from elasticctl.api.text import shown
 
 ASSUMED_FROM, ASSUMED_TO, ASSUMED_SPEEDUP = 4, 64, 9.0
@@ -30,7 +35,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ScalingCurve:
     """Measured points, by rising GPUs, at least one; `shrinks_s` is b of a + b / n, in seconds a unit.
 
     `assumed`: there is one point only, and the shape is that of others.
@@ -41,7 +46,7 @@ class Curve:
     assumed: bool
 
     @classmethod
-    def through(cls, points: Sequence[Point]) -> Curve:
+    def through(cls, points: Sequence[Point]) -> ScalingCurve:
         """The curve through these points, one for each number of GPUs; ValueError without any, or with one of 0."""
         known = tuple(sorted(points, key=lambda point: point.gpus))
         if not known or any(point.gpus < 1 or not point.rate > 0 for point in known):
@@ -99,7 +104,7 @@ def _fitted_s(points: Sequence[Point]) -> float:
 _MOST_GPUS = 100_000
 
 
-def parse(text: str, source: str) -> tuple[Point, ...]:
+def parse_points(text: str, source: str) -> tuple[Point, ...]:
     """The points of a table; blank lines, `#` comments and one header of words are passed over.
 
     Raises SpecError, with the line, for what is no such table.
@@ -113,7 +118,7 @@ def parse(text: str, source: str) -> tuple[Point, ...]:
         if not points and not header_seen and not any(char.isdigit() for cell in cells for char in cell):
             header_seen = True
             continue
-        point = _point(cells, number, source)
+        point = _parse_point(cells, number, source)
         if point.gpus in points:
             raise SpecError(f"{point.gpus} GPUs are there twice", line=number, source=source)
         points[point.gpus] = point
@@ -122,7 +127,7 @@ def parse(text: str, source: str) -> tuple[Point, ...]:
     return tuple(points[gpus] for gpus in sorted(points))
 
 
-def _point(cells: list[str], number: int, source: str) -> Point:
+def _parse_point(cells: list[str], number: int, source: str) -> Point:
     try:
         gpus, rate = (int(cells[0]), float(cells[1])) if len(cells) == 2 else (0, 0.0)
     except ValueError:
@@ -134,3 +139,64 @@ def _point(cells: list[str], number: int, source: str) -> Point:
             source=source,
         )
     return Point(gpus, rate)
+
+
+LEAST_STEPS, LEAST_S = 10, 1.0
+"""What a group of some size has to have done for its rate to say anything."""
+_OF_THE_MACHINE = (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DELETED, Cause.KILLED, Cause.UNRESPONSIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Rates in steps a second by GPUs (CPU ranks where there are none), and what disturbed the job.
+
+    `interruptions` counts the losses of workers by no fault of the script, `worker_s` how long workers have run in all.
+    `recovery_s` is the mean time from a loss to the next step, `write_s` how long the newest checkpoint took to be
+    written beside training, `steps_left` what is to do yet (all of it once the job has ended). None: not known.
+    """
+
+    points: tuple[Point, ...]
+    gpus_per_node: int
+    on_gpus: bool
+    interruptions: int
+    worker_s: float
+    recovery_s: float | None = None
+    write_s: float | None = None
+    steps_left: int | None = None
+
+
+def evidence_of(job: ElasticJob, now: float) -> Evidence:
+    """Read a job's status; `now` is seconds since the epoch."""
+    status, found = job.status, hardware(job)
+    each = found.gpus_per_worker or found.ranks_per_worker
+    recoveries = [item.recovery_s for item in status.interruptions if item.recovery_s is not None]
+    return Evidence(
+        points=tuple(Point(workers * each, rate) for workers, rate in sorted(_rates(status, now).items())),
+        gpus_per_node=each,
+        on_gpus=found.gpus_per_worker > 0,
+        interruptions=sum(status.restarts.get(cause.value, 0) for cause in _OF_THE_MACHINE),
+        worker_s=sum(worker_seconds(job, now).values()),
+        recovery_s=sum(recoveries) / len(recoveries) if recoveries else None,
+        write_s=status.checkpoint.duration_s,
+        steps_left=_steps_left(status),
+    )
+
+
+def _rates(status: JobStatus, now: float) -> dict[int, float]:
+    """Workers -> steps a second, of all groups of that many together."""
+    steps: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    end = status.completion_time if status.completion_time is not None else now
+    for position, group in enumerate(status.generations):
+        size, trained = len(group.workers), training_s(status, position, end)
+        if size and group.last_step is not None and trained > 0:
+            steps[size] = steps.get(size, 0) + max(0, group.last_step - (group.resumed_step or 0))
+            seconds[size] = seconds.get(size, 0.0) + trained
+    return {
+        size: steps[size] / seconds[size] for size in steps if steps[size] >= LEAST_STEPS and seconds[size] >= LEAST_S
+    }
+
+
+def _steps_left(status: JobStatus) -> int | None:
+    total, done = status.progress.total_steps or 0, status.progress.step or 0
+    return (max(total, done) if status.phase.terminal else max(total - done, 0)) or None

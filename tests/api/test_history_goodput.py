@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.history import Goodput, goodput
-from elasticctl.api.status import Generation, JobStatus, Phase, Progress
+from elasticctl.api.status import GroupGeneration, JobStatus, Phase, ProgressStatus
 
 
-def group(number: int, opened: float, first: float | None, resumed: int = 0, last: int | None = None) -> Generation:
-    return Generation(
+def group(
+    number: int, opened: float, first: float | None, resumed: int = 0, last: int | None = None
+) -> GroupGeneration:
+    return GroupGeneration(
         generation=number,
         opened_at=Timestamp(opened),
         formed_at=Timestamp(opened + 0.5),
@@ -24,9 +26,9 @@ def group(number: int, opened: float, first: float | None, resumed: int = 0, las
     )
 
 
-def status(*groups: Generation, reported: float | None = None, **fields: Any) -> JobStatus:
+def status(*groups: GroupGeneration, reported: float | None = None, **fields: Any) -> JobStatus:
     at = None if reported is None else Timestamp(reported)
-    return JobStatus(start_time=Timestamp(0.0), generations=groups, progress=Progress(at=at), **fields)
+    return JobStatus(start_time=Timestamp(0.0), generations=groups, progress=ProgressStatus(at=at), **fields)
 
 
 def test_starting_is_time_without_progress() -> None:
@@ -41,7 +43,7 @@ def test_the_time_of_steps_that_were_done_again_is_taken_off() -> None:
 
 def test_a_group_that_did_no_step_hides_no_loss() -> None:
     """The second group was cut off before its first step; what the third resumed at is what the first lost."""
-    cut_off = Generation(2, opened_at=Timestamp(40.0))
+    cut_off = GroupGeneration(2, opened_at=Timestamp(40.0))
     story = status(group(1, 0.0, 0.0, 0, 40), cut_off, group(3, 45.0, 50.0, 30, 80), reported=100.0)
     found = goodput(story, 100.0)
     assert found == Goodput(100.0, 80.0, 10.0)
@@ -74,7 +76,7 @@ def test_before_the_first_step_there_is_none() -> None:
 moments = st.none() | st.floats(0, 100).map(Timestamp)
 steps = st.none() | st.integers(0, 100)
 groups = st.builds(
-    Generation,
+    GroupGeneration,
     generation=st.integers(0, 9),
     opened_at=moments,
     formed_at=moments,
@@ -87,9 +89,9 @@ groups = st.builds(
 @given(st.lists(groups, max_size=5), moments, moments, moments)
 @settings(deadline=None, max_examples=150)
 def test_it_is_a_share_whatever_is_known(
-    many: list[Generation], start: Timestamp | None, end: Timestamp | None, at: Timestamp | None
+    many: list[GroupGeneration], start: Timestamp | None, end: Timestamp | None, at: Timestamp | None
 ) -> None:
-    story = JobStatus(start_time=start, completion_time=end, generations=tuple(many), progress=Progress(at=at))
+    story = JobStatus(start_time=start, completion_time=end, generations=tuple(many), progress=ProgressStatus(at=at))
     found = goodput(story, 100.0)
     if found is not None:
         assert 0.0 <= found.share <= 1.0

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from elasticctl.api.quota import Held, Holding, Quota, Stock, held_by, held_of, holdings, stocks
+from elasticctl.api.quota import (
+    JobUsage,
+    PoolUsage,
+    ProjectUsage,
+    Quota,
+    job_usage,
+    usage_by_job,
+    usage_by_pool,
+    usage_by_project,
+)
 from elasticctl.api.spec import ElasticJob
 from tests.support.job_samples import job
 
@@ -37,51 +46,54 @@ QUOTAS = [Quota("a", 1.0, {"t4": 4}, {"t4": 16}).to_manifest(), Quota("b", 2.0, 
 
 
 def test_a_row_for_each_project_and_kind() -> None:
-    assert holdings(QUOTAS, held_by(JOBS)) == [
-        Holding("a", "t4", 1.0, held=8, guaranteed=4, limit=16, borrowed=4, unused=0, waiting=0),
-        Holding("b", "a100", 2.0, held=0, guaranteed=8, limit=None, borrowed=0, unused=8, waiting=0),
-        Holding("b", "t4", 2.0, held=0, guaranteed=4, limit=None, borrowed=0, unused=4, waiting=1),
+    assert usage_by_project(QUOTAS, usage_by_job(JOBS)) == [
+        ProjectUsage("a", "t4", 1.0, held=8, guaranteed=4, limit=16, borrowed=4, unused=0, waiting=0),
+        ProjectUsage("b", "a100", 2.0, held=0, guaranteed=8, limit=None, borrowed=0, unused=8, waiting=0),
+        ProjectUsage("b", "t4", 2.0, held=0, guaranteed=4, limit=None, borrowed=0, unused=4, waiting=1),
     ]
 
 
 def test_a_job_in_a_project_without_a_quota_has_a_row_too() -> None:
-    (row,) = holdings([], held_by(JOBS[:1]))
+    (row,) = usage_by_project([], usage_by_job(JOBS[:1]))
     assert (row.project, row.weight, row.guaranteed, row.limit, row.unused) == ("a", 1.0, 0, None, 0)
 
 
 def test_jobs_that_do_not_share_or_are_over_hold_nothing() -> None:
-    assert [item.job for item in held_by(JOBS)] == ["one", "two"]
-    assert held_of(shared("over", "a", FULL, phase="Succeeded")) is None
-    assert held_of(shared("undecided", "a", {"workers": 0, "reason": "Undecided"})) is None
-    assert held_of(JOBS[1]) == Held(
+    assert [item.job for item in usage_by_job(JOBS)] == ["one", "two"]
+    assert job_usage(shared("over", "a", FULL, phase="Succeeded")) is None
+    assert job_usage(shared("undecided", "a", {"workers": 0, "reason": "Undecided"})) is None
+    assert job_usage(JOBS[1]) == JobUsage(
         "b", "two", "t4", 0, 4, 0, 0, "WaitsForTurn", WAITS["message"], "gives 2 workers to a/one"
     )
 
 
 def test_what_is_free_is_told_where_all_is_seen() -> None:
-    held = held_by(JOBS)
-    rows = holdings(QUOTAS, held)
-    assert stocks(rows, held, all_seen=True) == [Stock("a100", "GPU", 0, None, None), Stock("t4", "GPU", 8, 16, 8)]
-    assert stocks(rows, held, all_seen=False)[1] == Stock("t4", "GPU", 8, 16, None)
+    held = usage_by_job(JOBS)
+    rows = usage_by_project(QUOTAS, held)
+    assert usage_by_pool(rows, held, all_seen=True) == [
+        PoolUsage("a100", "GPU", 0, None, None),
+        PoolUsage("t4", "GPU", 8, 16, 8),
+    ]
+    assert usage_by_pool(rows, held, all_seen=False)[1] == PoolUsage("t4", "GPU", 8, 16, None)
 
 
 @pytest.mark.parametrize(("told", "free"), [((16, 12), 4), ((16, 0), 8), ((4, 4), 0)])
 def test_of_several_sizes_of_a_pool_the_least_counts(told: tuple[int, int], free: int) -> None:
     """Jobs hear of a node that has come or gone one by one, and those that wait do not."""
-    held = [replace(held_by(JOBS)[0], job=f"job-{size}", slots=4, pool_slots=size) for size in told]
-    (found,) = stocks(holdings([], held), held, all_seen=True)
+    held = [replace(usage_by_job(JOBS)[0], job=f"job-{size}", slots=4, pool_slots=size) for size in told]
+    (found,) = usage_by_pool(usage_by_project([], held), held, all_seen=True)
     assert (found.held, found.free) == (8, free)
 
 
 def test_slots_of_processors_are_called_so() -> None:
-    held = held_by([shared("one", "a", {**FULL, "pool": "cpu"})])
-    assert stocks(holdings([], held), held, all_seen=True)[0].unit == "CPU slot"
+    held = usage_by_job([shared("one", "a", {**FULL, "pool": "cpu"})])
+    assert usage_by_pool(usage_by_project([], held), held, all_seen=True)[0].unit == "CPU slot"
 
 
 def test_ten_thousand_jobs_of_a_thousand_projects_are_told_at_once() -> None:
-    one = held_by(JOBS)[0]
+    one = usage_by_job(JOBS)[0]
     held = [replace(one, project=f"team-{n % 1000:03}", job=f"job-{n}") for n in range(10_000)]
     began = time.process_time()
-    rows = holdings([], held)
+    rows = usage_by_project([], held)
     assert time.process_time() - began < 1.0
     assert [row.held for row in rows] == [80] * 1000
