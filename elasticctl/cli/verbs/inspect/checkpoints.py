@@ -208,7 +208,7 @@ def _checked(place: job_storage.Place, finding: CheckedCommit) -> CheckedCommit:
             archive.verify(place.storage, commit, on_bytes)
     except JobStorageError as e:
         if isinstance(e.__cause__, DamagedError | MissingError):
-            return archive.Finding(finding.position, commit, str(e))
+            return archive.CheckedCommit(finding.position, commit, str(e))
         raise
     return finding
 
