@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl_launcher import folders
-from elasticctl_launcher.folders import OwnFolder, sweep
+from elasticctl_launcher.folders import PrivateFolder, delete_orphaned_folders
 
 OWNER = """
 import sys, time
@@ -35,7 +35,7 @@ def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def test_a_folder_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
-    folder = OwnFolder(tmp_path)
+    folder = PrivateFolder(tmp_path)
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     (folder.path / "x").touch()
     folder.close()
@@ -46,11 +46,11 @@ def test_the_folder_of_a_launcher_that_lives_is_left_alone(
     owner: tuple[subprocess.Popen[str], Path], tmp_path: Path
 ) -> None:
     process, folder = owner
-    sweep(tmp_path)
+    delete_orphaned_folders(tmp_path)
     assert (folder / "snapshot").exists()
     process.kill()
     process.wait()
-    OwnFolder(tmp_path).close()  # the next launcher
+    PrivateFolder(tmp_path).close()  # the next launcher
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,7 +59,7 @@ def test_what_is_just_being_made_is_left_alone_for_a_while(tmp_path: Path) -> No
     for folder in (young, old):
         folder.mkdir()
     os.utime(old, (1.0, 1.0))
-    sweep(tmp_path)
+    delete_orphaned_folders(tmp_path)
     assert list(tmp_path.iterdir()) == [young]
 
 
@@ -69,16 +69,16 @@ def test_strangers_and_links_are_not_touched(tmp_path: Path) -> None:
     os.utime(kept, (1.0, 1.0))
     link = tmp_path / f"{folders.PREFIX}link"
     link.symlink_to(kept)
-    sweep(tmp_path)
+    delete_orphaned_folders(tmp_path)
     assert kept.is_dir()
     assert link.is_symlink()
 
 
 def test_without_shared_memory_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path / "none")
-    assert folders.in_shared_memory() is None
+    assert folders.create_shared_memory_folder() is None
     monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path)
-    folder = folders.in_shared_memory()
+    folder = folders.create_shared_memory_folder()
     assert folder is not None
     assert folder.path.parent == tmp_path
     folder.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl_launcher.rank_reports import LAST_PATIENCE_S, MAX_PENDING, Inbox
+from elasticctl_launcher.rank_reports import LAST_PATIENCE_S, MAX_PENDING, RankReports
 from elasticctl_launcher.service_client import ServiceAway, ServiceError, ServiceRefused
 from tests.support.waiting import wait_until
 
@@ -41,21 +41,21 @@ def service() -> Service:
 
 
 @pytest.fixture
-def inbox(service: Service) -> Iterator[Inbox]:
+def inbox(service: Service) -> Iterator[RankReports]:
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as folder:  # a socket's path has to be short
-        inbox = Inbox(service, Path(folder), lambda generation, rank: None)  # type: ignore[arg-type]
+        inbox = RankReports(service, Path(folder), lambda generation, rank: None)  # type: ignore[arg-type]
         yield inbox
         service.answers.set()
         inbox.close()
 
 
-def send(inbox: Inbox, *reports: dict[str, Any]) -> None:
+def send(inbox: RankReports, *reports: dict[str, Any]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wire:
         for report in reports:
             wire.sendto(json.dumps({"kind": "progress", "generation": 1, **report}).encode(), inbox.path)
 
 
-def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: Inbox, service: Service) -> None:
+def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: RankReports, service: Service) -> None:
     """While the service is busy with the first report, the others gather."""
     send(inbox, {"step": 1})
     wait_until(lambda: inbox.heard == 1 and inbox._furthest is None)
@@ -68,7 +68,7 @@ def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: Inbox, service
     assert service.messages[1] | {"step": 6, "metrics": {"loss": 0.4, "lr": 0.1}} == service.messages[1]
 
 
-def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: Inbox, service: Service) -> None:
+def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: RankReports, service: Service) -> None:
     service.answers.set()
     service.trouble = ServiceAway("restarting")
     told = [{"kind": "resumed", "step": 4}, {"step": 5, "metrics": {"loss": 0.5}}, {"kind": "committed", "step": 6}]
@@ -80,7 +80,7 @@ def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: Inbox
     assert service.messages[-1]["metrics"] == {"loss": 0.5}
 
 
-def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: Inbox, service: Service) -> None:
+def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: RankReports, service: Service) -> None:
     inbox._take({"kind": "committed", "generation": 1, "step": 1})
     wait_until(lambda: inbox._sending.locked())  # nobody answers, and the first report waits for it
     began = time.monotonic()
@@ -93,7 +93,7 @@ def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: Inbo
     assert time.monotonic() - began < 2 * LAST_PATIENCE_S
 
 
-def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: Inbox, service: Service) -> None:
+def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankReports, service: Service) -> None:
     service.answers.set()
     service.trouble = ServiceAway("restarting")
     for step in range(MAX_PENDING + 50):

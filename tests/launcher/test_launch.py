@@ -14,7 +14,7 @@ import pytest
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import JobStatus, RankFailure
 from elasticctl_controller.core.membership import REJOIN_S
-from elasticctl_launcher.agent import DRAIN_S
+from elasticctl_launcher.restart_ranks import DRAIN_S
 
 from .conftest import Lab
 

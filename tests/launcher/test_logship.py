@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher import log_upload
+from elasticctl_launcher import worker_output
 from elasticctl_store import stored_logs
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_store.stored_logs import Line
@@ -92,7 +92,7 @@ def test_killed_outright_it_loses_its_last_seconds_only(lab: Lab) -> None:
     lab.kill("a-0")
     found, said = stored(storage), printed(lab)
     assert [line.text for line in found] == said[: len(found)]
-    assert killed_at - found[-1].at < 2 * log_upload.FLUSH_S
+    assert killed_at - found[-1].at < 2 * worker_output.FLUSH_S
 
 
 @pytest.mark.parametrize("options", [("--log-upload", "off"), ()])

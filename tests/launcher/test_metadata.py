@@ -20,8 +20,8 @@ from elasticctl_launcher.spot_notice import (
     GIVE_UP_AFTER,
     AwsNotices,
     MetadataError,
-    Server,
-    Watch,
+    MetadataServer,
+    NoticeWatch,
     check_url,
     make_source,
 )
@@ -56,13 +56,13 @@ Notices = queue.SimpleQueue[str]
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[[spot_notice.Source], Notices]]:
+def watch() -> Iterator[Callable[[spot_notice.NoticeSource], Notices]]:
     """Starts a watch; what it has noticed comes out of the queue."""
     watches = []
 
-    def start(source: spot_notice.Source) -> Notices:
+    def start(source: spot_notice.NoticeSource) -> Notices:
         notices: Notices = queue.SimpleQueue()
-        watches.append(Watch(source, notices.put, POLL_S))
+        watches.append(NoticeWatch(source, notices.put, POLL_S))
         watches[-1].start()
         return notices
 
@@ -161,7 +161,7 @@ def test_what_is_no_time_is_left_out(aws: FakeMetadata, time_text: object) -> No
 def test_trouble_in_between_is_outlasted_and_said_once(
     aws: FakeMetadata, watch: Callable[..., Notices], caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
-    notices = watch(AwsNotices(Server(aws.url, timeout_s=0.05)))
+    notices = watch(AwsNotices(MetadataServer(aws.url, timeout_s=0.05)))
     wait_until(lambda: f"GET {ACTION_PATH}" in aws.asked)
     aws.answers[ACTION_PATH] = status, "trouble"
     seen = len(aws.asked)
@@ -195,7 +195,7 @@ def test_a_service_that_hangs_holds_nobody_up(aws: FakeMetadata) -> None:
     aws.answers[TOKEN_PATH] = 0, ""
     before = time.monotonic()
     with pytest.raises(MetadataError, match="timed out"):
-        AwsNotices(Server(aws.url, timeout_s=0.1)).look()
+        AwsNotices(MetadataServer(aws.url, timeout_s=0.1)).look()
     assert time.monotonic() - before < 2
 
 

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from elasticctl_launcher import output
-from elasticctl_launcher.output import Output
+from elasticctl_launcher import worker_output
+from elasticctl_launcher.worker_output import WorkerOutput
 from tests.support.waiting import wait_until
 
 
@@ -21,7 +21,7 @@ def test_copies_are_in_the_order_of_what_is_printed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stdout", printed)
     monkeypatch.setattr(sys, "stderr", printed)
     copies: list[str] = []
-    made = Output()
+    made = WorkerOutput()
     made.keep = lambda at, rank, text: copies.append(text)
     ranks = [
         threading.Thread(target=lambda rank=rank: [made.rank_says(rank, f"{rank}: {n}") for n in range(500)])
@@ -42,7 +42,7 @@ def test_records_are_said_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", printed)
     logger = logging.getLogger("of-a-test")
     logger.propagate = False
-    handler = Output().handler()
+    handler = WorkerOutput().handler()
     logger.addHandler(handler)
     try:
         raise ValueError("no")
@@ -57,13 +57,13 @@ def test_records_are_said_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_that_nobody_reads_do_not_hold_up_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(worker_output, "PATIENCE_S", 0.05)
     receive, send = os.pipe()
     own = io.StringIO()
     with open(send, "w") as full, open(receive) as reader:
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(sys, "stderr", own)
-        made = Output()
+        made = WorkerOutput()
         blocked = threading.Thread(target=lambda: made.rank_says(0, "x" * 200_000))
         blocked.start()
         wait_until(made._lock.locked)

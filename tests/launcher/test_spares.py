@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from elasticctl_launcher.main import _preload
-from elasticctl_launcher.spares import PythonCommand, Starter, installed_imports
+from elasticctl_launcher.rank_processes import PythonCommand, RankStarter, installed_imports
 
 SCRIPT = """
 import json, multiprocessing, os, sys
@@ -67,8 +67,8 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def starters() -> Iterator[list[Starter]]:
-    made: list[Starter] = []
+def starters() -> Iterator[list[RankStarter]]:
+    made: list[RankStarter] = []
     yield made
     for starter in made:
         starter.close()
@@ -88,9 +88,9 @@ def ranks_environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--lr", "0.1", "a b", "{x}", "-m"]])
-def test_a_spare_is_what_python_script_is(script: Path, starters: list[Starter], arguments: Sequence[str]) -> None:
+def test_a_spare_is_what_python_script_is(script: Path, starters: list[RankStarter], arguments: Sequence[str]) -> None:
     command = [sys.executable, str(script), *arguments]
-    plain, warm = Starter(command, environment(), []), Starter(command, environment(), ["json"])
+    plain, warm = RankStarter(command, environment(), []), RankStarter(command, environment(), ["json"])
     starters += [plain, warm]
     warm.warm(1)
     results = [run(starter.start(ranks_environment())) for starter in (plain, warm)]
@@ -99,9 +99,9 @@ def test_a_spare_is_what_python_script_is(script: Path, starters: list[Starter],
     assert '"doubled": 42' in results[0][1]
 
 
-def test_a_spare_runs_a_module(script: Path, starters: list[Starter], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spare_runs_a_module(script: Path, starters: list[RankStarter], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(script.parent)
-    starter = Starter([sys.executable, "-u", "-m", "train", "x"], environment(), ["json"])
+    starter = RankStarter([sys.executable, "-u", "-m", "train", "x"], environment(), ["json"])
     starters.append(starter)
     starter.warm(1)
     code, output = run(starter.start(ranks_environment()))
@@ -119,10 +119,10 @@ def test_a_spare_runs_a_module(script: Path, starters: list[Starter], monkeypatc
         ("import os; os.abort()", -signal.SIGABRT, ""),
     ],
 )
-def test_errors_look_the_same(tmp_path: Path, starters: list[Starter], source: str, code: int, last: str) -> None:
+def test_errors_look_the_same(tmp_path: Path, starters: list[RankStarter], source: str, code: int, last: str) -> None:
     (tmp_path / "bad.py").write_text(source)
     command = [sys.executable, str(tmp_path / "bad.py")]
-    plain, warm = Starter(command, environment(), []), Starter(command, environment(), ["json"])
+    plain, warm = RankStarter(command, environment(), []), RankStarter(command, environment(), ["json"])
     starters += [plain, warm]
     warm.warm(1)
     results = [run(starter.start(ranks_environment())) for starter in (plain, warm)]
@@ -133,9 +133,9 @@ def test_errors_look_the_same(tmp_path: Path, starters: list[Starter], source: s
 
 
 @pytest.mark.timeout(300)  # two imports of torch, three rounds
-def test_ranks_without_this_library_end_with_their_own_exit_code(tmp_path: Path, starters: list[Starter]) -> None:
+def test_ranks_without_this_library_end_with_their_own_exit_code(tmp_path: Path, starters: list[RankStarter]) -> None:
     (tmp_path / "peer.py").write_text(PEER)
-    starter = Starter([sys.executable, str(tmp_path / "peer.py")], environment(), ["torch.nn.parallel.distributed"])
+    starter = RankStarter([sys.executable, str(tmp_path / "peer.py")], environment(), ["torch.nn.parallel.distributed"])
     starters.append(starter)
     for attempt in range(3):  # without the moment that a spare gives gloo's threads, every second one aborts
         meet = f"file://{tmp_path}/meet-{attempt}"
@@ -146,8 +146,8 @@ def test_ranks_without_this_library_end_with_their_own_exit_code(tmp_path: Path,
         assert [code for code, _ in ended] == [5, 5], ended
 
 
-def test_a_script_that_is_not_there_is_named(tmp_path: Path, starters: list[Starter]) -> None:
-    starter = Starter([sys.executable, str(tmp_path / "none.py")], environment(), ["json"])
+def test_a_script_that_is_not_there_is_named(tmp_path: Path, starters: list[RankStarter]) -> None:
+    starter = RankStarter([sys.executable, str(tmp_path / "none.py")], environment(), ["json"])
     starters.append(starter)
     starter.warm(1)
     code, output = run(starter.start(ranks_environment()))
@@ -155,8 +155,8 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path, starters: list[Star
     assert output.strip() == f"cannot open '{tmp_path / 'none.py'}': No such file or directory"
 
 
-def test_a_dead_spare_is_replaced_by_a_fresh_process(script: Path, starters: list[Starter]) -> None:
-    starter = Starter([sys.executable, str(script)], environment(), ["json"])
+def test_a_dead_spare_is_replaced_by_a_fresh_process(script: Path, starters: list[RankStarter]) -> None:
+    starter = RankStarter([sys.executable, str(script)], environment(), ["json"])
     starters.append(starter)
     starter.warm(1)
     starter.wait_until_warm(60)
@@ -167,7 +167,7 @@ def test_a_dead_spare_is_replaced_by_a_fresh_process(script: Path, starters: lis
 
 
 def test_spares_end_when_they_are_not_needed(script: Path) -> None:
-    starter = Starter([sys.executable, str(script)], environment(), ["json"])
+    starter = RankStarter([sys.executable, str(script)], environment(), ["json"])
     starter.warm(2)
     starter.wait_until_warm(60)
     spares = [child for child in psutil.Process().children() if "spare" in child.cmdline()]
@@ -208,12 +208,12 @@ def test_what_a_spare_imports_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert installed_imports(str(tmp_path / "none.py")) == []
 
 
-def test_importing_torch_ahead_saves_its_time(tmp_path: Path, starters: list[Starter]) -> None:
+def test_importing_torch_ahead_saves_its_time(tmp_path: Path, starters: list[RankStarter]) -> None:
     (tmp_path / "t.py").write_text("import torch; print('ready')")
     command = [sys.executable, str(tmp_path / "t.py")]
     took_s = {}
     for kind, preload in (("fresh", []), ("warm", ["torch"])):
-        starter = Starter(command, environment(), preload)
+        starter = RankStarter(command, environment(), preload)
         starters.append(starter)
         starter.warm(1)
         starter.wait_until_warm(60)
@@ -228,14 +228,14 @@ def test_importing_torch_ahead_saves_its_time(tmp_path: Path, starters: list[Sta
     [("s3://bucket/job", "boto3"), ("gs://bucket/job", "google.auth"), ("file:///state", ""), ("/state", ""), ("", "")],
 )
 def test_a_spare_has_imported_what_the_storage_needs(
-    url: str, module: str, tmp_path: Path, starters: list[Starter], monkeypatch: pytest.MonkeyPatch
+    url: str, module: str, tmp_path: Path, starters: list[RankStarter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "which.py"
     script.write_text("import sys; print(*{'boto3', 'google.auth'} & set(sys.modules))")
     monkeypatch.setenv("ELASTICCTL_STORAGE", url)
     command = [sys.executable, str(script)]
     preload = [name for name in _preload("auto", command) if not name.startswith("torch")]
-    starter = Starter(command, environment(), preload)
+    starter = RankStarter(command, environment(), preload)
     starters.append(starter)
     starter.warm(1)
     starter.wait_until_warm(60)

@@ -11,7 +11,7 @@ import pytest
 
 from elasticctl.cli.submit.workspace import gather, pieces_of
 from elasticctl_launcher.folders import PREFIX
-from elasticctl_launcher.workspace import unpacked
+from elasticctl_launcher.workspace import unpack_workspace
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError
 from elasticctl_store.workspace import transfer
@@ -139,13 +139,13 @@ def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path
 )
 def test_what_names_no_workspace_is_refused_and_no_password_shown(scratch: Path, reference: str, said: str) -> None:
     with pytest.raises(TrainError) as caught:
-        unpacked({"ELASTICCTL_WORKSPACE": reference})
+        unpack_workspace({"ELASTICCTL_WORKSPACE": reference})
     assert said in str(caught.value)
     assert "word" not in str(caught.value)
 
 
 def test_no_workspace_is_none() -> None:
-    assert unpacked({}) is None
+    assert unpack_workspace({}) is None
 
 
 def test_a_large_one_is_announced(
@@ -156,7 +156,7 @@ def test_a_large_one_is_announced(
     reference = sent(tmp_path / "project", str(tmp_path / "kept"))
     caplog.set_level("INFO")
     monkeypatch.setattr("elasticctl_launcher.workspace.LARGE_BYTES", 2_000_000)
-    copy = unpacked({"ELASTICCTL_WORKSPACE": reference})
+    copy = unpack_workspace({"ELASTICCTL_WORKSPACE": reference})
     assert copy is not None
     copy.close()
     announced, done = caplog.messages

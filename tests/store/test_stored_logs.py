@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.stored_logs import StoredLogs
-from elasticctl_launcher import log_upload
-from elasticctl_launcher.log_upload import Bounds, Shipper
+from elasticctl_launcher import worker_output
+from elasticctl_launcher.worker_output import LogUploader, UploadLimits
 from elasticctl_store import stored_logs
 from elasticctl_store.errors import DamagedError, StorageError
 from elasticctl_store.storage import Storage, all_keys
@@ -32,7 +32,7 @@ from tests.support.stored import launched
 from tests.support.waiting import wait_until
 
 LIFE = Incarnation("job-uid", "job-worker-0", 1_770_000_000.25, "pod-uid")
-QUICK = Bounds(flush_s=0.02, warm_up_s=0.0, first_pause_s=0.02)
+QUICK = UploadLimits(flush_s=0.02, warm_up_s=0.0, first_pause_s=0.02)
 
 text = st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)))
 times = st.integers(0, 4_000_000_000_000_000).map(lambda micros: micros / 1e6)
@@ -65,8 +65,8 @@ def flaky(tmp_path: Path) -> Flaky:
     return Flaky(tmp_path / "storage")
 
 
-def shipper(storage: object, bounds: Bounds = QUICK) -> Shipper:
-    return Shipper(lambda: storage, LIFE, bounds)  # type: ignore[arg-type,return-value]
+def shipper(storage: object, bounds: UploadLimits = QUICK) -> LogUploader:
+    return LogUploader(lambda: storage, LIFE, bounds)  # type: ignore[arg-type,return-value]
 
 
 def stored(storage: Storage | Flaky, job: str = "job-uid") -> list[Line]:
@@ -178,7 +178,7 @@ def test_silence_costs_nothing(flaky: Flaky) -> None:
 
 
 def test_much_goes_into_several_objects_of_bounded_size(flaky: Flaky) -> None:
-    ship = shipper(flaky, Bounds(pending_bytes=64 << 20, flush_s=0.02, warm_up_s=0.0))
+    ship = shipper(flaky, UploadLimits(pending_bytes=64 << 20, flush_s=0.02, warm_up_s=0.0))
     for n in range(30_000):
         ship.add(float(n), 0, f"{n:060d}")
     ship.close(30.0)
@@ -207,7 +207,7 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing(flaky: Flaky, caplog: 
 
 def test_away_for_long_the_oldest_lines_go_and_that_is_said(flaky: Flaky) -> None:
     flaky.away = True
-    ship = shipper(flaky, Bounds(pending_bytes=100_000, flush_s=0.02, warm_up_s=0.0, first_pause_s=0.02))
+    ship = shipper(flaky, UploadLimits(pending_bytes=100_000, flush_s=0.02, warm_up_s=0.0, first_pause_s=0.02))
     size = 2000
     for n in range(1000):
         ship.add(float(n), 0, f"{n:0{size}d}")
@@ -240,7 +240,7 @@ def test_printing_never_waits_for_the_storage(flaky: Flaky) -> None:
 
 
 def test_closing_sends_what_is_left_at_once(flaky: Flaky) -> None:
-    ship = shipper(flaky, Bounds(flush_s=60.0, warm_up_s=60.0))
+    ship = shipper(flaky, UploadLimits(flush_s=60.0, warm_up_s=60.0))
     ship.add(1.0, 0, "last words")
     assert flaky.puts == 0
     ship.close()
@@ -248,7 +248,7 @@ def test_closing_sends_what_is_left_at_once(flaky: Flaky) -> None:
 
 
 def test_many_lines_go_before_their_time(flaky: Flaky) -> None:
-    ship = shipper(flaky, Bounds(pending_bytes=1 << 20, flush_s=60.0, warm_up_s=60.0))
+    ship = shipper(flaky, UploadLimits(pending_bytes=1 << 20, flush_s=60.0, warm_up_s=60.0))
     for n in range(20_000):
         ship.add(float(n), 0, f"{n:060d}")
         if n % 1000 == 0:
@@ -258,8 +258,8 @@ def test_many_lines_go_before_their_time(flaky: Flaky) -> None:
 
 
 def test_on_notice_lines_go_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_upload, "HURRIED_S", 0.02)
-    ship = shipper(flaky, Bounds(flush_s=60.0, warm_up_s=60.0))
+    monkeypatch.setattr(worker_output, "HURRIED_S", 0.02)
+    ship = shipper(flaky, UploadLimits(flush_s=60.0, warm_up_s=60.0))
     ship.add(1.0, 0, "before")
     ship.hurry()
     wait_until(lambda: texts(stored(flaky)) == ["before"])
@@ -270,7 +270,7 @@ def test_on_notice_lines_go_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 
 def test_of_one_incarnation_the_newest_lines_are_kept(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_logs, "SEGMENT_BYTES", 2_000)
-    ship = shipper(flaky, Bounds(kept_bytes=2_000, flush_s=0.01, warm_up_s=0.0))
+    ship = shipper(flaky, UploadLimits(kept_bytes=2_000, flush_s=0.01, warm_up_s=0.0))
     for n in range(2_000):
         ship.add(float(n), 0, f"{n} {zlib.crc32(str(n).encode()):x}" * 8)
     ship.close(30.0)
@@ -283,7 +283,7 @@ def test_of_one_incarnation_the_newest_lines_are_kept(flaky: Flaky, monkeypatch:
 def test_on_the_clouds_faults_neither_lose_nor_double(cloud: Cloud) -> None:
     faults = {1: Fault(status=503), 3: Fault(lose="after"), 4: Fault(lose="before")}
     cloud.gate.faults = lambda seen: faults.get(seen.number)
-    ship = Shipper(cloud.open, LIFE, QUICK)
+    ship = LogUploader(cloud.open, LIFE, QUICK)
     for n in range(50):
         ship.add(float(n), 0, f"line {n}")
         if n % 10 == 0:
@@ -293,7 +293,7 @@ def test_on_the_clouds_faults_neither_lose_nor_double(cloud: Cloud) -> None:
 
 
 def test_the_command_line_reads_them_from_a_bucket(cloud: Cloud) -> None:
-    ship = Shipper(cloud.open, LIFE, QUICK)
+    ship = LogUploader(cloud.open, LIFE, QUICK)
     for n in range(2_000):
         ship.add(1_770_000_000.0 + n, 0, f"line {n}")
     ship.close(30.0)
@@ -334,14 +334,14 @@ ON_THIS_MACHINE = {"ELASTICCTL_RDZV_ENDPOINT": "unix:///run/rendezvous.sock"}
     ],
 )
 def test_who_sends(choice: str, environ: dict[str, str], sends: bool) -> None:
-    made = log_upload.of_worker(choice, {**WORKER, **environ})
+    made = worker_output.create_uploader(choice, {**WORKER, **environ})
     assert (made is not None) is sends
     if made is not None:
         made.close()
 
 
 def test_a_worker_sends_to_its_jobs_bucket(cloud: Cloud) -> None:
-    made = log_upload.of_worker("auto", {**WORKER, "ELASTICCTL_STORAGE": cloud.url})
+    made = worker_output.create_uploader("auto", {**WORKER, "ELASTICCTL_STORAGE": cloud.url})
     assert made is not None
     made.add(time.time(), 3, "hello")
     made.close(30.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elasticctl_launcher.ranks import Rank
+from elasticctl_launcher.rank_processes import Rank
 
 APPLICATION, COLLATERAL, KILLED, STUCK = "application", "collateral", "killed", "stuck"
 STUCK_EXIT_CODE = 1
@@ -42,7 +42,7 @@ PEER_SIGNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class WorkerFailure:
     """One rank's end. `verdict` is the launcher's guess; `exit_code` is what the worker shall exit with (1 to 255)."""
 
     verdict: str
@@ -55,7 +55,7 @@ class Failure:
     last_lines: tuple[str, ...] = ()
 
     @classmethod
-    def of_rank(cls, worker: str, generation: int, rank: Rank, error_file: str = "") -> Failure:
+    def of_rank(cls, worker: str, generation: int, rank: Rank, error_file: str = "") -> WorkerFailure:
         """Judge a rank that ended with a code other than 0; `error_file` is where torch's `@record` writes, if used."""
         code = rank.code if rank.code is not None else 1
         lines = tuple(rank.last_lines)
@@ -70,18 +70,18 @@ class Failure:
         return cls(verdict, worker, generation, 128 - code if code < 0 else code, rank.rank, name, error, lines)
 
     @classmethod
-    def of_signal(cls, verdict: str, worker: str, generation: int, why: str = "") -> Failure:
+    def of_signal(cls, verdict: str, worker: str, generation: int, why: str = "") -> WorkerFailure:
         """The launcher itself was told to end."""
         return cls(verdict, worker, generation, 128 + signal.SIGTERM, signal="SIGTERM", error=why)
 
     @classmethod
-    def of_suspended(cls, worker: str, generation: int, rank: Rank) -> Failure:
+    def of_suspended(cls, worker: str, generation: int, rank: Rank) -> WorkerFailure:
         """A rank lives, but was stopped from outside and holds up the group."""
         error = f"rank {rank.rank} was stopped (SIGSTOP) and held up the group"
         return cls(STUCK, worker, generation, STUCK_EXIT_CODE, rank.rank, "SIGSTOP", error, tuple(rank.last_lines))
 
     @classmethod
-    def of_hang(cls, worker: str, generation: int, limit_s: float) -> Failure:
+    def of_hang(cls, worker: str, generation: int, limit_s: float) -> WorkerFailure:
         """Nobody knows which rank holds up the group: as with a peer's loss, all start again."""
         error = f"no step for {limit_s:g} s (--hang-timeout)"
         return cls(COLLATERAL, worker, generation, STUCK_EXIT_CODE, error=error)

@@ -21,11 +21,11 @@ UNLOCKED_S = 60.0
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not for temporary files: memory that outlives a rank
 
 
-class OwnFolder:
+class PrivateFolder:
     """A new folder in `parent` (mode 0700), there until `close` or the end of this process. Raises OSError."""
 
     def __init__(self, parent: Path) -> None:
-        sweep(parent)
+        delete_orphaned_folders(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         unnamed = self.path / f"{LOCK}.new"
         self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -38,16 +38,16 @@ class OwnFolder:
         os.close(self._lock)
 
 
-def in_shared_memory() -> OwnFolder | None:
+def create_shared_memory_folder() -> PrivateFolder | None:
     """A folder in the machine's memory; None where the system has no such place for us."""
     if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         return None
     with suppress(OSError):
-        return OwnFolder(SHARED_MEMORY)
+        return PrivateFolder(SHARED_MEMORY)
     return None
 
 
-def sweep(parent: Path) -> None:
+def delete_orphaned_folders(parent: Path) -> None:
     """Remove this user's folders in `parent` whose launchers are no more."""
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # gone meanwhile, or not ours to remove

@@ -17,10 +17,10 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from elasticctl_launcher import log_upload, spot_notice, workspace
-from elasticctl_launcher.failure import APPLICATION, Failure
-from elasticctl_launcher.output import Output
-from elasticctl_launcher.spares import PythonCommand, Starter, common_environment, installed_imports
+from elasticctl_launcher import spot_notice, worker_output, workspace
+from elasticctl_launcher.failure import APPLICATION, WorkerFailure
+from elasticctl_launcher.rank_processes import PythonCommand, RankStarter, common_environment, installed_imports
+from elasticctl_launcher.worker_output import WorkerOutput
 from elasticctl_store import storage
 from elasticctl_store.errors import TrainError
 
@@ -31,7 +31,7 @@ REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", 
 def main(argv: list[str] | None = None) -> int:
     """Run the launcher; returns the worker's exit code: 0, the failed rank's, or 143 after SIGTERM."""
     options = _parser().parse_args(argv)
-    output = Output()
+    output = WorkerOutput()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[output.handler()])
     for noisy in ("torch", "torch.distributed.elastic", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         sys.stderr.write(f"elasticctl-launch: {missing[0]} is not set; run it as a worker of an elasticctl job\n")
         return EXIT_USAGE
-    shipper = log_upload.of_worker(options.log_upload, os.environ)
+    shipper = worker_output.create_uploader(options.log_upload, os.environ)
     if shipper is None:
         return _run(command, options, output, lambda: None)
     output.keep = shipper.add
@@ -51,13 +51,13 @@ def main(argv: list[str] | None = None) -> int:
         return _run(command, options, output, shipper.hurry)
 
 
-def _run(command: list[str], options: argparse.Namespace, output: Output, on_notice: Callable[[], None]) -> int:
+def _run(command: list[str], options: argparse.Namespace, output: WorkerOutput, on_notice: Callable[[], None]) -> int:
     """Run the command in this worker's copy of the job's workspace, if it has one; see `_train`."""
     try:
-        copy = workspace.unpacked(os.environ)
+        copy = workspace.unpack_workspace(os.environ)
     except TrainError as error:
         output.say(str(error))
-        Failure(APPLICATION, os.environ.get("ELASTICCTL_WORKER", ""), 0, EXIT_FAILED, error=str(error)).write()
+        WorkerFailure(APPLICATION, os.environ.get("ELASTICCTL_WORKER", ""), 0, EXIT_FAILED, error=str(error)).write()
         return EXIT_FAILED
     if copy is None:
         return _train(command, options, output, on_notice)
@@ -65,16 +65,16 @@ def _run(command: list[str], options: argparse.Namespace, output: Output, on_not
         return _train(copy.enter(command, os.environ), options, output, on_notice)
 
 
-def _train(command: list[str], options: argparse.Namespace, output: Output, on_notice: Callable[[], None]) -> int:
+def _train(command: list[str], options: argparse.Namespace, output: WorkerOutput, on_notice: Callable[[], None]) -> int:
     """`on_notice` is called, from a signal's handler, once this worker has to go."""
-    starter = Starter(command, common_environment(), _preload(options.preload, command))
+    starter = RankStarter(command, common_environment(), _preload(options.preload, command))
     starter.warm(options.nproc_per_node)
     # Imported here: a wrong call is answered, and the ranks' own import is under way, before the seconds torch takes.
     from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    from elasticctl_launcher.agent import Agent, Limits
     from elasticctl_launcher.rendezvous import handler_from_environment
+    from elasticctl_launcher.restart_ranks import Agent, Limits
 
     handler = handler_from_environment("", options.nproc_per_node, options.join_timeout)
     spec = WorkerSpec(
@@ -94,17 +94,21 @@ def _train(command: list[str], options: argparse.Namespace, output: Output, on_n
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     if options.notice != spot_notice.OFF:
-        spot_notice.Watch(spot_notice.make_source(options.notice, options.metadata_url), agent.give_notice).start()
-    outcome: Failure | None
+        spot_notice.NoticeWatch(
+            spot_notice.make_source(options.notice, options.metadata_url), agent.give_notice
+        ).start()
+    outcome: WorkerFailure | None
     with contextlib.closing(agent):
         try:
             result = agent.run()
             outcome = agent.outcome
             if outcome is None and result.state is not WorkerState.SUCCEEDED:
-                outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(result.state))
+                outcome = WorkerFailure(
+                    APPLICATION, handler.identity.name, handler.generation, 1, error=str(result.state)
+                )
         except (RendezvousError, OSError) as error:
             output.say(str(error))
-            outcome = Failure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
+            outcome = WorkerFailure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
         if outcome is not None:
             outcome.write()  # ahead of all that may take a moment: a worker that has to go may not have it
     return 0 if outcome is None else outcome.exit_code
@@ -168,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-upload",
         type=_log_upload,
-        default=os.environ.get("ELASTICCTL_LOG_UPLOAD") or log_upload.AUTO,
+        default=os.environ.get("ELASTICCTL_LOG_UPLOAD") or worker_output.AUTO,
         metavar="WHEN",
         help="whether what is printed is kept in the job's storage too, to be read when this machine is gone: on, off, "
         "or auto, which is on unless that is a folder of this machine's own local cluster",
@@ -189,7 +193,7 @@ def _notice(text: str) -> str:
 
 
 def _log_upload(text: str) -> str:
-    return _one_of(log_upload.CHOICES, text)
+    return _one_of(worker_output.CHOICES, text)
 
 
 def _one_of(choices: Sequence[str], text: str) -> str:

@@ -30,7 +30,7 @@ MAX_PENDING = 200
 log = logging.getLogger(__name__)
 
 
-class Inbox:
+class RankReports:
     """Listens on `path`, in `folder`, until `close`; sends to the service from a thread of its own.
 
     `on_drained(generation, rank)` is called from a thread; `heard` is the newest generation whose ranks have reported

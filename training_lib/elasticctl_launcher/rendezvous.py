@@ -36,7 +36,7 @@ STORE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class WorkerIdentity:
     """This agent as the service knows it: the pod's uid and name, the address its store is reached at, its ranks."""
 
     uid: str
@@ -52,7 +52,7 @@ class ServiceRendezvous(RendezvousHandler):
     come to an end in order. Without `on_drain` (stock torchrun) a generation that drains is over at once.
     """
 
-    def __init__(self, client: ServiceClient, identity: Identity, join_timeout_s: float = JOIN_TIMEOUT_S) -> None:
+    def __init__(self, client: ServiceClient, identity: WorkerIdentity, join_timeout_s: float = JOIN_TIMEOUT_S) -> None:
         self.client, self.identity = client, identity
         self.generation = 0
         self.stale = threading.Event()
@@ -201,7 +201,7 @@ def handler_from_environment(
     )
     name = environ.get("ELASTICCTL_WORKER", socket.gethostname())
     host = environ.get("ELASTICCTL_POD_IP", "127.0.0.1")
-    return ServiceRendezvous(client, Identity(environ["ELASTICCTL_POD_UID"], name, host, slots), join_timeout_s)
+    return ServiceRendezvous(client, WorkerIdentity(environ["ELASTICCTL_POD_UID"], name, host, slots), join_timeout_s)
 
 
 def _listen(host: str) -> tuple[TCPStore, int]:

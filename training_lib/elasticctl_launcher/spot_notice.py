@@ -43,7 +43,7 @@ class MetadataError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MetadataAnswer:
     """An HTTP status, and the text that came with it."""
 
     status: int
@@ -51,31 +51,31 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class MetadataServer:
     """The metadata service at `url` (http://HOST[:PORT])."""
 
     url: str = DEFAULT_URL
     timeout_s: float = ANSWER_TIMEOUT_S
 
-    def ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    def ask(self, method: str, path: str, headers: Mapping[str, str]) -> MetadataAnswer:
         """Make one request; MetadataError when nobody answers within `timeout_s`."""
         url = urlsplit(self.url)
         connection = http.client.HTTPConnection(url.hostname or "", url.port or 80, timeout=self.timeout_s)
         try:
             connection.request(method, path, headers=dict(headers))
             response = connection.getresponse()
-            return Answer(response.status, response.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip())
+            return MetadataAnswer(response.status, response.read(MAX_ANSWER_BYTES).decode("utf-8", "replace").strip())
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise MetadataError(f"{self.url}{path}: {error or type(error).__name__}") from error
         finally:
             connection.close()
 
-    def unusable(self, path: str, answer: Answer) -> MetadataError:
+    def unusable(self, path: str, answer: MetadataAnswer) -> MetadataError:
         """The error to raise for an answer that makes no sense."""
         return MetadataError(f"{self.url}{path}: HTTP {answer.status}, {answer.text[:60]!r}")
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """A cloud that can be asked."""
 
     def look(self) -> str | None:
@@ -85,7 +85,7 @@ class Source(Protocol):
 class AwsNotices:
     """AWS's instance metadata service, version 2."""
 
-    def __init__(self, server: Server, *, rebalance: bool = False) -> None:
+    def __init__(self, server: MetadataServer, *, rebalance: bool = False) -> None:
         self._server, self._rebalance = server, rebalance
         self._token = ""
 
@@ -114,7 +114,7 @@ class AwsNotices:
             raise self._server.unusable(path, answer)
         return found
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> MetadataAnswer:
         self._token = self._token or self._fresh_token()
         return self._server.ask("GET", path, {"X-aws-ec2-metadata-token": self._token})
 
@@ -129,7 +129,7 @@ class AwsNotices:
 class GcpNotices:
     """Google Cloud's metadata server."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MetadataServer) -> None:
         self._server = server
 
     def look(self) -> str | None:
@@ -144,7 +144,7 @@ class GcpNotices:
 class EitherNotices:
     """Several sources of which one is there: the first that answers is the one from then on."""
 
-    def __init__(self, *sources: Source) -> None:
+    def __init__(self, *sources: NoticeSource) -> None:
         self._sources = sources
 
     def look(self) -> str | None:
@@ -161,10 +161,10 @@ class EitherNotices:
         raise MetadataError("; ".join(errors))
 
 
-def make_source(choice: str, url: str = DEFAULT_URL) -> Source:
+def make_source(choice: str, url: str = DEFAULT_URL) -> NoticeSource:
     """The source called `choice`, one of `CHOICES` but `OFF`; raises KeyError for any other."""
-    server = Server(url)
-    sources: Mapping[str, Callable[[], Source]] = {
+    server = MetadataServer(url)
+    sources: Mapping[str, Callable[[], NoticeSource]] = {
         AUTO: lambda: EitherNotices(AwsNotices(server), GcpNotices(server)),
         AWS: lambda: AwsNotices(server),
         AWS_REBALANCE: lambda: AwsNotices(server, rebalance=True),
@@ -181,13 +181,13 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-class Watch:
+class NoticeWatch:
     """Asks `source` every `poll_s` seconds, in a thread; calls `on_notice(notice)` from it, once, and ends.
 
     Where nobody ever answers it gives up and says so; a service that has answered before is asked for good.
     """
 
-    def __init__(self, source: Source, on_notice: Callable[[str], None], poll_s: float = POLL_S) -> None:
+    def __init__(self, source: NoticeSource, on_notice: Callable[[str], None], poll_s: float = POLL_S) -> None:
         self._source, self._on_notice, self._poll_s = source, on_notice, poll_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notices", daemon=True)

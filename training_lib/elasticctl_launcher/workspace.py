@@ -18,8 +18,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl_launcher.folders import OwnFolder
-from elasticctl_launcher.spares import PythonCommand
+from elasticctl_launcher.folders import PrivateFolder
+from elasticctl_launcher.rank_processes import PythonCommand
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError, TrainError
 from elasticctl_store.storage.base import without_secrets
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class UnpackedWorkspace:
     """An unpacked workspace, there until `close`; `source` is its path where it comes from, if that is said."""
 
-    own: OwnFolder
+    own: PrivateFolder
     folder: Path
     source: Path | None
 
@@ -53,7 +53,7 @@ class Copy:
         self.own.close()
 
 
-def unpacked(environ: Mapping[str, str]) -> Copy | None:
+def unpack_workspace(environ: Mapping[str, str]) -> UnpackedWorkspace | None:
     """This worker's copy of the workspace that the environment names; None where it names none.
 
     Raises TrainError, in one line with its mend, when it cannot be had.
@@ -66,7 +66,7 @@ def unpacked(environ: Mapping[str, str]) -> Copy | None:
         raise TrainError(
             f"{VARIABLE} is {without_secrets(reference)!r:.100}: it must be URL#DIGEST, as submit makes it"
         )
-    own, began_s = OwnFolder(Path(tempfile.gettempdir())), time.monotonic()
+    own, began_s = PrivateFolder(Path(tempfile.gettempdir())), time.monotonic()
     try:
         folder = own.path / "workspace"
         folder.mkdir()
@@ -78,7 +78,7 @@ def unpacked(environ: Mapping[str, str]) -> Copy | None:
     took_s = time.monotonic() - began_s
     log.info("workspace %s: %s from %s in %.1f s", digest[:12], _told(listing), place.url, took_s)
     source = environ.get(FROM_VARIABLE, "")
-    return Copy(own, folder, Path(source) if source else None)
+    return UnpackedWorkspace(own, folder, Path(source) if source else None)
 
 
 def _announce(listing: Listing) -> None:

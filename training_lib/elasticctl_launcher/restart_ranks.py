@@ -21,13 +21,12 @@ from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticA
 from torch.distributed.elastic.agent.server.api import WorkerState as State
 
 from elasticctl_launcher import failure
-from elasticctl_launcher.folders import OwnFolder, in_shared_memory
-from elasticctl_launcher.output import Output
-from elasticctl_launcher.rank_reports import Inbox
-from elasticctl_launcher.ranks import Rank, RankGroup
+from elasticctl_launcher.folders import PrivateFolder, create_shared_memory_folder
+from elasticctl_launcher.rank_processes import Rank, RankGroup, RankStarter, torchrun_environment
+from elasticctl_launcher.rank_reports import RankReports
 from elasticctl_launcher.rendezvous import ServiceRendezvous
 from elasticctl_launcher.service_client import POLL_TIMEOUT_S, ServiceAway, ServiceError, ServiceRefused
-from elasticctl_launcher.spares import Starter, torchrun_environment
+from elasticctl_launcher.worker_output import WorkerOutput
 
 FAIL_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 300.0
@@ -85,13 +84,13 @@ class Agent(SimpleElasticAgent):
     """
 
     def __init__(
-        self, spec: WorkerSpec, handler: ServiceRendezvous, starter: Starter, output: Output, limits: Limits
+        self, spec: WorkerSpec, handler: ServiceRendezvous, starter: RankStarter, output: WorkerOutput, limits: Limits
     ) -> None:
         super().__init__(spec)
         self._handler, self._starter, self._limits = handler, starter, limits
-        self._folder = OwnFolder(Path(tempfile.gettempdir()))
-        self._local_tier = in_shared_memory()
-        self._inbox = Inbox(handler.client, self._folder.path, self._on_drained)
+        self._folder = PrivateFolder(Path(tempfile.gettempdir()))
+        self._local_tier = create_shared_memory_folder()
+        self._inbox = RankReports(handler.client, self._folder.path, self._on_drained)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._group = RankGroup(starter, output.rank_says, self._on_rank_exit)
         self._joining = False
@@ -99,7 +98,7 @@ class Agent(SimpleElasticAgent):
         self._notice = ""
         self._drained: set[int] = set()
         self._drain_until: float | None = None
-        self.outcome: failure.Failure | None = None
+        self.outcome: failure.WorkerFailure | None = None
         handler.on_stale = lambda generation: self._events.put(_Event(End.STALE, generation=generation))
         handler.on_drain = lambda generation: self._events.put(_Event(End.DRAIN, generation=generation))
 
@@ -209,9 +208,9 @@ class Agent(SimpleElasticAgent):
             return self._conclude_failure(self._judged(event.rank))
         suspended = self._group.suspended()
         if suspended:
-            return self._conclude_failure(failure.Failure.of_suspended(*self._place(), suspended[0]))
+            return self._conclude_failure(failure.WorkerFailure.of_suspended(*self._place(), suspended[0]))
         if event.kind is End.HUNG:
-            return self._conclude_failure(failure.Failure.of_hang(*self._place(), self._limits.hang_timeout_s))
+            return self._conclude_failure(failure.WorkerFailure.of_hang(*self._place(), self._limits.hang_timeout_s))
         log.info("generation %d is over (%s)", self._handler.generation, self._handler.stale_reason)
         self._stop_workers(self._worker_group)
         return None
@@ -220,22 +219,22 @@ class Agent(SimpleElasticAgent):
         """Leave the group for good: this worker was told to go."""
         self._tell("leave", self._notice or "SIGTERM")
         self._stop_workers(self._worker_group)
-        self.outcome = failure.Failure.of_signal("preempted", *self._place(), self._notice)
+        self.outcome = failure.WorkerFailure.of_signal("preempted", *self._place(), self._notice)
         return RunResult(State.FAILED)
 
     def _place(self) -> tuple[str, int]:
         return self._handler.identity.name, self._handler.generation
 
-    def _judged(self, rank: Rank) -> failure.Failure:
+    def _judged(self, rank: Rank) -> failure.WorkerFailure:
         error_file = self._inbox.error_file(self._handler.generation, rank.rank)
-        return failure.Failure.of_rank(*self._place(), rank, error_file)
+        return failure.WorkerFailure.of_rank(*self._place(), rank, error_file)
 
     def _is_hung(self) -> bool:
         limit_s = self._limits.hang_timeout_s
         heard = self._inbox.heard >= self._handler.generation
         return heard and 0 < limit_s < self._inbox.silence_s()
 
-    def _conclude_failure(self, found: failure.Failure) -> RunResult | None:
+    def _conclude_failure(self, found: failure.WorkerFailure) -> RunResult | None:
         """Leave for good when this worker is to blame, else go on with the next generation."""
         log.warning("generation %d: %s", found.generation, found.describe())
         self._inbox.flush()
@@ -250,7 +249,7 @@ class Agent(SimpleElasticAgent):
         self.outcome = found
         return RunResult(State.FAILED)
 
-    def _verdict(self, found: failure.Failure) -> str:
+    def _verdict(self, found: failure.WorkerFailure) -> str:
         """Ask the service whose fault it was; without an answer, one's own."""
         body = {
             "uid": self._handler.identity.uid,

@@ -11,17 +11,75 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TextIO
 
 from elasticctl_store import stored_logs
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Patience, Storage
 from elasticctl_store.storage import open as open_storage
 from elasticctl_store.stored_logs import Incarnation, Line
+
+PATIENCE_S = 1.0
+"""How long the launcher waits for its turn: where nobody reads what ranks print, it has to go on all the same."""
+
+Keep = Callable[[float, int | None, str], None]
+"""`keep(at, rank, text)`: `at` in seconds since the epoch, `rank` None for the launcher itself."""
+
+
+class WorkerOutput:
+    """The worker's stdout and stderr; `keep` may be set once it is known who wants a copy."""
+
+    def __init__(self) -> None:
+        self.keep: Keep | None = None
+        self._lock = threading.Lock()
+
+    def rank_says(self, rank: int, text: str) -> None:
+        """Print a line of a rank's."""
+        self._print(sys.stdout, rank, text, -1)
+
+    def say(self, text: str) -> None:
+        """Print what the launcher has to say itself."""
+        for line in text.splitlines():
+            self._print(sys.stderr, None, f"[launcher] {line}", PATIENCE_S)
+
+    def handler(self) -> logging.Handler:
+        """A handler by which log records are said."""
+        return _Handler(self)
+
+    def _print(self, stream: TextIO, rank: int | None, text: str, patience_s: float) -> None:
+        in_turn = self._lock.acquire(timeout=patience_s)
+        try:
+            if self.keep is not None:
+                self.keep(time.time(), rank, text)
+            with suppress(OSError):  # nobody reads it any more
+                stream.write(f"{text}\n")
+                stream.flush()
+        finally:
+            if in_turn:
+                self._lock.release()
+
+
+class _Handler(logging.Handler):
+    def __init__(self, output: WorkerOutput) -> None:
+        super().__init__()
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say a record; one that cannot be put into words is logging's to complain about."""
+        try:
+            text = self.format(record)
+        except Exception:  # noqa: BLE001 - as every handler does: a wrong record is no reason to end
+            self.handleError(record)
+            return
+        self._output.say(text)
+
 
 AUTO, ON, OFF = "auto", "on", "off"
 CHOICES = (AUTO, ON, OFF)
@@ -41,7 +99,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class UploadLimits:
     """`pending_bytes`: lines in memory that the storage has not taken. `kept_bytes`: compressed, of one incarnation,
     in the storage; the oldest make room.
     """
@@ -53,10 +111,12 @@ class Bounds:
     first_pause_s: float = FIRST_PAUSE_S
 
 
-class Shipper:
+class LogUploader:
     """Takes lines with `add`, from any thread; `connect` opens the storage, on the shipper's own thread."""
 
-    def __init__(self, connect: Callable[[], Storage], incarnation: Incarnation, bounds: Bounds = Bounds()) -> None:
+    def __init__(
+        self, connect: Callable[[], Storage], incarnation: Incarnation, bounds: UploadLimits = UploadLimits()
+    ) -> None:
         self._connect, self._incarnation, self._bounds = connect, incarnation, bounds
         self._changed = threading.Condition()
         self._pending: deque[Line] = deque()
@@ -200,7 +260,7 @@ class _Segment:
         self.last, self.dirty = lines[-1].number, True
 
 
-def of_worker(choice: str, environ: Mapping[str, str]) -> Shipper | None:
+def create_uploader(choice: str, environ: Mapping[str, str]) -> LogUploader | None:
     """The shipper of this worker, or None where nothing is to be sent.
 
     `auto`: wherever the job has a storage, but for a folder on this machine's own local cluster (known by its Unix
@@ -215,4 +275,4 @@ def of_worker(choice: str, environ: Mapping[str, str]) -> Shipper | None:
     if missing or not all(map(stored_logs.is_name, (job_uid, worker, uid))):
         log.warning("what is printed is not kept in the storage: %s", f"no {missing[0]}" if missing else "no identity")
         return None
-    return Shipper(lambda: open_storage(url, PATIENCE), Incarnation(job_uid, worker, time.time(), uid))
+    return LogUploader(lambda: open_storage(url, PATIENCE), Incarnation(job_uid, worker, time.time(), uid))
