@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher import folders
-from elasticctl_launcher.folders import PrivateFolder, delete_orphaned_folders
+from elasticctl_launcher import workspace as folders
+from elasticctl_launcher.workspace import PrivateFolder, delete_orphaned_folders
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from elasticctl_launcher.folders import OwnFolder
+from elasticctl_launcher.workspace import OwnFolder
 folder = OwnFolder(Path(sys.argv[1]))
 (folder.path / "snapshot").write_bytes(b"state")
 print(folder.path, flush=True)

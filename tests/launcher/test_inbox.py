@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from elasticctl_launcher.rank_reports import LAST_PATIENCE_S, MAX_PENDING, RankReports
-from elasticctl_launcher.service_client import ServiceAway, ServiceError, ServiceRefused
+from elasticctl_launcher.rank_reports import LAST_TIMEOUT_S, MAX_PENDING, RankReports
+from elasticctl_launcher.rendezvous import ServiceAway, ServiceError, ServiceRefused
 from tests.support.waiting import wait_until
 
 
@@ -58,7 +58,7 @@ def send(inbox: RankReports, *reports: dict[str, Any]) -> None:
 def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: RankReports, service: Service) -> None:
     """While the service is busy with the first report, the others gather."""
     send(inbox, {"step": 1})
-    wait_until(lambda: inbox.heard == 1 and inbox._furthest is None)
+    wait_until(lambda: inbox.newest_generation == 1 and inbox._furthest is None)
     send(inbox, {"step": 2, "metrics": {"loss": 0.5, "lr": 0.1}}, {"step": 3, "metrics": {"loss": 0.4}}, {"step": 5})
     send(inbox, {"step": 4, "metrics": {"loss": 9.0}}, {"step": 6, "metrics": "garbage"})
     wait_until(lambda: inbox._furthest is not None and inbox._furthest["step"] == 6)
@@ -73,7 +73,7 @@ def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: RankR
     service.trouble = ServiceAway("restarting")
     told = [{"kind": "resumed", "step": 4}, {"step": 5, "metrics": {"loss": 0.5}}, {"kind": "committed", "step": 6}]
     send(inbox, *told)
-    wait_until(lambda: inbox._away and len(inbox._pending) == 2)
+    wait_until(lambda: inbox._is_away and len(inbox._pending) == 2)
     service.trouble = None
     wait_until(lambda: len(service.messages) == 3)
     assert [message["step"] for message in service.messages] == [4, 6, 5]
@@ -87,10 +87,10 @@ def test_a_worker_that_ends_does_not_wait_for_a_service_that_is_away(inbox: Rank
     inbox.flush()
     service.trouble = ServiceAway("timed out")
     service.answers.set()
-    wait_until(lambda: inbox._away)
+    wait_until(lambda: inbox._is_away)
     service.answers.clear()
     inbox.flush()
-    assert time.monotonic() - began < 2 * LAST_PATIENCE_S
+    assert time.monotonic() - began < 2 * LAST_TIMEOUT_S
 
 
 def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankReports, service: Service) -> None:
@@ -98,8 +98,8 @@ def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankRepo
     service.trouble = ServiceAway("restarting")
     for step in range(MAX_PENDING + 50):
         inbox._take({"kind": "committed", "generation": 1, "step": step})
-        inbox._send(LAST_PATIENCE_S)
+        inbox._send(LAST_TIMEOUT_S)
     assert [message["step"] for message in inbox._pending] == list(range(50, MAX_PENDING + 50))
     service.trouble = ServiceRefused(410, "no running job")
-    inbox._send(LAST_PATIENCE_S)
+    inbox._send(LAST_TIMEOUT_S)
     assert inbox._pending == []

@@ -107,7 +107,7 @@ def test_a_folder_of_this_machine_is_left_alone_unless_told(lab: Lab, options: t
 def test_a_storage_that_is_not_to_be_had_stops_nobody(lab: Lab) -> None:
     (lab.folder / "storage").write_text("in the way")
     talk(lab, "--log-upload", "on")
-    lab.until(lambda: "what is printed is not kept in the storage for now" in lab.output("a-0"))
+    lab.until(lambda: "cannot store the log for now" in lab.output("a-0"))
     (lab.folder / "done").touch()
     assert lab.workers["a-0"].wait(20) == 0
 

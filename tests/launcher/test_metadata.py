@@ -98,27 +98,27 @@ def test_gcp_gives_notice(gcp: FakeMetadata, watch: Callable[..., Notices], choi
 
 def test_the_cloud_that_answers_is_the_only_one_asked_from_then_on(gcp: FakeMetadata) -> None:
     source = make_source(AUTO, gcp.url)
-    assert [source.look(), source.look(), source.look()] == [None, None, None]
+    assert [source.poll(), source.poll(), source.poll()] == [None, None, None]
     assert [line for line in gcp.asked if "latest" in line] == [f"PUT {TOKEN_PATH}"]
 
 
 def test_a_token_is_fetched_once_and_again_when_it_has_expired(aws: FakeMetadata) -> None:
     source = make_source(AWS, aws.url)
-    assert source.look() is None
-    assert source.look() is None
+    assert source.poll() is None
+    assert source.poll() is None
     assert aws.tokens == 1
     aws.tokens += 1  # the one that is held is of no use any more
-    assert source.look() is None
+    assert source.poll() is None
     aws.answers[ACTION_PATH] = 200, ACTION
-    assert source.look() == INTERRUPTION
+    assert source.poll() == INTERRUPTION
     assert aws.tokens == 3
 
 
 def test_a_recommendation_is_notice_only_when_asked_for(aws: FakeMetadata) -> None:
     aws.answers[REBALANCE_PATH] = 200, '{"noticeTime": "2026-03-01T08:00:00Z"}'
-    assert make_source(AWS, aws.url).look() is None
+    assert make_source(AWS, aws.url).poll() is None
     assert f"GET {REBALANCE_PATH}" not in aws.asked
-    assert make_source(AWS_REBALANCE, aws.url).look() == "AWS rebalance recommendation at 2026-03-01T08:00:00Z"
+    assert make_source(AWS_REBALANCE, aws.url).poll() == "AWS rebalance recommendation at 2026-03-01T08:00:00Z"
 
 
 GARBAGE = ["", "<html>Log in</html>", "[]", "{}", '{"action": 7}', "TRUE", "\0\xff", "9" * 10_000]
@@ -140,21 +140,21 @@ def test_garbage_is_no_notice_and_no_end(aws: FakeMetadata, watch: Callable[...,
 def test_garbage_is_no_preemption(gcp: FakeMetadata, text: str) -> None:
     gcp.answers[PREEMPTED_PATH] = 200, text
     with pytest.raises(MetadataError, match="instance/preempted: HTTP 200"):
-        make_source(GCP, gcp.url).look()
+        make_source(GCP, gcp.url).poll()
 
 
 @pytest.mark.parametrize("token", ["", "two words", "line\nX-Evil: 1", "é"])
 def test_a_token_that_is_none_is_not_sent_anywhere(aws: FakeMetadata, token: str) -> None:
     aws.answers[TOKEN_PATH] = 200, token
     with pytest.raises(MetadataError, match="api/token: HTTP 200"):
-        make_source(AWS, aws.url).look()
+        make_source(AWS, aws.url).poll()
     assert aws.asked == [f"PUT {TOKEN_PATH}"]
 
 
 @pytest.mark.parametrize("time_text", ["soon", 7, None, "2026-03-01T08:22:00Z\nevil"])
 def test_what_is_no_time_is_left_out(aws: FakeMetadata, time_text: object) -> None:
     aws.answers[ACTION_PATH] = 200, json.dumps({"action": "stop", "time": time_text})
-    assert make_source(AWS, aws.url).look() == "AWS spot interruption"
+    assert make_source(AWS, aws.url).poll() == "AWS spot interruption"
 
 
 @pytest.mark.parametrize("status", [500, 503, 403, 0])
@@ -178,7 +178,7 @@ def test_where_nobody_answers_it_stops_and_says_so_once(
     notices = watch(make_source(choice, nobody()))
     wait_until(lambda: caplog.records)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "going on without" in caplog.text
+    assert "continuing without" in caplog.text
     assert notices.empty()
 
 
@@ -195,14 +195,14 @@ def test_a_service_that_hangs_holds_nobody_up(aws: FakeMetadata) -> None:
     aws.answers[TOKEN_PATH] = 0, ""
     before = time.monotonic()
     with pytest.raises(MetadataError, match="timed out"):
-        AwsNotices(MetadataServer(aws.url, timeout_s=0.1)).look()
+        AwsNotices(MetadataServer(aws.url, timeout_s=0.1)).poll()
     assert time.monotonic() - before < 2
 
 
 def test_no_proxy_is_asked(gcp: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", nobody())
     monkeypatch.setenv("HTTP_PROXY", nobody())
-    assert make_source(GCP, gcp.url).look() is None
+    assert make_source(GCP, gcp.url).poll() is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from elasticctl_launcher import worker_output
-from elasticctl_launcher.worker_output import WorkerOutput
+from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput
 from tests.support.waiting import wait_until
 
 
@@ -22,15 +22,15 @@ def test_copies_are_in_the_order_of_what_is_printed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", printed)
     copies: list[str] = []
     made = WorkerOutput()
-    made.keep = lambda at, rank, text: copies.append(text)
+    made.on_line = lambda at, rank, text: copies.append(text)
     ranks = [
-        threading.Thread(target=lambda rank=rank: [made.rank_says(rank, f"{rank}: {n}") for n in range(500)])
+        threading.Thread(target=lambda rank=rank: [made.print_rank_line(rank, f"{rank}: {n}") for n in range(500)])
         for rank in range(4)
     ]
     for rank in ranks:
         rank.start()
     for n in range(100):
-        made.say(f"own {n}\nand more")
+        made.print_message(f"own {n}\nand more")
     for rank in ranks:
         rank.join()
     assert printed.getvalue().split("\n")[:-1] == copies
@@ -42,7 +42,7 @@ def test_records_are_said_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", printed)
     logger = logging.getLogger("of-a-test")
     logger.propagate = False
-    handler = WorkerOutput().handler()
+    handler = OutputHandler(WorkerOutput())
     logger.addHandler(handler)
     try:
         raise ValueError("no")
@@ -57,18 +57,18 @@ def test_records_are_said_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_that_nobody_reads_do_not_hold_up_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_output, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(worker_output, "PRINT_TIMEOUT_S", 0.05)
     receive, send = os.pipe()
     own = io.StringIO()
     with open(send, "w") as full, open(receive) as reader:
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(sys, "stderr", own)
         made = WorkerOutput()
-        blocked = threading.Thread(target=lambda: made.rank_says(0, "x" * 200_000))
+        blocked = threading.Thread(target=lambda: made.print_rank_line(0, "x" * 200_000))
         blocked.start()
         wait_until(made._lock.locked)
         began = time.monotonic()
-        made.say("goes on")
+        made.print_message("goes on")
         assert time.monotonic() - began < 5
         assert own.getvalue() == "[launcher] goes on\n"
         assert len(reader.read(200_001)) == 200_001

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Limiter, Refused
 from elasticctl_controller.rendezvous.service import steady_clock
-from elasticctl_launcher.service_client import ServiceAway, ServiceClient, ServiceRefused
+from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceRefused
 from tests.support.waiting import wait_until
 
 from .conftest import KEY, TOKEN, Lab

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl.cli.submit.workspace import gather, pieces_of
-from elasticctl_launcher.folders import PREFIX
-from elasticctl_launcher.workspace import unpack_workspace
+from elasticctl_launcher.workspace import PREFIX, unpack_workspace
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError
 from elasticctl_store.workspace import transfer
@@ -131,7 +130,7 @@ def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("file:///kept", "it must be URL#DIGEST, as submit makes it"),
+        ("file:///kept", "it must be URL#DIGEST, as submit sets it"),
         ("file:///kept#123", "it must be URL#DIGEST"),
         (f"ftp://user:word@host/kept#{'0' * 64}", "ftp:// is not a kind of storage"),
         (f"s3://key:word@bucket/kept#{'0' * 64}", "credentials belong into the environment"),

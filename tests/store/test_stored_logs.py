@@ -200,8 +200,8 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing(flaky: Flaky, caplog: 
     ship.close()
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "what is printed is not kept in the storage for now: cannot write: the storage is away",
-        "what is printed is kept in the storage again",
+        "cannot store the log for now: cannot write: the storage is away",
+        "the log is stored again",
     ]
 
 
@@ -258,7 +258,7 @@ def test_many_lines_go_before_their_time(flaky: Flaky) -> None:
 
 
 def test_on_notice_lines_go_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_output, "HURRIED_S", 0.02)
+    monkeypatch.setattr(worker_output, "HURRIED_FLUSH_S", 0.02)
     ship = shipper(flaky, UploadLimits(flush_s=60.0, warm_up_s=60.0))
     ship.add(1.0, 0, "before")
     ship.hurry()
@@ -270,7 +270,7 @@ def test_on_notice_lines_go_sooner(flaky: Flaky, monkeypatch: pytest.MonkeyPatch
 
 def test_of_one_incarnation_the_newest_lines_are_kept(flaky: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_logs, "SEGMENT_BYTES", 2_000)
-    ship = shipper(flaky, UploadLimits(kept_bytes=2_000, flush_s=0.01, warm_up_s=0.0))
+    ship = shipper(flaky, UploadLimits(stored_bytes=2_000, flush_s=0.01, warm_up_s=0.0))
     for n in range(2_000):
         ship.add(float(n), 0, f"{n} {zlib.crc32(str(n).encode()):x}" * 8)
     ship.close(30.0)

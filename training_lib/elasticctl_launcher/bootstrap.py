@@ -1,13 +1,13 @@
-"""What a rank starts as: ask the kernel to kill it when the launcher dies, then become the user's command.
+"""What a rank starts as: asks the kernel to kill it when the launcher dies, then becomes the user's command.
 
-Two ways, both run as a file, so that nothing of ours has to be importable:
+There are two modes. Both are run as a file, so that none of our packages has to be importable:
 
     bootstrap.py LAUNCHER_PID exec COMMAND...      become COMMAND (run with -I -S: a few milliseconds)
-    bootstrap.py LAUNCHER_PID spare FD MODULE...   import the modules ahead, say so by closing FD, wait for one line
+    bootstrap.py LAUNCHER_PID spare FD MODULE...   import the modules, close FD to say so, wait for one line
                                                    of JSON on stdin ({"argv": [...], "env": {...}}), run that script
 
-A spare has done what takes long before it is needed. It holds no GPU context, opens no port and runs no code of the
-user's until then. Once assigned, it is what `python SCRIPT` would have been: `__main__`, `sys.argv` and `sys.path`.
+A spare has done what takes long before it is needed. Until then it holds no GPU context, opens no port and runs no user
+code. Once assigned, it is what `python SCRIPT` would have been: `__main__`, `sys.argv` and `sys.path`.
 """
 
 import atexit
@@ -23,9 +23,9 @@ import time
 import types
 
 PR_SET_PDEATHSIG = 1
-LET_GO_S = 0.02
-"""How long a spare's interpreter waits before it ends. gloo's threads need it to let go of what they have moved, and
-where it is ending already the process aborts, after all the script's work (https://github.com/pytorch/pytorch/pull/179291).
+RELEASE_S = 0.02
+"""How long a spare's interpreter waits before it ends. gloo's threads need the interpreter to release the tensors they
+have moved; if it is shutting down by then, the process aborts, after all the script's work (https://github.com/pytorch/pytorch/pull/179291).
 """
 
 
@@ -37,13 +37,13 @@ def main() -> None:
     if os.getppid() != int(launcher_pid):
         sys.exit(1)  # the launcher died before the kernel was asked
     if mode == "exec":
-        become(rest)
+        exec_command(rest)
     else:
         wait_and_run(int(rest[0]), rest[1:])
 
 
-def become(command: list[str]) -> None:
-    """Replace this process by `command`."""
+def exec_command(command: list[str]) -> None:
+    """Replace this process with `command`."""
     try:
         os.execvp(command[0], command)  # noqa: S606 (the user's own command)
     except OSError as error:
@@ -55,18 +55,18 @@ def wait_and_run(ready_fd: int, modules: list[str]) -> None:
     """Import `modules` (those that are installed), wait for the assignment, run it."""
     sys.path.pop(0)  # this file's own folder: a script never sees it
     for module in modules:
-        with contextlib.suppress(ImportError):  # the script's own import of it will say what is wrong
+        with contextlib.suppress(ImportError):  # the script's own import will say what is wrong
             importlib.import_module(module)
     os.close(ready_fd)
     line = sys.stdin.readline()
     if not line:
-        sys.exit(0)  # the launcher needs us no more
+        sys.exit(0)  # the launcher does not need this spare
     assignment = json.loads(line)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.environ.clear()
     os.environ.update(assignment["env"])
-    atexit.register(time.sleep, LET_GO_S)  # registered first, called last
+    atexit.register(time.sleep, RELEASE_S)  # registered first, called last
     run_script(assignment["argv"])
 
 
@@ -89,10 +89,10 @@ def run_script(argv: list[str]) -> None:
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = module  # so that classes of the script can be found again by DataLoader workers
+    sys.modules["__main__"] = module  # so that DataLoader workers find the script's classes
     try:
         exec(compile(source, path, "exec"), module.__dict__)  # noqa: S102 (the user's own script)
-    except Exception as error:  # noqa: BLE001 (what Python itself would do, but for our own lines)
+    except Exception as error:  # noqa: BLE001 (what Python itself would do, without our own lines)
         # The traceback begins with the script, as it would without us.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         sys.excepthook(type(error), error.with_traceback(trace), trace)

@@ -14,13 +14,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 
-from elasticctl_launcher import spot_notice, worker_output, workspace
+from elasticctl_launcher import spot_notice, worker_output
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
-from elasticctl_launcher.rank_processes import PythonCommand, RankStarter, common_environment, installed_imports
-from elasticctl_launcher.worker_output import WorkerOutput
+from elasticctl_launcher.rank_processes import PythonCommand, RankStarter, installed_imports, shared_environment
+from elasticctl_launcher.states import LauncherState
+from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput
+from elasticctl_launcher.workspace import unpack_workspace
 from elasticctl_store import storage
 from elasticctl_store.errors import TrainError
 
@@ -32,46 +34,43 @@ def main(argv: list[str] | None = None) -> int:
     """Run the launcher; returns the worker's exit code: 0, the failed rank's, or 143 after SIGTERM."""
     options = _parser().parse_args(argv)
     output = WorkerOutput()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[output.handler()])
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[OutputHandler(output)])
     for noisy in ("torch", "torch.distributed.elastic", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        sys.stderr.write("elasticctl-launch: no command given; usage: elasticctl-launch [options] -- python train.py\n")
+        sys.stderr.write("elasticctl-launch: no command. FIX: elasticctl-launch [options] -- python train.py\n")
         return EXIT_USAGE
     missing = [name for name in REQUIRED if not os.environ.get(name)]
     if missing:
-        sys.stderr.write(f"elasticctl-launch: {missing[0]} is not set; run it as a worker of an elasticctl job\n")
+        sys.stderr.write(f"elasticctl-launch: {missing[0]} is not set. FIX: run it as a worker of an elasticctl job\n")
         return EXIT_USAGE
-    shipper = worker_output.create_uploader(options.log_upload, os.environ)
-    if shipper is None:
-        return _run(command, options, output, lambda: None)
-    output.keep = shipper.add
-    with contextlib.closing(shipper):
-        return _run(command, options, output, shipper.hurry)
+    with contextlib.ExitStack() as stack:
+        uploader = worker_output.create_uploader(options.log_upload, os.environ)
+        if uploader is not None:
+            output.on_line = uploader.add
+            stack.enter_context(contextlib.closing(uploader))
+        try:
+            workspace = unpack_workspace(os.environ)
+        except TrainError as error:
+            output.print_message(str(error))
+            worker = os.environ.get("ELASTICCTL_WORKER", "")
+            WorkerFailure(APPLICATION, worker, 0, EXIT_FAILED, error=str(error)).write()
+            return EXIT_FAILED
+        if workspace is not None:
+            stack.enter_context(contextlib.closing(workspace))
+            command = workspace.enter(command, os.environ)
+        return _train(command, options, output, uploader.hurry if uploader else lambda: None)
 
 
-def _run(command: list[str], options: argparse.Namespace, output: WorkerOutput, on_notice: Callable[[], None]) -> int:
-    """Run the command in this worker's copy of the job's workspace, if it has one; see `_train`."""
-    try:
-        copy = workspace.unpack_workspace(os.environ)
-    except TrainError as error:
-        output.say(str(error))
-        WorkerFailure(APPLICATION, os.environ.get("ELASTICCTL_WORKER", ""), 0, EXIT_FAILED, error=str(error)).write()
-        return EXIT_FAILED
-    if copy is None:
-        return _train(command, options, output, on_notice)
-    with contextlib.closing(copy):
-        return _train(copy.enter(command, os.environ), options, output, on_notice)
-
-
-def _train(command: list[str], options: argparse.Namespace, output: WorkerOutput, on_notice: Callable[[], None]) -> int:
-    """`on_notice` is called, from a signal's handler, once this worker has to go."""
-    starter = RankStarter(command, common_environment(), _preload(options.preload, command))
+def _train(
+    command: list[str], options: argparse.Namespace, output: WorkerOutput, on_sigterm: Callable[[], None]
+) -> int:
+    """Run the ranks until the worker ends; returns its exit code. `on_sigterm` is called from the signal's handler."""
+    starter = RankStarter(command, shared_environment(), _preload(options.preload, command))
     starter.warm(options.nproc_per_node)
-    # Imported here: a wrong call is answered, and the ranks' own import is under way, before the seconds torch takes.
-    from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
-    from torch.distributed.elastic.rendezvous import RendezvousError
+    # Imported here: usage errors are reported, and the spares' own import has begun, before the seconds torch takes.
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from elasticctl_launcher.rendezvous import handler_from_environment
     from elasticctl_launcher.restart_ranks import Agent, Limits
@@ -87,55 +86,52 @@ def _train(command: list[str], options: argparse.Namespace, output: WorkerOutput
     )
     agent = Agent(spec, handler, starter, output, Limits(options.stop_grace, options.hang_timeout))
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        on_notice()
+    def handle_signal(number: int, frame: FrameType | None) -> None:
+        on_sigterm()
         agent.terminate()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+        signal.signal(number, handle_signal)
     if options.notice != spot_notice.OFF:
-        spot_notice.NoticeWatch(
-            spot_notice.make_source(options.notice, options.metadata_url), agent.give_notice
-        ).start()
-    outcome: WorkerFailure | None
+        source = spot_notice.make_source(options.notice, options.metadata_url)
+        spot_notice.NoticeWatch(source, agent.give_notice).start()
     with contextlib.closing(agent):
+        failure = None
         try:
-            result = agent.run()
-            outcome = agent.outcome
-            if outcome is None and result.state is not WorkerState.SUCCEEDED:
-                outcome = WorkerFailure(
-                    APPLICATION, handler.identity.name, handler.generation, 1, error=str(result.state)
-                )
-        except (RendezvousError, OSError) as error:
-            output.say(str(error))
-            outcome = WorkerFailure(APPLICATION, handler.identity.name, handler.generation, 1, error=str(error))
-        if outcome is not None:
-            outcome.write()  # ahead of all that may take a moment: a worker that has to go may not have it
-    return 0 if outcome is None else outcome.exit_code
+            agent.run()
+            if agent.state is LauncherState.SUCCEEDED:
+                return 0
+            failure, why = agent.failure, f"the launcher ended in the state {agent.state.value!r}"
+        except OSError as error:
+            output.print_message(str(error))
+            why = str(error)
+        if failure is None:
+            failure = WorkerFailure(APPLICATION, handler.identity.name, handler.generation, EXIT_FAILED, error=why)
+        failure.write()  # first: a worker that has to go may be killed during what follows
+        return failure.exit_code
 
 
-def _preload(wanted: str, command: list[str]) -> list[str]:
-    """The modules a spare imports; see --preload."""
-    if wanted == "none":
+def _preload(choice: str, command: list[str]) -> list[str]:
+    """The modules that a spare imports; see --preload."""
+    if choice == "none":
         return []
-    if wanted != "auto":
-        return wanted.split(",")
+    if choice != "auto":
+        return choice.split(",")
     python = PythonCommand.parse(command)
-    # torch imports torch._dynamo at the first use of an optimizer, which takes as long as torch itself.
-    ours = [
+    return [
         "torch",
-        "torch._dynamo",
+        "torch._dynamo",  # imported by torch at the first use of an optimizer; it takes as long as torch itself
         "elasticctl_train.run",
         *storage.modules(os.environ.get("ELASTICCTL_STORAGE", "")),
+        *(installed_imports(python.argv[0]) if python else []),
     ]
-    return [*ours, *(installed_imports(python.argv[0]) if python else [])]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elasticctl-launch", description=__doc__.split("\n\n")[0])
     parser.add_argument("--nproc-per-node", type=_positive, default=1, metavar="N", help="ranks of this worker")
     parser.add_argument(
-        "--stop-grace", type=float, default=5.0, metavar="S", help="seconds between SIGTERM and SIGKILL for ranks"
+        "--stop-grace", type=float, default=5.0, metavar="S", help="seconds from SIGTERM to SIGKILL for ranks"
     )
     parser.add_argument(
         "--join-timeout", type=float, default=600.0, metavar="S", help="seconds to wait for a group to form"
@@ -145,37 +141,37 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=float(os.environ.get("ELASTICCTL_HANG_TIMEOUT_S") or 0),
         metavar="S",
-        help="seconds without a sign of life from ranks that use the training library, before the group starts again "
-        "from the last checkpoint; 0: never",
+        help="seconds that ranks which use the training library may go without a step before the group restarts from "
+        "the last checkpoint; 0: no limit",
     )
     parser.add_argument(
         "--preload",
         default="auto",
         metavar="MODULES",
-        help="what a warm spare process per rank imports ahead, so that a restart is fast: names with commas, "
-        "'auto' for torch and the installed packages that the script imports, 'none' for no spares",
+        help="what a warm spare process per rank imports in advance, so that a restart is fast: module names separated "
+        "by commas; 'auto': torch and the installed packages that the script imports; 'none': no spares",
     )
     parser.add_argument(
         "--notice",
-        type=_notice,
+        type=_one_of(*spot_notice.CHOICES),
         default=os.environ.get("ELASTICCTL_NOTICE_SOURCE") or spot_notice.OFF,
         metavar="CLOUD",
-        help=f"whose notice that this machine will be taken away to listen to: {', '.join(spot_notice.CHOICES)}",
+        help=f"the cloud whose spot notices to watch for: {', '.join(spot_notice.CHOICES)}",
     )
     parser.add_argument(
         "--metadata-url",
         type=_metadata_url,
         default=os.environ.get("ELASTICCTL_METADATA_URL") or spot_notice.DEFAULT_URL,
         metavar="URL",
-        help=f"where the cloud's metadata service answers, if not at {spot_notice.DEFAULT_URL}",
+        help=f"the cloud's metadata service, by default {spot_notice.DEFAULT_URL}",
     )
     parser.add_argument(
         "--log-upload",
-        type=_log_upload,
+        type=_one_of(*worker_output.CHOICES),
         default=os.environ.get("ELASTICCTL_LOG_UPLOAD") or worker_output.AUTO,
         metavar="WHEN",
-        help="whether what is printed is kept in the job's storage too, to be read when this machine is gone: on, off, "
-        "or auto, which is on unless that is a folder of this machine's own local cluster",
+        help="whether to store the log in the job's storage too, where it outlives this machine: on, off, or auto, "
+        "which is on unless the storage is a folder on this machine's local cluster",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
     return parser
@@ -188,18 +184,15 @@ def _positive(text: str) -> int:
     return value
 
 
-def _notice(text: str) -> str:
-    return _one_of(spot_notice.CHOICES, text)
+def _one_of(*choices: str) -> Callable[[str], str]:
+    """An argument's type; unlike argparse's `choices` it also checks a default from the environment."""
 
+    def check(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}")
+        return text
 
-def _log_upload(text: str) -> str:
-    return _one_of(worker_output.CHOICES, text)
-
-
-def _one_of(choices: Sequence[str], text: str) -> str:
-    if text not in choices:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}")
-    return text
+    return check
 
 
 def _metadata_url(text: str) -> str:

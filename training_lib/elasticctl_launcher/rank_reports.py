@@ -1,10 +1,10 @@
-"""Reports of the ranks, gathered by the launcher and sent on to the service a few times a second.
+"""What the ranks report: received by the launcher and forwarded to the rendezvous service twice a second.
 
-Ranks send datagrams and never wait (`elasticctl_train.progress`). Of many progress reports only the last is sent on;
-what a status must not miss (first step, resume, commit) goes at once.
+Ranks send datagrams and never wait (`elasticctl_train.progress`). Of many progress reports only the furthest is
+forwarded; what a status must not miss (first step, resume, commit) is sent at once.
 
-The other way there is one word only: a file whose appearance tells the ranks of a generation to come to an end in
-order. When a rank has, it reports `drained`, which stays here, as `finished` does.
+In the other direction there is one message only: a file whose appearance asks the ranks of a generation to drain. A
+rank that has drained reports `drained`. That report is not forwarded, and neither is `finished`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.service_client import ServiceAway, ServiceClient, ServiceError
+from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceError
 
 FLUSH_S = 0.5
-PATIENCE_S, LAST_PATIENCE_S = 5.0, 1.0
-"""How long an answer may take: of a worker that trains, and of one that is about to end."""
+TIMEOUT_S, LAST_TIMEOUT_S = 5.0, 1.0
+"""How long the service may take to answer: a worker that trains, and one that is about to end."""
 MAX_DATAGRAM_BYTES = 65_536
 MAX_PENDING = 200
 
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class RankReports:
-    """Listens on `path`, in `folder`, until `close`; sends to the service from a thread of its own.
+    """Listens on `path`, in `folder`, until `close`; forwards to the service from a thread of its own.
 
-    `on_drained(generation, rank)` is called from a thread; `heard` is the newest generation whose ranks have reported
-    anything, which tells that the script uses the training library.
+    `on_drained(generation, rank)` is called from a thread. `newest_generation` is the newest generation whose ranks
+    have reported anything, which shows that the script uses the training library.
     """
 
     def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
@@ -45,67 +45,67 @@ class RankReports:
         self._socket.bind(self.path)
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._away = False
+        self._is_away = False
         self._pending: list[dict[str, Any]] = []
         self._furthest: dict[str, Any] | None = None
-        self.heard = -1
+        self.newest_generation = -1
         self._finished = -1
-        self._life_at = time.monotonic()
+        self._reported_at = time.monotonic()
         self._stepped_generation = -1
-        self._due = threading.Event()
+        self._wake = threading.Event()
         self._closed = False
-        for work in (self._listen, self._send_on):
-            threading.Thread(target=work, name=f"inbox-{work.__name__}", daemon=True).start()
+        for work in (self._receive, self._forward):
+            threading.Thread(target=work, name=f"reports{work.__name__}", daemon=True).start()
 
     def error_file(self, generation: int, rank: int) -> str:
-        """Where torch's `@record` writes the exception of a rank."""
+        """The file that torch's `@record` writes the exception of a rank to."""
         return os.path.join(self._folder, f"error-{generation}-{rank}.json")
 
     def silence_s(self) -> float:
-        """Seconds since a rank last did a step, or said anything else; 0 once they have finished training."""
-        return 0.0 if self._finished >= self.heard else time.monotonic() - self._life_at
+        """Seconds since a rank last reported a step or anything else; 0 once they have finished training."""
+        return 0.0 if self._finished >= self.newest_generation else time.monotonic() - self._reported_at
 
     def notice_file(self, generation: int) -> str:
-        """The file that tells the ranks of a generation to agree on a step, commit it and stop."""
+        """The file that asks the ranks of a generation to agree on a step, commit it and stop."""
         return os.path.join(self._folder, f"notice-{generation}")
 
     def flush(self) -> None:
-        """Send what is pending before something ends here: at once, unless the service was away a moment ago."""
-        if not self._away:
-            self._send(LAST_PATIENCE_S)
+        """Send what is pending, before ranks are stopped; does nothing if the service was away a moment ago."""
+        if not self._is_away:
+            self._send(LAST_TIMEOUT_S)
 
     def _send(self, patience_s: float) -> None:
-        """Send what is pending. What a service that is away did not take is kept for the next time."""
+        """Send what is pending. It stays pending if the service is away."""
         if not self._sending.acquire(timeout=patience_s):
             return
         try:
             with self._lock:
-                facts, self._pending = self._pending, []
+                events, self._pending = self._pending, []
                 furthest, self._furthest = self._furthest, None
-            messages = facts if furthest is None else [*facts, furthest]
+            messages = events if furthest is None else [*events, furthest]
             if messages:
                 self._client.call("report", {"messages": messages}, timeout_s=patience_s)
-                self._away = False
+                self._is_away = False
         except ServiceAway as error:
-            log.debug("reports not delivered: %s", error)
-            self._away = True
+            log.debug("cannot deliver reports: %s", error)
+            self._is_away = True
             with self._lock:
-                self._pending[:0] = facts
+                self._pending[:0] = events
                 del self._pending[:-MAX_PENDING]
-                self._furthest = _newer(self._furthest, furthest)
+                self._furthest = _merge_progress(self._furthest, furthest)
         except ServiceError as error:
-            log.debug("reports refused: %s", error)
+            log.debug("the service refused reports: %s", error)
         finally:
             self._sending.release()
 
     def close(self) -> None:
         """Send what is left and stop listening."""
         self._closed = True
-        self._due.set()
-        self._send(LAST_PATIENCE_S)  # the last chance, though it was away a moment ago
+        self._wake.set()
+        self._send(LAST_TIMEOUT_S)  # the last chance, even if it was away a moment ago
         self._socket.close()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         while not self._closed:
             try:
                 message = json.loads(self._socket.recv(MAX_DATAGRAM_BYTES))
@@ -120,36 +120,36 @@ class RankReports:
         generation, step = message.get("generation"), message.get("step")
         if not isinstance(generation, int) or not isinstance(step, int):
             return
-        self.heard = max(self.heard, generation)
-        self._life_at = time.monotonic()
+        self.newest_generation = max(self.newest_generation, generation)
+        self._reported_at = time.monotonic()
         if message.get("kind") == "drained":
             self._on_drained(generation, message.get("rank", -1))
             return
         if message.get("kind") == "finished":
-            self._finished = generation  # what the script still does, an export or a test, may take its time
+            self._finished = generation  # what the script does after training, an export or a test, may take long
             return
         with self._lock:
             if message.get("kind") != "progress":
                 self._pending.append(message)
                 del self._pending[:-MAX_PENDING]
-                self._due.set()
+                self._wake.set()
                 return
-            self._furthest = _newer(message, self._furthest)
+            self._furthest = _merge_progress(message, self._furthest)
             if generation > self._stepped_generation:
                 self._stepped_generation = generation
-                self._due.set()
+                self._wake.set()
 
-    def _send_on(self) -> None:
+    def _forward(self) -> None:
         while not self._closed:
-            self._due.wait(FLUSH_S)
-            self._due.clear()
-            self._send(PATIENCE_S)
+            self._wake.wait(FLUSH_S)
+            self._wake.clear()
+            self._send(TIMEOUT_S)
 
 
-def _newer(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Of two reports of progress the further one, the first of two alike; with the metrics of the other that it lacks.
+def _merge_progress(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The further of two progress reports (the first, of two alike), with the other's metrics where it has none.
 
-    Metrics come with few of the steps: where the newest step has none, those of the one before are the newest.
+    Only some steps come with metrics: if the newest has none, those of the step before are the newest.
     """
     if first is None or second is None:
         return first or second

@@ -1,8 +1,8 @@
-"""Notice from the cloud: its metadata service says when this machine is about to be taken away.
+"""Spot notices: the cloud's metadata service says when this machine is about to be reclaimed.
 
-AWS says so two minutes ahead (`spot/instance-action`, behind the token of IMDSv2), Google Cloud 30 seconds
-(`instance/preempted`). The service is asked once a second, at a link-local address that belongs to the machine:
-http.client goes through no proxy and follows no redirect.
+AWS gives two minutes of notice (`spot/instance-action`, with a token of IMDSv2), Google Cloud 30 seconds
+(`instance/preempted`). The service is polled once a second, at a link-local address of this machine: http.client uses
+no proxy and follows no redirect.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption
@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 
 OFF, AUTO, AWS, AWS_REBALANCE, GCP = "off", "auto", "aws", "aws-rebalance", "gcp"
 CHOICES = (OFF, AUTO, AWS, AWS_REBALANCE, GCP)
-"""What can be listened to; `aws-rebalance` takes AWS's earlier guess that it may come to that for notice too."""
+"""The sources; `aws-rebalance` also counts AWS's earlier warning of a higher risk as a notice."""
 
 DEFAULT_URL = "http://169.254.169.254"
 POLL_S = 1.0
 RETRY_MAX_S = 5.0
 GIVE_UP_AFTER = 6
-"""So many failures in a row, and never an answer before: there is no such service here."""
+"""So many failures in a row without any answer before: there is no such service here."""
 ANSWER_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 4096
 TOKEN_TTL_S = 21_600
@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 
 
 class MetadataError(Exception):
-    """The metadata service gave no answer that can be used."""
+    """The metadata service gave no usable answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswer:
-    """An HTTP status, and the text that came with it."""
+    """An HTTP status and the body's text."""
 
     status: int
     text: str
@@ -57,8 +57,8 @@ class MetadataServer:
     url: str = DEFAULT_URL
     timeout_s: float = ANSWER_TIMEOUT_S
 
-    def ask(self, method: str, path: str, headers: Mapping[str, str]) -> MetadataAnswer:
-        """Make one request; MetadataError when nobody answers within `timeout_s`."""
+    def request(self, method: str, path: str, headers: Mapping[str, str]) -> MetadataAnswer:
+        """Send one request; raises MetadataError if there is no answer within `timeout_s`."""
         url = urlsplit(self.url)
         connection = http.client.HTTPConnection(url.hostname or "", url.port or 80, timeout=self.timeout_s)
         try:
@@ -70,15 +70,15 @@ class MetadataServer:
         finally:
             connection.close()
 
-    def unusable(self, path: str, answer: MetadataAnswer) -> MetadataError:
+    def bad_answer(self, path: str, answer: MetadataAnswer) -> MetadataError:
         """The error to raise for an answer that makes no sense."""
         return MetadataError(f"{self.url}{path}: HTTP {answer.status}, {answer.text[:60]!r}")
 
 
 class NoticeSource(Protocol):
-    """A cloud that can be asked."""
+    """A cloud that may give notice."""
 
-    def look(self) -> str | None:
+    def poll(self) -> str | None:
         """Return the notice, in one line, or None while there is none; raises MetadataError."""
 
 
@@ -89,15 +89,15 @@ class AwsNotices:
         self._server, self._rebalance = server, rebalance
         self._token = ""
 
-    def look(self) -> str | None:
-        """See `Source.look`."""
-        action = self._document("spot/instance-action", "action")
+    def poll(self) -> str | None:
+        """See `Source.poll`."""
+        action = self._get_document("spot/instance-action", "action")
         if action is not None:
             return f"AWS spot interruption{_at(action.get('time'))}"
-        advice = self._document("events/recommendations/rebalance", "noticeTime") if self._rebalance else None
+        advice = self._get_document("events/recommendations/rebalance", "noticeTime") if self._rebalance else None
         return f"AWS rebalance recommendation{_at(advice['noticeTime'])}" if advice is not None else None
 
-    def _document(self, name: str, field: str) -> dict[str, Any] | None:
+    def _get_document(self, name: str, field: str) -> dict[str, Any] | None:
         """The JSON object called `name`, which has the text `field`; None while there is none (404)."""
         path = f"/latest/meta-data/{name}"
         answer = self._get(path)
@@ -111,18 +111,18 @@ class AwsNotices:
         except ValueError:
             found = None
         if answer.status != http.client.OK or not isinstance(found, dict) or not isinstance(found.get(field), str):
-            raise self._server.unusable(path, answer)
+            raise self._server.bad_answer(path, answer)
         return found
 
     def _get(self, path: str) -> MetadataAnswer:
-        self._token = self._token or self._fresh_token()
-        return self._server.ask("GET", path, {"X-aws-ec2-metadata-token": self._token})
+        self._token = self._token or self._request_token()
+        return self._server.request("GET", path, {"X-aws-ec2-metadata-token": self._token})
 
-    def _fresh_token(self) -> str:
+    def _request_token(self) -> str:
         path = "/latest/api/token"
-        answer = self._server.ask("PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)})
+        answer = self._server.request("PUT", path, {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)})
         if answer.status != http.client.OK or not re.fullmatch(r"[!-~]{1,1000}", answer.text):
-            raise self._server.unusable(path, answer)
+            raise self._server.bad_answer(path, answer)
         return answer.text
 
 
@@ -132,27 +132,27 @@ class GcpNotices:
     def __init__(self, server: MetadataServer) -> None:
         self._server = server
 
-    def look(self) -> str | None:
-        """See `Source.look`."""
+    def poll(self) -> str | None:
+        """See `Source.poll`."""
         path = "/computeMetadata/v1/instance/preempted"
-        answer = self._server.ask("GET", path, {"Metadata-Flavor": "Google"})
+        answer = self._server.request("GET", path, {"Metadata-Flavor": "Google"})
         if answer.status != http.client.OK or answer.text not in ("TRUE", "FALSE"):
-            raise self._server.unusable(path, answer)
+            raise self._server.bad_answer(path, answer)
         return "GCP preemption" if answer.text == "TRUE" else None
 
 
 class EitherNotices:
-    """Several sources of which one is there: the first that answers is the one from then on."""
+    """Several sources, one of which exists here: the first that answers is the only one used from then on."""
 
     def __init__(self, *sources: NoticeSource) -> None:
         self._sources = sources
 
-    def look(self) -> str | None:
-        """See `Source.look`."""
+    def poll(self) -> str | None:
+        """See `Source.poll`."""
         errors = []
         for source in self._sources:
             try:
-                notice = source.look()
+                notice = source.poll()
             except MetadataError as error:
                 errors.append(str(error))
                 continue
@@ -174,7 +174,7 @@ def make_source(choice: str, url: str = DEFAULT_URL) -> NoticeSource:
 
 
 def check_url(url: str) -> str:
-    """`url` itself when a metadata service can be at it, http://HOST[:PORT]; else ValueError."""
+    """Return `url` without a slash at its end; raises ValueError unless it is http://HOST[:PORT]."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.port == 0:
         raise ValueError(f"{url!r} is not of the form http://HOST[:PORT]")
@@ -182,40 +182,40 @@ def check_url(url: str) -> str:
 
 
 class NoticeWatch:
-    """Asks `source` every `poll_s` seconds, in a thread; calls `on_notice(notice)` from it, once, and ends.
+    """Polls `source` every `poll_s` seconds, in a thread, until it has called `on_notice(notice)` once.
 
-    Where nobody ever answers it gives up and says so; a service that has answered before is asked for good.
+    It gives up with a warning if there was never an answer, and never on a service that has answered before.
     """
 
     def __init__(self, source: NoticeSource, on_notice: Callable[[str], None], poll_s: float = POLL_S) -> None:
         self._source, self._on_notice, self._poll_s = source, on_notice, poll_s
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="spot-notice", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start to poll."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more; returns at once."""
+        """Stop polling; returns at once."""
         self._closed.set()
 
     def _run(self) -> None:
         failures, answered = 0, False
         while not self._closed.is_set():
             try:
-                notice = self._source.look()
+                notice = self._source.poll()
             except MetadataError as error:
                 failures += 1
                 if not answered and failures == GIVE_UP_AFTER:
-                    log.warning("no notice from the cloud can be heard, going on without: %s", error)
+                    log.warning("cannot watch for spot notices, continuing without: %s", error)
                     return
                 if answered and failures == 1:
-                    log.warning("the cloud's metadata service is in trouble, asking on: %s", error)
+                    log.warning("the cloud's metadata service is in trouble, still trying: %s", error)
             else:
                 failures, answered = 0, True
                 if notice is not None:
-                    log.warning("notice: %s", notice)
+                    log.warning("spot notice: %s", notice)
                     self._on_notice(notice)
                     return
             self._closed.wait(min(RETRY_MAX_S, self._poll_s * 2.0 ** min(failures, 10)))

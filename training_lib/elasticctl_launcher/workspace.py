@@ -1,24 +1,32 @@
-"""The folder that goes along with a job, unpacked for this worker before anything is started.
+"""Folders of one launcher: private ones, which are removed with it, and the job's workspace unpacked in one.
 
-    ELASTICCTL_WORKSPACE        URL#DIGEST: where it is kept, and which one
-    ELASTICCTL_WORKSPACE_FROM   its path on the machine that it comes from
+A private folder that a killed launcher left behind is deleted by the next launcher. A file lock tells whether the owner
+is alive: the kernel releases it when the process ends, however that happens.
 
-A command that names its script by that path gets the copy's script, and the working folder stays: so a job of the local
-cluster finds its data where they are, and keeps the code that it was submitted with. Any other runs in the copy.
+The workspace is the folder that was submitted with the job:
+
+    ELASTICCTL_WORKSPACE        URL#DIGEST: where it is stored, and which one it is
+    ELASTICCTL_WORKSPACE_FROM   its path on the machine where the job was submitted
+
+A command that names its script by that path runs the copy's script, in the working folder that it is given: so a job of
+the local cluster finds its data where they are, and keeps the code that it was submitted with. Any other command runs
+in the copy.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl_launcher.folders import PrivateFolder
 from elasticctl_launcher.rank_processes import PythonCommand
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError, TrainError
@@ -26,87 +34,136 @@ from elasticctl_store.storage.base import without_secrets
 from elasticctl_store.workspace.listing import Listing, is_digest
 from elasticctl_store.workspace.transfer import explained, unpack
 
+PREFIX = "elasticctl-launch-"
+LOCK = "lock"
+UNLOCKED_S = 60.0
+"""How old a folder without a lock file has to be to count as left behind: its owner may just be creating it."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not for temporary files: memory that outlives a rank
+
 VARIABLE, FROM_VARIABLE = "ELASTICCTL_WORKSPACE", "ELASTICCTL_WORKSPACE_FROM"
 LARGE_BYTES = 20_000_000
 
 log = logging.getLogger(__name__)
 
 
+class PrivateFolder:
+    """A new folder in `parent` (mode 0700), which exists until `close` or the end of this process. Raises OSError."""
+
+    def __init__(self, parent: Path) -> None:
+        delete_orphaned_folders(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        unnamed = self.path / f"{LOCK}.new"
+        self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unnamed.rename(self.path / LOCK)  # whoever sees the name sees the lock held
+
+    def close(self) -> None:
+        """Remove the folder and its content."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def create_shared_memory_folder() -> PrivateFolder | None:
+    """A private folder in the machine's memory; None if the system has no such place for this user."""
+    if not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        return None
+    with suppress(OSError):
+        return PrivateFolder(SHARED_MEMORY)
+    return None
+
+
+def delete_orphaned_folders(parent: Path) -> None:
+    """Delete this user's folders in `parent` whose launchers are dead."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # deleted meanwhile, or not ours to delete
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink() and _is_orphaned(folder):
+                shutil.rmtree(folder)
+
+
+def _is_orphaned(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return time.time() - folder.lstat().st_mtime > UNLOCKED_S
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class UnpackedWorkspace:
-    """An unpacked workspace, there until `close`; `source` is its path where it comes from, if that is said."""
+    """This worker's copy of the workspace, until `close`; `source` is its path where it was submitted, if known."""
 
-    own: PrivateFolder
+    parent: PrivateFolder
     folder: Path
     source: Path | None
 
     def enter(self, command: Sequence[str], environ: MutableMapping[str, str]) -> list[str]:
-        """The command to run instead of `command`; makes the copy the working folder where the module says so."""
-        located = _located(command, self.source, self.folder)
-        if located is None:
+        """Return the command to run in place of `command`; change to the copy unless it names a script of `source`."""
+        relocated = self._relocate(command)
+        if relocated is None:
             os.chdir(self.folder)
             environ["PWD"] = str(self.folder)
-        return located or list(command)
+        return relocated or list(command)
 
     def close(self) -> None:
-        """Remove it."""
-        self.own.close()
+        """Remove the copy."""
+        self.parent.close()
+
+    def _relocate(self, command: Sequence[str]) -> list[str] | None:
+        """The command with the copy's script in place of the one in `source`; None if it names none of those."""
+        python = PythonCommand.parse(command)
+        at = len(command) - len(python.argv) if python else 0
+        script = Path(command[at])
+        if self.source is None or not script.is_absolute() or not script.is_relative_to(self.source):
+            return None
+        copied = self.folder / script.relative_to(self.source)
+        return [*command[:at], str(copied), *command[at + 1 :]] if copied.is_file() else None
 
 
 def unpack_workspace(environ: Mapping[str, str]) -> UnpackedWorkspace | None:
-    """This worker's copy of the workspace that the environment names; None where it names none.
+    """Unpack the workspace that the environment names; None if it names none.
 
-    Raises TrainError, in one line with its mend, when it cannot be had.
+    Raises TrainError, in one line with its fix, if that fails.
     """
     reference = environ.get(VARIABLE, "")
     if not reference:
         return None
     url, _, digest = reference.rpartition("#")
     if not url or not is_digest(digest):
-        raise TrainError(
-            f"{VARIABLE} is {without_secrets(reference)!r:.100}: it must be URL#DIGEST, as submit makes it"
-        )
-    own, began_s = PrivateFolder(Path(tempfile.gettempdir())), time.monotonic()
+        raise TrainError(f"{VARIABLE} is {without_secrets(reference)!r:.100}: it must be URL#DIGEST, as submit sets it")
+    parent, began_s = PrivateFolder(Path(tempfile.gettempdir())), time.monotonic()
     try:
-        folder = own.path / "workspace"
+        folder = parent.path / "workspace"
         folder.mkdir()
-        place = storages.open(url)
-        listing = unpack(place, digest, folder, _announce)
-    except (StorageError, OSError) as e:
-        own.close()
-        raise TrainError(_why(e, url, digest)) from e
+        storage = storages.open(url)
+        listing = unpack(storage, digest, folder, _announce_if_large)
+    except StorageError as e:
+        parent.close()
+        raise TrainError(explained(e, without_secrets(url), digest)) from e
+    except OSError as e:
+        parent.close()
+        fix = ". FIX: make room in the temporary folder" if e.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise TrainError(
+            f"cannot unpack the workspace {digest[:12]} to {tempfile.gettempdir()}: {e.strerror or e}{fix}"
+        ) from e
     took_s = time.monotonic() - began_s
-    log.info("workspace %s: %s from %s in %.1f s", digest[:12], _told(listing), place.url, took_s)
+    log.info("workspace %s: %s from %s in %.1f s", digest[:12], _describe(listing), storage.url, took_s)
     source = environ.get(FROM_VARIABLE, "")
-    return UnpackedWorkspace(own, folder, Path(source) if source else None)
+    return UnpackedWorkspace(parent, folder, Path(source) if source else None)
 
 
-def _announce(listing: Listing) -> None:
-    """Say what is on its way, if that may take a while."""
+def _announce_if_large(listing: Listing) -> None:
     if listing.size_bytes > LARGE_BYTES:
-        log.info("workspace: fetching %s ...", _told(listing))
+        log.info("workspace: fetching %s ...", _describe(listing))
 
 
-def _told(listing: Listing) -> str:
+def _describe(listing: Listing) -> str:
     size, count = listing.size_bytes, len(listing.files)
     return f"{count} file{'' if count == 1 else 's'}, " + (
         f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
     )
-
-
-def _why(error: StorageError | OSError, url: str, digest: str) -> str:
-    if isinstance(error, StorageError):
-        return explained(error, without_secrets(url), digest)
-    mend = "; it needs more room in the temporary folder" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return f"cannot unpack the workspace {digest[:12]} to {tempfile.gettempdir()}: {error.strerror or error}{mend}"
-
-
-def _located(command: Sequence[str], source: Path | None, folder: Path) -> list[str] | None:
-    """The command with the copy's script in the place of that in `source`; None where it names none of those."""
-    python = PythonCommand.parse(command)
-    at = len(command) - len(python.argv) if python else 0
-    named = Path(command[at])
-    if source is None or not named.is_absolute() or not named.is_relative_to(source):
-        return None
-    ours = folder / named.relative_to(source)
-    return [*command[:at], str(ours), *command[at + 1 :]] if ours.is_file() else None

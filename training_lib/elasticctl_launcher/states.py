@@ -1,0 +1,166 @@
+"""The launcher as a state machine: its states, the events that change them, and the one transition function.
+
+`restart_ranks.Agent` does the work of each state, and every event takes it through `transition`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class LauncherState(Enum):
+    """What the launcher of one worker is doing."""
+
+    JOINING = "joining"
+    """Waits at the rendezvous for the next generation of the group."""
+    STARTING = "starting"
+    """The group has formed: starts this worker's ranks in it."""
+    RUNNING = "running"
+    """The ranks train."""
+    DRAINING = "draining"
+    """The group is about to change: the ranks agree on a step, commit it and stop."""
+    DRAINING_TO_LEAVE = "draining-to-leave"
+    """The same, because this worker has to go: it does not join again."""
+    JUDGING = "judging"
+    """A rank failed or hangs: asks the rendezvous service whether this worker is to blame."""
+    RESTARTING = "restarting"
+    """Stops the ranks, to start them again in the next generation."""
+    FINISHING = "finishing"
+    """All ranks of this worker succeeded: waits for those of its peers, which may still need its store."""
+    LEAVING = "leaving"
+    """This worker has to go: tells the group, then stops the ranks."""
+    FAILING = "failing"
+    """This worker is to blame: stops the ranks, then tells the group."""
+    SUCCEEDED = "succeeded"
+    """The end: exit code 0."""
+    LEFT = "left"
+    """The end after SIGTERM or a spot notice: exit code 143."""
+    FAILED = "failed"
+    """The end after an error: the exit code of the rank that failed, else 1."""
+
+
+class LauncherEvent(Enum):
+    """What can happen to the launcher."""
+
+    GROUP_FORMED = "group formed"
+    RANKS_STARTED = "ranks started"
+    ALL_RANKS_SUCCEEDED = "all ranks succeeded"
+    RANK_FAILED = "rank failed"
+    RANK_SUSPENDED = "rank suspended"
+    """The generation ended, and a rank here was found stopped by SIGSTOP."""
+    RANKS_HUNG = "ranks hung"
+    GENERATION_STALE = "generation stale"
+    """The service says that the group has changed already."""
+    DRAIN_REQUESTED = "drain requested"
+    """The service says that the group is about to change."""
+    CANNOT_DRAIN = "cannot drain"
+    """The script does not use the training library."""
+    RANKS_DRAINED = "ranks drained"
+    DRAIN_TIMED_OUT = "drain timed out"
+    SIGTERM = "SIGTERM"
+    """The signal itself, or a spot notice, which is passed on as the signal."""
+    TOLD_TO_REJOIN = "told to rejoin"
+    """The service blames a peer."""
+    TOLD_TO_EXIT = "told to exit"
+    """The service blames this worker, gives no answer, or need not be asked."""
+    RANKS_STOPPED = "ranks stopped"
+    GROUP_FINISHED = "group finished"
+    """All peers' ranks succeeded too, or are not waited for any longer."""
+    ERROR = "error"
+    """The rendezvous or the operating system refused what the launcher cannot do without."""
+
+
+_S, _E = LauncherState, LauncherEvent
+
+FINAL_STATES = frozenset({_S.SUCCEEDED, _S.LEFT, _S.FAILED})
+
+_TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
+    _S.JOINING: {
+        _E.GROUP_FORMED: _S.STARTING,
+        _E.SIGTERM: _S.LEAVING,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.STARTING: {
+        _E.RANKS_STARTED: _S.RUNNING,
+        _E.SIGTERM: _S.LEAVING,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.RUNNING: {
+        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING,
+        _E.RANK_FAILED: _S.JUDGING,
+        _E.RANK_SUSPENDED: _S.JUDGING,
+        _E.RANKS_HUNG: _S.JUDGING,
+        _E.GENERATION_STALE: _S.RESTARTING,
+        _E.DRAIN_REQUESTED: _S.DRAINING,
+        _E.RANKS_DRAINED: _S.RESTARTING,
+        _E.SIGTERM: _S.DRAINING_TO_LEAVE,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.DRAINING: {
+        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING,
+        _E.RANK_FAILED: _S.JUDGING,
+        _E.RANK_SUSPENDED: _S.JUDGING,
+        _E.GENERATION_STALE: _S.RESTARTING,
+        _E.DRAIN_REQUESTED: _S.DRAINING,
+        _E.CANNOT_DRAIN: _S.RESTARTING,
+        _E.RANKS_DRAINED: _S.RESTARTING,
+        _E.DRAIN_TIMED_OUT: _S.RESTARTING,
+        _E.SIGTERM: _S.DRAINING_TO_LEAVE,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.DRAINING_TO_LEAVE: {
+        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING,
+        _E.RANK_FAILED: _S.LEAVING,
+        _E.RANK_SUSPENDED: _S.LEAVING,
+        _E.RANKS_HUNG: _S.LEAVING,
+        _E.GENERATION_STALE: _S.LEAVING,
+        _E.DRAIN_REQUESTED: _S.DRAINING_TO_LEAVE,
+        _E.CANNOT_DRAIN: _S.LEAVING,
+        _E.RANKS_DRAINED: _S.LEAVING,
+        _E.DRAIN_TIMED_OUT: _S.LEAVING,
+        _E.SIGTERM: _S.DRAINING_TO_LEAVE,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.JUDGING: {
+        _E.TOLD_TO_REJOIN: _S.RESTARTING,
+        _E.TOLD_TO_EXIT: _S.FAILING,
+        _E.SIGTERM: _S.JUDGING,  # looked at again where the next generation would be joined
+        _E.ERROR: _S.FAILED,
+    },
+    _S.RESTARTING: {
+        _E.RANKS_STOPPED: _S.JOINING,
+        _E.SIGTERM: _S.RESTARTING,  # the same
+        _E.ERROR: _S.FAILED,
+    },
+    _S.FINISHING: {
+        _E.GROUP_FINISHED: _S.SUCCEEDED,
+        _E.SIGTERM: _S.FINISHING,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.LEAVING: {
+        _E.RANKS_STOPPED: _S.LEFT,
+        _E.SIGTERM: _S.LEAVING,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.FAILING: {
+        _E.RANKS_STOPPED: _S.FAILED,
+        _E.SIGTERM: _S.FAILING,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.SUCCEEDED: {},
+    _S.LEFT: {},
+    _S.FAILED: {},
+}
+
+
+class ImpossibleLauncherEvent(Exception):
+    """The event cannot happen in that state: a programming error."""
+
+
+def transition(state: LauncherState, event: LauncherEvent) -> LauncherState:
+    """Return the state after `event`; the same state where the event is ignored. Raises ImpossibleLauncherEvent."""
+    after = _TRANSITIONS[state].get(event)
+    if after is None:
+        raise ImpossibleLauncherEvent(f"{event.value} while {state.value}")
+    return after
