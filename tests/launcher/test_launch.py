@@ -266,7 +266,7 @@ def test_a_command_that_does_not_exist_fails_with_its_name(lab: Lab) -> None:
     assert "cannot start 'no-such-program'" in lab.output("a-0")
 
 
-@pytest.mark.parametrize(("arguments", "line"), [((), "no command given"), (("--", "x"), "ELASTICCTL_")])
+@pytest.mark.parametrize(("arguments", "line"), [((), "no command"), (("--", "x"), "ELASTICCTL_")])
 def test_usage_errors_are_one_line(arguments: tuple[str, ...], line: str) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ELASTICCTL_")}
     done = subprocess.run(

@@ -19,6 +19,7 @@ from typing import Any
 
 from elasticctl_controller.core import membership
 from elasticctl_controller.local import lifecycle
+from elasticctl_launcher import states as launcher_states
 
 PAGE = Path(__file__).parents[2] / "docs" / "state-machines.md"
 IGNORED, REFUSED = "·", "refused"
@@ -63,6 +64,12 @@ MACHINES: Mapping[str, Machine] = {
     ),
     "Keeper": Machine(
         lifecycle.KeeperState, lifecycle.KeeperEvent, lifecycle.transition, lifecycle.ImpossibleKeeperEvent
+    ),
+    "Launcher": Machine(
+        launcher_states.LauncherState,
+        launcher_states.LauncherEvent,
+        launcher_states.transition,
+        launcher_states.ImpossibleLauncherEvent,
     ),
 }
 

@@ -20,7 +20,7 @@ class LauncherState(Enum):
     """The ranks train."""
     DRAINING = "draining"
     """The group is about to change: the ranks agree on a step, commit it and stop."""
-    DRAINING_TO_LEAVE = "draining-to-leave"
+    DRAINING_TO_LEAVE = "draining to leave"
     """The same, because this worker has to go: it does not join again."""
     JUDGING = "judging"
     """A rank failed or hangs: asks the rendezvous service whether this worker is to blame."""
