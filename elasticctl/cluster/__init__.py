@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from elasticctl.api.errors import ClusterError
 from elasticctl.api.text import shown
-from elasticctl.cluster.base import Cluster
-from elasticctl.cluster.secrets import SecretStore
+from elasticctl.cluster.base import Cluster, SecretStore
 from elasticctl.settings.contexts import LOCAL, Context
 
 

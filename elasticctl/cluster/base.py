@@ -16,6 +16,10 @@ from elasticctl.api.codec import Manifest as Manifest
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
+import re
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +117,39 @@ def is_owned(pod: Manifest, job_uid: str) -> bool:
 def say_on_stderr(line: str) -> None:
     """Where talk goes, unless somebody wants it elsewhere."""
     sys.stderr.write(line + "\n")
+
+
+_SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,200}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class SecretInfo:
+    """A secret without its values; `made_at` in seconds since the epoch, None where that is not known."""
+
+    name: str
+    keys: tuple[str, ...]
+    made_at: float | None
+
+
+def is_secret_name(name: str) -> bool:
+    """Can a secret be called so? As a DNS name, which is what Kubernetes asks for."""
+    return _SECRET_NAME.fullmatch(name) is not None
+
+
+def check_secret_name(name: str) -> None:
+    """Raise UsageError for what no secret can be called."""
+    if not is_secret_name(name):
+        raise UsageError(f"{shown(name)} is no name of a secret: use lower-case letters, digits, '-' and '.'")
+
+
+class SecretStore(Protocol):
+    """The secrets of one place. Every method may raise ClusterError; none shows a value."""
+
+    def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
+        """Set these keys; other keys of the secret stay. Makes it where there is none."""
+
+    def delete(self, namespace: str, name: str) -> None:
+        """Remove it; NotFoundError when it is not there."""
+
+    def list(self, namespace: str) -> list[SecretInfo]:
+        """Those that `merge` has made or changed, by name."""

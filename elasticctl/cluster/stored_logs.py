@@ -38,7 +38,7 @@ _FEWER = (REMEMBERED, 16, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class NumberedLine:
     """A line of the copy; `number` counts from 1, `at` is in seconds since the epoch."""
 
     number: int
@@ -46,7 +46,7 @@ class Numbered:
     text: str
 
 
-class Handover:
+class ReadLines:
     """What has been read of one log; `whole`: from its first line on."""
 
     def __init__(self, *, whole: bool) -> None:
@@ -68,7 +68,7 @@ class Handover:
         self._count += 1
         self._last.append((at, text[:KEY_CHARS]))
 
-    def rest(self, copy: Sequence[Numbered]) -> Sequence[Numbered]:
+    def rest(self, copy: Sequence[NumberedLine]) -> Sequence[NumberedLine]:
         """The lines of the copy that have not been read. `copy` begins at `needs_since` or before."""
         if not self._last or not copy:
             return copy
@@ -81,7 +81,7 @@ class Handover:
                 return copy[place + 1 :]
         return [line for line in copy if line.at > self._last[-1][0]]
 
-    def _agrees(self, copy: Sequence[Numbered]) -> bool:
+    def _agrees(self, copy: Sequence[NumberedLine]) -> bool:
         """Is what has been counted numbered alike in the copy, as far as both are at hand?"""
         first = self._count - len(self._last) + 1
         return all(
@@ -90,7 +90,7 @@ class Handover:
             if first <= line.number <= self._count
         )
 
-    def _place(self, copy: Sequence[Numbered], keys: Sequence[str], fewer: int) -> int | None:
+    def _place(self, copy: Sequence[NumberedLine], keys: Sequence[str], fewer: int) -> int | None:
         """Where in the copy the line is that was read last: behind those that were read before it."""
         wanted = [key for _, key in self._last][-fewer:]
         newest = self._last[-1][0]
@@ -104,7 +104,7 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class StoredIncarnation:
     """One life of a worker that the storage tells of; `started_at` in seconds since the epoch."""
 
     worker: str
@@ -136,7 +136,10 @@ class StoredLogs:
 
         `live`: worker -> uid of those that the cluster has.
         """
-        logs = {Past(i.worker, i.started_at, i.uid): log for log in self._find() for i in [log.incarnation]}
+        logs = {}
+        for log in self._find():
+            found = log.incarnation
+            logs[StoredIncarnation(found.worker, found.started_at, found.uid)] = log
         wanted = [logs[past] for past in chosen(logs, live, query)]
         self._prime(wanted, query)
         return heapq.merge(*(self._lines(log, query) for log in wanted), key=lambda line: line.at)
@@ -147,16 +150,17 @@ class StoredLogs:
             if log.incarnation.uid == uid:
                 yield from self._lines(log, query)
 
-    def rest(self, worker: str, uid: str, read: Handover, query: LogQuery) -> Iterator[LogLine]:
+    def rest(self, worker: str, uid: str, read: ReadLines, query: LogQuery) -> Iterator[LogLine]:
         """The lines of one incarnation that come after what has been read of its live log."""
         if not read.begun:
             yield from self.of(worker, uid, query)
             return
-        copy: list[Numbered] = []
+        copy: list[NumberedLine] = []
         for log in self._find(worker):
             if log.incarnation.uid == uid:
                 with self._saying_why_not():
-                    copy += [Numbered(line.number, line.at, line.text) for line in log.lines(since=read.needs_since)]
+                    lines = log.lines(since=read.needs_since)
+                    copy += [NumberedLine(line.number, line.at, line.text) for line in lines]
         for line in read.rest(copy):
             if query.since is None or line.at >= query.since:
                 yield LogLine(worker, line.at, line.text)
@@ -224,7 +228,7 @@ class StoredLogs:
             return self._storage
 
 
-def chosen(found: Iterable[Past], live: Mapping[str, str], query: LogQuery) -> list[Past]:
+def chosen(found: Iterable[StoredIncarnation], live: Mapping[str, str], query: LogQuery) -> list[StoredIncarnation]:
     """The incarnations that a query is about and that only the storage has; pure.
 
     Of each worker's name that is the newest, unless another lives; with `previous` the earlier ones, with `everything`

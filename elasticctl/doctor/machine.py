@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elasticctl.api.errors import ClusterError
 from elasticctl.api.text import counted, span
-from elasticctl.cluster.local.gpus import discover
+from elasticctl.cluster.local.capacity import discover_gpus
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.supervisor import supervisor_info
 from elasticctl.doctor import Check, CheckOutcome
@@ -29,7 +29,7 @@ def check_machine(paths: LocalPaths) -> Iterator[Check]:
     """Look at this machine, one check after the other; starts nothing."""
     yield _check_torch()
     yield _check_supervisor(paths)
-    gpus = discover(os.environ)
+    gpus = discover_gpus(os.environ)
     yield Check("GPUs", CheckOutcome.OK, counted(len(gpus), "GPU") if gpus else "none: jobs run on CPUs")
     yield _check_free_space("disk", paths.state, "the jobs' logs and, unless told otherwise, their checkpoints")
     yield _check_free_space("memory", SHARED_MEMORY, "the last snapshot, for ranks that start again")

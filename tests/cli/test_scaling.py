@@ -122,7 +122,7 @@ def test_a_change_in_words() -> None:
 @pytest.fixture
 def target(local_cluster: LocalCluster) -> Target:
     """A local cluster on which a worker of the job `digits`, and no more, finds a place."""
-    from elasticctl.cluster.local.sharing import LocalSharing
+    from elasticctl.cluster.local.capacity import LocalSharing
 
     local_cluster.share(LocalSharing(on=True, cpu_slots=1))
     local_cluster.create_job(shell_job("digits", FOREVER, 1, minReplicas=1, maxReplicas=3))
@@ -208,7 +208,7 @@ def test_nobody_waits_for_the_workers_of_a_suspended_job(capsys: pytest.CaptureF
 
 
 def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
-    from elasticctl.cluster.local.sharing import LocalSharing
+    from elasticctl.cluster.local.capacity import LocalSharing
 
     assert isinstance(target.cluster, LocalCluster)
     target.cluster.share(LocalSharing(on=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.cluster.stored_logs import OVERLAP_S, Handover, Numbered
+from elasticctl.cluster.stored_logs import OVERLAP_S, NumberedLine, ReadLines
 
 LATENCY_S = 0.004
 """From a worker's own stamp to the one in the log."""
@@ -15,22 +15,22 @@ pauses = st.sampled_from([0.0, 0.0001, 0.01, 0.3, 2.0, 40.0])
 printed = st.lists(st.tuples(texts, pauses), min_size=1, max_size=150)
 
 
-def copy_of(said: list[tuple[str, float]]) -> list[Numbered]:
+def copy_of(said: list[tuple[str, float]]) -> list[NumberedLine]:
     lines, now = [], 1000.0
     for number, (text, pause_s) in enumerate(said, 1):
         now += pause_s
-        lines.append(Numbered(number, now, text))
+        lines.append(NumberedLine(number, now, text))
     return lines
 
 
-def read(lines: list[Numbered], *, whole: bool) -> Handover:
-    handover = Handover(whole=whole)
+def read(lines: list[NumberedLine], *, whole: bool) -> ReadLines:
+    handover = ReadLines(whole=whole)
     for line in lines:
         handover.note(line.at + LATENCY_S, line.text)
     return handover
 
 
-def part_that_is_needed(copy: list[Numbered], handover: Handover) -> list[Numbered]:
+def part_that_is_needed(copy: list[NumberedLine], handover: ReadLines) -> list[NumberedLine]:
     since = handover.needs_since
     return [line for line in copy if since is None or line.at >= since]
 
@@ -52,7 +52,7 @@ def test_who_has_read_from_the_beginning_goes_on_exactly_there(
 def test_who_has_read_the_end_alone_finds_the_place_by_what_was_read(
     said: list[tuple[str, float]], start: int, read_lines: int, stored_lines: int
 ) -> None:
-    lines = [Numbered(line.number, line.at, f"{line.number}: {line.text}") for line in copy_of(said)]
+    lines = [NumberedLine(line.number, line.at, f"{line.number}: {line.text}") for line in copy_of(said)]
     seen = lines[start : start + read_lines]
     handover = read(seen, whole=False)
     rest = handover.rest(part_that_is_needed(lines[:stored_lines], handover))
@@ -77,7 +77,7 @@ def test_alike_lines_that_do_not_come_all_at_once_are_told_apart(
 
 def test_lines_that_only_the_log_has_do_not_lead_astray() -> None:
     """What an interpreter says as it dies goes past the launcher: it is counted, and is in no copy."""
-    lines = [Numbered(number, 1000.0 + number, f"line {number}") for number in range(1, 40)]
+    lines = [NumberedLine(number, 1000.0 + number, f"line {number}") for number in range(1, 40)]
     handover = read(lines[:20], whole=True)
     for text in ("Fatal Python error", "Segmentation fault"):
         handover.note(1020.0 + LATENCY_S, text)
@@ -86,15 +86,15 @@ def test_lines_that_only_the_log_has_do_not_lead_astray() -> None:
 
 def test_a_long_line_that_was_broken_up_is_one_line() -> None:
     long = "x" * 40_000
-    lines = [Numbered(1, 1000.0, "first"), Numbered(2, 1000.1, long), Numbered(3, 1000.2, "last")]
-    handover = Handover(whole=True)
+    lines = [NumberedLine(1, 1000.0, "first"), NumberedLine(2, 1000.1, long), NumberedLine(3, 1000.2, "last")]
+    handover = ReadLines(whole=True)
     for text in ("first", long[:16_384], long[16_384:32_768], long[32_768:]):
         handover.note(1000.1 + LATENCY_S, text)
     assert [line.text for line in handover.rest(lines)] == ["last"]
 
 
 def test_of_a_long_log_only_the_end_of_the_copy_is_needed() -> None:
-    lines = [Numbered(number, float(number), "x") for number in range(1, 10_000)]
+    lines = [NumberedLine(number, float(number), "x") for number in range(1, 10_000)]
     handover = read(lines[:9_000], whole=True)
     assert handover.needs_since == 9_000.0 + LATENCY_S - OVERLAP_S
     assert len(part_that_is_needed(lines, handover)) < 1_100

@@ -13,12 +13,18 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, Scaling, WorkerStatus
 from elasticctl.cluster.base import LogQuery
-from elasticctl.cluster.stored_logs import Handover, Past, StoredLogs, chosen, someone_is_gone
+from elasticctl.cluster.stored_logs import ReadLines, StoredIncarnation, StoredLogs, chosen, someone_is_gone
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.jobs import shell_job
 from tests.support.stored import launched, store
 
-LIVES = [Past("w0", 1.0, "a"), Past("w0", 2.0, "b"), Past("w0", 3.0, "c"), Past("w1", 1.5, "d"), Past("w2", 4.0, "e")]
+LIVES = [
+    StoredIncarnation("w0", 1.0, "a"),
+    StoredIncarnation("w0", 2.0, "b"),
+    StoredIncarnation("w0", 3.0, "c"),
+    StoredIncarnation("w1", 1.5, "d"),
+    StoredIncarnation("w2", 4.0, "e"),
+]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_lines_are_merged_by_time_and_deleted_in_the_end(tmp_path: Path) -> None
     assert found == [(worker, str(n)) for n in range(5) for worker in "02"]
     last = [line.text for line in logs.past({}, LogQuery(tail=1, since=112.5))]
     assert last == ["4", "4"]
-    read = Handover(whole=True)
+    read = ReadLines(whole=True)
     for n in range(3):
         read.note(100.0 + 3 * n + 0.01, str(n))
     assert [line.text for line in logs.rest("j-worker-0", "uid-0", read, LogQuery())] == ["3", "4"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elasticctl.api.quota import Quota
+from elasticctl.cluster.local.capacity import LocalSharing
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.sharing import LocalSharing
 from elasticctl.dashboard.feed import NO_QUOTAS, OWN_ONLY
 from tests.support.dashboard.cluster import Jobs, sharing
 from tests.support.dashboard.looks import FAINT, MARKUP, PATIENCE_MS, see

@@ -21,9 +21,9 @@ from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pruning import prune_holder
 from elasticctl_controller.kube.workload import KubeWorkload
 
-_ADVANCE = ("progress", "checkpoint", "generations", "curve", "lastReconcileTime", "stepsRedone", "growth")
+_PROGRESS_FIELDS = ("progress", "checkpoint", "generations", "curve", "lastReconcileTime", "stepsRedone", "growth")
 """Fields of a status that change as training goes on, and nothing else."""
-OTHERS = Resource(
+OTHER_PODS = Resource(
     "/api/v1/pods",
     labels=f"{LABEL_GROUP}!={GROUP}",
     fields="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
@@ -31,7 +31,7 @@ OTHERS = Resource(
 """Pods that hold something and are no workers."""
 
 
-class KubeFloor:
+class KubeCapacity:
     """`elasticctl_controller.loop.arbiter.SharedCluster` over an API server."""
 
     def __init__(self, api: LimitedApi, workload: KubeWorkload) -> None:
@@ -40,14 +40,14 @@ class KubeFloor:
         self._holders = ObjectStore(prune_holder, keep=lambda pod: pod["gpus"] > 0)
         self.reflectors = (
             Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self._quotas),
-            Reflector(api, OTHERS, self._holders),
+            Reflector(api, OTHER_PODS, self._holders),
         )
 
     def start(self, on_news: Callable[[], None]) -> None:
         """Begin to watch quotas and other pods; call `on_news` whenever something that counts has changed."""
 
         def job_changed(old: Manifest | None, new: Manifest | None) -> None:
-            if old is None or new is None or _what_counts(old) != _what_counts(new):
+            if old is None or new is None or _without_progress(old) != _without_progress(new):
                 on_news()
 
         self._workload.jobs.subscribe(job_changed)
@@ -84,8 +84,8 @@ def _with_held(node: Manifest, gpus: int) -> Manifest:
     return {**node, "status": {**node["status"], HELD: {GPU_RESOURCE: gpus}}} if gpus else node
 
 
-def _what_counts(job: Manifest) -> Mapping[str, Any]:
+def _without_progress(job: Manifest) -> Mapping[str, Any]:
     """The job but for its advance and its version."""
-    status = {key: value for key, value in job.get("status", {}).items() if key not in _ADVANCE}
+    status = {key: value for key, value in job.get("status", {}).items() if key not in _PROGRESS_FIELDS}
     metadata = {**job.get("metadata", {}), "resourceVersion": ""}
     return {"metadata": metadata, "spec": job.get("spec"), "status": status}

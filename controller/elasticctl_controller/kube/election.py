@@ -30,7 +30,7 @@ _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 log = logging.getLogger(__name__)
 
 
-class Api(Protocol):
+class LeaseApi(Protocol):
     """What of `connection.Connection` is used; the election's requests are neither limited nor fenced."""
 
     def request(
@@ -40,7 +40,7 @@ class Api(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LeaseCandidate:
     """Where the Lease is and who wants it; `identity` differs between any two processes."""
 
     namespace: str
@@ -61,8 +61,8 @@ class Election:
 
     def __init__(
         self,
-        api: Api,
-        candidate: Candidate,
+        api: LeaseApi,
+        candidate: LeaseCandidate,
         on_elected: Callable[[], None],
         on_lost: Callable[[], None],
         clock: Callable[[], float] = awake_clock,
@@ -198,8 +198,8 @@ def _lease(metadata: Manifest, spec: Manifest) -> Manifest:
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
 
-LABEL = "elasticctl.dev/leader"
-RETRY_S = 1.0
+LEADER_LABEL = "elasticctl.dev/leader"
+LABEL_RETRY_S = 1.0
 
 
 class LeaderLabel:
@@ -215,7 +215,7 @@ class LeaderLabel:
                 await asyncio.to_thread(self._move)
             except ElasticctlError as e:
                 log.warning("the rendezvous Service does not find this pod yet: %s", e)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(LABEL_RETRY_S)
             else:
                 return
 
@@ -229,7 +229,7 @@ class LeaderLabel:
     def _move(self) -> None:
         self._set(self._pod, "true")
         pods = self._api.request(
-            "GET", resource_path("v1", self._namespace, "pods"), None, {"labelSelector": f"{LABEL}=true"}
+            "GET", resource_path("v1", self._namespace, "pods"), None, {"labelSelector": f"{LEADER_LABEL}=true"}
         )
         for pod in pods.get("items") or []:
             name = pod["metadata"]["name"]
@@ -241,4 +241,4 @@ class LeaderLabel:
 
     def _set(self, pod: str, value: str | None) -> None:
         path = resource_path("v1", self._namespace, "pods", pod)
-        self._api.request("PATCH", path, {"metadata": {"labels": {LABEL: value}}}, content_type=MERGE_PATCH)
+        self._api.request("PATCH", path, {"metadata": {"labels": {LEADER_LABEL: value}}}, content_type=MERGE_PATCH)

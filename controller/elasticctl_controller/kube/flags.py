@@ -29,7 +29,7 @@ class Flags:
     capacity: dict[str, int]
 
 
-def parse(argv: list[str] | None = None) -> Flags:
+def parse_flags(argv: list[str] | None = None) -> Flags:
     """Read the command line; exits with 2 when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="elasticctl_controller.kube.manager", description="The controller on Kubernetes."

@@ -164,13 +164,13 @@ class KueueObjects:
 
 
 BY_KUEUE = "kueue"
-MISSING = "waits for Kueue, which is not installed in this cluster"
+NOT_INSTALLED = "waits for Kueue, which is not installed in this cluster"
 
 PatchJob = Callable[[ElasticJob, Manifest], None]
 """Change a job's own object; ConflictError when it is another one by now."""
 
 
-class Desk:
+class KueueQueueing:
     """See the module's docstring; `clock` is in seconds since the epoch."""
 
     def __init__(self, objects: KueueObjects, patch_job: PatchJob, clock: Callable[[], float] = time.time) -> None:
@@ -182,14 +182,14 @@ class Desk:
         Raises ClusterError as long as it is not known what Kueue says: then nothing is done to the job either.
         """
         if not self._objects.version():
-            held = MISSING if job.suspend and not job.moved_to else ""
+            held = NOT_INSTALLED if job.suspend and not job.moved_to else ""
             return QueuedJob(replace(job, held=held), again_s=None if job.status.phase.terminal else RECHECK_S)
         workload = self._objects.workload(job.namespace, workload_name(job))
         alive = sum(pod.owner_uid == job.uid and not pod.ended for pod in pods)
         verdict = judge_admission(job, workload, alive)
         if verdict.workers is not None and workload is not None:
             return self._admitted(job, workload, verdict.workers, verdict.step)
-        return _held(job, workload, verdict)
+        return _not_admitted(job, workload, verdict)
 
     def carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
         """Take the turn's step on `job` as it is by now; raises what keeps it from being taken."""
@@ -248,7 +248,7 @@ class Desk:
         return build_workload(job, self._objects.api_version, value)
 
 
-def _held(job: ElasticJob, workload: Manifest | None, verdict: KueueVerdict) -> QueuedJob:
+def _not_admitted(job: ElasticJob, workload: Manifest | None, verdict: KueueVerdict) -> QueuedJob:
     """It has no turn: another reason than its owner's keeps it suspended, if there are words for one."""
     if not verdict.held:
         return QueuedJob(job, verdict.step, workload)

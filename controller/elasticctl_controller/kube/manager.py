@@ -40,14 +40,14 @@ from elasticctl_controller.core.manifests import (
     harden,
 )
 from elasticctl_controller.core.sharing.claims import SharingRules
-from elasticctl_controller.kube.capacity import KubeFloor
-from elasticctl_controller.kube.election import Candidate, Election, LeaderLabel
-from elasticctl_controller.kube.flags import Flags, parse
-from elasticctl_controller.kube.kueue import Desk, KueueObjects
+from elasticctl_controller.kube.capacity import KubeCapacity
+from elasticctl_controller.kube.election import Election, LeaderLabel, LeaseCandidate
+from elasticctl_controller.kube.flags import Flags, parse_flags
+from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
-from elasticctl_controller.kube.owned_objects import Belongings, Makers
-from elasticctl_controller.kube.webhooks import of_cluster
+from elasticctl_controller.kube.notifications import kube_webhook_urls
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
@@ -74,24 +74,24 @@ class Manager:
         self._flags, self._connection = flags, connection
         self._host = socket.gethostname()
         self._metrics, self._queue = Metrics(), WorkQueue()
-        candidate = Candidate(flags.leader_election_namespace, installation.LEASE, f"{self._host}_{uuid.uuid4()}")
+        candidate = LeaseCandidate(flags.leader_election_namespace, installation.LEASE, f"{self._host}_{uuid.uuid4()}")
         self._election = Election(
             connection, candidate, self._elected, exit_at_once, on_answer=lambda: self._workload.api_answered()
         )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
-        makers = Makers(functools.partial(companions, key), build_budget)
+        owned = OwnedObjects(api, ObjectBuilders(functools.partial(build_companions, key), build_budget))
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
-        self._workload = KubeWorkload(api, settings, Belongings(api, makers), outfit, self._metrics.observe_replacement)
+        self._workload = KubeWorkload(api, settings, owned, finish_pod, self._metrics.observe_replacement)
         self._rendezvous = RendezvousService(
             functools.partial(derive_token, key),
             self._reported,
             may_act=self._election.holds,
             find_job=self._workload.get_job,
         )
-        self._outbox = Outbox(of_cluster(api), report_as_events(self._workload))
+        self._outbox = Outbox(kube_webhook_urls(api), report_as_events(self._workload))
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
-        self._floor = KubeFloor(api, self._workload) if flags.sharing else None
+        self._floor = KubeCapacity(api, self._workload) if flags.sharing else None
         self._arbiter = None
         if self._floor is not None:
             terms = SharingSettings(True, SharingRules(), flags.capacity)
@@ -170,7 +170,7 @@ class Manager:
         self._connection.close()
 
     def _scheduling(self) -> Scheduling:
-        desk = Desk(self._kueue, self._workload.patch_job)
+        desk = KueueQueueing(self._kueue, self._workload.patch_job)
         return Scheduling(queueing=desk) if self._arbiter is None else Scheduling(self._arbiter.allotment, desk)
 
     def _reflectors(self) -> list[Reflector]:
@@ -239,7 +239,7 @@ class Manager:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
+def build_companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
     """What has to be there before a pod: its own Service, or that of all workers and the token's Secret; a PodGroup."""
     group = [build_pod_group(job)] if job.sharing.pod_group is not None else []
     if job.rdzv_endpoint:
@@ -247,7 +247,7 @@ def companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
     return [*group, build_group_service(job), build_token_secret(job, derive_token(key, job.uid))]
 
 
-def outfit(job: ElasticJob, pod: Manifest) -> Manifest:
+def finish_pod(job: ElasticJob, pod: Manifest) -> Manifest:
     """The pod as it is created; that of a TorchElastic job is left as its template has it."""
     return pod if job.rdzv_endpoint else harden(pod)
 
@@ -301,7 +301,7 @@ def configure_logging() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the controller; returns the process's exit code."""
-    flags = parse(argv)
+    flags = parse_flags(argv)
     configure_logging()
     try:
         asyncio.run(_run(flags))

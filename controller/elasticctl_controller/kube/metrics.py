@@ -134,10 +134,10 @@ def _status(job: Manifest) -> Mapping[str, Any]:
 
 FORGET_S = 600.0
 """Whoever is not replaced by then has been removed on purpose, or waits for something else than the controller."""
-MAX_KEPT = 10_000
+MAX_LOSSES = 10_000
 
 
-class Losses:
+class ReplacementTimer:
     """Losses that wait for their replacement, by `job's uid/pod`; thread-safe. `clock` is monotonic seconds."""
 
     def __init__(self, on_replaced: Callable[[float], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -182,5 +182,5 @@ class Losses:
     def _tidy(self, times: dict[str, float]) -> None:
         """Forget the oldest: an entry is added behind all others."""
         oldest_kept = self._clock() - FORGET_S
-        while times and (len(times) > MAX_KEPT or next(iter(times.values())) < oldest_kept):
+        while times and (len(times) > MAX_LOSSES or next(iter(times.values())) < oldest_kept):
             del times[next(iter(times))]

@@ -27,14 +27,14 @@ PLURALS = {
     "PodGroup": "podgroups",
 }
 
-_FOLLOWING = ("PodDisruptionBudget", "PodGroup")
+_MUTABLE = ("PodDisruptionBudget", "PodGroup")
 """What changes with the job's bounds."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Makers:
+class ObjectBuilders:
     """The manifests: `companions` of one pod, to be there before it, and the `budget` of a job."""
 
     companions: Callable[[ElasticJob, Manifest], list[Manifest]]
@@ -42,19 +42,19 @@ class Makers:
 
 
 @dataclass(slots=True)
-class _Made:
+class _Created:
     """What is known to be there of one job: (kind, name) -> (as it was made, when)."""
 
     objects: dict[tuple[str, str], tuple[Manifest, float]] = field(default_factory=dict)
 
 
-class Belongings:
+class OwnedObjects:
     """Creates them when they are missing; thread-safe. `clock` is monotonic seconds."""
 
-    def __init__(self, api: LimitedApi, makers: Makers, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, api: LimitedApi, makers: ObjectBuilders, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._makers, self._clock = api, makers, clock
         self._lock = threading.Lock()
-        self._jobs: dict[str, _Made] = {}
+        self._jobs: dict[str, _Created] = {}
         self._budgets_served: bool | None = None
 
     def ensure(self, job: ElasticJob, pod: Manifest) -> None:
@@ -90,7 +90,7 @@ class Belongings:
     def _keep(self, job: ElasticJob, manifest: Manifest) -> None:
         key = (manifest["kind"], manifest["metadata"]["name"])
         with self._lock:
-            kept = self._jobs.setdefault(job.uid, _Made()).objects.get(key)
+            kept = self._jobs.setdefault(job.uid, _Created()).objects.get(key)
         if kept is not None and kept[0] == manifest and self._clock() < kept[1] + TRUST_S:
             return
         path = resource_path(manifest["apiVersion"], job.namespace, PLURALS[manifest["kind"]])
@@ -99,7 +99,7 @@ class Belongings:
         except ConflictError:
             self._take_over(job, manifest, f"{path}/{manifest['metadata']['name']}")
         with self._lock:
-            self._jobs.setdefault(job.uid, _Made()).objects[key] = (manifest, self._clock())
+            self._jobs.setdefault(job.uid, _Created()).objects[key] = (manifest, self._clock())
 
     def _take_over(self, job: ElasticJob, manifest: Manifest, path: str) -> None:
         """Something of that name is there: bring it up to date if it is this job's own."""
@@ -109,7 +109,7 @@ class Belongings:
         owners = found["metadata"].get("ownerReferences", ())
         what = f"{manifest['kind']} {manifest['metadata']['name']} in namespace {job.namespace}"
         if any(owner.get("uid") == job.uid for owner in owners):
-            if manifest["kind"] in _FOLLOWING and not _says(found["spec"], manifest["spec"]):
+            if manifest["kind"] in _MUTABLE and not _contains(found["spec"], manifest["spec"]):
                 self._api.request("PATCH", path, {"spec": manifest["spec"]}, content_type=MERGE_PATCH)
             return
         if not any((owner.get("kind"), owner.get("name")) == (KIND, job.name) for owner in owners):
@@ -120,5 +120,5 @@ class Belongings:
         raise ConflictError(f"{what} was left by an earlier job {job.name}: it is being removed")
 
 
-def _says(found: Manifest, wanted: Manifest) -> bool:
+def _contains(found: Manifest, wanted: Manifest) -> bool:
     return all(found.get(name) == value for name, value in wanted.items())

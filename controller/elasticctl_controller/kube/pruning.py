@@ -27,17 +27,17 @@ _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 def prune_pod(pod: Manifest) -> Manifest:
     """A pod as `elasticctl.api.spec.Pod` reads it; some 2 KB instead of 15."""
     metadata, spec, status = (_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
-    kept = _some(metadata, _METADATA + _DELETION)
-    kept["labels"] = _some(_mapping(metadata.get("labels")), _LABELS)
-    kept["annotations"] = _some(_mapping(metadata.get("annotations")), (ANNOTATION_PREEMPTED,))
-    kept["ownerReferences"] = [_some(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
-    containers = [_some(_mapping(item), ("name",)) for item in _sequence(spec.get("containers"))]
+    kept = _pick(metadata, _METADATA + _DELETION)
+    kept["labels"] = _pick(_mapping(metadata.get("labels")), _LABELS)
+    kept["annotations"] = _pick(_mapping(metadata.get("annotations")), (ANNOTATION_PREEMPTED,))
+    kept["ownerReferences"] = [_pick(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
+    containers = [_pick(_mapping(item), ("name",)) for item in _sequence(spec.get("containers"))]
     statuses = [_container_status(_mapping(item)) for item in _sequence(status.get("containerStatuses"))]
     return {
         "metadata": kept,
-        "spec": {**_some(spec, ("nodeName",)), "containers": containers},
+        "spec": {**_pick(spec, ("nodeName",)), "containers": containers},
         "status": {
-            **_some(status, _POD_STATUS),
+            **_pick(status, _POD_STATUS),
             "conditions": _conditions(status, _CONDITIONS),
             "containerStatuses": statuses,
         },
@@ -47,16 +47,16 @@ def prune_pod(pod: Manifest) -> Manifest:
 def prune_node(node: Manifest) -> Manifest:
     """A node's name, whether it is ready and takes pods, its taints, and what of it is shared."""
     metadata, spec, status = (_mapping(node.get(part)) for part in ("metadata", "spec", "status"))
-    taints = [_some(_mapping(taint), ("key", "effect")) for taint in _sequence(spec.get("taints"))]
+    taints = [_pick(_mapping(taint), ("key", "effect")) for taint in _sequence(spec.get("taints"))]
     return {
         "metadata": {
-            **_some(metadata, ("name", "uid", "resourceVersion")),
-            "labels": _some(_mapping(metadata.get("labels")), (INSTANCE_LABEL, GKE_GPU_LABEL)),
+            **_pick(metadata, ("name", "uid", "resourceVersion")),
+            "labels": _pick(_mapping(metadata.get("labels")), (INSTANCE_LABEL, GKE_GPU_LABEL)),
         },
-        "spec": {**_some(spec, ("unschedulable",)), "taints": taints},
+        "spec": {**_pick(spec, ("unschedulable",)), "taints": taints},
         "status": {
             "conditions": _conditions(status, ("Ready",)),
-            "allocatable": _some(_mapping(status.get("allocatable")), (GPU_RESOURCE, CPU_SLOTS)),
+            "allocatable": _pick(_mapping(status.get("allocatable")), (GPU_RESOURCE, CPU_SLOTS)),
         },
     }
 
@@ -65,8 +65,8 @@ def prune_holder(pod: Manifest) -> Manifest:
     """Of a pod that is no worker: its node, and how many `gpus` it holds there."""
     metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
     return {
-        "metadata": _some(metadata, ("name", "namespace", "uid", "resourceVersion")),
-        "spec": _some(spec, ("nodeName",)),
+        "metadata": _pick(metadata, ("name", "namespace", "uid", "resourceVersion")),
+        "spec": _pick(spec, ("nodeName",)),
         "gpus": _gpus(spec),
     }
 
@@ -75,11 +75,11 @@ def prune_workload(workload: Manifest) -> Manifest:
     """A Workload of Kueue's without its pods' templates and the requests reckoned from them."""
     metadata, spec, status = (_mapping(workload.get(part)) for part in ("metadata", "spec", "status"))
     fields = (*_METADATA, "deletionTimestamp", "generation", "annotations")
-    pod_sets = [_some(_mapping(item), ("name", "count", "minCount")) for item in _sequence(spec.get("podSets"))]
-    owners = [_some(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
+    pod_sets = [_pick(_mapping(item), ("name", "count", "minCount")) for item in _sequence(spec.get("podSets"))]
+    owners = [_pick(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
     return {
-        "metadata": {**_some(metadata, fields), "ownerReferences": owners},
-        "spec": {**_some(spec, ("queueName", "active")), "podSets": pod_sets},
+        "metadata": {**_pick(metadata, fields), "ownerReferences": owners},
+        "spec": {**_pick(spec, ("queueName", "active")), "podSets": pod_sets},
         "status": {name: value for name, value in status.items() if name != "resourceRequests"},
     }
 
@@ -87,7 +87,7 @@ def prune_workload(workload: Manifest) -> Manifest:
 def prune_flavor(flavor: Manifest) -> Manifest:
     """A ResourceFlavor's nodes: their labels, and what has to be tolerated there."""
     metadata, spec = _mapping(flavor.get("metadata")), _mapping(flavor.get("spec"))
-    return {"metadata": _some(metadata, _METADATA), "spec": _some(spec, ("nodeLabels", "tolerations"))}
+    return {"metadata": _pick(metadata, _METADATA), "spec": _pick(spec, ("nodeLabels", "tolerations"))}
 
 
 def prune_job(job: Manifest) -> Manifest:
@@ -119,21 +119,21 @@ def _gpus_of(container: Mapping[str, Any]) -> int:
 
 def _container_status(status: Mapping[str, Any]) -> Manifest:
     ended = _mapping(_mapping(status.get("state")).get("terminated"))
-    state = {"terminated": _some(ended, _TERMINATED)} if ended else {}
-    return {**_some(status, ("name",)), "state": state}
+    state = {"terminated": _pick(ended, _TERMINATED)} if ended else {}
+    return {**_pick(status, ("name",)), "state": state}
 
 
 def _conditions(status: Mapping[str, Any], types: tuple[str, ...]) -> list[Manifest]:
     found = (_mapping(item) for item in _sequence(status.get("conditions")))
-    return [_some(item, ("type", "status", "reason")) for item in found if item.get("type") in types]
+    return [_pick(item, ("type", "status", "reason")) for item in found if item.get("type") in types]
 
 
-def _some(source: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:
+def _pick(source: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:
     """Those of the fields that are there; texts that thousands of objects share are kept once."""
-    return {name: _shared(source[name]) for name in names if name in source}
+    return {name: _interned(source[name]) for name in names if name in source}
 
 
-def _shared(value: Any) -> Any:
+def _interned(value: Any) -> Any:
     return intern(value) if type(value) is str and len(value) < 64 else value
 
 

@@ -20,11 +20,11 @@ from elasticctl.api.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB
 from elasticctl.api.status import JobStatus
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
-from elasticctl_controller.kube.events import EventRecorder
 from elasticctl_controller.kube.limiter import LimitedApi
-from elasticctl_controller.kube.metrics import Losses
+from elasticctl_controller.kube.metrics import ReplacementTimer
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth
-from elasticctl_controller.kube.owned_objects import Belongings
+from elasticctl_controller.kube.notifications import EventRecorder
+from elasticctl_controller.kube.owned_objects import OwnedObjects
 from elasticctl_controller.kube.pruning import prune_job, prune_node, prune_pod
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 EVENTS_PER_S, EVENTS_BURST = 50.0, 500
 """Requests of a bucket of their own: news of a thousand pods must not hold up the next pods."""
 
-Outfit = Callable[[ElasticJob, Manifest], Manifest]
+FinishPod = Callable[[ElasticJob, Manifest], Manifest]
 """From the pod that the controller asks for to the one that is created here."""
 
 
@@ -59,15 +59,15 @@ class KubeWorkload:
         self,
         api: LimitedApi,
         settings: Settings,
-        belongings: Belongings,
-        outfit: Outfit,
+        belongings: OwnedObjects,
+        outfit: FinishPod,
         on_replaced: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.rendezvous_endpoint = settings.rendezvous_endpoint
         self._api, self._belongings, self._outfit = api, belongings, outfit
         self._events = EventRecorder(api.apart(EVENTS_PER_S, EVENTS_BURST), settings.instance)
         self._health = NodeHealth(settings.node_grace_s)
-        self._losses = Losses(on_replaced)
+        self._losses = ReplacementTimer(on_replaced)
         self.jobs = ObjectStore(prune_job)
         self.pods = ObjectStore(prune_pod, index_of=_job_key)
         self.nodes = ObjectStore(prune_node)
@@ -139,7 +139,7 @@ class KubeWorkload:
         """Create a pod of the job, and first what it needs; ConflictError when its name is taken."""
         pod = self._outfit(job, dict(manifest))
         self._belongings.ensure(job, pod)
-        with self._losses.replacing(_place(pod)):
+        with self._losses.replacing(_replacement_key(pod)):
             self.pods.learn(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
@@ -197,9 +197,9 @@ class KubeWorkload:
         if new is not None and self._health.pod_names(new["spec"].get("nodeName", "")):
             self._node_news.set()
         if is_loss(old, new):
-            self._losses.lost(_place(pod), pod["metadata"].get("uid", ""))
+            self._losses.lost(_replacement_key(pod), pod["metadata"].get("uid", ""))
         elif old is None:
-            self._losses.settled(_place(pod))
+            self._losses.settled(_replacement_key(pod))
         self._callback(_job_key(pod))
 
     def _node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
@@ -221,7 +221,7 @@ class KubeWorkload:
         pods = self.pods.items()
         for pod in pods:
             if pod["spec"].get("nodeName") in nodes:
-                self._losses.lost(_place(pod), pod["metadata"].get("uid", ""))
+                self._losses.lost(_replacement_key(pod), pod["metadata"].get("uid", ""))
                 self._callback(_job_key(pod))
         if nodes:
             log.info("lost nodes: %s", ", ".join(sorted(nodes)))
@@ -267,7 +267,7 @@ def _job_key(pod: Manifest) -> str:
     return f"{metadata.get('namespace', '')}/{metadata.get('labels', {}).get(LABEL_JOB, '')}"
 
 
-def _place(manifest: Mapping[str, Any]) -> str:
+def _replacement_key(manifest: Mapping[str, Any]) -> str:
     """What a pod's replacement has in common with it, and a pod of that name of a later job has not."""
     pod = Pod.from_manifest(manifest)
     return f"{pod.owner_uid}/{pod.name}"

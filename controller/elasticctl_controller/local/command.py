@@ -18,10 +18,10 @@ from typing import Any
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import WORKER_CONTAINER
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.local.gpus import VISIBLE
+from elasticctl.cluster.local.capacity import VISIBLE_GPUS_VARIABLE
 from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, TERMINATION_LOG_VARIABLE
 
-_PASSED_ON = frozenset(
+_INHERITED = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", HOME_VARIABLE}
 )
 
@@ -31,7 +31,7 @@ def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
     PATH begins with this Python's folder, so that `python` and `elasticctl-launch` are the ones elasticctl runs with.
     """
-    base = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+    base = {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
     base["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
     base["PYTHONUNBUFFERED"] = "1"
     return base
@@ -53,7 +53,7 @@ def pinned_environment(pod_dir: Path, uid: str, gpus: tuple[str, ...]) -> dict[s
         POD_UID_VARIABLE: uid,
         "ELASTICCTL_RDZV_TOKEN_FILE": str(token_file(pod_dir)),
         TERMINATION_LOG_VARIABLE: str(termination_log(pod_dir)),
-        VISIBLE: ",".join(gpus),
+        VISIBLE_GPUS_VARIABLE: ",".join(gpus),
     }
 
 
@@ -84,13 +84,13 @@ def no_secrets(_: str) -> None:
     """What reads no secret, because there is none."""
 
 
-def command_of(
+def build_command(
     pod: Manifest, base: Mapping[str, str], pinned: Mapping[str, str], read_secret: ReadSecret = no_secrets
 ) -> Command:
     """Work out the worker's command; `base` is below the container's own env, `pinned` above it. Raises StartError."""
     container = worker_container(pod)
     env, hidden = {**base, **pinned}, set[str]()
-    for ref in _wanted(container):
+    for ref in _secret_refs(container):
         values = read_secret(ref.secret)
         if ref.key is None:
             found = {f"{ref.prefix}{key}": value for key, value in (values or {}).items()}
@@ -99,22 +99,22 @@ def command_of(
     for entry in _mappings(container.get("env")):
         name, key_ref = str(entry.get("name")), _key_ref(entry)
         if key_ref is None:
-            text = _value(entry, pod)
-            env[name] = _expanded(text, env)
-            hidden = hidden | {name} if _names(text) & hidden else hidden - {name}
+            text = _env_value(entry, pod)
+            env[name] = _expand(text, env)
+            hidden = hidden | {name} if _referenced_names(text) & hidden else hidden - {name}
             continue
         value = (read_secret(key_ref.secret) or {}).get(key_ref.key or "")
         if value is not None:
             env[name] = value
             hidden.add(name)
     env |= pinned
-    words = [*_texts(container.get("command"), "command"), *_texts(container.get("args"), "args")]
+    words = [*_strings(container.get("command"), "command"), *_strings(container.get("args"), "args")]
     if not words:
         raise StartError("command: the local cluster has no images, so the container has to say what to run")
-    shown = next((name for word in words for name in sorted(_names(word) & (hidden - pinned.keys()))), None)
+    shown = next((name for word in words for name in sorted(_referenced_names(word) & (hidden - pinned.keys()))), None)
     if shown is not None:
         raise StartError(f"args: $({shown}) would show a secret to everybody who can run ps; read the variable instead")
-    argv = tuple(_expanded(word, env) for word in words)
+    argv = tuple(_expand(word, env) for word in words)
     return Command(argv=argv, env=env, working_dir=str(container.get("workingDir") or ""))
 
 
@@ -123,7 +123,7 @@ def missing_secret(pod: Manifest, read_secret: ReadSecret) -> str:
 
     Raises StartError for a reference that is none.
     """
-    for ref in _wanted(worker_container(pod)):
+    for ref in _secret_refs(worker_container(pod)):
         values = read_secret(ref.secret)
         if ref.optional:
             continue
@@ -142,7 +142,7 @@ def worker_container(pod: Manifest) -> Mapping[str, Any]:
     return next((c for c in containers if c.get("name") == WORKER_CONTAINER), containers[0])
 
 
-def gpus_wanted(pod_spec: Mapping[str, Any]) -> int:
+def gpus_requested(pod_spec: Mapping[str, Any]) -> int:
     """Return how many GPUs the containers of a pod (or of a pod template) ask for together."""
     wanted = 0
     for container in _mappings(pod_spec.get("containers")):
@@ -164,7 +164,7 @@ class _SecretRef:
     prefix: str = ""
 
 
-def _wanted(container: Mapping[str, Any]) -> Iterator[_SecretRef]:
+def _secret_refs(container: Mapping[str, Any]) -> Iterator[_SecretRef]:
     """All that a container refers to."""
     for entry in _mappings(container.get("envFrom")):
         source = entry.get("secretRef")
@@ -188,7 +188,7 @@ def _key_ref(entry: Mapping[str, Any]) -> _SecretRef | None:
     return _SecretRef(ref["name"], ref["key"], ref.get("optional") is True)
 
 
-def _value(entry: Mapping[str, Any], pod: Manifest) -> str:
+def _env_value(entry: Mapping[str, Any], pod: Manifest) -> str:
     source = entry.get("valueFrom")
     if source is None:
         return str(entry.get("value") or "")
@@ -197,10 +197,10 @@ def _value(entry: Mapping[str, Any], pod: Manifest) -> str:
         raise StartError(
             f"env {entry.get('name')}: only fieldRef and secretKeyRef work on the local cluster; give the value itself"
         )
-    return _field(pod, field)
+    return _field_value(pod, field)
 
 
-def _field(pod: Manifest, path: str) -> str:
+def _field_value(pod: Manifest, path: str) -> str:
     metadata = pod["metadata"]
     plain = {
         "metadata.name": metadata["name"],
@@ -218,7 +218,7 @@ def _field(pod: Manifest, path: str) -> str:
     return str(metadata.get(keyed[1], {}).get(keyed[2], ""))
 
 
-def _expanded(text: str, env: Mapping[str, str]) -> str:
+def _expand(text: str, env: Mapping[str, str]) -> str:
     """Replace `$(NAME)` by the variable's value as Kubernetes does: `$$` is one `$`, an unknown name stays as it is."""
 
     def replacement(found: re.Match[str]) -> str:
@@ -227,12 +227,12 @@ def _expanded(text: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replacement, text)
 
 
-def _names(text: str) -> set[str]:
+def _referenced_names(text: str) -> set[str]:
     """The variables that a text refers to."""
     return {found[2] for found in _REFERENCE.finditer(text) if found[2] is not None}
 
 
-def _texts(value: object, field: str) -> list[str]:
+def _strings(value: object, field: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) and "\0" not in item for item in value):

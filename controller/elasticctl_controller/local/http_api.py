@@ -32,9 +32,9 @@ from elasticctl.api.quota import KIND as QUOTA
 from elasticctl.api.quota import check_quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.local.sharing import KIND as SHARING
-from elasticctl.cluster.local.sharing import LocalSharing, check_sharing
-from elasticctl_controller.local.command import gpus_wanted
+from elasticctl.cluster.local.capacity import SHARING_KIND as SHARING
+from elasticctl.cluster.local.capacity import LocalSharing, check_sharing
+from elasticctl_controller.local.command import gpus_requested
 from elasticctl_controller.local.objects import check_job, has_ended
 from elasticctl_controller.local.store import Store
 
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class SupervisorApi:
     """The handlers; `info` is answered as it is, `shut_down(stop_workers)` only starts the end."""
 
     store: Store
@@ -187,7 +187,7 @@ class Api:
         """Refuse a job that asks for more GPUs than this machine has: it would wait for ever."""
         job = ElasticJob.from_manifest(manifest)
         spec = job.template.get("spec")
-        each = gpus_wanted(spec) if isinstance(spec, dict) else 0
+        each = gpus_requested(spec) if isinstance(spec, dict) else 0
         needed = max(1, job.min) if job.sharing.automatic else job.desired
         if needed * each > len(self.gpus):
             raise SpecError(

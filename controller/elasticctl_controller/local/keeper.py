@@ -23,26 +23,25 @@ from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import LABEL_JOB
 from elasticctl.api.text import counted
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.local.gpus import choose
+from elasticctl.cluster.local.capacity import choose_gpus, cpu_slots_of
 from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
 from elasticctl.cluster.local.secrets import Secrets
-from elasticctl.cluster.local.sharing import cpu_slots_of
 from elasticctl_controller.local import objects, processes
 from elasticctl_controller.local.command import (
     ReadSecret,
     StartError,
     base_environment,
-    command_of,
-    gpus_wanted,
+    build_command,
+    gpus_requested,
     missing_secret,
     pinned_environment,
     token_file,
 )
 from elasticctl_controller.local.lifecycle import KeeperEvent, KeeperState, recovered_state, transition
-from elasticctl_controller.local.objects import grace_of
+from elasticctl_controller.local.objects import grace_s_of
 from elasticctl_controller.local.processes import ExitWatcher, WorkerProcess
 from elasticctl_controller.local.shim import START_ERROR_EXIT_CODE
-from elasticctl_controller.local.store import Change, Store
+from elasticctl_controller.local.store import Store, StoreChange
 
 START_POLL_S = 0.02
 KILL_POLL_S = 0.05
@@ -116,7 +115,7 @@ class Keeper:
         self._exits.wake()
         return self._drained
 
-    def _store_changed(self, _: Change) -> None:
+    def _store_changed(self, _: StoreChange) -> None:
         if not self._stopping.is_set():
             self._exits.wake()
 
@@ -139,7 +138,7 @@ class Keeper:
                 log.warning("killing a worker that belongs to no job: pod %s", uid)
                 process.kill_tree()
                 process.kill_shim()
-                processes.sweep(uid)
+                processes.kill_strays(uid)
 
     def _recover(self, pod: Manifest, process: WorkerProcess | None = None) -> _Worker:
         """Begin to look after a worker, which an earlier supervisor may have started."""
@@ -213,7 +212,7 @@ class Keeper:
             self._record_exit(pod, worker, now)
         elif event is KeeperEvent.SHIM_LOST:
             self._unwatch(worker)
-            processes.sweep(uid)
+            processes.kill_strays(uid)
             worker.retry_at = now + RETRY_S
         elif event is KeeperEvent.POD_DELETED:
             self._store.remove_pod(uid)
@@ -239,13 +238,13 @@ class Keeper:
         if gpus is None:
             worker.retry_at = now  # as soon as the end of another worker wakes the keeper
             return None
-        placed = self._store.update_pod(uid, lambda p: objects.scheduled(p, platform.node(), gpus))
+        placed = self._store.update_pod(uid, lambda p: objects.mark_scheduled(p, platform.node(), gpus))
         if placed is None:
             return None
         pod_dir = self._paths.pod_dir(uid)
         try:
             pinned = pinned_environment(pod_dir, uid, gpus)
-            command = command_of(placed, base_environment(), pinned, self._secret_reader(placed))
+            command = build_command(placed, base_environment(), pinned, self._secret_reader(placed))
         except StartError as e:
             refusal = objects.Exit(START_ERROR_EXIT_CODE, now, reason="StartError", message=str(e))
             self._store_exit(pod, refusal)
@@ -253,7 +252,7 @@ class Keeper:
         try:
             make_private(pod_dir)
             processes.write_private(token_file(pod_dir), self._token_for(_owner_uid(pod)))
-            self._watch(worker, processes.start(pod_dir, command))
+            self._watch(worker, processes.start_shim(pod_dir, command))
         except OSError as e:
             raise storage_error(f"start {name}", e) from e
         return KeeperEvent.SHIM_STARTED
@@ -263,10 +262,10 @@ class Keeper:
         if objects.is_scheduled(pod):
             return objects.gpus_of(pod)
         here = [p for p in self._store.list_pods() if objects.is_scheduled(p) and not objects.has_ended(p)]
-        wanted, slots = gpus_wanted(pod["spec"]), self._cpu_slots()
+        wanted, slots = gpus_requested(pod["spec"]), self._cpu_slots()
         if wanted or not slots:
             taken = [gpu for p in here for gpu in objects.gpus_of(p)]
-            chosen = choose(self._gpus, taken, wanted)
+            chosen = choose_gpus(self._gpus, taken, wanted)
             if chosen is None:
                 self._report_wait(pod, wanted, "GPU", len(self._gpus), len(taken))
             return chosen
@@ -280,7 +279,7 @@ class Keeper:
         if pod["status"].get("reason") == UNSCHEDULABLE:
             return
         message = f"waits for {counted(wanted, unit)}: {max(0, there - used)} of this machine's {there} are free"
-        self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.waiting(p, UNSCHEDULABLE, message))
+        self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_waiting(p, UNSCHEDULABLE, message))
         self._record_event(pod, "Warning", "FailedScheduling", message)
 
     def _lacks_a_secret(self, pod: Manifest) -> bool:
@@ -290,7 +289,7 @@ class Keeper:
         except StartError:
             return False  # said when it is started
         if missing and pod["status"].get("message") != missing:
-            self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.waiting(p, NO_CONFIG, missing))
+            self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_waiting(p, NO_CONFIG, missing))
             self._record_event(pod, "Warning", "Failed", f"Error: {missing}")
         return bool(missing)
 
@@ -303,14 +302,14 @@ class Keeper:
         started = processes.read_started(self._paths.pod_dir(uid))
         if started is not None:
             pid, started_at = started
-            self._store.update_pod(uid, lambda p: objects.running(p, pid, started_at))
+            self._store.update_pod(uid, lambda p: objects.mark_running(p, pid, started_at))
             self._record_event(pod, "Normal", "Started", f"worker started as process {pid}")
 
     def _stop_deadline(self, pod: Manifest) -> float | None:
         """Return when the worker has to be gone (seconds since the epoch); None: it may continue to run."""
         deadlines = [_deletion_deadline(pod)]
         if self._drain_from is not None:
-            deadlines.append(self._drain_from + grace_of(pod))
+            deadlines.append(self._drain_from + grace_s_of(pod))
         return min((d for d in deadlines if d is not None), default=None)
 
     def _end_worker(self, event: KeeperEvent, pod: Manifest, worker: _Worker, now: float) -> None:
@@ -331,7 +330,7 @@ class Keeper:
     def _record_end(self, pod: Manifest, grace_s: float) -> None:
         if _deletion_deadline(pod) is None:  # whoever deletes a pod has marked it already
             uid = pod["metadata"]["uid"]
-            self._store.update_pod(uid, lambda p: objects.disrupted(p, "TerminationByKubelet", SHUT_DOWN))
+            self._store.update_pod(uid, lambda p: objects.mark_disrupted(p, "TerminationByKubelet", SHUT_DOWN))
         if grace_s > 0:
             self._record_event(pod, "Normal", "Killing", f"stopping the worker, {grace_s:.0f} s of grace")
 
@@ -341,13 +340,13 @@ class Keeper:
         uid = metadata["uid"]
         self._unwatch(worker)
         self._on_exit(f"{metadata['namespace']}/{metadata.get('labels', {}).get(LABEL_JOB, '')}", uid)
-        processes.sweep(uid)
+        processes.kill_strays(uid)
         self._store_exit(pod, processes.read_exit(self._paths.pod_dir(uid), now))
 
     def _store_exit(self, pod: Manifest, how: objects.Exit) -> None:
         if how.reason == "StartError":
             self._record_event(pod, "Warning", "StartError", how.message)
-        self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.ended(p, how))
+        self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_ended(p, how))
 
     def _watch(self, worker: _Worker, process: WorkerProcess) -> None:
         worker.process = process

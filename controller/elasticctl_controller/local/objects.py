@@ -37,7 +37,7 @@ def check_job(manifest: object) -> Manifest:
     return manifest
 
 
-def admitted(manifest: Mapping[str, Any], *, uid: str, now: float) -> Manifest:
+def admit_object(manifest: Mapping[str, Any], *, uid: str, now: float) -> Manifest:
     """Return a new object as it will be stored: our metadata over the caller's, no status yet."""
     stored = copy.deepcopy(dict(manifest))
     stored.pop("status", None)
@@ -49,7 +49,7 @@ def admitted(manifest: Mapping[str, Any], *, uid: str, now: float) -> Manifest:
     return stored
 
 
-def patched(stored: Manifest, patch: Mapping[str, Any]) -> Manifest:
+def apply_patch(stored: Manifest, patch: Mapping[str, Any]) -> Manifest:
     """Apply a JSON merge patch to labels, annotations and spec; a changed spec is a new generation.
 
     Everything else in the patch (status, identity) is left out, as the API server does for the main resource.
@@ -66,7 +66,7 @@ def patched(stored: Manifest, patch: Mapping[str, Any]) -> Manifest:
     return result
 
 
-def marked_deleted(pod: Manifest, *, grace_s: float, now: float) -> Manifest:
+def mark_deleted(pod: Manifest, *, grace_s: float, now: float) -> Manifest:
     """Return the pod with its deletion asked for; a second call can only bring the end nearer, as in Kubernetes."""
     result = copy.deepcopy(pod)
     metadata = result["metadata"]
@@ -76,7 +76,7 @@ def marked_deleted(pod: Manifest, *, grace_s: float, now: float) -> Manifest:
     return result
 
 
-def grace_of(pod: Mapping[str, Any]) -> float:
+def grace_s_of(pod: Mapping[str, Any]) -> float:
     """`terminationGracePeriodSeconds` in seconds; 30 where it is not said, as in Kubernetes."""
     grace_s = pod.get("spec", {}).get("terminationGracePeriodSeconds", 30)
     return float(grace_s) if isinstance(grace_s, int | float) and grace_s >= 0 else 30.0
@@ -101,15 +101,15 @@ class Exit:
     message: str = ""
 
 
-def waiting(pod: Manifest, reason: str, message: str) -> Manifest:
+def mark_waiting(pod: Manifest, reason: str, message: str) -> Manifest:
     """The pod cannot start yet; `message` says what it waits for."""
     return {**pod, "status": {**pod.get("status", {}), "phase": "Pending", "reason": reason, "message": message}}
 
 
-def scheduled(pod: Manifest, node: str, gpus: tuple[str, ...]) -> Manifest:
+def mark_scheduled(pod: Manifest, node: str, gpus: tuple[str, ...]) -> Manifest:
     """The pod has its place on this machine and its GPUs."""
     conditions = [{"type": "PodScheduled", "status": "True"}]
-    annotated = _annotated(pod, {ANNOTATION_GPUS: ",".join(gpus)})
+    annotated = _annotate(pod, {ANNOTATION_GPUS: ",".join(gpus)})
     return {
         **annotated,
         "spec": {**pod["spec"], "nodeName": node},
@@ -117,7 +117,7 @@ def scheduled(pod: Manifest, node: str, gpus: tuple[str, ...]) -> Manifest:
     }
 
 
-def running(pod: Manifest, pid: int, started_at: float) -> Manifest:
+def mark_running(pod: Manifest, pid: int, started_at: float) -> Manifest:
     """The worker's process runs."""
     at = to_rfc3339(started_at)
     container = {"name": WORKER_CONTAINER, "ready": True, "restartCount": 0, "state": {"running": {"startedAt": at}}}
@@ -129,10 +129,10 @@ def running(pod: Manifest, pid: int, started_at: float) -> Manifest:
         "conditions": [*pod["status"].get("conditions", []), {"type": "Ready", "status": "True"}],
         "containerStatuses": [container],
     }
-    return {**_annotated(pod, {ANNOTATION_PID: str(pid)}), "status": status}
+    return {**_annotate(pod, {ANNOTATION_PID: str(pid)}), "status": status}
 
 
-def ended(pod: Manifest, exit_: Exit) -> Manifest:
+def mark_ended(pod: Manifest, exit_: Exit) -> Manifest:
     """No process of the worker is left."""
     terminated: dict[str, Any] = {
         "exitCode": exit_.exit_code,
@@ -155,7 +155,7 @@ def ended(pod: Manifest, exit_: Exit) -> Manifest:
     return {**pod, "status": status}
 
 
-def disrupted(pod: Manifest, reason: str, message: str) -> Manifest:
+def mark_disrupted(pod: Manifest, reason: str, message: str) -> Manifest:
     """The worker is about to be ended for a reason that is not its own, as Kubernetes marks it."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
     status = pod["status"]
@@ -177,6 +177,6 @@ def gpus_of(pod: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(filter(None, pod["metadata"].get("annotations", {}).get(ANNOTATION_GPUS, "").split(",")))
 
 
-def _annotated(pod: Manifest, annotations: Mapping[str, str]) -> Manifest:
+def _annotate(pod: Manifest, annotations: Mapping[str, str]) -> Manifest:
     metadata = pod["metadata"]
     return {**pod, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), **annotations}}}

@@ -63,7 +63,7 @@ class WorkerProcess:
             self._process.kill()
 
 
-def start(pod_dir: Path, command: Command) -> WorkerProcess:
+def start_shim(pod_dir: Path, command: Command) -> WorkerProcess:
     """Start a worker in `pod_dir`, which is there and private; OSError when the disk or the system will not have it."""
     working_dir = command.working_dir
     if not working_dir:
@@ -75,7 +75,7 @@ def start(pod_dir: Path, command: Command) -> WorkerProcess:
         "terminationLog": str(termination_log(pod_dir)),
     }
     write_private(pod_dir / "start.json", json.dumps(order))
-    with _in_memory() as environment:  # it may hold secrets
+    with _memory_file() as environment:  # it may hold secrets
         environment.write(json.dumps(dict(command.env)).encode())
         environment.seek(0)
         child = subprocess.Popen(
@@ -97,9 +97,9 @@ def find_running(pods: Path) -> dict[str, WorkerProcess]:
     return found
 
 
-def sweep(uid: str) -> None:
+def kill_strays(uid: str) -> None:
     """SIGKILL every process that carries the pod's uid in its environment, wherever it has gone in the process tree."""
-    while strays := list(_carrying(uid)):
+    while strays := list(_strays(uid)):
         for process in strays:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -188,7 +188,7 @@ class ExitWatcher:
         os.close(self._send)
 
 
-def _in_memory() -> IO[bytes]:
+def _memory_file() -> IO[bytes]:
     """A file without a name; on Linux not on any disk either."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("environment"), "w+b")
@@ -203,5 +203,5 @@ def _read_report(path: Path) -> Mapping[str, Any] | None:
     return report if isinstance(report, dict) else None
 
 
-def _carrying(uid: str) -> Iterator[psutil.Process]:
+def _strays(uid: str) -> Iterator[psutil.Process]:
     return (process for process in own_processes() if variable_of(process, POD_UID_VARIABLE) == uid)

@@ -22,9 +22,9 @@ from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ConflictError, NotFoundError
 from elasticctl.api.spec import LABEL_JOB
 from elasticctl.cluster.base import Manifest
-from elasticctl_controller.local import events
+from elasticctl_controller.local import database
 from elasticctl_controller.local.database import Database
-from elasticctl_controller.local.objects import admitted, disrupted, grace_of, marked_deleted, patched
+from elasticctl_controller.local.objects import admit_object, apply_patch, grace_s_of, mark_deleted, mark_disrupted
 
 FORMAT_VERSION = 1
 
@@ -43,7 +43,7 @@ INSERT INTO revision VALUES (0);
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoreChange:
     """Something was written: a job (kind ElasticJob), one of its pods (kind Pod), or what belongs to no job."""
 
     kind: str
@@ -52,7 +52,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Incarnation:
+class PodIncarnation:
     """One pod that a job has had, under a worker's name; `pod` is None once the pod's object is gone."""
 
     uid: str
@@ -68,17 +68,17 @@ class Store:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self._database = Database(path, _SCHEMA + events.SCHEMA, FORMAT_VERSION)
+        self._database = Database(path, _SCHEMA + database.EVENTS_SCHEMA, FORMAT_VERSION)
         self._clock = clock
         self._lock = threading.RLock()
-        self._listeners: list[Callable[[Change], None]] = []
-        self._changes: list[Change] = []
+        self._listeners: list[Callable[[StoreChange], None]] = []
+        self._changes: list[StoreChange] = []
 
     def close(self) -> None:
         """Close the file; the store is of no use afterwards."""
         self._database.close()
 
-    def subscribe(self, listener: Callable[[Change], None]) -> None:
+    def subscribe(self, listener: Callable[[StoreChange], None]) -> None:
         """Call `listener` after every change of an object."""
         self._listeners.append(listener)
 
@@ -87,7 +87,7 @@ class Store:
     def create_job(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Manifest:
         """Store a new job and return it as stored; ConflictError when its name is taken."""
         with self._transaction() as db:
-            job = admitted(manifest, uid=str(uuid.uuid4()), now=self._clock())
+            job = admit_object(manifest, uid=str(uuid.uuid4()), now=self._clock())
             namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
             if self._find(db, "ElasticJob", namespace, name):
                 raise ConflictError(
@@ -124,7 +124,7 @@ class Store:
             metadata = patch.get("metadata")
             expected = metadata.get("resourceVersion") if isinstance(metadata, Mapping) else None
             _check_version(stored, expected)
-            result = patched(stored, patch)
+            result = apply_patch(stored, patch)
             check(result)
             if result != stored:
                 self._update(db, "ElasticJob", result, name)
@@ -150,19 +150,19 @@ class Store:
             if uid not in (None, job_uid):
                 raise NotFoundError(f"job {namespace}/{name} is not the one it was: it has been made again since")
             db.execute("DELETE FROM objects WHERE uid = ?", (job_uid,))
-            events.drop(db, job_uid)
+            database.delete_events(db, job_uid)
             owned = "SELECT json FROM objects WHERE uid IN (SELECT uid FROM incarnations WHERE job_uid = ?)"
             for (text,) in db.execute(owned, (job_uid,)).fetchall():
                 pod = json.loads(text)
-                self._update(db, "Pod", marked_deleted(pod, grace_s=grace_of(pod), now=self._clock()), name)
-            self._changes.append(Change("ElasticJob", namespace, name))
+                self._update(db, "Pod", mark_deleted(pod, grace_s=grace_s_of(pod), now=self._clock()), name)
+            self._changes.append(StoreChange("ElasticJob", namespace, name))
 
     # Pods
 
     def create_pod(self, manifest: Mapping[str, Any], job_uid: str) -> Manifest:
         """Store a new pod of the job `job_uid`; ConflictError when its name is taken, NotFoundError without the job."""
         with self._transaction() as db:
-            pod = admitted(manifest, uid=str(uuid.uuid4()), now=self._clock())
+            pod = admit_object(manifest, uid=str(uuid.uuid4()), now=self._clock())
             pod["status"] = {"phase": "Pending"}
             metadata = pod["metadata"]
             if not db.execute("SELECT 1 FROM objects WHERE uid = ?", (job_uid,)).fetchone():
@@ -206,8 +206,8 @@ class Store:
         """Ask for a pod's deletion, after its own grace period unless `grace_s` is given; one that is gone is fine."""
 
         def mark(pod: Manifest) -> Manifest:
-            wanted_s = grace_of(pod) if grace_s is None else grace_s
-            return marked_deleted(pod, grace_s=wanted_s, now=self._clock())
+            wanted_s = grace_s_of(pod) if grace_s is None else grace_s
+            return mark_deleted(pod, grace_s=wanted_s, now=self._clock())
 
         self.update_pod(uid, mark)
 
@@ -215,8 +215,8 @@ class Store:
         """Like `delete_pod`, but marked as a disruption, as the eviction API of Kubernetes does."""
 
         def mark(pod: Manifest) -> Manifest:
-            target = disrupted(pod, "EvictionByEvictionAPI", "somebody asked for this worker to go")
-            return marked_deleted(target, grace_s=grace_s, now=self._clock())
+            target = mark_disrupted(pod, "EvictionByEvictionAPI", "somebody asked for this worker to go")
+            return mark_deleted(target, grace_s=grace_s, now=self._clock())
 
         self.update_pod(uid, mark)
 
@@ -230,7 +230,7 @@ class Store:
 
     # Incarnations: which logs belong to which worker of which job.
 
-    def incarnations(self, job_uid: str) -> list[Incarnation]:
+    def incarnations(self, job_uid: str) -> list[PodIncarnation]:
         """Return every pod that a job has had, oldest first."""
         with self._database.reading() as db:
             rows = db.execute(
@@ -238,7 +238,9 @@ class Store:
                 " WHERE i.job_uid = ? ORDER BY i.rowid",
                 (job_uid,),
             )
-            return [Incarnation(uid, job, worker, json.loads(pod) if pod else None) for uid, job, worker, pod in rows]
+            return [
+                PodIncarnation(uid, job, worker, json.loads(pod) if pod else None) for uid, job, worker, pod in rows
+            ]
 
     def abandoned(self) -> list[str]:
         """Return the uids of incarnations whose job and pod are both gone: their files can go too."""
@@ -259,16 +261,16 @@ class Store:
     def record_event(self, job_uid: str, about: Mapping[str, Any], type_: str, reason: str, message: str) -> None:
         """Add an event about an object (a job or one of its pods); the same again only counts up.
 
-        The newest `events.PER_JOB` of a job are kept. An event of a job that is gone is dropped.
+        The newest `EVENTS_PER_JOB` of a job are kept. An event of a job that is gone is dropped.
         """
         with self._transaction() as db:
             if db.execute("SELECT 1 FROM objects WHERE uid = ?", (job_uid,)).fetchone():
-                events.add(db, job_uid, events.first(about, type_, reason, message, self._now()))
+                database.add_event(db, job_uid, database.new_event(about, type_, reason, message, self._now()))
 
     def list_events(self, job_uid: str) -> list[Manifest]:
         """Return a job's events and its pods', oldest first."""
         with self._database.reading() as db:
-            return events.of_job(db, job_uid)
+            return database.events_of_job(db, job_uid)
 
     # What belongs to no job, and lies in no namespace.
 
@@ -282,7 +284,7 @@ class Store:
             version = self._next_version(db, stored)
             row = (kind, "", name, known["uid"], "", version, json.dumps(stored))
             db.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            self._changes.append(Change(kind, "", ""))
+            self._changes.append(StoreChange(kind, "", ""))
             return stored
 
     def list_objects(self, kind: str) -> list[Manifest]:
@@ -298,7 +300,7 @@ class Store:
             gone = db.execute("DELETE FROM objects WHERE kind = ? AND namespace = '' AND name = ?", key)
             if not gone.rowcount:
                 raise NotFoundError(f"there is no {kind} {name!r}")
-            self._changes.append(Change(kind, "", ""))
+            self._changes.append(StoreChange(kind, "", ""))
 
     # Underneath
 
@@ -353,7 +355,7 @@ class Store:
         return version
 
     def _note(self, kind: str, obj: Manifest, job: str) -> None:
-        self._changes.append(Change(kind, obj["metadata"]["namespace"], job))
+        self._changes.append(StoreChange(kind, obj["metadata"]["namespace"], job))
 
 
 def _check_version(stored: Manifest, expected: object) -> None:

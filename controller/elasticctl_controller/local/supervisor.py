@@ -18,28 +18,30 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
 
 import elasticctl
+from elasticctl.api import notifications
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ClusterError, ElasticctlError
-from elasticctl.cluster.local import gpus as gpu_inventory
+from elasticctl.cluster.local.capacity import SETTLE_S, discover_gpus
 from elasticctl.cluster.local.paths import LocalPaths, local_paths, storage_error
-from elasticctl.cluster.local.sharing import SETTLE_S
+from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.manifests import derive_token
+from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.core.sharing.claims import SharingRules
-from elasticctl_controller.local import webhooks
-from elasticctl_controller.local.http_api import Api
+from elasticctl_controller.local.http_api import SupervisorApi
 from elasticctl_controller.local.keeper import Keeper
 from elasticctl_controller.local.processes import write_private
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
-from elasticctl_controller.loop.notifier import NotifyingWorkload, Outbox, report_as_events
+from elasticctl_controller.loop.notifier import Destination, NotifyingWorkload, Outbox, report_as_events, value_of
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 DRAIN_LIMIT_S = 600.0
@@ -54,15 +56,15 @@ class Supervisor:
 
     def __init__(self, paths: LocalPaths) -> None:
         self._paths = paths
-        self._lock = _only_one(paths)
+        self._lock = _take_lock(paths)
         self._store = Store(paths.database)
-        secret = _secret(paths)
-        gpus = gpu_inventory.discover(os.environ)
+        secret = _load_token_key(paths)
+        gpus = discover_gpus(os.environ)
         token_for = functools.partial(derive_token, secret)
         self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus))
         self._rendezvous = RendezvousService(token_for, self._reported, find_job=self._workload.get_job)
         self._arbiter = Arbiter(self._workload, self._terms, self._given)
-        self._outbox = Outbox(webhooks.of_machine(paths), report_as_events(self._workload))
+        self._outbox = Outbox(local_webhook_urls(paths), report_as_events(self._workload))
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
         scheduling = Scheduling(self._arbiter.allotment)
         self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
@@ -80,7 +82,7 @@ class Supervisor:
             "startedAt": to_rfc3339(time.time()),
             "gpus": list(gpus),
         }
-        self._api = Api(self._store, info, gpus, self._shut_down)
+        self._api = SupervisorApi(self._store, info, gpus, self._shut_down)
         self._ending = asyncio.Event()
         self._stop_workers = False
 
@@ -142,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     os.umask(0o077)
     ready = None
     if options.detach:
-        ready, started = _into_background()
+        ready, started = _fork_into_background()
         if started is not None:
             return started
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -161,7 +163,7 @@ async def _run(ready: int | None) -> None:
     await Supervisor(paths).run(ready)
 
 
-def _into_background() -> tuple[int | None, int | None]:
+def _fork_into_background() -> tuple[int | None, int | None]:
     """Fork; returns (descriptor to report readiness on, None) in the child, (None, exit code) in the parent."""
     receive, send = os.pipe()
     if os.fork() == 0:
@@ -173,7 +175,7 @@ def _into_background() -> tuple[int | None, int | None]:
     return None, 0 if os.read(receive, 1) else 1
 
 
-def _only_one(paths: LocalPaths) -> int:
+def _take_lock(paths: LocalPaths) -> int:
     """Take the lock that a supervisor holds as long as it lives; ClusterError when another has it."""
     try:
         descriptor = os.open(paths.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -185,7 +187,7 @@ def _only_one(paths: LocalPaths) -> int:
     return descriptor
 
 
-def _secret(paths: LocalPaths) -> bytes:
+def _load_token_key(paths: LocalPaths) -> bytes:
     """Read the key of the workers' tokens, or make it."""
     try:
         if not paths.secret.exists():
@@ -214,3 +216,35 @@ async def _serve(app: web.Application, socket: Path) -> web.AppRunner:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+MAX_FILE_BYTES = 4096
+
+
+def local_webhook_urls(paths: LocalPaths, environ: Mapping[str, str] = os.environ) -> Callable[[Destination], str]:
+    """URLs from the local cluster's secrets, and from files and variables of its user."""
+
+    def url_of(destination: Destination) -> str:
+        reference = notifications.parse_reference(destination.reference)
+        if reference.kind == "file":
+            return _read_webhook_file(Path(reference.name))
+        if reference.kind == "env":
+            if reference.name not in environ:
+                raise WebhookError(
+                    f"{reference.name} is not in the environment that the local cluster was started in;"
+                    " `elasticctl local down`, set it, and the next command starts it again"
+                )
+            return environ[reference.name]
+        return value_of(Secrets(paths).read(destination.namespace, notifications.SECRET) or {}, destination, reference)
+
+    return url_of
+
+
+def _read_webhook_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES).decode()
+    except OSError as e:
+        raise WebhookError(f"{path} cannot be read: {e.strerror}") from e
+    except UnicodeDecodeError:
+        raise WebhookError(f"{path} holds no text") from None

@@ -13,9 +13,9 @@ from elasticctl.api.quota import KIND as QUOTA
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.cluster.base import Manifest
-from elasticctl.cluster.local.sharing import KIND as SHARING
-from elasticctl.cluster.local.sharing import LocalSharing, node
-from elasticctl_controller.local.store import Change, Store
+from elasticctl.cluster.local.capacity import SHARING_KIND as SHARING
+from elasticctl.cluster.local.capacity import LocalSharing, build_node
+from elasticctl_controller.local.store import Store, StoreChange
 
 
 class LocalWorkload:
@@ -31,7 +31,7 @@ class LocalWorkload:
     def subscribe(self, callback: Callable[[str], None]) -> None:
         """Call `callback(key)` for every job there is, and from now on whenever a job or a pod of it changes."""
 
-        def changed(change: Change) -> None:
+        def changed(change: StoreChange) -> None:
             if change.job:
                 callback(f"{change.namespace}/{change.job}")
 
@@ -71,7 +71,7 @@ class LocalWorkload:
 
     def healthy_nodes(self) -> list[Manifest]:
         """Return this machine."""
-        return [node(platform.node(), self._gpus, self.cpu_slots())]
+        return [build_node(platform.node(), self._gpus, self.cpu_slots())]
 
     def quotas(self) -> list[Manifest]:
         """Return every ElasticQuota."""

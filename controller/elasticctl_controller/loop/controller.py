@@ -102,7 +102,7 @@ class Rendezvous(Protocol):
 
 
 class Queueing(Protocol):
-    """The loop's side of `elasticctl_controller.kube.kueue.Desk`: who else has to admit jobs; thread-safe."""
+    """The loop's side of `elasticctl_controller.kube.kueue.KueueQueueing`: who else has to admit jobs; thread-safe."""
 
     def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
         """Return the job as it may be now; raises what keeps that from being known."""

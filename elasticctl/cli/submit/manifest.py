@@ -175,9 +175,9 @@ def with_settings(manifest: Manifest, settings: Settings) -> Manifest:
 def _machine_gpus(context: Context) -> int:
     if context.provider != LOCAL:
         return 0
-    from elasticctl.cluster.local.gpus import discover
+    from elasticctl.cluster.local.capacity import discover_gpus
 
-    return len(discover(os.environ))
+    return len(discover_gpus(os.environ))
 
 
 def _check_secrets(spec: JobSpec, context: Context) -> None:

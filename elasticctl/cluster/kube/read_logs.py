@@ -16,14 +16,14 @@ from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ClusterError, CredentialsError, ElasticctlError, ForbiddenError
 from elasticctl.api.spec import WORKER_CONTAINER
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest
-from elasticctl.cluster.stored_logs import Handover, StoredLogs
+from elasticctl.cluster.stored_logs import ReadLines, StoredLogs
 from elasticctl.kubeapi.connection import MAX_STREAMS, Connection, Stream, resource_path
 
 OVERLAP_S = 1
 _MICROS = 1_000_000
 
 
-class Cursor:
+class LogCursor:
     """A place in one container's log; times are microseconds since the epoch."""
 
     def __init__(self) -> None:
@@ -84,14 +84,14 @@ class PodLog:
 
     def __init__(self, connection: Connection, pod: Manifest, query: LogQuery) -> None:
         self.worker, self.uid = str(pod["metadata"]["name"]), str(pod["metadata"].get("uid", ""))
-        self.read = Handover(whole=query.tail is None and query.since is None)
+        self.read = ReadLines(whole=query.tail is None and query.since is None)
         self.ended, self.settled, self.done = has_ended(pod), False, False
         self.gone_at: float | None = None
         self.pause_s, self.failures = MIN_PAUSE_S, 0
         self._connection, self._query = connection, query
         self._path = resource_path("v1", pod["metadata"]["namespace"], "pods", self.worker, "log")
         self._container = _worker_container(pod)
-        self._cursor = Cursor()
+        self._cursor = LogCursor()
 
     @property
     def gone(self) -> bool:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import NotFoundError
 from elasticctl.api.spec import GROUP
-from elasticctl.cluster.secrets import Known, check_name
+from elasticctl.cluster.base import SecretInfo, check_secret_name
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 
 LABEL_SECRET = f"{GROUP}/secret"
@@ -21,14 +21,14 @@ _OF_JOBS = "of-jobs"
 
 
 class KubeSecrets:
-    """`elasticctl.cluster.secrets.SecretStore` over an API server."""
+    """`elasticctl.cluster.base.SecretStore` over an API server."""
 
     def __init__(self, api: Connection) -> None:
         self._api = api
 
     def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
         """See SecretStore.merge; takes the right to patch and to create, not to read."""
-        check_name(name)
+        check_secret_name(name)
         data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
         patch = {"metadata": {"labels": {LABEL_SECRET: _OF_JOBS}}, "data": data}
         with suppress(NotFoundError):
@@ -40,15 +40,15 @@ class KubeSecrets:
 
     def delete(self, namespace: str, name: str) -> None:
         """See SecretStore.delete."""
-        check_name(name)
+        check_secret_name(name)
         self._api.request("DELETE", _path(namespace, name))
 
-    def list(self, namespace: str) -> list[Known]:
+    def list(self, namespace: str) -> list[SecretInfo]:
         """See SecretStore.list."""
         params = {"labelSelector": f"{LABEL_SECRET}={_OF_JOBS}"}
         items = self._api.request("GET", _path(namespace), None, params)["items"]
         found = [
-            Known(
+            SecretInfo(
                 item["metadata"]["name"],
                 tuple(sorted(item.get("data") or {})),
                 from_rfc3339(item["metadata"].get("creationTimestamp")),

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from elasticctl.api.codec import to_json
 from elasticctl.api.errors import NotFoundError, UnreachableError
 from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
-from elasticctl.cluster.local.connection import (
+from elasticctl.cluster.local.logs import LogFiles, read_logs
+from elasticctl.cluster.local.paths import LocalPaths, local_paths
+from elasticctl.cluster.local.supervisor import (
     SHARING_PATH,
     NotSentError,
+    ensure_supervisor,
     eviction_path,
     jobs_path,
     quotas_path,
     request,
 )
-from elasticctl.cluster.local.logs import LogFiles, read_logs
-from elasticctl.cluster.local.paths import LocalPaths, local_paths
-from elasticctl.cluster.local.supervisor import ensure_supervisor
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cluster.local.sharing import LocalSharing
+    from elasticctl.cluster.local.capacity import LocalSharing
 
 _REPEATABLE = ("GET", "PATCH", "PUT")
 """Harmless when done twice: a merge patch gives the same result, or is refused because the version has moved on."""
@@ -79,13 +79,13 @@ class LocalCluster:
 
     def sharing(self) -> LocalSharing:
         """How this machine is shared."""
-        from elasticctl.cluster.local.sharing import LocalSharing  # few verbs ask, and all are to start fast
+        from elasticctl.cluster.local.capacity import LocalSharing  # few verbs ask, and all are to start fast
 
         return LocalSharing.from_manifest({"spec": self._object("GET", SHARING_PATH)})
 
     def share(self, wanted: LocalSharing) -> LocalSharing:
         """Share it so from now on; SpecError when it cannot be."""
-        from elasticctl.cluster.local.sharing import LocalSharing
+        from elasticctl.cluster.local.capacity import LocalSharing
 
         return LocalSharing.from_manifest({"spec": self._object("PUT", SHARING_PATH, to_json(wanted))})
 

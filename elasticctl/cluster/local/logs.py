@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.base import LogLine, LogQuery
-from elasticctl.cluster.stored_logs import Handover
+from elasticctl.cluster.stored_logs import ReadLines
 
 if TYPE_CHECKING:
     from elasticctl.cluster.stored_logs import StoredLogs
@@ -113,7 +113,7 @@ class Tail:
 
     def __init__(self, file: LogFile, path: Path, query: LogQuery, stored: StoredLogs | None) -> None:
         self._file, self._path, self._query, self._stored = file, path, query, stored
-        self._read = Handover(whole=query.tail is None)
+        self._read = ReadLines(whole=query.tail is None)
         self._offset: int | None = None
         self._torn = b""
         self.ended = file.ended

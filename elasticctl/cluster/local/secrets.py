@@ -17,8 +17,8 @@ from pathlib import Path
 
 from elasticctl.api.errors import ClusterError, NotFoundError
 from elasticctl.api.objects import check_label
+from elasticctl.cluster.base import SecretInfo, check_secret_name, is_secret_name
 from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
-from elasticctl.cluster.secrets import Known, check_name, is_name
 
 SUFFIX = ".json"
 MAX_BYTES = 1 << 20
@@ -26,14 +26,14 @@ MAX_BYTES = 1 << 20
 
 
 class Secrets:
-    """`elasticctl.cluster.secrets.SecretStore` in files. Every method may raise ClusterError."""
+    """`elasticctl.cluster.base.SecretStore` in files. Every method may raise ClusterError."""
 
     def __init__(self, paths: LocalPaths) -> None:
         self._paths = paths
 
     def read(self, namespace: str, name: str) -> Mapping[str, str] | None:
         """Its values by key; None when it is not there."""
-        if not is_name(name):
+        if not is_secret_name(name):
             return None
         path = self._paths.secrets / namespace / f"{name}{SUFFIX}"
         try:
@@ -85,16 +85,16 @@ class Secrets:
         except OSError as e:
             raise storage_error(f"delete the secret {path}", e) from e
 
-    def list(self, namespace: str) -> list[Known]:
+    def list(self, namespace: str) -> list[SecretInfo]:
         """What there is, by name."""
         found = []
         for path in sorted((self._paths.secrets / namespace).glob(f"*{SUFFIX}")):
             values = self.read(namespace, path.stem)
             with suppress(FileNotFoundError):  # deleted meanwhile
-                found.append(Known(path.stem, tuple(sorted(values or {})), path.stat().st_mtime))
+                found.append(SecretInfo(path.stem, tuple(sorted(values or {})), path.stat().st_mtime))
         return found
 
     def _file(self, namespace: str, name: str) -> Path:
         check_label(namespace, "namespace", 63)
-        check_name(name)
+        check_secret_name(name)
         return self._paths.secrets / namespace / f"{name}{SUFFIX}"

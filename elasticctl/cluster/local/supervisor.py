@@ -6,20 +6,29 @@ The supervisor is started by module name: it is above this package, which theref
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import elasticctl
 from elasticctl.api.codec import from_rfc3339
-from elasticctl.api.errors import ClusterError, NotFoundError, UnreachableError
-from elasticctl.cluster.local.connection import jobs_path, request
+from elasticctl.api.errors import (
+    ClusterError,
+    ConflictError,
+    NotFoundError,
+    SpecError,
+    StorageFullError,
+    UnreachableError,
+)
 from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, LocalPaths, storage_error
 
 SUPERVISOR = "elasticctl_controller.local.supervisor"
@@ -62,7 +71,7 @@ def ensure_supervisor(paths: LocalPaths, say: Callable[[str], None]) -> Supervis
     if info is not None and info.version == elasticctl.__version__:
         return info
     paths.create()
-    with _locked(paths.start_lock, START_TIMEOUT_S):
+    with _lock_file(paths.start_lock, START_TIMEOUT_S):
         info = supervisor_info(paths)
         if info is not None and info.version != elasticctl.__version__:
             _replace_older(paths, info, say)
@@ -124,7 +133,7 @@ def _start(paths: LocalPaths) -> None:
     environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
     if HOME_VARIABLE in environ:  # which may be relative to this process's folder; the supervisor's is another
         environ[HOME_VARIABLE] = str(paths.state.parent)
-    with _opened_log(paths.supervisor_log) as (log, size):
+    with _open_log(paths.supervisor_log) as (log, size):
         try:
             started = subprocess.run(
                 [sys.executable, "-m", SUPERVISOR, "--detach"],
@@ -139,13 +148,13 @@ def _start(paths: LocalPaths) -> None:
             )
         except subprocess.TimeoutExpired as e:
             message = f"the local supervisor did not answer within {START_TIMEOUT_S:.0f} s"
-            raise UnreachableError(f"{message}: {_last_words(paths.supervisor_log, size)}") from e
+            raise UnreachableError(f"{message}: {_last_lines(paths.supervisor_log, size)}") from e
     if started.returncode != 0:
-        raise UnreachableError(f"the local supervisor did not start: {_last_words(paths.supervisor_log, size)}")
+        raise UnreachableError(f"the local supervisor did not start: {_last_lines(paths.supervisor_log, size)}")
 
 
 @contextmanager
-def _opened_log(path: Path) -> Iterator[tuple[int, int]]:
+def _open_log(path: Path) -> Iterator[tuple[int, int]]:
     """Open the supervisor's log for appending, a fresh one when it has grown large; yields (descriptor, size)."""
     try:
         if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
@@ -159,7 +168,7 @@ def _opened_log(path: Path) -> Iterator[tuple[int, int]]:
         os.close(descriptor)
 
 
-def _last_words(path: Path, since_bytes: int) -> str:
+def _last_lines(path: Path, since_bytes: int) -> str:
     """The last lines of a log after a position, on one line, and where the rest is."""
     with path.open("rb") as file:
         file.seek(since_bytes)
@@ -169,12 +178,12 @@ def _last_words(path: Path, since_bytes: int) -> str:
 
 
 def _wait_until_gone(paths: LocalPaths) -> None:
-    with _locked(paths.supervisor_lock, STOP_TIMEOUT_S):
+    with _lock_file(paths.supervisor_lock, STOP_TIMEOUT_S):
         return
 
 
 @contextmanager
-def _locked(path: Path, timeout_s: float) -> Iterator[None]:
+def _lock_file(path: Path, timeout_s: float) -> Iterator[None]:
     """Hold the lock file `path`; UnreachableError when somebody else does for longer than `timeout_s`."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -197,3 +206,94 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+REQUEST_TIMEOUT_S = 30.0
+
+_ERRORS: Mapping[str, type[ClusterError]] = {
+    "notFound": NotFoundError,
+    "conflict": ConflictError,
+    "full": StorageFullError,
+    "failed": ClusterError,
+}
+
+
+class NotSentError(UnreachableError):
+    """Nobody listens: the request has not left this process, so it can be made again."""
+
+
+def request(api_socket: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Make one request and return the answer's JSON.
+
+    Raises NotSentError when nobody listens, UnreachableError when the answer was lost (what was asked for may have been
+    done), otherwise the error that the supervisor names.
+    """
+    import http.client
+
+    connection = http.client.HTTPConnection("localhost", timeout=REQUEST_TIMEOUT_S)
+    connection.sock = _connect(api_socket)
+    try:
+        content = None if body is None else json.dumps(body)
+        connection.request(method, path, content, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        status, text = response.status, response.read()
+    except (OSError, http.client.HTTPException) as e:
+        raise UnreachableError(
+            f"the local supervisor's answer was lost ({e or type(e).__name__}): see `elasticctl list` for what was done"
+        ) from e
+    finally:
+        connection.close()
+    answer = _decode(text)
+    if status >= 400:
+        raise _error(status, answer)
+    return answer
+
+
+def _connect(api_socket: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(REQUEST_TIMEOUT_S)
+    try:
+        connection.connect(str(api_socket))
+    except OSError as e:
+        connection.close()
+        raise NotSentError(f"the local supervisor does not answer on {api_socket}: {e}") from e
+    return connection
+
+
+def jobs_path(namespace: str, name: str = "", part: str = "") -> str:
+    """The path of a namespace's jobs, of one job, or of a part of it; names of any content are fine."""
+    return _path("v1", "namespaces", namespace, "jobs", *filter(None, (name, part)))
+
+
+SHARING_PATH = "/v1/sharing"
+
+
+def quotas_path(project: str = "") -> str:
+    """The path of all quotas, or of one project's."""
+    return _path("v1", "quotas", *filter(None, (project,)))
+
+
+def eviction_path(namespace: str, pod: str) -> str:
+    """The path to which the wish to take a pod away is posted."""
+    return _path("v1", "namespaces", namespace, "pods", pod, "eviction")
+
+
+def _path(*words: str) -> str:
+    return "/" + "/".join(quote(word, safe="") for word in words)
+
+
+def _decode(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
+
+
+def _error(status: int, answer: Any) -> Exception:
+    kind = answer.get("error") if isinstance(answer, dict) else None
+    if kind is None:
+        return ClusterError(f"the local supervisor refused the request (HTTP {status})")
+    message = str(answer.get("message", ""))
+    if kind == "invalid":
+        return SpecError(message, path=str(answer.get("path", "")))
+    return _ERRORS.get(kind, ClusterError)(message)

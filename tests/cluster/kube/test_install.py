@@ -238,7 +238,7 @@ def test_the_controllers_pod_fits_the_restricted_profile() -> None:
 
 
 def test_the_controllers_options_are_those_of_its_command(tmp_path: Path) -> None:
-    from elasticctl_controller.kube.flags import parse as parse_flags
+    from elasticctl_controller.kube.flags import parse_flags as parse_flags
 
     spec = next(item for item in installation.manifests() if item["kind"] == "Deployment")["spec"]["template"]["spec"]
     (container,) = spec["containers"]

@@ -13,7 +13,7 @@ from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.cluster.local.secrets import MAX_BYTES, Secrets
-from elasticctl_controller.local.command import StartError, command_of, missing_secret
+from elasticctl_controller.local.command import StartError, build_command, missing_secret
 from tests.controller.local.test_command import pod
 from tests.support.cluster_contract import phase, running
 from tests.support.jobs import shell_job
@@ -78,23 +78,23 @@ SECRETS = {"hub": {"HF_TOKEN": PLANTED, "USER": "jo"}, "s3": {"key": "k"}}
 
 def test_all_keys_or_one_become_variables() -> None:
     env = [key("AWS_KEY", "s3", "key"), {"name": "USER", "value": "me"}, {"name": "URL", "value": "u/$(HF_TOKEN)"}]
-    command = command_of(pod(command=["x"], env=env, **ALL), {"USER": "base"}, {}, SECRETS.get)
+    command = build_command(pod(command=["x"], env=env, **ALL), {"USER": "base"}, {}, SECRETS.get)
     assert command.env == {"HF_TOKEN": PLANTED, "USER": "me", "AWS_KEY": "k", "URL": f"u/{PLANTED}"}
     prefixed = {"envFrom": [{"prefix": "HUB_", "secretRef": {"name": "hub"}}]}
-    assert command_of(pod(command=["x"], **prefixed), {}, {}, SECRETS.get).env["HUB_USER"] == "jo"
+    assert build_command(pod(command=["x"], **prefixed), {}, {}, SECRETS.get).env["HUB_USER"] == "jo"
 
 
 @pytest.mark.parametrize("words", [["$(HF_TOKEN)"], ["--token=$(HF_TOKEN)"], ["$(URL)"]])
 def test_no_secret_gets_onto_a_command_line(words: list[str]) -> None:
     env = [{"name": "URL", "value": "u/$(HF_TOKEN)"}]
     with pytest.raises(StartError, match="would show a secret to everybody who can run ps") as caught:
-        command_of(pod(command=["x"], args=words, env=env, **ALL), {}, {}, SECRETS.get)
+        build_command(pod(command=["x"], args=words, env=env, **ALL), {}, {}, SECRETS.get)
     assert PLANTED not in str(caught.value)
 
 
 def test_a_variable_that_hides_a_secret_may_be_shown() -> None:
     env = [{"name": "HF_TOKEN", "value": "none"}]
-    assert command_of(
+    assert build_command(
         pod(command=["x"], args=["$(HF_TOKEN)", "$$(HF_TOKEN)"], env=env, **ALL), {}, {}, SECRETS.get
     ).argv == (
         "x",

@@ -10,7 +10,7 @@ import pytest
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UnreachableError
 from elasticctl_controller.kube import election as module
-from elasticctl_controller.kube.election import Candidate, Election
+from elasticctl_controller.kube.election import Election, LeaseCandidate
 from tests.support.waiting import wait_until
 
 
@@ -54,7 +54,7 @@ class Replica:
     def __init__(self, server: LeaseServer, name: str) -> None:
         self.name, self._server = name, server
         self.elected, self.lost, self.answers = threading.Event(), threading.Event(), 0
-        candidate = Candidate("system", "controller", name)
+        candidate = LeaseCandidate("system", "controller", name)
         self.election = Election(self, candidate, self.elected.set, self.lost.set, on_answer=self._answered)
 
     def _answered(self) -> None:
@@ -151,7 +151,11 @@ def test_a_process_that_slept_does_not_hold_what_ran_out(server: LeaseServer) ->
     now = [100.0]
     replica = Replica(server, "sleeper")
     replica.election = Election(
-        replica, Candidate("system", "controller", "sleeper"), replica.elected.set, replica.lost.set, lambda: now[0]
+        replica,
+        LeaseCandidate("system", "controller", "sleeper"),
+        replica.elected.set,
+        replica.lost.set,
+        lambda: now[0],
     )
     replica.election.start()
     assert replica.elected.wait(5)

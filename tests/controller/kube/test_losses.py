@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_controller.kube.metrics import FORGET_S, Losses
+from elasticctl_controller.kube.metrics import FORGET_S, ReplacementTimer
 
 
 class Bench:
     def __init__(self) -> None:
         self.now, self.heard = 1000.0, list[float]()
-        self.losses = Losses(self.heard.append, lambda: self.now)
+        self.losses = ReplacementTimer(self.heard.append, lambda: self.now)
 
     def replace(self, key: str) -> None:
         with self.losses.replacing(key):

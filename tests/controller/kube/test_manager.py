@@ -22,7 +22,7 @@ import pytest
 from elasticctl.api.errors import ClusterError
 from elasticctl.api.notifications import SECRET
 from elasticctl.api.spec import ANNOTATION_NOTIFY
-from elasticctl_controller.kube.election import LABEL, LeaderLabel
+from elasticctl_controller.kube.election import LEADER_LABEL, LeaderLabel
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import LogFormatter, read_key
 from tests.support.control import ControlApi
@@ -181,16 +181,18 @@ def test_a_restart_makes_nothing_twice(control: ControlApi, replicas: list[Repli
 def test_the_leaders_label_moves() -> None:
     control = ControlApi()
     try:
-        for name, labels in (("old", {LABEL: "true"}), ("new", {}), ("other", {"app": "x"})):
+        for name, labels in (("old", {LEADER_LABEL: "true"}), ("new", {}), ("other", {"app": "x"})):
             control.put(f"{SYSTEM_PODS}/{name}", {"metadata": {"name": name, "labels": labels}})
         label = LeaderLabel(LimitedApi(control.connection(), TokenBucket(100, 100)), "system", "new")
         label._move()
         labelled = [
-            n for n in ("old", "new", "other") if LABEL in control.objects[f"{SYSTEM_PODS}/{n}"]["metadata"]["labels"]
+            name
+            for name in ("old", "new", "other")
+            if LEADER_LABEL in control.objects[f"{SYSTEM_PODS}/{name}"]["metadata"]["labels"]
         ]
         assert labelled == ["new"]
         label.remove()
-        assert LABEL not in control.objects[f"{SYSTEM_PODS}/new"]["metadata"]["labels"]
+        assert LEADER_LABEL not in control.objects[f"{SYSTEM_PODS}/new"]["metadata"]["labels"]
     finally:
         control.close()
 

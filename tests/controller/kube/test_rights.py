@@ -14,10 +14,10 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod_group
 from elasticctl_controller.core.notifications import WebhookError
-from elasticctl_controller.kube.capacity import KubeFloor
+from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.owned_objects import Belongings, Makers
-from elasticctl_controller.kube.webhooks import of_cluster
+from elasticctl_controller.kube.notifications import kube_webhook_urls
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
 from elasticctl_controller.loop.notifier import Destination
 from tests.controller.kube.test_workload import BUDGETS, CORE, JOBS, Bench
 from tests.support.control import ControlApi
@@ -90,7 +90,7 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
     left_by_an_earlier_job(control, f"{BUDGETS}/job-workers", build_budget(job))
     bench.workload.write_status(job, JobStatus(phase=Phase.PENDING, desired=3))
     groups = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
-    grouping = Belongings(api, Makers(lambda of, pod: [build_pod_group(of)], build_budget))
+    grouping = OwnedObjects(api, ObjectBuilders(lambda of, pod: [build_pod_group(of)], build_budget))
     left_by_an_earlier_job(control, f"{groups}/job", build_pod_group(job))
     for _ in range(2):
         with suppress(ConflictError):
@@ -104,14 +104,14 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
 def test_the_role_is_what_is_asked_for(control: ControlApi) -> None:
     bench = Bench(control)
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
-    floor = KubeFloor(api, bench.workload)
+    floor = KubeCapacity(api, bench.workload)
     bench.begin()
     floor.start(lambda: None)
     wait_until(lambda: all(reflector.wait_synced(0) for reflector in floor.reflectors))
     try:
         a_life(bench, api)
         with suppress(WebhookError):  # there is none, as the answer says
-            of_cluster(api)(Destination("default", "secret:slack"))
+            kube_webhook_urls(api)(Destination("default", "secret:slack"))
     finally:
         floor.stop()
         bench.workload.stop()

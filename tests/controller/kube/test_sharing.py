@@ -15,9 +15,9 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import HELD, Quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl_controller.kube.capacity import KubeFloor
+from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.owned_objects import Belongings, Makers
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from tests.controller.kube.test_manager import Replica
 from tests.support.control import ControlApi
@@ -136,11 +136,11 @@ def test_nodes_to_come_are_waited_for_by_pods(control: ControlApi, tmp_path: Pat
         assert replica.end() == 0
 
 
-def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeFloor]:
+def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeCapacity]:
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
-    nothing = Makers(lambda job, pod: [], lambda job: {})
-    workload = KubeWorkload(api, Settings("", "me", node_grace_s=0.1), Belongings(api, nothing), lambda job, pod: pod)
-    return workload, KubeFloor(api, workload)
+    nothing = ObjectBuilders(lambda job, pod: [], lambda job: {})
+    workload = KubeWorkload(api, Settings("", "me", node_grace_s=0.1), OwnedObjects(api, nothing), lambda job, pod: pod)
+    return workload, KubeCapacity(api, workload)
 
 
 def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi) -> None:

@@ -13,7 +13,7 @@ from elasticctl.api.spec import ElasticJob, Pod
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod, build_token_secret
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.owned_objects import Belongings, Makers
+from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from tests.support.control import DISCOVERY, ControlApi
 from tests.support.jobs import shell_job
@@ -32,14 +32,14 @@ class Bench:
         self.replaced: list[float] = []
         self.keys: list[str] = []
         api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
-        makers = Makers(
+        makers = ObjectBuilders(
             lambda job, pod: [build_group_service(job), build_token_secret(job, "secret-token")],
             build_budget,
         )
         self.workload = KubeWorkload(
             api,
             Settings("http://rendezvous:7777", "me", node_grace_s=0.1),
-            Belongings(api, makers),
+            OwnedObjects(api, makers),
             lambda job, pod: pod,
             self.replaced.append,
         )

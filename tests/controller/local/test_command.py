@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticctl.cluster.base import Manifest
-from elasticctl_controller.local.command import StartError, command_of, gpus_wanted
+from elasticctl_controller.local.command import StartError, build_command, gpus_requested
 
 
 def pod(**container: Any) -> Manifest:
@@ -19,7 +19,7 @@ def pod(**container: Any) -> Manifest:
 
 
 def test_command_and_args_make_the_argv() -> None:
-    command = command_of(pod(command=["python", "-u"], args=["train.py", "a b"], workingDir="/w"), {}, {})
+    command = build_command(pod(command=["python", "-u"], args=["train.py", "a b"], workingDir="/w"), {}, {})
     assert command.argv == ("python", "-u", "train.py", "a b")
     assert command.working_dir == "/w"
 
@@ -27,12 +27,12 @@ def test_command_and_args_make_the_argv() -> None:
 def test_the_worker_container_is_found_among_others() -> None:
     manifest = pod(command=["right"])
     manifest["spec"]["containers"].insert(0, {"name": "sidecar", "command": ["wrong"]})
-    assert command_of(manifest, {}, {}).argv == ("right",)
+    assert build_command(manifest, {}, {}).argv == ("right",)
 
 
 def test_env_comes_in_layers() -> None:
     env = [{"name": "BASE", "value": "user"}, {"name": "PINNED", "value": "user"}, {"name": "EMPTY"}]
-    command = command_of(pod(command=["x"], env=env), {"BASE": "base", "KEPT": "base"}, {"PINNED": "pinned"})
+    command = build_command(pod(command=["x"], env=env), {"BASE": "base", "KEPT": "base"}, {"PINNED": "pinned"})
     assert command.env == {"BASE": "user", "KEPT": "base", "PINNED": "pinned", "EMPTY": ""}
 
 
@@ -50,7 +50,7 @@ def test_env_comes_in_layers() -> None:
 )
 def test_field_references(path: str, value: str) -> None:
     env = [{"name": "FIELD", "valueFrom": {"fieldRef": {"fieldPath": path}}}]
-    assert command_of(pod(command=["x"], env=env), {}, {}).env["FIELD"] == value
+    assert build_command(pod(command=["x"], env=env), {}, {}).env["FIELD"] == value
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_field_references(path: str, value: str) -> None:
 )
 def test_variable_references(text: str, expanded: str) -> None:
     env = [{"name": "NAME", "value": "value"}, {"name": "SECOND", "value": text}]
-    command = command_of(pod(command=["x"], args=[text], env=env), {}, {})
+    command = build_command(pod(command=["x"], args=[text], env=env), {}, {})
     assert command.argv[1] == command.env["SECOND"] == expanded
 
 
@@ -83,7 +83,7 @@ def test_variable_references(text: str, expanded: str) -> None:
 )
 def test_what_cannot_be_started_says_why(container: dict[str, Any], said: str) -> None:
     with pytest.raises(StartError, match=said):
-        command_of(pod(**container), {}, {})
+        build_command(pod(**container), {}, {})
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_what_cannot_be_started_says_why(container: dict[str, Any], said: str) -
     ],
 )
 def test_gpu_limits(resources: Any, wanted: int) -> None:
-    assert gpus_wanted({"containers": [{"resources": resources}]}) == wanted
+    assert gpus_requested({"containers": [{"resources": resources}]}) == wanted

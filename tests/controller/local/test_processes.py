@@ -13,7 +13,7 @@ import pytest
 
 from elasticctl.cluster.local.worker_processes import any_left
 from elasticctl_controller.local.command import pinned_environment
-from elasticctl_controller.local.processes import ExitWatcher, read_exit, sweep
+from elasticctl_controller.local.processes import ExitWatcher, kill_strays, read_exit
 from tests.support.waiting import wait_until
 
 
@@ -60,11 +60,11 @@ def test_strays_are_found_by_the_pods_uid_and_nobody_else_is_hit(tmp_path: Path)
         subprocess.Popen(["sleep", "1000"], env=pinned_environment(pods / uid, uid, ()), start_new_session=True)
         for uid in ("uid-1", "uid-2")
     )
-    sweep("uid-1")
+    kill_strays("uid-1")
     mine.wait(10)
     assert other.poll() is None
     assert any_left(pods)
-    sweep("uid-2")
+    kill_strays("uid-2")
     other.wait(10)
     assert not any_left(pods)
 

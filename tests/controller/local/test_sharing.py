@@ -10,8 +10,8 @@ from elasticctl.api.errors import SpecError
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import CPU, Quota
 from elasticctl.api.status import Phase
+from elasticctl.cluster.local.capacity import LocalSharing, check_sharing
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.sharing import LocalSharing, check_sharing
 from tests.controller.local.test_recovery import kill_supervisor
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.sharing_story import PATIENCE_S, give_way_and_grow_back, status, training, trains

@@ -11,8 +11,8 @@ import pytest
 
 from elasticctl.api.errors import ClusterError, ConflictError, NotFoundError, StorageFullError
 from elasticctl.cluster.base import Manifest
-from elasticctl_controller.local.events import PER_JOB
-from elasticctl_controller.local.store import Change, Store
+from elasticctl_controller.local.database import EVENTS_PER_JOB
+from elasticctl_controller.local.store import Store, StoreChange
 from tests.support.jobs import shell_job
 
 
@@ -63,7 +63,7 @@ def test_a_patch_leaves_the_status_and_the_identity_alone(store: Store) -> None:
 
 def test_a_patch_that_changes_nothing_is_not_a_change(store: Store) -> None:
     job = store.create_job(shell_job("job", "true"))
-    heard: list[Change] = []
+    heard: list[StoreChange] = []
     store.subscribe(heard.append)
     assert store.patch_job("default", "job", {"spec": job["spec"]}, check=lambda _: None) == job
     assert heard == []
@@ -127,25 +127,25 @@ def test_a_job_made_again_is_not_deleted_for_the_old_one(store: Store) -> None:
 def test_events_are_counted_up_and_bounded(store: Store) -> None:
     job = store.create_job(shell_job("job", "true"))
     uid = job["metadata"]["uid"]
-    for number in range(PER_JOB + 10):
+    for number in range(EVENTS_PER_JOB + 10):
         store.record_event(uid, job, "Normal", "Said", f"thing {number}")
     for _ in range(3):
         store.record_event(uid, job, "Warning", "Again", "the same")
     events = store.list_events(uid)
-    assert len(events) == PER_JOB
+    assert len(events) == EVENTS_PER_JOB
     assert (events[-1]["message"], events[-1]["count"]) == ("the same", 3)
     assert events[0]["message"] == "thing 11"
 
 
 def test_listeners_hear_of_what_is_on_disk(store: Store) -> None:
-    heard: list[tuple[Change, bool]] = []
+    heard: list[tuple[StoreChange, bool]] = []
 
-    def listen(change: Change) -> None:
+    def listen(change: StoreChange) -> None:
         heard.append((change, bool(store.list_jobs())))
 
     store.subscribe(listen)
     store.create_job(shell_job("job", "true"))
-    assert heard == [(Change("ElasticJob", "default", "job"), True)]
+    assert heard == [(StoreChange("ElasticJob", "default", "job"), True)]
 
 
 def test_threads_do_not_lose_each_others_changes(store: Store) -> None:

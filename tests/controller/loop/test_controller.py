@@ -95,16 +95,16 @@ class Bench:
     def run_pods(self) -> None:
         for pod in self.pods():
             if pod["status"]["phase"] == "Pending":
-                self.store.update_pod(pod["metadata"]["uid"], lambda p: objects.running(p, 1, self.clock()))
+                self.store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_running(p, 1, self.clock()))
 
     def place_pods(self) -> None:
         """Each on a node of its own."""
         for index, pod in enumerate(self.pods()):
-            self.store.update_pod(pod["metadata"]["uid"], lambda p, n=f"node-{index}": objects.scheduled(p, n, ()))
+            self.store.update_pod(pod["metadata"]["uid"], lambda p, n=f"node-{index}": objects.mark_scheduled(p, n, ()))
 
     def end_pod(self, index: int, exit_code: int) -> None:
         how = objects.Exit(exit_code, self.clock())
-        self.store.update_pod(self.pods()[index]["metadata"]["uid"], lambda p: objects.ended(p, how))
+        self.store.update_pod(self.pods()[index]["metadata"]["uid"], lambda p: objects.mark_ended(p, how))
 
     def alive(self) -> set[str]:
         return set(self.rendezvous._groups[KEY].alive.values())
@@ -196,10 +196,10 @@ def test_the_group_of_an_automatic_job_does_not_wait_for_workers_without_a_place
     bench.store.create_job(shell_job("job", "true", 3, minReplicas=2, maxReplicas=3, sharing={"automatic": True}))
     bench.settle()
     for pod in bench.pods()[:2]:
-        bench.store.update_pod(pod["metadata"]["uid"], lambda p: objects.scheduled(p, "here", ()))
+        bench.store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_scheduled(p, "here", ()))
     bench.settle()
     assert bench.alive() == {"job-worker-0", "job-worker-1"}
-    bench.store.update_pod(bench.pods()[2]["metadata"]["uid"], lambda p: objects.scheduled(p, "here", ()))
+    bench.store.update_pod(bench.pods()[2]["metadata"]["uid"], lambda p: objects.mark_scheduled(p, "here", ()))
     bench.settle()
     assert len(bench.alive()) == 3
 

@@ -18,8 +18,8 @@ from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.notifications import Notification, WebhookError
-from elasticctl_controller.kube.webhooks import of_cluster
-from elasticctl_controller.local.webhooks import of_machine
+from elasticctl_controller.kube.notifications import kube_webhook_urls
+from elasticctl_controller.local.supervisor import local_webhook_urls
 from elasticctl_controller.loop import notifier as noticing_module
 from elasticctl_controller.loop.notifier import Destination, NotifyingWorkload, report_as_events
 from tests.support.controller.samples import a_job
@@ -179,7 +179,7 @@ def test_on_this_machine_a_url_comes_from_a_secret_a_file_or_a_variable(tmp_path
     paths.create()
     Secrets(paths).write("default", "elasticctl-notify", {"slack": URL})
     (tmp_path / "hook").write_text(URL + "\n")
-    url_of = of_machine(paths, {"HOOK": URL})
+    url_of = local_webhook_urls(paths, {"HOOK": URL})
     for reference in ("secret:slack", "slack", f"file:{tmp_path}/hook", "env:HOOK"):
         assert url_of(Destination("default", reference)).strip() == URL
     for destination, why in [
@@ -209,7 +209,7 @@ class Secretive:
 
 def test_on_kubernetes_it_comes_from_the_one_secret_of_the_jobs_namespace() -> None:
     api = Secretive()
-    assert of_cluster(api)(Destination("team-a", "slack")) == URL
+    assert kube_webhook_urls(api)(Destination("team-a", "slack")) == URL
     assert api.asked == ["GET /api/v1/namespaces/team-a/secrets/elasticctl-notify"]
 
 
@@ -228,11 +228,11 @@ def test_what_is_not_there_is_said(reference: str, data: dict[str, Any], error: 
     api = Secretive()
     api.data, api.error = data, error
     with pytest.raises(WebhookError, match=why):
-        of_cluster(api)(Destination("team-a", reference))
+        kube_webhook_urls(api)(Destination("team-a", reference))
 
 
 def test_a_controller_that_may_not_read_it_says_so() -> None:
     api = Secretive()
     api.error = ForbiddenError("secrets is forbidden")
     with pytest.raises(ForbiddenError):
-        of_cluster(api)(Destination("team-a", "slack"))
+        kube_webhook_urls(api)(Destination("team-a", "slack"))

@@ -78,8 +78,8 @@ def local_sharing(
       elasticctl local sharing on --cpu-slots 4
       elasticctl local sharing off
     """
+    from elasticctl.cluster.local.capacity import LocalSharing
     from elasticctl.cluster.local.client import LocalCluster
-    from elasticctl.cluster.local.sharing import LocalSharing
 
     if cpu_slots is not None and state != "on":
         raise UsageError("--cpu-slots goes with `on`: elasticctl local sharing on --cpu-slots N")

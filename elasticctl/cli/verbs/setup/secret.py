@@ -18,7 +18,7 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_table, say
 from elasticctl.cli.framework.target import locate
 from elasticctl.cluster import secrets_of
-from elasticctl.cluster.secrets import Known, check_name
+from elasticctl.cluster.base import SecretInfo, check_secret_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -43,7 +43,7 @@ def set_secret(
       elasticctl secret set s3 --from-env-file keys.env
     """
     context, namespace = locate(where)
-    check_name(name)  # before anybody types a value
+    check_secret_name(name)  # before anybody types a value
     for key in keys:
         _check_key(key)
     if bool(keys) == bool(env_file):
@@ -141,7 +141,7 @@ def _checked(key: str, value: str) -> str:
     return value
 
 
-def _as_data(one: Known) -> dict[str, object]:
+def _as_data(one: SecretInfo) -> dict[str, object]:
     from elasticctl.api.codec import to_rfc3339
 
     at = {} if one.made_at is None else {"at": to_rfc3339(one.made_at)}

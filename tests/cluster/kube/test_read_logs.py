@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.cluster.kube.read_logs import Cursor, split_stamp
+from elasticctl.cluster.kube.read_logs import LogCursor, split_stamp
 
 # Stamps grow, but two writers may be a few milliseconds out of order, over the edge of a second too.
 STEPS = st.lists(
@@ -20,7 +20,7 @@ def test_each_line_comes_once_wherever_the_stream_breaks(steps: list[tuple[int, 
     for number, (step, jitter) in enumerate(steps):
         at += step
         log.append((at + jitter, number))
-    cursor = Cursor()
+    cursor = LogCursor()
     got: list[int] = []
     for cut in [*cuts, len(log) + 1]:
         since = cursor.resume()
@@ -30,7 +30,7 @@ def test_each_line_comes_once_wherever_the_stream_breaks(steps: list[tuple[int, 
 
 
 def test_a_rotated_log_loses_nothing_that_is_still_there() -> None:
-    cursor = Cursor()
+    cursor = LogCursor()
     second = 1_700_000_000_000_000
     assert all(cursor.is_new(second + n) for n in range(10))
     assert cursor.resume() == 1_699_999_999.0

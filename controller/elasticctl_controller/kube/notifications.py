@@ -6,6 +6,8 @@ are kept apart; what comes after those is counted on the last.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
 import queue
 import secrets
@@ -13,13 +15,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from elasticctl.api import notifications
 from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.api.errors import ElasticctlError, NotFoundError
 from elasticctl.api.spec import API_VERSION, KIND, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
+from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.loop.notifier import Destination, value_of
 
 COMPONENT = "elasticctl-controller"
 WINDOW_S = 600.0
@@ -32,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class PendingEvent:
     """One event as the controller tells it."""
 
     job: ElasticJob
@@ -54,7 +59,7 @@ class EventRecorder:
 
     def __init__(self, api: LimitedApi, instance: str, clock: Callable[[], float] = time.time) -> None:
         self._api, self._instance, self._clock = api, instance, clock
-        self._waiting: queue.Queue[News | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[PendingEvent | None] = queue.Queue(MAX_WAITING)
         self._series: dict[tuple[str, str], _Series] = {}
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
@@ -69,9 +74,9 @@ class EventRecorder:
 
     def record(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
         """Have an event written; returns at once."""
-        self._put(News(job, type_, reason, message[:MESSAGE_CHARS], self._clock()))
+        self._put(PendingEvent(job, type_, reason, message[:MESSAGE_CHARS], self._clock()))
 
-    def _put(self, news: News | None) -> None:
+    def _put(self, news: PendingEvent | None) -> None:
         try:
             self._waiting.put_nowait(news)
         except queue.Full:
@@ -86,7 +91,7 @@ class EventRecorder:
             except Exception:  # the thread's edge: events are not worth a controller
                 log.exception("event %s of job %s is lost", news.reason, news.job.key)
 
-    def _write(self, news: News) -> None:
+    def _write(self, news: PendingEvent) -> None:
         self._tidy(news.at)
         series = self._series.setdefault((news.job.uid, news.reason), _Series())
         message = news.message
@@ -106,7 +111,7 @@ class EventRecorder:
         self._api.request("POST", self._path(news), event)
         series.events[news.message] = (event["metadata"]["name"], 1, news.at)
 
-    def _path(self, news: News, name: str = "") -> str:
+    def _path(self, news: PendingEvent, name: str = "") -> str:
         return resource_path("v1", news.job.namespace, "events", name)
 
     def _tidy(self, now: float) -> None:
@@ -117,7 +122,7 @@ class EventRecorder:
                 del self._series[key]
 
 
-def new_event(news: News, instance: str) -> Manifest:
+def new_event(news: PendingEvent, instance: str) -> Manifest:
     """The core/v1 Event of this news."""
     at = to_rfc3339(news.at)
     about: Mapping[str, Any] = {
@@ -143,3 +148,35 @@ def new_event(news: News, instance: str) -> Manifest:
         "reportingComponent": COMPONENT,
         "reportingInstance": instance,
     }
+
+
+class SecretReader(Protocol):
+    """What is asked of an API server; `elasticctl_controller.kube.limiter.LimitedApi`, or a plain connection."""
+
+    def request(self, method: str, path: str) -> dict[str, Any]:
+        """Send one request. Raises ClusterError."""
+
+
+def kube_webhook_urls(api: SecretReader) -> Callable[[Destination], str]:
+    """URLs from the Secrets of a Kubernetes cluster."""
+
+    def url_of(destination: Destination) -> str:
+        reference = notifications.parse_reference(destination.reference)
+        if reference.local_only:
+            raise WebhookError(f"{reference.kind}: is for the local cluster; here it is secret:KEY")
+        try:
+            found = api.request("GET", resource_path("v1", destination.namespace, "secrets", notifications.SECRET))
+        except NotFoundError:
+            found = {}
+        data = found.get("data") or {}
+        try:
+            values = {
+                key: base64.b64decode(value, validate=True).decode()
+                for key, value in data.items()
+                if key == reference.name
+            }
+        except (binascii.Error, ValueError, TypeError):
+            raise WebhookError(f"the key {reference.name} of the secret {notifications.SECRET} is no text") from None
+        return value_of(values, destination, reference)
+
+    return url_of

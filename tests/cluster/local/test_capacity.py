@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cluster.local.gpus import choose, discover, listed
+from elasticctl.cluster.local.capacity import choose_gpus, discover_gpus, parse_gpu_list
 
 LISTING = """\
 GPU 0: NVIDIA H200 (UUID: GPU-1c0a6b0e-0000-1111-2222-333344445555)
@@ -22,7 +22,7 @@ def program(folder: Path, script: str) -> dict[str, str]:
 
 
 def test_gpus_are_known_by_their_uuid() -> None:
-    assert listed(LISTING) == (
+    assert parse_gpu_list(LISTING) == (
         "GPU-1c0a6b0e-0000-1111-2222-333344445555",
         "GPU-2c0a6b0e-0000-1111-2222-333344445555",
     )
@@ -30,19 +30,19 @@ def test_gpus_are_known_by_their_uuid() -> None:
 
 def test_they_are_asked_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", program(tmp_path, f"printf '%s' '{LISTING}'")["PATH"])
-    assert len(discover({})) == 2
+    assert len(discover_gpus({})) == 2
 
 
 def test_a_machine_without_the_program_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert discover({}) == ()
+    assert discover_gpus({}) == ()
 
 
 def test_a_program_that_fails_is_said_and_means_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", program(tmp_path, "echo no driver; exit 9")["PATH"])
-    assert discover({}) == ()
+    assert discover_gpus({}) == ()
     assert "nvidia-smi failed: no driver" in caplog.text
 
 
@@ -58,7 +58,7 @@ def test_a_program_that_fails_is_said_and_means_none(
     ],
 )
 def test_the_users_own_choice_is_kept_to(visible: str, found: tuple[str, ...]) -> None:
-    assert discover({"CUDA_VISIBLE_DEVICES": visible}) == found
+    assert discover_gpus({"CUDA_VISIBLE_DEVICES": visible}) == found
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_the_users_own_choice_is_kept_to(visible: str, found: tuple[str, ...]) -
     [((), 0, ()), ((), 2, ("a", "b")), (("a",), 1, ("b",)), (("a", "c"), 2, None), (("a", "b", "c"), 0, ())],
 )
 def test_nobody_gets_what_somebody_has(taken: tuple[str, ...], wanted: int, chosen: tuple[str, ...] | None) -> None:
-    assert choose(("a", "b", "c"), taken, wanted) == chosen
+    assert choose_gpus(("a", "b", "c"), taken, wanted) == chosen

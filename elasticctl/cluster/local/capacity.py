@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from elasticctl.api.codec import from_json, to_json
@@ -14,9 +18,9 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import shown
 from elasticctl.cluster.base import Manifest
 
-NAME = "local"
+SHARING_NAME = "local"
 """The one object of its kind in the store."""
-KIND = "LocalSharing"
+SHARING_KIND = "LocalSharing"
 SETTLE_S = 10.0
 """A job that was resized is left alone for so long; short, for on one machine a group re-forms within seconds."""
 
@@ -38,7 +42,7 @@ class LocalSharing:
 
     def to_manifest(self) -> Manifest:
         """The object as it is stored."""
-        return {"kind": KIND, "metadata": {"name": NAME}, "spec": to_json(self)}
+        return {"kind": SHARING_KIND, "metadata": {"name": SHARING_NAME}, "spec": to_json(self)}
 
     def slots(self, gpus: int, processors: int) -> int:
         """How many CPU slots there are to share; 0 while sharing is off."""
@@ -59,7 +63,7 @@ def check_sharing(body: Mapping[str, Any]) -> LocalSharing:
     return from_json(LocalSharing, body)
 
 
-def node(name: str, gpus: int, cpu_slots: int) -> Manifest:
+def build_node(name: str, gpus: int, cpu_slots: int) -> Manifest:
     """This machine as a node: what there is to share on it."""
     allocatable = {GPU_RESOURCE: str(gpus), CPU_SLOTS: str(cpu_slots)}
     return {"metadata": {"name": name}, "status": {"allocatable": allocatable}}
@@ -69,3 +73,49 @@ def cpu_slots_of(pod: Mapping[str, Any]) -> int:
     """How many CPU slots a worker takes: one for each of its ranks, none where it has GPUs."""
     found = hardware(ElasticJob(template=pod))
     return 0 if found.gpus_per_worker else found.ranks_per_worker
+
+
+NVIDIA_SMI_TIMEOUT_S = 20.0
+VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+_GPU_ID = re.compile(r"[0-9]+|(GPU|MIG)-\S+")
+_GPU_LINE = re.compile(r"^GPU \d+: .*\(UUID: (GPU-[0-9a-fA-F-]+)\)")
+
+log = logging.getLogger(__name__)
+
+
+def discover_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the ids of the GPUs that may be handed out, in the form CUDA_VISIBLE_DEVICES takes.
+
+    A CUDA_VISIBLE_DEVICES in `environ` is the user's own choice, and read as CUDA reads it: up to the first word that
+    is no device, so that -1 means none. Otherwise all that `nvidia-smi -L` lists, none where there is no such program
+    or it does not answer.
+    """
+    if VISIBLE_GPUS_VARIABLE in environ:
+        words = (word.strip() for word in environ[VISIBLE_GPUS_VARIABLE].split(","))
+        return tuple(dict.fromkeys(takewhile(_GPU_ID.fullmatch, words)))
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        return ()
+    except (OSError, subprocess.TimeoutExpired) as e:
+        log.warning("no GPUs are used: nvidia-smi did not answer (%s)", e)
+        return ()
+    if found.returncode != 0:
+        log.warning("no GPUs are used: nvidia-smi failed: %s", (found.stderr or found.stdout).strip())
+        return ()
+    return parse_gpu_list(found.stdout)
+
+
+def parse_gpu_list(text: str) -> tuple[str, ...]:
+    """Read the UUIDs of the GPUs from the output of `nvidia-smi -L`."""
+    return tuple(match[1] for line in text.splitlines() if (match := _GPU_LINE.match(line)))
+
+
+def choose_gpus(all_gpus: Iterable[str], taken: Iterable[str], wanted: int) -> tuple[str, ...] | None:
+    """Choose `wanted` GPUs that nobody has; None when too few are free."""
+    held = set(taken)
+    free = [gpu for gpu in all_gpus if gpu not in held]
+    return tuple(free[:wanted]) if len(free) >= wanted else None

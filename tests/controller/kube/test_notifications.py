@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl_controller.kube.events import MAX_DIFFERENT, MESSAGE_CHARS, EventRecorder
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.notifications import MAX_DIFFERENT, MESSAGE_CHARS, EventRecorder
 from tests.support.control import ControlApi
 from tests.support.waiting import wait_until
 
