@@ -34,12 +34,12 @@ from elasticctl_store.checkpoints.commits import Writer, moved_to, read_commits,
 from elasticctl_store.checkpoints.entries import Moved
 from elasticctl_store.workspace import transfer
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
-from tests.store.checkpoints.test_verify import saved
 from tests.support.cli import Run
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault, Seen
 from tests.support.jobs import shell_job
 from tests.support.processes import processes_of
+from tests.support.train.checkpoints import saved
 from tests.support.train.states import same
 from tests.support.two_places import Places
 from tests.support.waiting import wait_until

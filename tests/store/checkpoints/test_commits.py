@@ -286,7 +286,7 @@ def test_the_newest_of_many_commits_is_on_the_first_page(storage: Storage, tmp_p
 
     (tmp_path / "journal").mkdir()
     for position in range(1, 2_501):
-        entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, ""),), 0)
+        entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, "crc32:00000000"),), 0)
         (tmp_path / entries.key_of(position)).write_bytes(entries.encode(entry))
     assert next(read_commits(Counting())).step == 2_500  # type: ignore[arg-type]
     assert Counting.pages == 1

@@ -21,9 +21,9 @@ from elasticctl_store.errors import DamagedError, FencedError, MovedError, Stora
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from tests.store.checkpoints.test_verify import damage, model_state, saved
 from tests.support.clouds import QUICK, Cloud
 from tests.support.gate import Fault, Seen, first
+from tests.support.train.checkpoints import damage, model_state, saved
 from tests.support.train.states import same
 from tests.support.waiting import wait_until
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,58 +16,16 @@ from hypothesis import strategies as st
 from elasticctl_store.checkpoints import verify
 from elasticctl_store.checkpoints.boxes import Box
 from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.checkpoints.verify import Piece, Tensor
+from elasticctl_store.checkpoints.reader import Piece, read_contents
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import tensors
-from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support.train import programs, ranks
-from tests.train.checkpoint import test_shares
+from tests.support.train.checkpoints import damage, gather_shares, model_state, saved, write_shares
 
 
 def ignore(count: int) -> None:
     """Nobody watches."""
-
-
-def model_state() -> dict[str, Any]:
-    torch.manual_seed(3)
-    tied = torch.randn(7, 5)
-    return {
-        "embedding.weight": tied,
-        "head.weight": tied,
-        "half": torch.randn(3, 3).bfloat16(),
-        "count": torch.tensor(12),
-        "empty": torch.empty(0, 4),
-        "mask": torch.rand(9) > 0.5,
-        "turns": torch.randn(2, 3, dtype=torch.complex64),
-        "large": torch.randn(700, 500),
-    }
-
-
-def saved(folder: Path, steps: int = 1) -> tuple[LocalStorage, list[Commit]]:
-    """A storage with some checkpoints, newest first."""
-    storage = LocalStorage(folder)
-    checkpoints = Checkpointer(storage)
-    for step in range(1, steps + 1):
-        optimizer = {"state": {0: {"step": torch.tensor(float(step)), "exp_avg": torch.ones(4) * step}}, "name": "adam"}
-        checkpoints.save({"model": model_state(), "optimizer": optimizer}, Label(step), local={"own": torch.ones(3)})
-        assert checkpoints.settle()
-    return storage, list(read_commits(storage))
-
-
-def damage(folder: Path, commit: Commit, suffix: str, at: int) -> Path:
-    """Flip a bit of the first share's file."""
-    path = next((folder / commit.folder).glob(f"*{suffix}"))
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-    return path
-
-
-def test_every_dtype_of_a_checkpoint_is_known() -> None:
-    expected = {tensors.NAMES[kind]: (name, kind.itemsize) for kind, name in tensors.DTYPES.items()}
-    assert expected == verify.DTYPES
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 25, 1001])
@@ -157,14 +114,6 @@ def test_a_damaged_entry_of_the_journal_is_a_finding(tmp_path: Path) -> None:
     assert second.commit == found[1]
 
 
-def test_documents_that_lie_are_damage(tmp_path: Path) -> None:
-    contents = verify.Contents({"model": {"w": {"$tensor": "model/w", "dtype": "float32", "shape": [3]}}}, ())
-    with pytest.raises(DamagedError, match="0 of its elements"):
-        verify._check_complete(contents)
-    with pytest.raises(DamagedError, match="no dtype that a checkpoint can hold"):
-        verify._piece("w", "float3", [0], [3], 8)
-
-
 def boxes_of(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
     """Boxes in a tensor, with an element at least."""
     spans = [
@@ -192,12 +141,6 @@ def test_a_box_lands_where_it_belongs(data: st.DataObject, chunk: int) -> None:
     assert bytes(raw) == target.tobytes()
 
 
-def test_tensors_are_named_by_their_path() -> None:
-    leaf = {"$tensor": "x", "dtype": "float32", "shape": [2]}
-    tree = {"a": [leaf, 1, {"$tuple": [leaf]}], "b": {"$map": [[0, leaf], ["k", None]]}, "c": {"$float": "nan"}}
-    assert dict(verify.tensors_of(tree)) == dict.fromkeys(["a.0", "a.2.0", "b.0"], Tensor("x", "float32", (2,)))
-
-
 def test_what_several_ranks_wrote_is_put_together(tmp_path: Path) -> None:
     end = {"epochs": 1, "samples": 8, "global_batch": 8}
     assert ranks.run(programs.train, 2, str(tmp_path / "state"), str(tmp_path / "notes"), end) == [0, 0]
@@ -220,9 +163,9 @@ def test_a_tensor_that_is_cut_up_over_ranks_is_whole_again(tmp_path: Path) -> No
         "row": torch.randn(1, 1_000_000),
         "odd": torch.randn(3, 7, 50_001).bfloat16(),
     }
-    test_shares.write(storage, {"model": large}, [{}, {}, {}])
-    commit = test_shares.gather(storage, 3)
-    pieces = [piece for _, pieces in verify.read(storage, commit).shares for piece in pieces]
+    write_shares(storage, {"model": large}, [{}, {}, {}])
+    commit = gather_shares(storage, 3)
+    pieces = [piece for share in read_contents(storage, commit).shares for piece in share.pieces]
     assert len(pieces) > 3
     verify.pull(storage, commit, "model", tmp_path / "model.safetensors", ignore)
     pulled = safetensors.torch.load_file(tmp_path / "model.safetensors")

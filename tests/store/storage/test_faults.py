@@ -216,7 +216,7 @@ def test_the_newest_of_many_commits_is_found_with_two_requests(cloud: Cloud, mon
         monkeypatch.setattr(module, "PAGE_KEYS", 10)
     storage = cloud.open()
     for position in range(1, 31):
-        entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, ""),), 0)
+        entry = Commit(position, 1, position, position, 0, (ObjectRef("data/x/y", 0, "crc32:00000000"),), 0)
         storage.put(entries.key_of(position), [entries.encode(entry)])
     cloud.gate.seen.clear()
     assert next(read_commits(storage)).step == 30

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import DamagedError, MissingError, SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import buffers, restore, shares
-from elasticctl_train.checkpoint.buffers import Copier
+from elasticctl_train.checkpoint import restore, shares
+from tests.support.train.checkpoints import FOLDER, gather_shares, make_share, write_shares
 from tests.support.train.states import same, trees
-
-FOLDER = entries.save_folder(1, 1, 5, "ab12cd34")
 
 
 @pytest.fixture
@@ -32,33 +29,17 @@ def storage(tmp_path: Path) -> Storage:
     return LocalStorage(tmp_path)
 
 
-def make(state: Mapping[str, Any], local: dict[str, Any], rank: int, world_size: int, **options: Any) -> shares.Share:
-    flat = shares.flatten(state, local)
-    plan = shares.plan(flat, rank, world_size, **options)
-    buffer = buffers.Buffer(0, torch.empty(plan.size_bytes, dtype=torch.uint8), in_tier=False)
-    plan.fill(buffer, flat, Copier())
-    return shares.Share(plan, buffer, flat.state, flat.local)
+names = st.text(max_size=5).filter(lambda name: not name.startswith("$"))
 
 
-def write(storage: Storage, state: Mapping[str, Any], locals_: list[dict[str, Any]], **options: Any) -> None:
-    for rank, local in enumerate(locals_):
-        share = make(state, local, rank, len(locals_), **options)
-        share.write(storage, entries.share_key(FOLDER, rank, len(locals_)))
-
-
-def gather(storage: Storage, world_size: int) -> Commit:
-    refs, size_bytes = shares.gather(storage, FOLDER, world_size, threading.Event(), timeout_s=60)
-    return Commit(2, 1, 1, 5, 0, refs, size_bytes)
-
-
-@given(st.dictionaries(st.text(max_size=5), trees, max_size=4), st.lists(trees, min_size=1, max_size=3))
+@given(st.dictionaries(names, trees, max_size=4), st.lists(trees, min_size=1, max_size=3))
 @settings(deadline=None, max_examples=40)
 def test_a_state_survives_storage_at_any_world_size(state: dict[str, Any], own: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         storage = LocalStorage(Path(folder))
         locals_ = [{"own": value} for value in own]
-        write(storage, state, locals_)
-        commit = gather(storage, len(own))
+        write_shares(storage, state, locals_)
+        commit = gather_shares(storage, len(own))
         for rank in range(len(own) + 1):
             read, local = restore.read_alone(storage, commit, rank)
             assert same(read, state)
@@ -67,33 +48,33 @@ def test_a_state_survives_storage_at_any_world_size(state: dict[str, Any], own: 
 
 def test_each_rank_writes_its_part_of_the_bytes(storage: Storage) -> None:
     state = {"model": {str(i): torch.full((1000,), float(i)) for i in range(8)}}
-    write(storage, state, [{}, {}, {}, {}])
+    write_shares(storage, state, [{}, {}, {}, {}])
     sizes = [len(storage.get(key)) for key in all_keys(storage, FOLDER) if key.endswith(".safetensors")]
     assert len(sizes) == 4
     assert all(8000 < size < 8500 for size in sizes)
-    assert gather(storage, 4).size_bytes == sum(len(storage.get(key)) for key in all_keys(storage, FOLDER))
+    assert gather_shares(storage, 4).size_bytes == sum(len(storage.get(key)) for key in all_keys(storage, FOLDER))
 
 
 def test_what_belongs_to_rank_0_comes_from_rank_0(storage: Storage) -> None:
     for rank in range(2):
         state = {"model": {"w": torch.ones(9), "mean": torch.tensor(float(rank))}, "ema": torch.tensor(float(rank))}
-        share = make(state, {}, rank, 2, rank_0_only={"model/mean", "ema"})
+        share = make_share(state, {}, rank, 2, rank_0_only={"model/mean", "ema"})
         share.write(storage, entries.share_key(FOLDER, rank, 2))
-    read, _ = restore.read_alone(storage, gather(storage, 2), 1)
+    read, _ = restore.read_alone(storage, gather_shares(storage, 2), 1)
     assert same(read, {"model": {"w": torch.ones(9), "mean": torch.tensor(0.0)}, "ema": torch.tensor(0.0)})
 
 
 def test_ranks_that_hold_different_states_are_found_out(storage: Storage) -> None:
     for rank in range(2):
-        share = make({"model": torch.ones(3 + rank)}, {}, rank, 2)
+        share = make_share({"model": torch.ones(3 + rank)}, {}, rank, 2)
         share.write(storage, entries.share_key(FOLDER, rank, 2))
     with pytest.raises(SaveError, match="the ranks' states differ"):
-        gather(storage, 2)
+        gather_shares(storage, 2)
 
 
 def test_a_share_that_does_not_come_is_named(storage: Storage) -> None:
-    make({}, {}, 0, 3).write(storage, entries.share_key(FOLDER, 0, 3))
-    make({}, {}, 2, 3).write(storage, entries.share_key(FOLDER, 2, 3))
+    make_share({}, {}, 0, 3).write(storage, entries.share_key(FOLDER, 0, 3))
+    make_share({}, {}, 2, 3).write(storage, entries.share_key(FOLDER, 2, 3))
     with pytest.raises(SaveError, match="the share of rank 1 did not come within 0 s"):
         shares.gather(storage, FOLDER, 3, threading.Event(), timeout_s=0)
     abandon = threading.Event()
@@ -115,30 +96,31 @@ def test_a_plan_fits_states_of_the_same_kinds_only() -> None:
 def test_a_large_tensor_is_written_by_all_and_read_as_one(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boxes, "CUT_BYTES", 100)
     state = {"model": {"embedding": torch.randn(1, 90, 4).half(), "bias": torch.randn(7).t()}}
-    write(storage, state, [{}, {}, {}])
+    write_shares(storage, state, [{}, {}, {}])
     sizes = [len(storage.get(key)) for key in all_keys(storage, FOLDER) if key.endswith(".safetensors")]
     assert max(sizes) - min(sizes) <= 128  # the headers are not of one length
-    read, _ = restore.read_alone(storage, gather(storage, 3))
+    read, _ = restore.read_alone(storage, gather_shares(storage, 3))
     assert same(read, state)
 
 
 def test_the_reference_implementation_reads_the_file(tmp_path: Path) -> None:
     table = {"w": torch.randn(3, 2), "n": torch.arange(4), "half": torch.ones(3).bfloat16()}
-    write(LocalStorage(tmp_path), {"model": table}, [{}])
+    write_shares(LocalStorage(tmp_path), {"model": table}, [{}])
     read = safetensors.torch.load_file(next(tmp_path.glob("data/*/*.safetensors")))
     assert {name.removeprefix("model/"): tensor for name, tensor in read.items()}.keys() == table.keys()
     assert all(same(read[f"model/{name}"], tensor) for name, tensor in table.items())
 
 
 def test_a_part_of_the_state_cannot_be_called_as_the_ranks_own() -> None:
-    with pytest.raises(StateError, match="needs another name"):
-        shares.flatten({"$rank": torch.ones(1)}, {})
+    for name in ("$rank", "$rank/a", "$tuple", "$"):
+        with pytest.raises(StateError, match="needs another name"):
+            shares.flatten({name: torch.ones(1)}, {})
 
 
 @pytest.fixture
 def commit(storage: Storage) -> Commit:
-    write(storage, {"model": {"w": torch.arange(40.0)}}, [{"rng": torch.ones(3)}, {"rng": torch.zeros(3)}])
-    return gather(storage, 2)
+    write_shares(storage, {"model": {"w": torch.arange(40.0)}}, [{"rng": torch.ones(3)}, {"rng": torch.zeros(3)}])
+    return gather_shares(storage, 2)
 
 
 def flip(data: bytes, at: int) -> bytes:

@@ -14,15 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticctl_store.checkpoints.state_trees import MAX_DEPTH, decode
+from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, StateError
-from elasticctl_train.checkpoint.tree import Flattener, decode, leaves
+from elasticctl_train.checkpoint.tree import Flattener, leaves
 from tests.support.train.states import same, trees
 
 
 def through_json(value: Any) -> Any:
     flat = Flattener()
     text = json.dumps(flat.encode(value, "state"), allow_nan=False)
-    return decode(json.loads(text), lambda name, dtype, shape: flat.tensors[name])
+    return decode(json.loads(text), lambda name, kind: flat.tensors[name])
 
 
 @given(trees)
@@ -123,12 +125,23 @@ class Custom:
         (torch.ones(2, device="meta"), "on meta"),
         (torch.nn.UninitializedParameter(), "UninitializedParameter"),
         ({torch.ones(1): 1}, "tensors as keys"),
+        ({(1, torch.ones(1)): 1}, "tensors as keys"),
     ],
 )
 def test_anything_else_is_refused_by_its_path(value: object, said: str) -> None:
     with pytest.raises(StateError, match=r"optimizer/groups/1/odd: a checkpoint cannot hold") as caught:
         Flattener().encode({"groups": [{}, {"odd": value}]}, "optimizer")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {"a": inner, 1: 0}])
+def test_as_deep_as_can_be_read_is_as_deep_as_can_be_saved(wrap: Any) -> None:
+    tree: Any = {}
+    for _ in range(MAX_DEPTH):
+        tree = wrap(tree)
+    assert same(through_json(tree), tree)
+    with pytest.raises(StateError, match="more than 100 levels deep"):
+        Flattener().encode(wrap(tree), "state")
 
 
 json_values = st.recursive(
@@ -148,7 +161,7 @@ json_values = st.recursive(
 @given(json_values)
 @settings(deadline=None)
 def test_json_that_is_no_tree_is_damage_and_nothing_worse(data: Any) -> None:
-    def tensor(name: str, dtype: str, shape: list[int]) -> torch.Tensor:
+    def tensor(name: str, kind: TensorType) -> torch.Tensor:
         raise DamagedError(f"no tensor {name}")
 
     with suppress(DamagedError):

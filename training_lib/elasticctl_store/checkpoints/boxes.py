@@ -55,6 +55,21 @@ def overlap(a: Box, b: Box) -> Box | None:
     return Box(offset, shape) if all(length > 0 for length in shape) else None
 
 
+def are_disjoint(found: Iterable[Box]) -> bool:
+    """Do no two of these boxes of one tensor have an element in common?"""
+    filled = [box for box in found if box.elements]
+    if len(filled) < 2 or not filled[0].shape:
+        return len(filled) < 2
+    sweep = max(range(len(filled[0].shape)), key=lambda dim: len({box.offset[dim] for box in filled}))
+    beside: list[Box] = []
+    for box in sorted(filled, key=lambda box: box.offset[sweep]):
+        beside = [other for other in beside if other.offset[sweep] + other.shape[sweep] > box.offset[sweep]]
+        if any(overlap(box, other) for other in beside):
+            return False
+        beside.append(box)
+    return True
+
+
 def shard(shape: Sequence[int], splits: Iterable[tuple[int, int, int]]) -> Box:
     """One rank's box of a tensor that is split as `torch.chunk` splits: equal chunks, the last ones shorter or empty.
 

@@ -29,6 +29,9 @@ FORMAT = 2
 JOURNAL = "journal/"
 DATA = "data/"
 _TOP = 999_999_999_999
+_MAX_COUNT = 1 << 62
+_MAX_TIME = 1e11  # some thousand years
+_CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}", re.ASCII)
 _SAVE = re.compile(rf"{DATA}g\d{{6,}}-n(\d{{6,}})-step\d{{9,}}-[^/]+/", re.ASCII)
 
 
@@ -194,13 +197,24 @@ def decode(data: bytes, position: int) -> Entry:
             raise DamagedError(f"journal entry {position}: it is not as it was written")
         kind = _KINDS[body.pop("kind")]
         if kind is Commit:
-            body["shares"] = tuple(ObjectRef(**ref) for ref in body["shares"])
+            body["shares"] = tuple(parse_ref(fields) for fields in body["shares"])
         entry = kind(**body)
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise DamagedError(f"journal entry {position}: not an entry ({e})") from e
-    if entry.position != position or (isinstance(entry, Commit) and not entry.shares):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise DamagedError(f"journal entry {position}: not an entry ({e!s:.80})") from e
+    if not _is_valid(entry):
+        raise DamagedError(f"journal entry {position}: a field of it is of another type, or out of range")
+    if entry.position != position:
         raise DamagedError(f"journal entry {position}: says it is entry {entry.position}")
     return entry
+
+
+def parse_ref(fields: Any) -> ObjectRef | None:
+    """A reference to an object, from JSON data; None for anything else."""
+    match fields:
+        case {"key": str(key), "size_bytes": size_bytes, "checksum": str(checksum)} if len(fields) == 3:
+            if _is_count(size_bytes) and _CHECKSUM.fullmatch(checksum):
+                return ObjectRef(key, size_bytes, checksum)
+    return None
 
 
 def decode_commit(data: bytes, position: int) -> Commit:
@@ -246,6 +260,36 @@ def _best(commits: Sequence[Commit], keep: Retention) -> set[int]:
         if math.isfinite(commit.metrics.get(keep.metric, math.nan))
     ]
     return {position for _, position in sorted(scored)[-keep.best :]}
+
+
+def _is_valid(entry: Entry) -> bool:
+    """Is every field what its type says?"""
+    if not (
+        _is_number(entry.at) and _is_count(entry.position) and _is_count(entry.generation) and 0 <= entry.at < _MAX_TIME
+    ):
+        return False
+    if isinstance(entry, Generation):
+        return isinstance(entry.run_id, str) and isinstance(entry.host, str)
+    if isinstance(entry, Moved):
+        return isinstance(entry.to, str)
+    return (
+        _is_count(entry.number)
+        and type(entry.step) is int
+        and _is_number(entry.epoch)
+        and _is_count(entry.size_bytes)
+        and bool(entry.shares)
+        and None not in entry.shares
+        and isinstance(entry.metrics, dict)
+        and all(_is_number(value) for value in entry.metrics.values())
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MAX_COUNT
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

@@ -15,8 +15,9 @@ import threading
 import zlib
 from dataclasses import dataclass
 
-from elasticctl_store.checkpoints import commits, documents, entries, verify
+from elasticctl_store.checkpoints import commits, entries, verify
 from elasticctl_store.checkpoints.entries import Commit, Generation, ObjectRef
+from elasticctl_store.checkpoints.reader import read_contents, retry_damaged
 from elasticctl_store.checkpoints.verify import OnBytes
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.parallel import each
@@ -54,8 +55,8 @@ def newest(source: Storage) -> Load | None:
     """The newest checkpoint that is whole at a glance, which a job would go on from; None: there is none."""
     for finding in verify.findings(source):
         if finding.commit is not None and not finding.damage:
-            contents = verify.read(source, finding.commit)
-            return Load(finding.commit, (*finding.commit.shares, *(file for file, _ in contents.shares)))
+            contents = read_contents(source, finding.commit)
+            return Load(finding.commit, (*finding.commit.shares, *(share.file for share in contents.shares)))
     return None
 
 
@@ -79,7 +80,7 @@ def carry(source: Storage, target: Storage, load: Load, on_bytes: OnBytes = lamb
         nonlocal sent
         new = not (ref.key in there and _is_whole(target, ref))
         if new:
-            documents.twice(lambda: _send(source, target, ref))
+            retry_damaged(lambda: _send(source, target, ref))
         with lock:
             sent += new
         on_bytes(ref.size_bytes)

@@ -25,8 +25,10 @@ import torch
 
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.commits import Writer, read_commits
-from elasticctl_store.checkpoints.documents import fetch
 from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.checkpoints.reader import Contents, fetch_documents, parse
+from elasticctl_store.checkpoints.state_trees import decode
+from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import (
     DamagedError,
     FencedError,
@@ -37,11 +39,9 @@ from elasticctl_store.errors import (
     StorageError,
 )
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import dtensor, manifest, shares, tensors, tree
-from elasticctl_train.checkpoint import restore as exchange
+from elasticctl_train.checkpoint import dtensor, restore, shares, tree
 from elasticctl_train.checkpoint.buffers import Background, Buffers, Copier
 from elasticctl_train.checkpoint.local_tier import Tier
-from elasticctl_train.checkpoint.manifest import Manifest
 from elasticctl_train.checkpoint.restore import Place
 from elasticctl_train.dist import World
 
@@ -244,10 +244,10 @@ class Checkpointer:
                 return None
             position, entry, documents = message
             commit = entries.decode_commit(entry.encode(), position)
-            found = manifest.parse(documents)
+            found = parse(commit, documents)
             alike = self._alike(found, like, f"{place.storage.url}, step {commit.step}")
             try:
-                state, local = exchange.read(place, found, alike)
+                state, local = restore.read(place, found, alike)
             except DamagedError as e:
                 self._pass_over(place.storage, commit, e)
                 continue
@@ -259,8 +259,8 @@ class Checkpointer:
             if step is not None and commit.step != step:
                 continue
             try:
-                documents = fetch(storage, commit)
-                manifest.parse(documents)
+                documents = fetch_documents(storage, commit)
+                parse(commit, documents)
             except (DamagedError, MissingError) as e:
                 self._pass_over(storage, commit, e)
                 continue
@@ -271,12 +271,12 @@ class Checkpointer:
             said = "%s: the checkpoint of step %d is damaged (%s); trying the one before"
             log.warning(said, storage.url, commit.step, error)
 
-    def _alike(self, found: Manifest, like: Like | None, where: str) -> dict[str, torch.Tensor]:
+    def _alike(self, found: Contents, like: Like | None, where: str) -> dict[str, torch.Tensor]:
         """The live state's sharded tensors that have a namesake of their shape in the checkpoint."""
         error: RestoreError | None = None
         live: State = {}
         try:
-            live = like(tree.decode(found.state, _without_data), where) if callable(like) else like or {}
+            live = like(decode(found.state, _without_data), where) if callable(like) else like or {}
         except RestoreError as e:
             error = e
         if any(self._world.highest(error is not None)):
@@ -285,7 +285,7 @@ class Checkpointer:
         return {
             name: tensor
             for name, tensor in leaves
-            if dtensor.is_sharded(tensor) and name in found.kinds and found.kinds[name][1] == tensor.shape
+            if dtensor.is_sharded(tensor) and name in found.tensors and found.tensors[name].shape == tensor.shape
         }
 
     def _arrange(self, flat: shares.Flat, rank_0_only: Collection[str]) -> tuple[shares.Plan, Buffers]:
@@ -368,5 +368,5 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _without_data(name: str, dtype: str, shape: list[int]) -> torch.Tensor:
-    return torch.empty(shape, dtype=tensors.dtype_of(dtype), device="meta")
+def _without_data(name: str, kind: TensorType) -> torch.Tensor:
+    return torch.empty(kind.shape, dtype=tree.DTYPES[kind.dtype], device="meta")

@@ -1,4 +1,4 @@
-"""The tensors a rank restores, filled from shares it holds and from parcels that other ranks send.
+"""Reads a checkpoint on all ranks: each share once from storage, or from memory, and from there to who wants it.
 
 What a rank wants of a tensor is all of it, or, where the live state has a sharded tensor in its place, its own box of
 that. Both sides of every exchange work out what is in it from what all ranks know, so a parcel is nothing but bytes.
@@ -16,14 +16,22 @@ import torch
 
 from elasticctl_store.checkpoints import boxes
 from elasticctl_store.checkpoints.boxes import Box
-from elasticctl_store.checkpoints.documents import check, fetch, twice
-from elasticctl_store.checkpoints.entries import Commit, ObjectRef
-from elasticctl_store.errors import DamagedError, MissingError, StorageError
+from elasticctl_store.checkpoints.entries import Commit
+from elasticctl_store.checkpoints.reader import (
+    Contents,
+    Piece,
+    ShareContents,
+    check_bytes,
+    check_header,
+    read_contents,
+    retry_damaged,
+)
+from elasticctl_store.checkpoints.state_trees import decode
+from elasticctl_store.checkpoints.tensor_files import TensorType
+from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import buffers, dtensor, local_tier, tensors, tree
+from elasticctl_train.checkpoint import buffers, dtensor, local_tier, tree
 from elasticctl_train.checkpoint.local_tier import Spot, Tier
-from elasticctl_train.checkpoint.manifest import Manifest, parse
-from elasticctl_train.checkpoint.shares import OWN, Piece
 from elasticctl_train.dist import World
 
 PARCEL_BYTES = 16 << 20
@@ -36,9 +44,9 @@ Parcel = list[tuple[Piece, Box]]
 class Filling:
     """One rank's part of a restore."""
 
-    def __init__(self, world: World, manifest: Manifest, alike: Mapping[str, torch.Tensor], own_of: int) -> None:
+    def __init__(self, world: World, contents: Contents, alike: Mapping[str, torch.Tensor], own_of: int) -> None:
         """`alike` has the sharded tensors of the live state, by name; `own_of` the rank whose own is wanted."""
-        self._world, self._manifest, self._alike, self._own_of = world, manifest, alike, own_of
+        self._world, self._contents, self._alike, self._own_of = world, contents, alike, own_of
         self._spread: dict[str, dict[int, Box]] = {}
         self._filled: dict[str, torch.Tensor] = {}
 
@@ -47,12 +55,12 @@ class Filling:
 
         With `may_keep`, a tensor that lies there in one piece stays there: nothing is copied.
         """
-        for piece in self._manifest.documents[index].pieces:
+        for piece in self._contents.shares[index].pieces:
             wanted = self._wanted(index, piece, self._world.rank)
             if wanted is None:
                 continue
-            source = tensors.view(data, piece.start, piece.dtype, piece.box.shape)
-            if may_keep and not _is_own(piece) and wanted == piece.box == self._target(piece, self._world.rank):
+            source = tree.view(data, piece.start, piece.dtype, piece.box.shape)
+            if may_keep and not piece.is_own and wanted == piece.box == self._target(piece, self._world.rank):
                 self._filled[piece.name] = source
             else:
                 self._put(piece, wanted, _slice(source, wanted.within(piece.box)))
@@ -78,18 +86,18 @@ class Filling:
 
     def state(self) -> dict[str, Any]:
         """The state, once every share has been taken or received."""
-        state: dict[str, Any] = tree.decode(self._manifest.state, self._tensor)
+        state: dict[str, Any] = decode(self._contents.state, self._tensor)
         return state
 
     def own(self) -> Any:
         """What was this rank's own; None if there was no such rank."""
-        documents, rank = self._manifest.documents, self._own_of
-        return tree.decode(documents[rank].local, self._tensor) if rank < len(documents) else None
+        shares, rank = self._contents.shares, self._own_of
+        return decode(shares[rank].local, self._tensor) if rank < len(shares) else None
 
-    def _tensor(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
+    def _tensor(self, name: str, kind: TensorType) -> torch.Tensor:
         if name not in self._filled:  # one without elements, on this rank or altogether
-            box = dtensor.box_of(self._alike[name]) if name in self._alike else boxes.whole(shape)
-            self._filled[name] = torch.empty(box.shape, dtype=tensors.dtype_of(dtype))
+            box = dtensor.box_of(self._alike[name]) if name in self._alike else boxes.whole(kind.shape)
+            self._filled[name] = torch.empty(box.shape, dtype=tree.DTYPES[kind.dtype])
         if name in self._alike and not dtensor.is_sharded(self._filled[name]):
             self._filled[name] = dtensor.like(self._alike[name], self._filled[name])
         return self._filled[name]
@@ -97,14 +105,14 @@ class Filling:
     def _target(self, piece: Piece, rank: int) -> Box | None:
         """What a rank wants of the tensor a piece is of; None: nothing."""
         if piece.name not in self._alike:
-            return boxes.whole(self._manifest.kinds[piece.name][1]) if piece.name in self._manifest.kinds else piece.box
+            return piece.box if piece.is_own else boxes.whole(self._contents.tensors[piece.name].shape)
         if piece.name not in self._spread:
             self._spread[piece.name] = dtensor.boxes_by_rank(self._alike[piece.name])
         return self._spread[piece.name].get(rank)
 
     def _wanted(self, index: int, piece: Piece, rank: int) -> Box | None:
         """What a rank wants of a piece of share number `index`; None: nothing."""
-        if _is_own(piece) and index != (self._own_of if rank == self._world.rank else rank):
+        if piece.is_own and index != (self._own_of if rank == self._world.rank else rank):
             return None
         target = self._target(piece, rank)
         return None if target is None else boxes.overlap(piece.box, target)
@@ -114,21 +122,21 @@ class Filling:
         if target is None:
             return
         if piece.name not in self._filled:
-            self._filled[piece.name] = torch.empty(target.shape, dtype=piece.dtype)
+            self._filled[piece.name] = torch.empty(target.shape, dtype=tree.DTYPES[piece.dtype])
         _slice(self._filled[piece.name], box.within(target)).copy_(source)
 
     def _parcels(self, index: int, receiver: int | None) -> Iterator[Parcel]:
         """What of a share is sent to one receiver, or, with None, to all ranks, because all want all of it."""
         parcel: Parcel = []
         room = PARCEL_BYTES
-        for piece in self._manifest.documents[index].pieces:
-            for_all = piece.name not in self._alike and not _is_own(piece)
+        for piece in self._contents.shares[index].pieces:
+            for_all = piece.name not in self._alike and not piece.is_own
             if for_all != (receiver is None):
                 continue
             box = self._wanted(index, piece, self._world.rank if receiver is None else receiver)
-            for part in _cut_up(box, piece.dtype.itemsize) if box is not None else ():
+            for part in _cut_up(box, piece.item_bytes) if box is not None else ():
                 parcel.append((piece, part))
-                room -= part.elements * piece.dtype.itemsize
+                room -= part.elements * piece.item_bytes
                 if room <= 0:
                     yield parcel
                     parcel, room = [], PARCEL_BYTES
@@ -138,14 +146,10 @@ class Filling:
     def _unpack(self, parcel: Parcel, content: torch.Tensor) -> None:
         start = 0
         for piece, box in parcel:
-            size_bytes = box.elements * piece.dtype.itemsize
+            size_bytes, dtype = box.elements * piece.item_bytes, tree.DTYPES[piece.dtype]
             source = content[start : start + size_bytes]
-            self._put(piece, box, _aligned(source, piece.dtype).view(piece.dtype).view(box.shape))
+            self._put(piece, box, _aligned(source, dtype).view(dtype).view(box.shape))
             start += size_bytes
-
-
-def _is_own(piece: Piece) -> bool:
-    return piece.name.startswith(f"{OWN}/")
 
 
 def _slice(tensor: torch.Tensor, box: Box) -> torch.Tensor:
@@ -171,15 +175,15 @@ def _packed(parcel: Parcel, data: torch.Tensor) -> torch.Tensor:
     """The bytes of a parcel, out of the share they are in."""
     content, start = _room_for(parcel), 0
     for piece, box in parcel:
-        source = _slice(tensors.view(data, piece.start, piece.dtype, piece.box.shape), box.within(piece.box))
-        size_bytes = box.elements * piece.dtype.itemsize
+        source = _slice(tree.view(data, piece.start, piece.dtype, piece.box.shape), box.within(piece.box))
+        size_bytes = box.elements * piece.item_bytes
         content[start : start + size_bytes].copy_(source.contiguous().view(-1).view(torch.uint8))
         start += size_bytes
     return content
 
 
 def _room_for(parcel: Parcel) -> torch.Tensor:
-    return torch.empty(sum(box.elements * piece.dtype.itemsize for piece, box in parcel), dtype=torch.uint8)
+    return torch.empty(sum(box.elements * piece.item_bytes for piece, box in parcel), dtype=torch.uint8)
 
 
 def _aligned(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -216,12 +220,11 @@ def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[st
 
     Raises DamagedError or MissingError unless all is there, to the byte, and StorageError.
     """
-    manifest = parse(fetch(storage, commit))
-    return read(Place(storage, World(), None), manifest, {}, own_of=rank)
+    return read(Place(storage, World(), None), read_contents(storage, commit), {}, own_of=rank)
 
 
 def read(
-    place: Place, manifest: Manifest, alike: Mapping[str, torch.Tensor], own_of: int | None = None
+    place: Place, contents: Contents, alike: Mapping[str, torch.Tensor], own_of: int | None = None
 ) -> tuple[dict[str, Any], Any]:
     """Read a checkpoint on all ranks: the state, and what was this rank's own (None if there was no such rank).
 
@@ -230,16 +233,16 @@ def read(
     cannot be read.
     """
     world = place.world
-    files = _in_tier(place, manifest)
-    sizes_bytes = [document.file.size_bytes for document in manifest.documents]
+    files = _in_tier(place, contents)
+    sizes_bytes = [share.file.size_bytes for share in contents.shares]
     suppliers = choose(sizes_bytes, world.gather(list(files)))
     mine = [index for index, supplier in enumerate(suppliers) if supplier == world.rank]
     with ExitStack() as opened:
-        held, in_tier, spots = _agree(world, _acquire(place, manifest, mine, files, opened))
+        held, in_tier, spots = _agree(world, _acquire(place, contents, mine, files, opened))
         seen = {index: local_tier.find(spot) for index, spot in spots.items() if index not in held}
         near = {index: data for index, data in seen.items() if data is not None}
         near_of = world.gather(list(near))
-    filling = Filling(world, manifest, alike, world.rank if own_of is None else own_of)
+    filling = Filling(world, contents, alike, world.rank if own_of is None else own_of)
     for index, supplier in enumerate(suppliers):
         data = held.pop(index).data if supplier == world.rank else near.pop(index, None)
         if data is not None:
@@ -262,49 +265,60 @@ def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> li
     return suppliers
 
 
-def _in_tier(place: Place, manifest: Manifest) -> dict[int, Path]:
+def _in_tier(place: Place, contents: Contents) -> dict[int, Path]:
     """The shares this rank could supply from its node's tier, by number, and the files."""
     found = place.tier.offers() if place.tier is not None else {}
-    return {i: found[document.file] for i, document in enumerate(manifest.documents) if document.file in found}
+    return {i: found[share.file] for i, share in enumerate(contents.shares) if share.file in found}
 
 
 def _acquire(
-    place: Place, manifest: Manifest, mine: Sequence[int], files: Mapping[int, Path], opened: ExitStack
+    place: Place, contents: Contents, mine: Sequence[int], files: Mapping[int, Path], opened: ExitStack
 ) -> Iterator[tuple[int, Held | StorageError]]:
     """The shares this rank supplies, each checked, or why there is none; their files stay open in `opened`."""
     for index in mine:
-        ref = manifest.documents[index].file
+        share = contents.shares[index]
         try:
-            found = _from_tier(files[index], ref, opened) if index in files else None
-            yield index, found or _from_storage(place, ref, opened)
+            found = _from_tier(files[index], share, opened) if index in files else None
+            yield index, found or _from_storage(place, share, opened)
         except StorageError as e:
             yield index, e
 
 
-def _from_tier(path: Path, ref: ObjectRef, opened: ExitStack) -> Held | None:
+def _from_tier(path: Path, share: ShareContents, opened: ExitStack) -> Held | None:
     """The bytes in the tier if they are what they are said to be."""
     try:
         file = opened.enter_context(path.open("rb", buffering=0))
-        data = local_tier.mapped(file)[: ref.size_bytes]
-        check(ref, data.numpy().data)
+        data = local_tier.mapped(file)[: share.file.size_bytes]
+        _check(share, data)
     except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or torn
         return None
     return Held(data, local_tier.spot_of(file), in_tier=True)
 
 
-def _from_storage(place: Place, ref: ObjectRef, opened: ExitStack) -> Held:
+def _from_storage(place: Place, share: ShareContents, opened: ExitStack) -> Held:
     """The bytes as stored, in memory that other ranks of this node can map."""
-    shared = local_tier.reserve(ref.size_bytes) if place.world.size > 1 else None
-    data, file = shared or (buffers.anonymous(ref.size_bytes), None)
+    key, size_bytes = share.file.key, share.file.size_bytes
+    shared = local_tier.reserve(size_bytes) if place.world.size > 1 else None
+    try:
+        data, file = shared or (buffers.anonymous(size_bytes), None)
+    except NoMemoryError:
+        place.storage.read_into(key, size_bytes - 1, memoryview(bytearray(1)))  # raises if there are not so many bytes
+        raise
     spot = local_tier.spot_of(opened.enter_context(file)) if file is not None else None
-    view = data.numpy().data
 
     def fill() -> Held:
-        place.storage.read_into(ref.key, 0, view)
-        check(ref, view)
+        place.storage.read_into(key, 0, data.numpy().data)
+        _check(share, data)
         return Held(data, spot, in_tier=False)
 
-    return twice(fill)
+    return retry_damaged(fill)
+
+
+def _check(share: ShareContents, data: torch.Tensor) -> None:
+    """Raise DamagedError unless these are the bytes of the share's tensor file."""
+    view = data.numpy().data
+    check_bytes(share.file, view)
+    check_header(share, bytes(view[: share.header_bytes]))
 
 
 def _agree(

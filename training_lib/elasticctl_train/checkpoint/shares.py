@@ -1,14 +1,8 @@
-"""One rank's share of a checkpoint: what it writes, and how rank 0 gathers the shares.
+"""One rank's share of a checkpoint: what it writes, and how rank 0 gathers the shares; `reader` has the format.
 
-A share is a tensor file and a share document (JSON). The file holds *pieces*: whole tensors, or boxes of tensors that
-are sharded or large. The document has the file's digest, the pieces' places, the rank's own state and, from rank 0, the
-state tree. It is written last, so a share is there exactly when its document is. Ranks tell each other nothing while
-saving: rank 0 watches the storage for the documents. So no collective runs beside training, and a rank that dies in
-mid-save leaves the others nothing to hang on.
-
-    {"rank": 0, "world_size": 2, "fingerprint": …, "state": TREE or null, "local": TREE,
-     "tensors": {"key": …, "size_bytes": …, "checksum": …},
-     "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …]}
+A share is there exactly when its document is, which is written last. Ranks send each other nothing while saving: rank 0
+watches the storage for the documents. So no collective runs beside training, and a rank that dies in mid-save leaves
+the others nothing to hang on.
 """
 
 from __future__ import annotations
@@ -23,34 +17,17 @@ from typing import Any
 
 import torch
 
-from elasticctl_store.checkpoints import boxes
-from elasticctl_store.checkpoints import entries as commits
+from elasticctl_store.checkpoints import boxes, entries, tensor_files
 from elasticctl_store.checkpoints.boxes import Box, Holding
 from elasticctl_store.checkpoints.entries import ObjectRef
+from elasticctl_store.checkpoints.reader import OWN, Piece
+from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
-from elasticctl_train.checkpoint import dtensor, tensors, tree
+from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.buffers import Buffer, Copier, Target
 
-OWN = "$rank"
-"""The first part of the path of a rank's own tensors: no part of the state can be called that."""
-
 _POLL_S, _POLL_MAX_S = 0.005, 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of the tensor `name`, and the first byte in the tensor file at which it lies, row by row."""
-
-    name: str
-    dtype: torch.dtype
-    box: Box
-    start: int
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes it has."""
-        return self.box.elements * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +77,7 @@ class Plan:
         if buffer.plan is not self:
             buffer.plan = self
             buffer.data[: len(self.header)].copy_(torch.frombuffer(bytearray(self.header), dtype=torch.uint8))
-            views = [tensors.view(buffer.data, piece.start, piece.dtype, piece.box.shape) for piece in self.pieces]
+            views = [tree.view(buffer.data, piece.start, piece.dtype, piece.box.shape) for piece in self.pieces]
             buffer.targets = [Target.of(view) for view in views]
         with torch.no_grad():
             found = [self._part(source, flat) for source in self.sources]
@@ -122,8 +99,9 @@ class Plan:
 def flatten(state: Mapping[str, Any], local: Mapping[str, Any]) -> Flat:
     """Take a state apart. Raises StateError for what a checkpoint cannot hold."""
     flat, own = tree.Flattener(), tree.Flattener()
-    if OWN in state:
-        raise StateError(f"the state's part {OWN!r} needs another name: this one is taken")
+    for part in state:
+        if part.startswith("$"):
+            raise StateError(f"the state's part {part!r} needs another name: those that start with $ are taken")
     state_tree = {part: flat.encode(value, part) for part, value in state.items()}
     local_tree = own.encode(dict(local), OWN)
     return Flat(flat.tensors, own.tensors, flat.kinds + own.kinds, state_tree, local_tree)
@@ -152,29 +130,32 @@ def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[s
     """The file of these boxes and this rank's own tensors."""
     todo = [(name, flat.shared[name], box) for name, box in mine]
     todo += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
-    entries: dict[str, tuple[str, torch.Tensor, Box]] = {}
+    parts: dict[str, tuple[str, torch.Tensor, Box]] = {}
     for name, tensor, box in todo:
         whole = box.shape == tensor.shape
-        entry = name if whole else f"{name}@{','.join(map(str, box.offset))}"
-        while entry in entries:
-            entry += "~"
-        entries[entry] = (name, tensor, box)
-    layout = tensors.plan({entry: (tensor.dtype, box.shape) for entry, (_, tensor, box) in entries.items()})
+        part = name if whole else f"{name}@{','.join(map(str, box.offset))}"
+        while part in parts:
+            part += "~"
+        parts[part] = (name, tensor, box)
+    types = {part: TensorType(tree.NAMES[tensor.dtype], box.shape) for part, (_, tensor, box) in parts.items()}
+    layout = tensor_files.lay_out(types)
     pieces, sources = [], []
-    for entry, place in layout.places.items():
-        name, tensor, box = entries[entry]
-        pieces.append(Piece(name, tensor.dtype, box, len(layout.header) + place.start))
+    for part, start in layout.starts.items():
+        name, tensor, box = parts[part]
+        pieces.append(Piece(name, types[part].dtype, box, start))
         sources.append(Source(name, _cut(tensor, box)))
-    fingerprint = _fingerprint(flat.shared)
-    rows = [[p.name, tensors.NAMES[p.dtype], p.box.offset, p.box.shape, p.start] for p in pieces]
     return Plan(
         kinds=flat.kinds,
         rank_0_only=rank_0_only,
         header=layout.header,
-        size_bytes=len(layout.header) + layout.data_bytes,
+        size_bytes=layout.size_bytes,
         pieces=tuple(pieces),
         sources=tuple(sources),
-        document={**said, "fingerprint": fingerprint, "pieces": rows},
+        document={
+            **said,
+            "fingerprint": _fingerprint(flat.shared),
+            "pieces": [[p.name, p.dtype, p.box.offset, p.box.shape, p.start] for p in pieces],
+        },
     )
 
 
@@ -203,8 +184,8 @@ class Share:
         for event in self.copied:
             event.synchronize()
         data = self.buffer.data.numpy().data[: self.plan.size_bytes]
-        tensors_key = commits.tensors_key(key)
-        file = ObjectRef(tensors_key, len(data), commits.as_checksum(storage.put(tensors_key, [data])))
+        tensors_key = entries.tensors_key(key)
+        file = ObjectRef(tensors_key, len(data), entries.as_checksum(storage.put(tensors_key, [data])))
         state = self.state if self.plan.document["rank"] == 0 else None
         document = {**self.plan.document, "state": state, "local": self.local, "tensors": asdict(file)}
         storage.put(key, [json.dumps(document).encode()])
@@ -223,10 +204,10 @@ def gather(
     while True:
         listed = set(all_keys(storage, folder))
         for rank in range(world_size):
-            key = commits.share_key(folder, rank, world_size)
+            key = entries.share_key(folder, rank, world_size)
             if rank not in found and key in listed:
                 data = storage.get(key)
-                found[rank] = ObjectRef(key, len(data), commits.checksum([data])), json.loads(data)
+                found[rank] = ObjectRef(key, len(data), entries.checksum([data])), json.loads(data)
         if len(found) == world_size:
             break
         missing = sorted(set(range(world_size)) - found.keys())
@@ -253,7 +234,7 @@ def _waitable() -> torch.cuda.Event:
 def _fingerprint(shared: Mapping[str, torch.Tensor]) -> str:
     """Equal on two ranks exactly when their tensors have equal names, dtypes, shapes and spreads."""
     rows = sorted(
-        f"{name} {tensors.NAMES[tensor.dtype]} {list(tensor.shape)} {dtensor.describe(tensor)}"
+        f"{name} {tree.NAMES[tensor.dtype]} {list(tensor.shape)} {dtensor.describe(tensor)}"
         for name, tensor in shared.items()
     )
     return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,28 +1,28 @@
-"""State trees <-> JSON and a flat table of tensors.
+"""State trees -> JSON and a flat table of tensors, and torch's side of reading them; see `state_trees` for the JSON.
 
 A tree is made of dicts, lists, tuples, numbers, text, None and tensors: what `state_dict()` returns. Everything but the
-tensors becomes JSON; a tensor becomes a reference by name. What JSON lacks is written as an object with one `$` key:
-
-    {"$tensor": NAME, "dtype": …, "shape": […]}     two references to one name are one shared tensor
-    {"$map": [[KEY, VALUE], …]}                     a dict with keys that are not text (optimizer states), in order
-    {"$tuple": […]}  {"$counter": [[KEY, COUNT], …]}  {"$float": "nan" | "inf" | "-inf"}
-
-Nothing is ever pickled: any other type raises StateError with its path in the tree.
+tensors becomes JSON; a tensor becomes a reference by name. Nothing is ever pickled: any other type raises StateError
+with its path in the tree.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from elasticctl_store.errors import DamagedError, StateError
+from elasticctl_store.checkpoints import tensor_files
+from elasticctl_store.checkpoints.state_trees import MAX_DEPTH
+from elasticctl_store.errors import StateError
 from elasticctl_train.checkpoint import dtensor
-from elasticctl_train.checkpoint.tensors import NAMES
+
+DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in tensor_files.DTYPES}
+"""The dtypes a checkpoint can hold, by the names it uses for them."""
+NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -43,7 +43,7 @@ class Flattener:
     kinds: list[Kind] = field(default_factory=list)
     _names: dict[object, list[str]] = field(default_factory=dict)
 
-    def encode(self, value: object, path: str) -> Any:
+    def encode(self, value: object, path: str, depth: int = 0) -> Any:
         """Return `value` as JSON data. `path` is where it is in the whole state, for names and errors."""
         kind = type(value)
         if kind in _AS_THEY_ARE:
@@ -52,33 +52,36 @@ class Flattener:
             return self._encode_tensor(value, path)
         if kind is float:
             return value if math.isfinite(value) else {"$float": str(value)}  # type: ignore[arg-type]
+        if depth > MAX_DEPTH:
+            raise StateError(f"{path:.60}…: a checkpoint cannot hold what is more than {MAX_DEPTH} levels deep")
+        depth += 1
         if kind is dict or kind is OrderedDict:
-            return self._encode_dict(value, path)  # type: ignore[arg-type]
+            return self._encode_dict(value, path, depth)  # type: ignore[arg-type]
         if kind is list:
-            return self._items(value, path)  # type: ignore[arg-type]
+            return self._encode_items(value, path, depth)  # type: ignore[arg-type]
         if kind is tuple:
-            return {"$tuple": self._items(value, path)}  # type: ignore[arg-type]
+            return {"$tuple": self._encode_items(value, path, depth)}  # type: ignore[arg-type]
         if kind is Counter:
-            return {"$counter": self._pairs(value, path)}  # type: ignore[arg-type]
+            return {"$counter": self._encode_pairs(value, path, depth)}  # type: ignore[arg-type]
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise StateError(f"{path}: a checkpoint cannot hold a {name}; make it numbers, text, lists, dicts or tensors")
 
-    def _items(self, value: list[Any] | tuple[Any, ...], path: str) -> list[Any]:
+    def _encode_items(self, value: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
         if all(type(item) in _AS_THEY_ARE for item in value):  # Python's generator has 625 numbers
             return list(value)
-        return [self.encode(item, f"{path}/{index}") for index, item in enumerate(value)]
+        return [self.encode(item, f"{path}/{index}", depth) for index, item in enumerate(value)]
 
-    def _encode_dict(self, value: Mapping[Any, Any], path: str) -> Any:
+    def _encode_dict(self, value: Mapping[Any, Any], path: str, depth: int) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(item, f"{path}/{key}") for key, item in value.items()}
-        return {"$map": self._pairs(value, path)}
+            return {key: self.encode(item, f"{path}/{key}", depth) for key, item in value.items()}
+        return {"$map": self._encode_pairs(value, path, depth)}
 
-    def _pairs(self, value: Mapping[Any, Any], path: str) -> list[Any]:
-        pairs = []
+    def _encode_pairs(self, value: Mapping[Any, Any], path: str, depth: int) -> list[Any]:
+        pairs, keys = [], Flattener()
         for key, item in value.items():
-            if isinstance(key, torch.Tensor):
-                raise StateError(f"{path}: a checkpoint cannot hold a dict with tensors as keys")
-            pairs.append([self.encode(key, f"{path}/{key!r}"), self.encode(item, f"{path}/{key}")])
+            pairs.append([keys.encode(key, f"{path}/{key!r}", depth), self.encode(item, f"{path}/{key}", depth)])
+        if keys.tensors:
+            raise StateError(f"{path}: a checkpoint cannot hold a dict with tensors as keys")
         return pairs
 
     def _encode_tensor(self, tensor: torch.Tensor, path: str) -> Any:
@@ -135,33 +138,7 @@ def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield from leaves(item, f"{path}/{index}")
 
 
-def decode(data: Any, tensor: Callable[[str, str, list[int]], torch.Tensor]) -> Any:
-    """Rebuild a tree; `tensor(name, dtype, shape)` supplies each reference. DamagedError for JSON that is no tree."""
-    if isinstance(data, list):
-        return [decode(item, tensor) for item in data]
-    if not isinstance(data, dict):
-        return data
-    marker = next(iter(data), "")
-    if not marker.startswith("$"):
-        return {key: decode(item, tensor) for key, item in data.items()}
-    try:
-        return _decode_marked(marker, data, tensor)
-    except (KeyError, TypeError, ValueError) as e:
-        raise DamagedError(f"not a state tree: {marker} holds {data[marker]!r:.60}") from e
-
-
-def _decode_marked(marker: str, data: dict[str, Any], tensor: Callable[[str, str, list[int]], torch.Tensor]) -> Any:
-    content = data[marker]
-    match marker:
-        case "$tensor":
-            return tensor(content, data["dtype"], data["shape"])
-        case "$map":
-            return {decode(key, tensor): decode(item, tensor) for key, item in content}
-        case "$tuple":
-            return tuple(decode(item, tensor) for item in content)
-        case "$counter":
-            return Counter({decode(key, tensor): decode(item, tensor) for key, item in content})
-        case "$float":
-            return float(content)
-        case _:
-            raise DamagedError(f"not a state tree: {marker} is unknown to this version")
+def view(data: torch.Tensor, start: int, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """The tensor that lies at byte `start` of `data` (uint8), without a copy."""
+    kind = DTYPES[dtype]
+    return data[start : start + math.prod(shape) * kind.itemsize].view(kind).view(tuple(shape))

@@ -1,0 +1,82 @@
+"""Checkpoints for tests: written whole by `saved`, or share by share without ranks by `write_shares`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import Commit
+from elasticctl_store.storage import Storage
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import buffers, shares
+from elasticctl_train.checkpoint.buffers import Copier
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+
+FOLDER = entries.save_folder(1, 1, 5, "ab12cd34")
+"""Where `write_shares` writes to."""
+
+
+def model_state() -> dict[str, Any]:
+    """Tensors of several dtypes: tied ones, a scalar, an empty one, a large one."""
+    torch.manual_seed(3)
+    tied = torch.randn(7, 5)
+    return {
+        "embedding.weight": tied,
+        "head.weight": tied,
+        "half": torch.randn(3, 3).bfloat16(),
+        "count": torch.tensor(12),
+        "empty": torch.empty(0, 4),
+        "mask": torch.rand(9) > 0.5,
+        "turns": torch.randn(2, 3, dtype=torch.complex64),
+        "large": torch.randn(700, 500),
+    }
+
+
+def saved(folder: Path, steps: int = 1) -> tuple[LocalStorage, list[Commit]]:
+    """A storage with some checkpoints, newest first."""
+    storage = LocalStorage(folder)
+    checkpoints = Checkpointer(storage)
+    for step in range(1, steps + 1):
+        optimizer = {"state": {0: {"step": torch.tensor(float(step)), "exp_avg": torch.ones(4) * step}}, "name": "adam"}
+        checkpoints.save({"model": model_state(), "optimizer": optimizer}, Label(step), local={"own": torch.ones(3)})
+        assert checkpoints.settle()
+    return storage, list(read_commits(storage))
+
+
+def damage(folder: Path, commit: Commit, suffix: str, at: int) -> Path:
+    """Flip a bit of the first share's file."""
+    path = next((folder / commit.folder).glob(f"*{suffix}"))
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def make_share(
+    state: Mapping[str, Any], local: dict[str, Any], rank: int, world_size: int, **options: Any
+) -> shares.Share:
+    """One rank's share of a state, copied and ready to be written."""
+    flat = shares.flatten(state, local)
+    plan = shares.plan(flat, rank, world_size, **options)
+    buffer = buffers.Buffer(0, torch.empty(plan.size_bytes, dtype=torch.uint8), in_tier=False)
+    plan.fill(buffer, flat, Copier())
+    return shares.Share(plan, buffer, flat.state, flat.local)
+
+
+def write_shares(storage: Storage, state: Mapping[str, Any], locals_: list[dict[str, Any]], **options: Any) -> None:
+    """Write the shares of as many ranks as there are `locals_`."""
+    for rank, local in enumerate(locals_):
+        share = make_share(state, local, rank, len(locals_), **options)
+        share.write(storage, entries.share_key(FOLDER, rank, len(locals_)))
+
+
+def gather_shares(storage: Storage, world_size: int) -> Commit:
+    """The commit of what `write_shares` has written; it is not in any journal."""
+    refs, size_bytes = shares.gather(storage, FOLDER, world_size, threading.Event(), timeout_s=60)
+    return Commit(2, 1, 1, 5, 0, refs, size_bytes)

@@ -1,0 +1,263 @@
+"""Reads checkpoints: the one place that knows what a checkpoint must be to be whole. Needs neither torch nor numpy.
+
+Each rank has written a share: a tensor file (see `tensor_files`) and a share document, which is JSON. The tensor file
+holds *pieces*: whole tensors, or boxes of tensors that are sharded or large.
+
+    {"rank": 0, "world_size": 2, "fingerprint": …, "state": TREE or null, "local": TREE,
+     "tensors": {"key": …, "size_bytes": …, "checksum": …},
+     "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …]}
+
+`state` is the state tree (see `state_trees`), which rank 0 writes, `local` the rank's own. `verify` and a restore both
+read through this module, so what one accepts the other accepts. Nothing is believed before it has been checked:
+checksums, the types and ranges of all numbers, that the documents belong together, that the pieces fill their file
+without gaps, and that they hold every element of every tensor exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from elasticctl_store import checksums
+from elasticctl_store.checkpoints import entries, state_trees, tensor_files
+from elasticctl_store.checkpoints.boxes import Box, are_disjoint
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
+from elasticctl_store.checkpoints.tensor_files import DTYPES, TensorType
+from elasticctl_store.errors import DamagedError
+from elasticctl_store.storage import Storage
+
+log = logging.getLogger("elasticctl_train")
+T = TypeVar("T")
+
+OWN = "$rank"
+"""The first part of the names of a rank's own tensors: no part of the state can be called that."""
+
+_AT_ONCE = 16
+_FOLDER = re.compile(rf"{entries.DATA}[A-Za-z0-9._-]{{1,200}}/", re.ASCII)
+_MIN_FILE_BYTES = tensor_files.PREFIX_BYTES + len("{}")
+_FIELDS = ("rank", "world_size", "fingerprint", "state", "local", "tensors", "pieces")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of the tensor `name`, and the first byte in the tensor file at which it lies, row by row."""
+
+    name: str
+    dtype: str
+    box: Box
+    start: int
+
+    @property
+    def item_bytes(self) -> int:
+        """The size of one element."""
+        return DTYPES[self.dtype].item_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it has."""
+        return self.box.elements * DTYPES[self.dtype].item_bytes
+
+    @property
+    def is_own(self) -> bool:
+        """Is it of a tensor that is the rank's own?"""
+        return self.name.startswith(f"{OWN}/")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareContents:
+    """What one rank wrote: its tensor file, the pieces in it in order of their places, and its own state as JSON."""
+
+    file: ObjectRef
+    pieces: tuple[Piece, ...]
+    local: Any
+
+    @property
+    def header_bytes(self) -> int:
+        """Where the header of the file ends, and its first tensor starts."""
+        return self.pieces[0].start if self.pieces else self.file.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a checkpoint consists of: the state tree as JSON, its tensors by name, and the shares in order of rank."""
+
+    state: dict[str, Any]
+    tensors: Mapping[str, TensorType]
+    shares: tuple[ShareContents, ...]
+
+
+def read_contents(storage: Storage, commit: Commit) -> Contents:
+    """Read and check a checkpoint's share documents. Raises DamagedError or MissingError, and StorageError."""
+    return parse(commit, fetch_documents(storage, commit))
+
+
+def fetch_documents(storage: Storage, commit: Commit) -> list[Any]:
+    """Read the share documents as JSON data. Raises DamagedError or MissingError unless they are what was committed."""
+    if not _FOLDER.fullmatch(commit.folder) or ".." in commit.folder:
+        raise DamagedError(f"{commit.folder!r:.100} is not a folder that a checkpoint is stored in")
+    for rank, ref in enumerate(commit.shares):
+        if ref.key != entries.share_key(commit.folder, rank, len(commit.shares)):
+            raise DamagedError(f"{ref.key!r:.100} is not the share of rank {rank} of {len(commit.shares)}")
+
+    def fetch(ref: ObjectRef) -> Any:
+        data = storage.get(ref.key)
+        check_bytes(ref, data)
+        return _load_json(ref.key, data)
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(commit.shares))) as pool:
+        return list(pool.map(lambda ref: retry_damaged(lambda: fetch(ref)), commit.shares))
+
+
+def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
+    """Make sense of share documents. Raises DamagedError unless they are a whole checkpoint: see the module."""
+    state = documents[0].get("state") if isinstance(documents[0], dict) else None
+    if not isinstance(state, dict):
+        raise DamagedError(f"{commit.shares[0].key}: it holds no state")
+    tensors = _tensors_of(state)
+    if any(name.startswith(f"{OWN}/") for name in tensors):
+        raise DamagedError(f"{commit.shares[0].key}: a tensor of the state has a name that is a rank's own")
+    boxes: dict[str, list[Box]] = {}
+    shares = []
+    for rank, (ref, document) in enumerate(zip(commit.shares, documents, strict=True)):
+        _check_document(ref.key, document, documents, rank)
+        own_tensors, own_boxes = _tensors_of(document["local"]), dict[str, list[Box]]()
+        if any(not name.startswith(f"{OWN}/") for name in own_tensors):
+            raise DamagedError(f"{ref.key}: a tensor of the rank's own has a name of the state's")
+        file = _parse_file(ref.key, document["tensors"])
+        pieces = _parse_pieces(file, document["pieces"], {**tensors, **own_tensors})
+        for piece in pieces:
+            (own_boxes if piece.is_own else boxes).setdefault(piece.name, []).append(piece.box)
+        _check_complete(own_tensors, own_boxes)
+        shares.append(ShareContents(file, pieces, document["local"]))
+    _check_complete(tensors, boxes)
+    return Contents(state, tensors, tuple(shares))
+
+
+def check_bytes(ref: ObjectRef, data: bytes | memoryview) -> None:
+    """Raise DamagedError unless these are the bytes that were committed."""
+    if len(data) != ref.size_bytes or entries.as_checksum(checksums.of(data)) != ref.checksum:
+        raise DamagedError(f"{ref.key}: its checksum does not match")
+
+
+def check_header(share: ShareContents, header: bytes) -> None:
+    """Raise DamagedError unless the tensor file's first `header_bytes` bytes agree with the share document."""
+    places: dict[int, list[TensorType]] = {}
+    for piece in share.pieces:
+        places.setdefault(piece.start, []).append(TensorType(piece.dtype, piece.box.shape))
+    if not tensor_files.is_header_of(header, places):
+        raise DamagedError(f"{share.file.key}: its header does not match the share document")
+
+
+def retry_damaged(read: Callable[[], T]) -> T:
+    """What `read` returns; read once more after damage, which may only have happened on the way from storage."""
+    try:
+        return read()
+    except DamagedError as e:
+        log.warning("%s; reading it once more", e)
+        return read()
+
+
+def _load_json(key: str, data: bytes) -> Any:
+    try:
+        return json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as e:
+        raise DamagedError(f"{key}: not a share document: {e!s:.80}") from e
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key of an object is there twice")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_document(key: str, document: Any, documents: Sequence[Any], rank: int) -> None:
+    """Raise DamagedError unless it has all fields, and those that tie it to the others do."""
+    if not isinstance(document, dict) or any(name not in document for name in _FIELDS):
+        raise DamagedError(f"{key}: not a share document")
+    for name, expected in (("rank", rank), ("world_size", len(documents))):
+        if type(document[name]) is not int or document[name] != expected:
+            raise DamagedError(f"{key}: its {name} is not {expected}")
+    if type(document["fingerprint"]) is not str or document["fingerprint"] != documents[0]["fingerprint"]:
+        raise DamagedError(f"{key}: it is of another state than the share of rank 0")
+    if rank and document["state"] is not None:
+        raise DamagedError(f"{key}: it holds a state, which is rank 0's to write")
+    if not isinstance(document["local"], dict):
+        raise DamagedError(f"{key}: it holds nothing of its rank's own")
+
+
+def _tensors_of(tree: dict[str, Any]) -> dict[str, TensorType]:
+    """The tensors that a tree refers to, by name. Raises DamagedError for what is not the tree of a dict."""
+    found: dict[str, TensorType] = {}
+
+    def note(name: str, tensor: TensorType) -> None:
+        if found.setdefault(name, tensor) != tensor:
+            raise DamagedError(f"tensor {name!r:.100}: two references to it differ in dtype or shape")
+
+    if not isinstance(state_trees.decode(tree, note), dict):
+        raise DamagedError("not a state tree: it is not a dict")
+    return found
+
+
+def _parse_file(key: str, fields: Any) -> ObjectRef:
+    """What a share document says of the tensor file beside it."""
+    file = entries.parse_ref(fields)
+    if file is None or file.key != entries.tensors_key(key) or file.size_bytes < _MIN_FILE_BYTES:
+        raise DamagedError(f"{key}: it does not say which tensor file belongs to it")
+    return file
+
+
+def _parse_pieces(file: ObjectRef, rows: Any, tensors: Mapping[str, TensorType]) -> tuple[Piece, ...]:
+    """The pieces of a tensor file in order of their places. Raises DamagedError unless they fill it up to its end."""
+    if not isinstance(rows, list):
+        raise DamagedError(f"{file.key}: what lies in it is not listed")
+    pieces = [_parse_piece(file, row, tensors) for row in rows]
+    pieces.sort(key=lambda piece: (piece.start, piece.size_bytes, piece.name))
+    end = pieces[0].start if pieces else file.size_bytes
+    for piece in pieces:
+        if piece.start != end:
+            raise DamagedError(f"{file.key}: its pieces overlap, or leave gaps")
+        end += piece.size_bytes
+    if end != file.size_bytes:
+        raise DamagedError(f"{file.key}: its pieces end at byte {end}, the file at {file.size_bytes}")
+    return tuple(pieces)
+
+
+def _parse_piece(file: ObjectRef, row: Any, tensors: Mapping[str, TensorType]) -> Piece:
+    if type(row) is not list or len(row) != 5 or type(row[0]) is not str or type(row[4]) is not int:
+        raise DamagedError(f"{file.key}: what lies in it is not listed as pieces")
+    name, dtype, offset, shape, start = row
+    tensor = tensors.get(name)
+    if tensor is None or dtype != tensor.dtype:
+        raise DamagedError(f"tensor {name!r:.100}: a piece of it is of another kind")
+    box = Box(state_trees.parse_lengths(name, offset), state_trees.parse_lengths(name, shape))
+    if len(box.offset) != len(tensor.shape) or len(box.shape) != len(tensor.shape):
+        raise DamagedError(f"tensor {name!r:.100}: a piece of it is of another kind")
+    if any(at + n > whole for at, n, whole in zip(box.offset, box.shape, tensor.shape, strict=True)):
+        raise DamagedError(f"tensor {name!r:.100}: a piece lies outside of it")
+    piece = Piece(name, tensor.dtype, box, start)
+    if piece.is_own and box.shape != tensor.shape:
+        raise DamagedError(f"tensor {name!r:.100}: it is a rank's own, and yet in pieces")
+    if start < _MIN_FILE_BYTES or start % piece.item_bytes or start + piece.size_bytes > file.size_bytes:
+        raise DamagedError(f"{file.key}: a piece lies outside its file, or not where its elements can")
+    return piece
+
+
+def _check_complete(tensors: Mapping[str, TensorType], boxes: Mapping[str, Collection[Box]]) -> None:
+    """Raise DamagedError unless the boxes have every element of every tensor exactly once."""
+    for name, tensor in tensors.items():
+        found = boxes.get(name, ())
+        stored = sum(box.elements for box in found)
+        if stored != tensor.elements:
+            raise DamagedError(f"tensor {name!r:.100}: {stored} of its {tensor.elements} elements are stored")
+        if not are_disjoint(found):
+            raise DamagedError(f"tensor {name!r:.100}: some of its elements are stored twice, others not at all")

@@ -1,0 +1,120 @@
+"""State trees as they are stored: JSON <-> dicts, lists, numbers, text, None and tensors, which this never looks into.
+
+What JSON lacks is an object with a key that starts with `$`:
+
+    {"$tensor": NAME, "dtype": …, "shape": […]}     two references to one name are one shared tensor
+    {"$map": [[KEY, VALUE], …]}                     a dict with keys that are not text (optimizer states), in order
+    {"$tuple": […]}  {"$counter": [[KEY, COUNT], …]}  {"$float": "nan" | "inf" | "-inf"}
+
+Nothing is ever unpickled. `elasticctl_train.checkpoint.tree` writes these trees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+from elasticctl_store.checkpoints.tensor_files import DTYPES, TensorType
+from elasticctl_store.errors import DamagedError
+
+MAX_DEPTH = 100
+"""How deep dicts, lists and tuples may lie in each other."""
+MAX_TENSOR_BYTES = 1 << 62
+"""More than any memory; up to here sizes and strides are numbers that torch can take."""
+
+OnTensor = Callable[[str, TensorType], Any]
+"""Returns what takes the place of a reference to the tensor of this name."""
+
+_FLOATS = {"nan", "inf", "-inf"}
+
+
+def decode(data: Any, on_tensor: OnTensor, depth: int = 0) -> Any:
+    """Rebuild a tree from JSON data; `on_tensor` supplies each tensor. DamagedError for what is not such a tree."""
+    if depth > MAX_DEPTH:
+        raise DamagedError(f"not a state tree: it is more than {MAX_DEPTH} levels deep")
+    if type(data) is list:
+        return [decode(item, on_tensor, depth + 1) for item in data]
+    if type(data) is not dict:
+        return data
+    marker = next(iter(data), "")
+    if not marker.startswith("$"):
+        return {key: decode(item, on_tensor, depth + 1) for key, item in data.items()}
+    if marker == "$tensor":
+        return on_tensor(*parse_reference(data))
+    if len(data) > 1:
+        raise DamagedError(f"not a state tree: something stands beside {marker!r:.40}")
+    return _decode_marked(marker, data[marker], on_tensor, depth)
+
+
+def parse_reference(data: dict[str, Any]) -> tuple[str, TensorType]:
+    """The name and the type of the tensor that `{"$tensor": …}` refers to. Raises DamagedError."""
+    name = data["$tensor"]
+    if data.keys() != {"$tensor", "dtype", "shape"} or type(name) is not str:
+        raise DamagedError("not a state tree: $tensor is not a reference to a tensor")
+    return name, parse_type(name, data["dtype"], data["shape"])
+
+
+def parse_type(name: str, dtype: Any, shape: Any) -> TensorType:
+    """A tensor's type from JSON data. Raises DamagedError, with the tensor's name, for what no tensor can have."""
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise DamagedError(f"tensor {name!r:.100}: its dtype is not one that a checkpoint can hold")
+    lengths = parse_lengths(name, shape)
+    if prod(max(1, length) for length in lengths) > MAX_TENSOR_BYTES // DTYPES[dtype].item_bytes:
+        raise DamagedError(f"tensor {name!r:.100}: its shape is larger than any memory")
+    return TensorType(dtype, lengths)
+
+
+def parse_lengths(name: str, lengths: Any) -> tuple[int, ...]:
+    """A shape or an offset from JSON data. Raises DamagedError unless it is a list of integers, none below 0."""
+    if type(lengths) is not list or any(type(length) is not int or length < 0 for length in lengths):
+        raise DamagedError(f"tensor {name!r:.100}: its shape or offset is not a list of lengths")
+    return tuple(lengths)
+
+
+def tensors_by_path(tree: Any, path: str = "") -> Iterator[tuple[str, str, TensorType]]:
+    """The tensors of a valid tree as (path, name, type); the path is joined by dots, as names in a `state_dict()`."""
+    if isinstance(tree, list):
+        for index, item in enumerate(tree):
+            yield from tensors_by_path(item, f"{path}.{index}" if path else str(index))
+    elif isinstance(tree, dict):
+        marker = next(iter(tree), "")
+        if marker == "$tensor":
+            yield path, *parse_reference(tree)
+        elif marker == "$tuple":
+            yield from tensors_by_path(tree[marker], path)
+        else:
+            for key, item in tree[marker] if marker in ("$map", "$counter") else tree.items():
+                yield from tensors_by_path(item, f"{path}.{key}" if path else str(key))
+
+
+def _decode_marked(marker: str, content: Any, on_tensor: OnTensor, depth: int) -> Any:
+    match marker:
+        case "$map":
+            return _decode_pairs(content, on_tensor, depth)
+        case "$counter":
+            return Counter(_decode_pairs(content, on_tensor, depth))
+        case "$tuple" if type(content) is list:
+            return tuple([decode(item, on_tensor, depth + 1) for item in content])
+        case "$float" if type(content) is str and content in _FLOATS:
+            return float(content)
+        case "$tuple" | "$float":
+            raise DamagedError(f"not a state tree: {marker} holds something else")
+    raise DamagedError(f"not a state tree: {marker!r:.40} is unknown to this version")
+
+
+def _decode_pairs(content: Any, on_tensor: OnTensor, depth: int) -> dict[Any, Any]:
+    if type(content) is not list or any(type(pair) is not list or len(pair) != 2 for pair in content):
+        raise DamagedError("not a state tree: it has a dict that is not pairs of keys and values")
+    try:
+        found = {decode(key, _refuse_tensor, depth + 1): decode(value, on_tensor, depth + 1) for key, value in content}
+    except TypeError as e:
+        raise DamagedError("not a state tree: a key of a dict is a list or a dict itself") from e
+    if len(found) != len(content):
+        raise DamagedError("not a state tree: a key of a dict is there twice")
+    return found
+
+
+def _refuse_tensor(name: str, kind: TensorType) -> Any:
+    raise DamagedError(f"not a state tree: tensor {name!r:.100} is a key of a dict")
