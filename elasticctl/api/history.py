@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from elasticctl.api.codec import Manifest, from_rfc3339
-from elasticctl.api.podtemplate import at
+from elasticctl.api.objects import at
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Condition, GroupGeneration, Interruption, JobStatus, Phase, Scaling
 from elasticctl.api.text import counted, span

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
+from elasticctl.api.objects import as_list, at
 from elasticctl.api.spec import WORKER_CONTAINER, ElasticJob
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
@@ -56,7 +57,7 @@ def hardware(job: ElasticJob) -> Hardware:
         for item in (env if isinstance(env, list) else [])
         if isinstance(at(item, "name"), str) and isinstance(at(item, "value"), str)
     }
-    command = [str(word) for key in ("command", "args") for word in _list(at(container, key))]
+    command = [str(word) for key in ("command", "args") for word in as_list(at(container, key))]
     image = at(container, "image")
     return Hardware(
         gpus_per_worker=_number(at(container, "resources", "limits", GPU_RESOURCE)) or 0,
@@ -70,7 +71,7 @@ def hardware(job: ElasticJob) -> Hardware:
 
 def worker_container(template: Mapping[str, Any]) -> Any:
     """The container that trains: the one called `elasticjob-worker`, or else the first; {} where there is none."""
-    containers = _list(at(template, "spec", "containers"))
+    containers = as_list(at(template, "spec", "containers"))
     named = (item for item in containers if at(item, "name") == WORKER_CONTAINER)
     return next(named, containers[0] if containers else {})
 
@@ -79,11 +80,11 @@ def node_labels(template: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Label -> the values of it that a node may have, of all the nodes that will do; none: it must be absent."""
     found: dict[str, tuple[str, ...]] = {}
     affinity = at(template, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-    for term in _list(at(affinity, "nodeSelectorTerms")):
-        for one in _list(at(term, "matchExpressions")):
+    for term in as_list(at(affinity, "nodeSelectorTerms")):
+        for one in as_list(at(term, "matchExpressions")):
             key = str(at(one, "key"))
             if at(one, "operator") == "In":
-                found[key] = (*found.get(key, ()), *map(str, _list(at(one, "values"))))
+                found[key] = (*found.get(key, ()), *map(str, as_list(at(one, "values"))))
             elif at(one, "operator") == "DoesNotExist":
                 found.setdefault(key, ())
     selector = at(template, "spec", "nodeSelector")
@@ -104,17 +105,6 @@ def capacity(template: Mapping[str, Any]) -> str:
     if GKE_SPOT_LABEL in labels:
         wanted.add(SPOT if "true" in labels[GKE_SPOT_LABEL] else ON_DEMAND)
     return wanted.pop() if len(wanted) == 1 else ""
-
-
-def at(data: Any, *path: str) -> Any:
-    """The value at `path` of an object of any content, or None."""
-    for key in path:
-        data = data.get(key) if isinstance(data, Mapping) else None
-    return data
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _after(flag: str, words: list[str]) -> str | None:

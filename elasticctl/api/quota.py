@@ -14,6 +14,7 @@ from typing import Any
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import SpecError
 from elasticctl.api.gpu_types import GPU_TYPES
+from elasticctl.api.objects import as_mapping
 from elasticctl.api.spec import API_VERSION, ElasticJob
 from elasticctl.api.text import did_you_mean, listed, shown
 
@@ -44,11 +45,11 @@ class Quota:
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Quota:
         """Read an ElasticQuota object of any content; never raises."""
-        spec = _mapping(manifest.get("spec"))
+        spec = as_mapping(manifest.get("spec"))
         weight = spec.get("weight")
         usable = isinstance(weight, int | float) and not isinstance(weight, bool) and MIN_WEIGHT <= weight <= MAX_WEIGHT
         return cls(
-            project=str(_mapping(manifest.get("metadata")).get("name", "")),
+            project=str(as_mapping(manifest.get("metadata")).get("name", "")),
             weight=float(weight) if usable and weight is not None else 1.0,
             guaranteed=_slots(spec.get("guaranteed")),
             limit=_slots(spec.get("limit")),
@@ -67,7 +68,7 @@ def check_quota(manifest: object) -> Quota:
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if manifest.get(name) != wanted:
             raise SpecError(f"must be {wanted!r}, not {shown(manifest.get(name))}", path=name)
-    spec = _mapping(manifest.get("spec"))
+    spec = as_mapping(manifest.get("spec"))
     weight = spec.get("weight", 1)
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise SpecError(f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {shown(weight)}", path="spec.weight")
@@ -94,12 +95,8 @@ def _check_slots(given: object, path: str) -> None:
 
 
 def _slots(given: object) -> dict[str, int]:
-    items = _mapping(given).items()
+    items = as_mapping(given).items()
     return {str(k): v for k, v in items if isinstance(v, int) and not isinstance(v, bool) and v >= 0}
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from elasticctl.api.codec import Manifest as Manifest
 from elasticctl.api.codec import Timestamp, camel, from_json, from_rfc3339
+from elasticctl.api.objects import as_list, as_mapping, as_text
 from elasticctl.api.status import JobStatus
 
 E = TypeVar("E", bound=StrEnum)
@@ -230,8 +231,8 @@ class ElasticJob:
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> ElasticJob:
         """Read an ElasticJob object of any content; never raises."""
-        meta, spec = _mapping(manifest.get("metadata")), _mapping(manifest.get("spec"))
-        worker = _mapping(_mapping(spec.get("replicaSpecs")).get("Worker"))
+        meta, spec = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("spec"))
+        worker = as_mapping(as_mapping(spec.get("replicaSpecs")).get("Worker"))
         replicas = _count(worker.get("replicas"), 1)
         top = min(_count(spec.get("maxReplicas"), max(replicas, _count(spec.get("minReplicas"), 0))), MAX_WORKERS)
         asked = _count(spec.get("minReplicas"), replicas)
@@ -239,10 +240,10 @@ class ElasticJob:
         amiss = "" if asked <= replicas <= top else f"minReplicas {asked}, {replicas} replicas, maxReplicas {top}"
         sharing = from_json(Sharing, spec.get("sharing"))
         return cls(
-            name=_text(meta.get("name")),
-            namespace=_text(meta.get("namespace")) or "default",
-            uid=_text(meta.get("uid")),
-            resource_version=_text(meta.get("resourceVersion")),
+            name=as_text(meta.get("name")),
+            namespace=as_text(meta.get("namespace")) or "default",
+            uid=as_text(meta.get("uid")),
+            resource_version=as_text(meta.get("resourceVersion")),
             generation=_count(meta.get("generation"), 0),
             created_at=from_rfc3339(meta.get("creationTimestamp")),
             deleting=meta.get("deletionTimestamp") is not None,
@@ -258,18 +259,18 @@ class ElasticJob:
             ttl_s=_seconds(spec.get("ttlSecondsAfterFinished")),
             suspend=spec.get("suspend") is True,
             cancel=spec.get("cancel") is True,
-            rdzv_endpoint=_text(spec.get("rdzvEndpoint")),
-            remove_workers=tuple(from_json(WorkerRef, ref) for ref in _sequence(spec.get("removeWorkers"))),
-            policy=_policy(_mapping(spec.get("policy"))),
+            rdzv_endpoint=as_text(spec.get("rdzvEndpoint")),
+            remove_workers=tuple(from_json(WorkerRef, ref) for ref in as_list(spec.get("removeWorkers"))),
+            policy=_policy(as_mapping(spec.get("policy"))),
             sharing=replace(sharing, priority=min(max(sharing.priority, -MAX_PRIORITY), MAX_PRIORITY)),
-            queue=_text(_mapping(meta.get("labels")).get(QUEUE_LABEL)),
-            priority_class=_text(_mapping(meta.get("labels")).get(PRIORITY_CLASS_LABEL)),
-            admitted=_text(_mapping(meta.get("annotations")).get(ANNOTATION_ADMITTED)),
-            template=_mapping(worker.get("template")),
-            scaled_by=_text(_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
-            moving_to=_text(_mapping(meta.get("annotations")).get(ANNOTATION_MOVING_TO)),
-            moved_to=_text(_mapping(meta.get("annotations")).get(ANNOTATION_MOVED_TO)),
-            notify=_text(_mapping(meta.get("annotations")).get(ANNOTATION_NOTIFY)),
+            queue=as_text(as_mapping(meta.get("labels")).get(QUEUE_LABEL)),
+            priority_class=as_text(as_mapping(meta.get("labels")).get(PRIORITY_CLASS_LABEL)),
+            admitted=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_ADMITTED)),
+            template=as_mapping(worker.get("template")),
+            scaled_by=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
+            moving_to=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_MOVING_TO)),
+            moved_to=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_MOVED_TO)),
+            notify=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_NOTIFY)),
             status=from_json(JobStatus, manifest.get("status")),
         )
 
@@ -306,31 +307,31 @@ class Pod:
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Pod:
         """Read a Kubernetes Pod object of any content; never raises."""
-        meta, status = _mapping(manifest.get("metadata")), _mapping(manifest.get("status"))
+        meta, status = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("status"))
         owner = next(
-            (_mapping(ref) for ref in _sequence(meta.get("ownerReferences")) if _mapping(ref).get("controller")), {}
+            (as_mapping(ref) for ref in as_list(meta.get("ownerReferences")) if as_mapping(ref).get("controller")), {}
         )
-        spec = _mapping(manifest.get("spec"))
-        ended = _mapping(_mapping(_worker_status(spec, status).get("state")).get("terminated"))
+        spec = as_mapping(manifest.get("spec"))
+        ended = as_mapping(as_mapping(_worker_status(spec, status).get("state")).get("terminated"))
         exit_code = ended.get("exitCode")
         return cls(
-            name=_text(meta.get("name")),
-            uid=_text(meta.get("uid")),
-            index=_index(_mapping(meta.get("labels")).get(LABEL_INDEX)),
-            owner_uid=_text(owner.get("uid")),
+            name=as_text(meta.get("name")),
+            uid=as_text(meta.get("uid")),
+            index=_index(as_mapping(meta.get("labels")).get(LABEL_INDEX)),
+            owner_uid=as_text(owner.get("uid")),
             phase=_member(PodPhase, status.get("phase"), PodPhase.PENDING),
             created_at=from_rfc3339(meta.get("creationTimestamp")),
             started_at=from_rfc3339(status.get("startTime")),
             finished_at=from_rfc3339(ended.get("finishedAt")),
             deleting=meta.get("deletionTimestamp") is not None,
-            node=_text(spec.get("nodeName")),
+            node=as_text(spec.get("nodeName")),
             exit_code=exit_code if isinstance(exit_code, int) else None,
-            reason=_text(status.get("reason")) or _text(ended.get("reason")),
-            message=_text(ended.get("message")) or _text(status.get("message")),
-            disruption_target=ANNOTATION_PREEMPTED in _mapping(meta.get("annotations"))
+            reason=as_text(status.get("reason")) or as_text(ended.get("reason")),
+            message=as_text(ended.get("message")) or as_text(status.get("message")),
+            disruption_target=ANNOTATION_PREEMPTED in as_mapping(meta.get("annotations"))
             or any(
-                _mapping(item).get("type") == "DisruptionTarget" and _mapping(item).get("status") == "True"
-                for item in _sequence(status.get("conditions"))
+                as_mapping(item).get("type") == "DisruptionTarget" and as_mapping(item).get("status") == "True"
+                for item in as_list(status.get("conditions"))
             ),
             has_stopped=_has_stopped(spec, status),
         )
@@ -344,18 +345,6 @@ def worker_name(job: str, index: int) -> str:
 def worker_labels(job: str, index: int) -> dict[str, str]:
     """TorchElastic's four labels."""
     return {LABEL_GROUP: GROUP, LABEL_JOB: job, LABEL_TYPE: "worker", LABEL_INDEX: str(index)}
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _sequence(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _count(value: object, default: int) -> int:
@@ -375,17 +364,17 @@ def _policy(data: Mapping[str, Any]) -> Policy:
 
 def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
     """Status of the worker's container; the statuses come in another order than the containers of the spec."""
-    names = [_mapping(item).get("name") for item in _sequence(spec.get("containers"))]
+    names = [as_mapping(item).get("name") for item in as_list(spec.get("containers"))]
     wanted = WORKER_CONTAINER if WORKER_CONTAINER in names or not names else names[0]
-    statuses = [_mapping(item) for item in _sequence(status.get("containerStatuses"))]
+    statuses = [as_mapping(item) for item in as_list(status.get("containerStatuses"))]
     return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
 
 
 def _has_stopped(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     """True when there is an end of each container; no worker's is started again."""
-    states = [_mapping(_mapping(item).get("state")) for item in _sequence(status.get("containerStatuses"))]
+    states = [as_mapping(as_mapping(item).get("state")) for item in as_list(status.get("containerStatuses"))]
     ended = sum(isinstance(state.get("terminated"), Mapping) for state in states)
-    return 0 < ended >= max(len(states), len(_sequence(spec.get("containers"))))
+    return 0 < ended >= max(len(states), len(as_list(spec.get("containers"))))
 
 
 def _index(value: object) -> int | None:

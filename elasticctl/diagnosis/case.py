@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from elasticctl.api.codec import Manifest, from_rfc3339
-from elasticctl.api.podtemplate import Hardware, at, hardware
+from elasticctl.api.objects import as_list, at
+from elasticctl.api.podtemplate import Hardware, hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import GroupGeneration, JobStatus, Phase
 
@@ -130,11 +130,11 @@ def short_worker_name(worker: str, job: str) -> str:
 
 def _reasons(pod: Manifest) -> Iterator[tuple[str, str]]:
     """(reason, message) of whatever keeps a pod from starting."""
-    for condition in _list(at(pod, "status", "conditions")):
+    for condition in as_list(at(pod, "status", "conditions")):
         if at(condition, "type") == "PodScheduled" and at(condition, "status") == "False":
             yield str(at(condition, "reason") or "Unschedulable"), str(at(condition, "message") or "")
             return
-    for container in _list(at(pod, "status", "containerStatuses")):
+    for container in as_list(at(pod, "status", "containerStatuses")):
         reason = str(at(container, "state", "waiting", "reason") or "")
         if reason not in _WAITING_IS_NORMAL:
             yield reason, str(at(container, "state", "waiting", "message") or "")
@@ -142,7 +142,3 @@ def _reasons(pod: Manifest) -> Iterator[tuple[str, str]]:
     reason = at(pod, "status", "reason")
     if isinstance(reason, str):
         yield reason, str(at(pod, "status", "message") or "")
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

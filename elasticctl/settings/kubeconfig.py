@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from elasticctl.api.errors import ConfigError, SpecError
+from elasticctl.api.objects import as_list, as_text, at
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 
 _PLUGINS = {
@@ -95,12 +96,12 @@ def read_kubeconfig(paths: Iterable[Path]) -> Kubeconfig:
     current = ""
     for path in paths:
         content = _read_file(path)
-        current = current or _text(content.get("current-context"))
+        current = current or as_text(content.get("current-context"))
         for kind, found in parts.items():
-            for entry in _list(content.get(kind)):
-                inner = entry.get(kind.removesuffix("s"))
-                if isinstance(entry.get("name"), str) and isinstance(inner, dict):
-                    found.setdefault(entry["name"], KubeconfigEntry(inner, path.parent.absolute()))
+            for entry in as_list(content.get(kind)):
+                name, inner = at(entry, "name"), at(entry, kind.removesuffix("s"))
+                if isinstance(name, str) and isinstance(inner, dict):
+                    found.setdefault(name, KubeconfigEntry(inner, path.parent.absolute()))
     return Kubeconfig(current, parts["contexts"], parts["clusters"], parts["users"])
 
 
@@ -112,11 +113,10 @@ def read_contexts(paths: Iterable[Path]) -> dict[str, KubeContext]:
 
 def _context(name: str, inner: Mapping[str, Any], found: Kubeconfig) -> KubeContext:
     nothing = KubeconfigEntry({}, Path())
-    cluster, user = _text(inner.get("cluster")), found.users.get(_text(inner.get("user")), nothing).content
-    plugin = user.get("exec")
-    command = _text(plugin.get("command")) if isinstance(plugin, dict) else ""
-    server = _text(found.clusters.get(cluster, nothing).content.get("server"))
-    return KubeContext(name, cluster, _text(inner.get("namespace")), server, Path(command).name.removesuffix(".exe"))
+    cluster, user = as_text(inner.get("cluster")), found.users.get(as_text(inner.get("user")), nothing).content
+    command = as_text(at(user, "exec", "command"))
+    server = as_text(found.clusters.get(cluster, nothing).content.get("server"))
+    return KubeContext(name, cluster, as_text(inner.get("namespace")), server, Path(command).name.removesuffix(".exe"))
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -131,11 +131,3 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     except SpecError as e:
         raise ConfigError(f"{e}; it should be a kubeconfig") from e
     return data if isinstance(data, dict) else {}
-
-
-def _list(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

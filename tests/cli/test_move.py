@@ -20,7 +20,8 @@ from elasticctl.api.cost import rate_of
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import gpu_type, place
 from elasticctl.api.manifests import find_template, render_manifest
-from elasticctl.api.podtemplate import at, capacity, hardware, node_labels
+from elasticctl.api.objects import at
+from elasticctl.api.podtemplate import capacity, hardware, node_labels
 from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ElasticJob, JobSpec
 from elasticctl.cli.framework import target
 from elasticctl.cli.submit.copies import Stay, elsewhere, in_place, workspace_of

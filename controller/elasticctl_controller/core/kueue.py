@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Any
 
 from elasticctl.api.codec import Manifest, to_rfc3339
-from elasticctl.api.podtemplate import at
+from elasticctl.api.objects import as_list, as_mapping, at
 from elasticctl.api.spec import GROUP, KUEUE, ElasticJob
 from elasticctl.api.status import Phase
 from elasticctl.api.text import joined
@@ -312,7 +312,7 @@ def apply_placement(template: Mapping[str, Any], workload: Manifest, flavors: It
     What the template says itself stays: Kueue has chosen flavors that fit it.
     """
     additions = [_of_flavor(flavor) for flavor in flavors] + _of_checks(workload)
-    metadata, spec = dict(_mapping(template.get("metadata"))), dict(_mapping(template.get("spec")))
+    metadata, spec = dict(as_mapping(template.get("metadata"))), dict(as_mapping(template.get("spec")))
     for added in additions:
         _add_keys(metadata, "labels", added.get("labels"))
         _add_keys(metadata, "annotations", added.get("annotations"))
@@ -322,37 +322,29 @@ def apply_placement(template: Mapping[str, Any], workload: Manifest, flavors: It
 
 
 def _of_flavor(flavor: Manifest) -> Mapping[str, Any]:
-    spec = _mapping(flavor.get("spec"))
+    spec = as_mapping(flavor.get("spec"))
     return {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
 
 
 def _of_checks(workload: Manifest) -> list[Mapping[str, Any]]:
     updates = [
-        _mapping(update)
-        for check in _sequence(at(workload, "status", "admissionChecks"))
-        for update in _sequence(at(check, "podSetUpdates"))
+        as_mapping(update)
+        for check in as_list(at(workload, "status", "admissionChecks"))
+        for update in as_list(at(check, "podSetUpdates"))
     ]
     return [update for update in updates if update.get("name") == POD_SET]
 
 
 def _add_keys(target: Manifest, name: str, more: object) -> None:
-    if _mapping(more):
-        target[name] = {**_mapping(more), **_mapping(target.get(name))}
+    if as_mapping(more):
+        target[name] = {**as_mapping(more), **as_mapping(target.get(name))}
 
 
 def _add_items(target: Manifest, name: str, more: object) -> None:
-    there = _sequence(target.get(name))
-    new = [item for item in _sequence(more) if item not in there]
+    there = as_list(target.get(name))
+    new = [item for item in as_list(more) if item not in there]
     if new:
         target[name] = [*there, *new]
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _sequence(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 _KUEUE_REQUEUES = ("PodsReadyTimeout", "ClusterQueueStopped", "LocalQueueStopped")

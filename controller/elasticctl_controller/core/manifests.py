@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticctl.api.codec import Manifest
+from elasticctl.api.objects import as_list, as_mapping
 from elasticctl.api.spec import (
     API_VERSION,
     GROUP,
@@ -37,12 +38,12 @@ TOKEN_KEY = "token"  # noqa: S105
 
 def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest:
     """Return the pod of this index; the template's own fields stay, but for those that make it this job's worker."""
-    spec = dict(_mapping(job.template.get("spec")))
-    containers = [dict(_mapping(item)) for item in _sequence(spec.get("containers"))]
+    spec = dict(as_mapping(job.template.get("spec")))
+    containers = [dict(as_mapping(item)) for item in as_list(spec.get("containers"))]
     worker = next((c for c in containers if c.get("name") == WORKER_CONTAINER), containers[0] if containers else None)
     if worker is not None:
         if job.rdzv_endpoint:
-            worker["args"] = [*_torchelastic_args(job), *_sequence(worker.get("args"))]
+            worker["args"] = [*_torchelastic_args(job), *as_list(worker.get("args"))]
         else:
             worker["env"] = _with_named(_environment(job, index, rendezvous_endpoint), worker.get("env"))
             worker["volumeMounts"] = _with_named([_token_mount()], worker.get("volumeMounts"))
@@ -55,7 +56,7 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(job, index, _mapping(job.template.get("metadata"))),
+        "metadata": _metadata(job, index, as_mapping(job.template.get("metadata"))),
         # A restarted container would keep the name of a worker that is counted as ended.
         "spec": spec | {"containers": containers, "restartPolicy": "Never", "hostname": name, "subdomain": subdomain},
     }
@@ -63,10 +64,10 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
 
 def prefer_node(pod: Manifest, node: str) -> Manifest:
     """Return the pod with a wish to be put on this node; where it cannot be, another will do."""
-    affinity = dict(_mapping(pod["spec"].get("affinity")))
+    affinity = dict(as_mapping(pod["spec"].get("affinity")))
     there = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    by_node = dict(_mapping(affinity.get("nodeAffinity")))
-    wishes = _sequence(by_node.get("preferredDuringSchedulingIgnoredDuringExecution"))
+    by_node = dict(as_mapping(affinity.get("nodeAffinity")))
+    wishes = as_list(by_node.get("preferredDuringSchedulingIgnoredDuringExecution"))
     by_node["preferredDuringSchedulingIgnoredDuringExecution"] = [*wishes, {"weight": 100, "preference": there}]
     return pod | {"spec": pod["spec"] | {"affinity": affinity | {"nodeAffinity": by_node}}}
 
@@ -116,10 +117,10 @@ def _metadata(job: ElasticJob, index: int, template: Mapping[str, Any]) -> Manif
     metadata: Manifest = {
         "name": worker_name(job.name, index),
         "namespace": job.namespace,
-        "labels": {**_mapping(template.get("labels")), **worker_labels(job.name, index)},
+        "labels": {**as_mapping(template.get("labels")), **worker_labels(job.name, index)},
         "ownerReferences": [owner_reference(job)],
     }
-    annotations = dict(_mapping(template.get("annotations")))
+    annotations = dict(as_mapping(template.get("annotations")))
     if job.sharing.pod_group is PodGroups.VOLCANO:
         annotations[VOLCANO_GROUP] = job.name
     elif job.sharing.pod_group is PodGroups.COSCHEDULING:
@@ -169,20 +170,12 @@ def _token_volume(job: ElasticJob) -> Manifest:
 def _with_named(ours: list[Manifest], theirs: object) -> list[Any]:
     """Ours, then theirs but for entries of the same names. First, so that theirs may refer to them."""
     names = [item["name"] for item in ours]  # no set: a name of theirs may be anything, and not hashable
-    return [*ours, *(item for item in _sequence(theirs) if _mapping(item).get("name") not in names)]
+    return [*ours, *(item for item in as_list(theirs) if as_mapping(item).get("name") not in names)]
 
 
 def _nodes(count: int) -> int:
     """A group has one member at least, even of a job that may be scaled to none."""
     return max(1, count)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _sequence(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 USER_ID = 1000
@@ -197,10 +190,10 @@ _LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreach
 
 def harden(pod: Manifest) -> Manifest:
     """Return the pod with all of it; `pod` is not changed."""
-    spec = dict(_mapping(pod.get("spec")))
-    containers = [_contained(_mapping(item)) for item in _sequence_of_hardening(spec.get("containers"))]
-    initial = [_contained(_mapping(item)) for item in _sequence_of_hardening(spec.get("initContainers"))]
-    context = _secured(_mapping(spec.get("securityContext")), [*containers, *initial])
+    spec = dict(as_mapping(pod.get("spec")))
+    containers = [_contained(as_mapping(item)) for item in _sequence_of_hardening(spec.get("containers"))]
+    initial = [_contained(as_mapping(item)) for item in _sequence_of_hardening(spec.get("initContainers"))]
+    context = _secured(as_mapping(spec.get("securityContext")), [*containers, *initial])
     containers, initial = ([_as_user(context, item) for item in items] for items in (containers, initial))
     spec["securityContext"] = context
     spec.setdefault("automountServiceAccountToken", False)
@@ -243,7 +236,7 @@ def _chose_user(context: Mapping[str, Any]) -> bool:
 
 def _contained(container: Mapping[str, Any]) -> Manifest:
     """No privileges and a root filesystem that stays as it is; a privileged container must say so itself."""
-    context = dict(_mapping(container.get("securityContext")))
+    context = dict(as_mapping(container.get("securityContext")))
     if context.get("privileged") is not True:
         context.setdefault("allowPrivilegeEscalation", False)
         context.setdefault("capabilities", {"drop": ["ALL"]})
@@ -254,14 +247,14 @@ def _contained(container: Mapping[str, Any]) -> Manifest:
 def _at_home(container: Manifest) -> Manifest:
     """A user that the image does not know needs a name and a place to write caches to."""
     env = _sequence_of_hardening(container.get("env"))
-    named = [_mapping(item).get("name") for item in env]  # anything may stand there: it need not be hashable
+    named = [as_mapping(item).get("name") for item in env]  # anything may stand there: it need not be hashable
     missing = [{"name": n, "value": v} for n, v in (("HOME", SCRATCH), ("USER", "elasticjob")) if n not in named]
     return {**container, "env": [*env, *missing]}
 
 
 def _tolerant(tolerations: list[Any]) -> list[Any]:
     """With a short stay on lost nodes, unless the template has a say on those taints or on all."""
-    keys = [_mapping(item).get("key") for item in tolerations]
+    keys = [as_mapping(item).get("key") for item in tolerations]
     short = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_TOLERATION_S}
         for key in _LOST_NODE_TAINTS
@@ -276,7 +269,7 @@ def _add_volume(spec: Manifest, containers: list[Manifest], name: str, path: str
     if not bare:
         return
     volumes = _sequence_of_hardening(spec.get("volumes"))
-    if all(_mapping(volume).get("name") != name for volume in volumes):
+    if all(as_mapping(volume).get("name") != name for volume in volumes):
         spec["volumes"] = [*volumes, {"name": name, "emptyDir": source}]
     for container in bare:
         mounts = _sequence_of_hardening(container.get("volumeMounts"))
@@ -284,14 +277,14 @@ def _add_volume(spec: Manifest, containers: list[Manifest], name: str, path: str
 
 
 def _mount_paths(container: Mapping[str, Any]) -> set[str]:
-    mounts = (_mapping(item) for item in _sequence_of_hardening(container.get("volumeMounts")))
+    mounts = (as_mapping(item) for item in _sequence_of_hardening(container.get("volumeMounts")))
     return {str(mount.get("mountPath", "")).rstrip("/") for mount in mounts}
 
 
 def _shared(containers: list[Manifest], worker: int) -> Manifest:
     """Shared memory: as much as the worker may use at all. It counts as the worker's memory, so this is no extra."""
-    resources = _mapping(containers[worker].get("resources")) if containers else {}
-    limit = _mapping(resources.get("limits")).get("memory")
+    resources = as_mapping(containers[worker].get("resources")) if containers else {}
+    limit = as_mapping(resources.get("limits")).get("memory")
     return {"medium": "Memory", **({"sizeLimit": limit} if limit else {})}
 
 

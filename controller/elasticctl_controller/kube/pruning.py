@@ -11,6 +11,7 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.gpu_types import GKE_GPU_LABEL, INSTANCE_LABEL
+from elasticctl.api.objects import as_list, as_mapping
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import CPU_SLOTS
 from elasticctl.api.spec import ANNOTATION_PREEMPTED, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, LABEL_TYPE
@@ -26,13 +27,13 @@ _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 
 def prune_pod(pod: Manifest) -> Manifest:
     """A pod as `elasticctl.api.spec.Pod` reads it; some 2 KB instead of 15."""
-    metadata, spec, status = (_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
+    metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
     kept = _pick(metadata, _METADATA + _DELETION)
-    kept["labels"] = _pick(_mapping(metadata.get("labels")), _LABELS)
-    kept["annotations"] = _pick(_mapping(metadata.get("annotations")), (ANNOTATION_PREEMPTED,))
-    kept["ownerReferences"] = [_pick(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
-    containers = [_pick(_mapping(item), ("name",)) for item in _sequence(spec.get("containers"))]
-    statuses = [_container_status(_mapping(item)) for item in _sequence(status.get("containerStatuses"))]
+    kept["labels"] = _pick(as_mapping(metadata.get("labels")), _LABELS)
+    kept["annotations"] = _pick(as_mapping(metadata.get("annotations")), (ANNOTATION_PREEMPTED,))
+    kept["ownerReferences"] = [_pick(as_mapping(ref), _OWNER) for ref in as_list(metadata.get("ownerReferences"))]
+    containers = [_pick(as_mapping(item), ("name",)) for item in as_list(spec.get("containers"))]
+    statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("containerStatuses"))]
     return {
         "metadata": kept,
         "spec": {**_pick(spec, ("nodeName",)), "containers": containers},
@@ -46,24 +47,24 @@ def prune_pod(pod: Manifest) -> Manifest:
 
 def prune_node(node: Manifest) -> Manifest:
     """A node's name, whether it is ready and takes pods, its taints, and what of it is shared."""
-    metadata, spec, status = (_mapping(node.get(part)) for part in ("metadata", "spec", "status"))
-    taints = [_pick(_mapping(taint), ("key", "effect")) for taint in _sequence(spec.get("taints"))]
+    metadata, spec, status = (as_mapping(node.get(part)) for part in ("metadata", "spec", "status"))
+    taints = [_pick(as_mapping(taint), ("key", "effect")) for taint in as_list(spec.get("taints"))]
     return {
         "metadata": {
             **_pick(metadata, ("name", "uid", "resourceVersion")),
-            "labels": _pick(_mapping(metadata.get("labels")), (INSTANCE_LABEL, GKE_GPU_LABEL)),
+            "labels": _pick(as_mapping(metadata.get("labels")), (INSTANCE_LABEL, GKE_GPU_LABEL)),
         },
         "spec": {**_pick(spec, ("unschedulable",)), "taints": taints},
         "status": {
             "conditions": _conditions(status, ("Ready",)),
-            "allocatable": _pick(_mapping(status.get("allocatable")), (GPU_RESOURCE, CPU_SLOTS)),
+            "allocatable": _pick(as_mapping(status.get("allocatable")), (GPU_RESOURCE, CPU_SLOTS)),
         },
     }
 
 
 def prune_holder(pod: Manifest) -> Manifest:
     """Of a pod that is no worker: its node, and how many `gpus` it holds there."""
-    metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
+    metadata, spec = as_mapping(pod.get("metadata")), as_mapping(pod.get("spec"))
     return {
         "metadata": _pick(metadata, ("name", "namespace", "uid", "resourceVersion")),
         "spec": _pick(spec, ("nodeName",)),
@@ -73,10 +74,10 @@ def prune_holder(pod: Manifest) -> Manifest:
 
 def prune_workload(workload: Manifest) -> Manifest:
     """A Workload of Kueue's without its pods' templates and the requests reckoned from them."""
-    metadata, spec, status = (_mapping(workload.get(part)) for part in ("metadata", "spec", "status"))
+    metadata, spec, status = (as_mapping(workload.get(part)) for part in ("metadata", "spec", "status"))
     fields = (*_METADATA, "deletionTimestamp", "generation", "annotations")
-    pod_sets = [_pick(_mapping(item), ("name", "count", "minCount")) for item in _sequence(spec.get("podSets"))]
-    owners = [_pick(_mapping(ref), _OWNER) for ref in _sequence(metadata.get("ownerReferences"))]
+    pod_sets = [_pick(as_mapping(item), ("name", "count", "minCount")) for item in as_list(spec.get("podSets"))]
+    owners = [_pick(as_mapping(ref), _OWNER) for ref in as_list(metadata.get("ownerReferences"))]
     return {
         "metadata": {**_pick(metadata, fields), "ownerReferences": owners},
         "spec": {**_pick(spec, ("queueName", "active")), "podSets": pod_sets},
@@ -86,13 +87,13 @@ def prune_workload(workload: Manifest) -> Manifest:
 
 def prune_flavor(flavor: Manifest) -> Manifest:
     """A ResourceFlavor's nodes: their labels, and what has to be tolerated there."""
-    metadata, spec = _mapping(flavor.get("metadata")), _mapping(flavor.get("spec"))
+    metadata, spec = as_mapping(flavor.get("metadata")), as_mapping(flavor.get("spec"))
     return {"metadata": _pick(metadata, _METADATA), "spec": _pick(spec, ("nodeLabels", "tolerations"))}
 
 
 def prune_job(job: Manifest) -> Manifest:
     """An ElasticJob without its managedFields, which may be as large as the rest."""
-    metadata = {name: value for name, value in _mapping(job.get("metadata")).items() if name != "managedFields"}
+    metadata = {name: value for name, value in as_mapping(job.get("metadata")).items() if name != "managedFields"}
     return {**job, "metadata": metadata}
 
 
@@ -103,28 +104,28 @@ def _gpus(spec: Mapping[str, Any]) -> int:
     stay.
     """
     sidecars = peak = 0
-    for container in map(_mapping, _sequence(spec.get("initContainers"))):
+    for container in map(as_mapping, as_list(spec.get("initContainers"))):
         own = _gpus_of(container)
         peak = max(peak, sidecars + own)
         sidecars += own if container.get("restartPolicy") == "Always" else 0
-    return max(peak, sidecars + sum(_gpus_of(_mapping(item)) for item in _sequence(spec.get("containers"))))
+    return max(peak, sidecars + sum(_gpus_of(as_mapping(item)) for item in as_list(spec.get("containers"))))
 
 
 def _gpus_of(container: Mapping[str, Any]) -> int:
     """GPUs are asked for as limits, and requests are the same; quantities of them are whole numbers."""
-    resources = _mapping(container.get("resources"))
-    amounts = [_mapping(resources.get(part)).get(GPU_RESOURCE) for part in ("limits", "requests")]
+    resources = as_mapping(container.get("resources"))
+    amounts = [as_mapping(resources.get(part)).get(GPU_RESOURCE) for part in ("limits", "requests")]
     return max((int(text) for text in map(str, amounts) if text.isascii() and text.isdigit()), default=0)
 
 
 def _container_status(status: Mapping[str, Any]) -> Manifest:
-    ended = _mapping(_mapping(status.get("state")).get("terminated"))
+    ended = as_mapping(as_mapping(status.get("state")).get("terminated"))
     state = {"terminated": _pick(ended, _TERMINATED)} if ended else {}
     return {**_pick(status, ("name",)), "state": state}
 
 
 def _conditions(status: Mapping[str, Any], types: tuple[str, ...]) -> list[Manifest]:
-    found = (_mapping(item) for item in _sequence(status.get("conditions")))
+    found = (as_mapping(item) for item in as_list(status.get("conditions")))
     return [_pick(item, ("type", "status", "reason")) for item in found if item.get("type") in types]
 
 
@@ -135,11 +136,3 @@ def _pick(source: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:
 
 def _interned(value: Any) -> Any:
     return intern(value) if type(value) is str and len(value) < 64 else value
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _sequence(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

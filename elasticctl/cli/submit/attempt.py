@@ -93,7 +93,7 @@ class Attempt:
         return self._target.cluster
 
     def _is_mine(self, namespace: str, name: str) -> bool:
-        from elasticctl.api.podtemplate import at
+        from elasticctl.api.objects import at
         from elasticctl.api.spec import ANNOTATION_ATTEMPT
 
         manifest = self._cluster.get_job(namespace, name)
@@ -112,7 +112,7 @@ class Attempt:
 
     def _end(self, namespace: str, name: str) -> None:
         """Cancel, and wait until no worker is left; NotFoundError when there is no such job."""
-        from elasticctl.api.podtemplate import at
+        from elasticctl.api.objects import at
         from elasticctl.api.status import Phase
 
         if not self._turned_up(namespace, name):

@@ -18,12 +18,12 @@ from elasticctl.api.gpu_types import (
     GpuType,
     place,
 )
+from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import (
     ON_DEMAND,
     START_FROM_VARIABLE,
     STORAGE_VARIABLE,
     WORKSPACE_VARIABLE,
-    at,
     capacity,
     hardware,
     node_labels,

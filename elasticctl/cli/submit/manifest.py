@@ -28,7 +28,7 @@ from elasticctl.settings.contexts import LOCAL, Context
 if TYPE_CHECKING:
     from elasticctl.cli.submit.workspace import Luggage
 from elasticctl.api import notifications
-from elasticctl.api.podtemplate import at
+from elasticctl.api.objects import at
 from elasticctl.api.spec import ANNOTATION_NOTIFY
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from elasticctl.api.history import fraction_done, remaining_s, steps_per_s
-from elasticctl.api.podtemplate import ON_DEMAND, SPOT, at, capacity, hardware
+from elasticctl.api.objects import at
+from elasticctl.api.podtemplate import ON_DEMAND, SPOT, capacity, hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Cause, JobStatus, Phase, Scaling, ScalingPhase
 from elasticctl.api.text import counted, span

@@ -15,7 +15,8 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.gpu_types import GKE_GPU_LABEL, GPU_TYPES, INSTANCE_LABEL
-from elasticctl.api.podtemplate import GPU_RESOURCE, at, hardware, node_labels
+from elasticctl.api.objects import at
+from elasticctl.api.podtemplate import GPU_RESOURCE, hardware, node_labels
 from elasticctl.api.quota import CPU, CPU_SLOTS, GPU, HELD, Quota
 from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.phase import FINISHING

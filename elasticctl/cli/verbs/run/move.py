@@ -89,7 +89,8 @@ def _is_over(job: ElasticJob, target: Target) -> bool:
 
 def _planned(source: Target, target: Target, manifest: Manifest, storage: str) -> Move:
     """Everything that can be known beforehand is checked here: nothing has been done when it fails."""
-    from elasticctl.api.podtemplate import at, hardware
+    from elasticctl.api.objects import at
+    from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ANNOTATION_MOVING_TO, ElasticJob
     from elasticctl.cli.submit.copies import Stay
     from elasticctl.cli.submit.manifest import new_storage
@@ -184,7 +185,7 @@ class Move:
 
     def _there(self, made: Manifest) -> Manifest | None:
         """The job in its new place, if an earlier try has made it. ConflictError for another one of that name."""
-        from elasticctl.api.podtemplate import at
+        from elasticctl.api.objects import at
         from elasticctl.api.spec import ANNOTATION_MOVED_FROM
 
         name = made["metadata"]["name"]
@@ -204,7 +205,7 @@ class Move:
 
     def _stop(self, name: str) -> None:
         """Suspend the job, with a last commit, and wait until no worker is left."""
-        from elasticctl.api.podtemplate import at
+        from elasticctl.api.objects import at
         from elasticctl.api.spec import ANNOTATION_MOVING_TO
 
         cluster, namespace = self.source.cluster, self.old.namespace
