@@ -5,14 +5,14 @@ BIN    := $(VENV)/bin
 
 PYTEST := $(BIN)/python -m pytest
 SPREAD := -n logical --dist worksteal # a worker a core; whoever is done takes tests from the other's end
-HERE   := -m "not cluster and not browser"
+HERE   := -m "not cluster and not browser and not packaging"
 
-.PHONY: demo test lint types unit coverage test-page test-cluster docs startup clean
+.PHONY: demo test lint types unit coverage test-page test-packaging test-cluster docs startup clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
 
-test: lint types unit  ## everything that needs no Kubernetes cluster and no browser; 10 minutes on two cores
+test: lint types unit  ## everything that needs no cluster, no browser and no package index; 10 minutes on two cores
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -30,6 +30,9 @@ coverage: $(VENV)/.dev  ## the same tests, and which lines none of them reaches
 
 test-page: $(VENV)/.dev  ## the dashboard in Chromium: /usr/bin/chromium, or the one that $CHROMIUM names
 	$(PYTEST) -m browser
+
+test-packaging: $(VENV)/.dev  ## the client, the controller and the trainer, each installed alone: needs a package index
+	$(PYTEST) -m packaging tests/test_packaging.py
 
 test-cluster: $(VENV)/.dev  ## what needs a Kubernetes cluster: the one that $KUBECONFIG points at
 	$(PYTEST) tests/on_cluster

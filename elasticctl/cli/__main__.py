@@ -14,7 +14,11 @@ GARBAGE_AFTER_OBJECTS = 50_000
 def run() -> int:
     """Run the command line of this process and return its exit code."""
     gc.set_threshold(GARBAGE_AFTER_OBJECTS)
-    from elasticctl.cli.main import main
+    try:
+        from elasticctl.cli.main import main
+    except ModuleNotFoundError as e:  # an image of workers has the program, but not what it needs
+        says = f"error: the command line needs the package {e.name}, which is not installed here"
+        sys.exit(f"{says}\nFIX: pip install elasticctl")
 
     code = main()
     gc.freeze()  # nothing is searched at the end: the system takes all of it back

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from elasticctl.api.errors import ClusterError
-from elasticctl.api.text import shown
 from elasticctl.cluster.base import Cluster, SecretStore
 from elasticctl.settings.contexts import LOCAL, Context
 
@@ -13,17 +11,15 @@ def connect(context: Context, *, starts: bool = True) -> Cluster:
 
     `starts`: the local cluster is started when it is first asked something and does not run.
 
-    Raises ClusterError when the client for Kubernetes is not installed, and what `kube.connection.connect` raises.
+    Raises what `kubeapi.connection.connect` raises.
     """
     # Imported on use, so that nobody pays for a client that is not needed.
     if context.provider == LOCAL:
         from elasticctl.cluster.local.client import LocalCluster
 
         return LocalCluster(starts=starts)
-    try:
-        from elasticctl.cluster.kube.client import KubeCluster
-    except ModuleNotFoundError as e:
-        raise _not_installed(context, e) from e
+    from elasticctl.cluster.kube.client import KubeCluster
+
     return KubeCluster.of(context)
 
 
@@ -34,16 +30,7 @@ def secrets_of(context: Context) -> SecretStore:
         from elasticctl.cluster.local.secrets import Secrets
 
         return Secrets(local_paths())
-    try:
-        from elasticctl.cluster.kube.secrets import KubeSecrets
-        from elasticctl.kubeapi.connection import connect as connect_to
-    except ModuleNotFoundError as e:
-        raise _not_installed(context, e) from e
+    from elasticctl.cluster.kube.secrets import KubeSecrets
+    from elasticctl.kubeapi.connection import connect as connect_to
+
     return KubeSecrets(connect_to(context.kube_context))
-
-
-def _not_installed(context: Context, error: ModuleNotFoundError) -> ClusterError:
-    return ClusterError(
-        f"context {shown(context.name)} is a Kubernetes cluster, and {error.name} is not installed:"
-        " pip install 'elasticctl[kube]'"
-    )

@@ -289,8 +289,14 @@ def _open_legacy_transport(kube_context: str, connections: int) -> Transport:
 
     It says to a log alone that a login has failed; the server's refusal says so then.
     """
-    import kubernetes.client
-    import kubernetes.config
+    try:
+        import kubernetes.client
+        import kubernetes.config
+    except ModuleNotFoundError as e:
+        raise CredentialsError(
+            "the kubeconfig logs in by an auth-provider, as before credential plugins; that needs the package"
+            f" {e.name}, which is not installed. FIX: pip install 'elasticctl[kube]'"
+        ) from e
 
     configuration = kubernetes.client.Configuration()
     try:

@@ -224,6 +224,16 @@ def test_logins_of_the_old_kind_are_left_to_the_package(api: FakeApi, kubeconfig
     assert api.requests[0].headers["Authorization"] == f"Bearer {token}"
 
 
+def test_without_that_package_it_is_named(
+    api: FakeApi, kubeconfig: WriteKubeconfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig(api.url, user={"auth-provider": {"name": "oidc"}})
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.delitem(sys.modules, "kubernetes.client", raising=False)
+    with pytest.raises(CredentialsError, match=r"pip install 'elasticctl\[kube\]'"):
+        connect()
+
+
 @pytest.mark.parametrize(
     ("user", "cluster"),
     [
