@@ -46,6 +46,8 @@ from elasticctl_controller.rendezvous.service import RendezvousService
 
 DRAIN_LIMIT_S = 600.0
 SECRET_BYTES = 32
+MAX_FILE_BYTES = 4096
+"""Of a file that holds a webhook's URL."""
 RULES = SharingRules(settle_s=SETTLE_S)
 
 log = logging.getLogger(__name__)
@@ -136,6 +138,35 @@ class Supervisor:
         self._controller.reported(key)
 
 
+def local_webhook_urls(paths: LocalPaths, environ: Mapping[str, str] = os.environ) -> Callable[[Destination], str]:
+    """URLs from the local cluster's secrets, and from files and variables of its user."""
+
+    def url_of(destination: Destination) -> str:
+        reference = notifications.parse_reference(destination.reference)
+        if reference.kind == "file":
+            return _read_webhook_file(Path(reference.name))
+        if reference.kind == "env":
+            if reference.name not in environ:
+                raise WebhookError(
+                    f"{reference.name} is not in the environment that the local cluster was started in;"
+                    " `elasticctl local down`, set it, and the next command starts it again"
+                )
+            return environ[reference.name]
+        return value_of(Secrets(paths).read(destination.namespace, notifications.SECRET) or {}, destination, reference)
+
+    return url_of
+
+
+def _read_webhook_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES).decode()
+    except OSError as e:
+        raise WebhookError(f"{path} cannot be read: {e.strerror}") from e
+    except UnicodeDecodeError:
+        raise WebhookError(f"{path} holds no text") from None
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor; returns the process's exit code."""
     parser = argparse.ArgumentParser(prog="elasticctl_controller.local.supervisor")
@@ -216,35 +247,3 @@ async def _serve(app: web.Application, socket: Path) -> web.AppRunner:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-MAX_FILE_BYTES = 4096
-
-
-def local_webhook_urls(paths: LocalPaths, environ: Mapping[str, str] = os.environ) -> Callable[[Destination], str]:
-    """URLs from the local cluster's secrets, and from files and variables of its user."""
-
-    def url_of(destination: Destination) -> str:
-        reference = notifications.parse_reference(destination.reference)
-        if reference.kind == "file":
-            return _read_webhook_file(Path(reference.name))
-        if reference.kind == "env":
-            if reference.name not in environ:
-                raise WebhookError(
-                    f"{reference.name} is not in the environment that the local cluster was started in;"
-                    " `elasticctl local down`, set it, and the next command starts it again"
-                )
-            return environ[reference.name]
-        return value_of(Secrets(paths).read(destination.namespace, notifications.SECRET) or {}, destination, reference)
-
-    return url_of
-
-
-def _read_webhook_file(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES).decode()
-    except OSError as e:
-        raise WebhookError(f"{path} cannot be read: {e.strerror}") from e
-    except UnicodeDecodeError:
-        raise WebhookError(f"{path} holds no text") from None
