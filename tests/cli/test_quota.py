@@ -120,7 +120,7 @@ def test_a_job_of_kueues_waits_to_be_admitted() -> None:
 
 def test_what_else_sharing_has_to_say_comes_last() -> None:
     fewer = {**FULL, "workers": 2, "message": "has 2 of 4 workers: t4 has 4 GPUs, shared with 1 other job"}
-    growing = shared("one", "a", fewer, growth="1 ready to join; waits for 1 on their way, at most 9.0s")
+    growing = shared("one", "a", fewer, growth="1 ready to join; waits at most 9.0s for 1 more to start")
     texts = {f.rule: f.text for f in diagnose(Case(ElasticJob.from_manifest(growing), (), AT + 60))}
     assert texts["fewer-than-wanted"] == "It has 2 of 4 workers: t4 has 4 GPUs, shared with 1 other job."
     assert texts["waiting-to-grow"].startswith("It could grow: 1 ready to join")

@@ -1,4 +1,4 @@
-"""What `reconcile` sees and what it decides: plain data, no behaviour."""
+"""What `reconcile` observes and what it decides: plain data, no behaviour."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, 
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """What sharing lets one job have, the uids of the workers that it would rather have go, and nodes for new ones.
+    """What one job gets of a shared cluster.
 
-    `moves`: uids of workers that are to go and to be made again on those nodes, because theirs is needed as a whole.
+    `leave`: uids of the workers to remove first. `nodes`: nodes for new workers. `moves`: uids of workers to remove and
+    to create again on those nodes, because another job needs their node as a whole.
     """
 
     share: ShareStatus
@@ -23,11 +24,13 @@ class Allotment:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The world at one instant: pods (the job's and possibly strangers'), nodes that are gone or NotReady, and what
-    the rendezvous service has been told (`generations` oldest first, `silent`: uids of workers that live but did not
-    join again when the group re-formed, `growth`: why newcomers that are ready are not in it yet; all empty where a job
-    brings its own rendezvous). `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and empty where
-    sharing has no say.
+    """What is known of one job at one instant.
+
+    `pods` may include pods that are not the job's. `lost_nodes` are gone or NotReady. What the rendezvous service
+    knows: `progress`, `checkpoint`, `generations` (oldest first), `silent` (uids of workers that are alive but did not
+    join again when the group re-formed) and `growth` (why newcomers that are ready are not in the group yet); all empty
+    for a job that brings its own rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and
+    empty when the job is not shared.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -45,7 +48,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Create the pod (and Service) of this index; it should go to `node`, if one is named."""
+    """Create the pod (and Service) of this index, on `node` if one is named."""
 
     index: int
     node: str = ""
@@ -53,7 +56,7 @@ class CreateWorker:
 
 @dataclass(frozen=True, slots=True)
 class DeleteWorker:
-    """Delete this very pod; `force` skips the grace period (its node is gone, or it has ended)."""
+    """Delete the pod with this uid; `force` skips the grace period (its node is gone, or it has ended)."""
 
     name: str
     uid: str
@@ -62,12 +65,12 @@ class DeleteWorker:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job object: its time to live is over."""
+    """Delete the job object: its time to live has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a person should read; `type` is "Normal" or "Warning"."""
+    """A Kubernetes event about the job; `type` is "Normal" or "Warning"."""
 
     type: str
     reason: str
@@ -81,7 +84,7 @@ Action = CreateWorker | DeleteWorker | DeleteJob
 class Decision:
     """What to do now. The loop writes `status` first, and runs `actions` only if that write succeeded.
 
-    `requeue_s`: look again after this many seconds even if nothing changes (None: no need).
+    `requeue_s`: reconcile again after this many seconds even if nothing changes (None: no need).
     """
 
     status: JobStatus

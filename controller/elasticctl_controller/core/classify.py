@@ -1,8 +1,8 @@
-"""Why a worker ended: one cause per worker, from the evidence the cluster and the launcher left.
+"""Why a worker ended: one cause per worker, from the evidence that the cluster and the launcher left.
 
-Exit codes alone cannot tell a preemption from a bug: an agent of torchrun that gets SIGTERM exits with 1, as a script
-that raises does. So the evidence is looked at in a fixed order, the strongest first: what we did ourselves, what the
-cluster says about pod and node, what the kernel did, what peers suffered, and only then the application.
+Exit codes alone cannot tell a preemption from a bug: a torchrun agent that gets SIGTERM exits with 1, and so does a
+script that raises. So the evidence is considered in a fixed order, the strongest first: what the controller did itself,
+what the cluster says about pod and node, what the kernel did, what happened to peers, and only then the application.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from elasticctl.api.codec import Timestamp, from_json
 from elasticctl.api.spec import Pod, PodPhase
 from elasticctl.api.status import Cause, RankFailure, WorkerStatus
 
-COLLATERAL_WINDOW_S = 30.0  # how long after a peer's loss a survivor's failure is put down to it
-CLOCK_SKEW_S = 5.0  # end times come from the clocks of several nodes and from watches that lag
+COLLATERAL_WINDOW_S = 30.0  # how long after a peer's loss a survivor's failure is attributed to it
+CLOCK_SKEW_S = 5.0  # end times come from the clocks of several nodes and from lagging watches
 MAX_MESSAGE_CHARS = 65_536
 MAX_LINES, MAX_LINE_CHARS = 20, 400
 
@@ -28,7 +28,7 @@ _KILLED_CODES = frozenset({137, 143})  # 128 + SIGKILL, 128 + SIGTERM
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A peer's end that can drag others along. `exact`: a container's own end, so no skew is allowed for."""
+    """A peer's end that can make others fail. `exact`: the end of a container, so no clock skew is allowed for."""
 
     at: Timestamp
     exact: bool
@@ -37,10 +37,10 @@ class Loss:
 def classify(
     pod: Pod, worker: WorkerStatus | None, lost_nodes: Collection[str], losses: Iterable[Loss], now: float
 ) -> Cause | None:
-    """Return why this worker ended, or None while it has not.
+    """Return why this worker ended, or None if it has not.
 
-    `worker` is what the job's status says of it, `losses` are the ends of its peers; `now` stands in for an end time
-    that nobody recorded. A pod that somebody else deletes, or whose node is gone, has ended: it cannot be kept.
+    `worker` is its entry in the job's status, `losses` are the ends of its peers; `now` is used where no end time was
+    recorded. A pod that somebody else deletes, or whose node is gone, counts as ended: it cannot be saved.
     """
     over, lost = is_over(pod), is_lost(pod, lost_nodes)
     if worker is not None and worker.removal:
@@ -53,8 +53,8 @@ def classify(
     if cause is not None:
         return cause
     if verdict == STUCK:
-        return Cause.STUCK  # found on the worker itself: no peer's loss stops a process
-    if verdict == COLLATERAL or _dragged_along(pod, losses, now):
+        return Cause.STUCK  # detected on the worker itself: no peer's loss makes a process hang
+    if verdict == COLLATERAL or _failed_with_peer(pod, losses, now):
         return Cause.COLLATERAL
     return Cause.APPLICATION
 
@@ -67,9 +67,9 @@ def classify_vanished(worker: WorkerStatus, lost_nodes: Collection[str]) -> Caus
 
 
 def is_explained(worker: WorkerStatus, lost_nodes: Collection[str]) -> bool:
-    """True for a worker that was given up because it did not answer, and whose node has been found lost since.
+    """True for a worker that was replaced because it did not answer, and whose node has turned out to be lost.
 
-    Its peers miss a worker within seconds, Kubernetes a node only after 40 s, unless set otherwise.
+    Peers miss a worker within seconds; Kubernetes notices a lost node only after 40 s by default.
     """
     return worker.cause is Cause.UNRESPONSIVE and worker.node in lost_nodes
 
@@ -85,12 +85,12 @@ def is_lost(pod: Pod, lost_nodes: Collection[str]) -> bool:
 
 
 def ended_at(pod: Pod, now: float) -> Timestamp:
-    """When the worker ended as far as known; never in the future."""
+    """When the worker ended, as far as is known; never in the future."""
     return Timestamp(now if pod.finished_at is None else min(pod.finished_at, now))
 
 
 def parse_failure(message: str) -> RankFailure | None:
-    """Read the launcher's report from a termination message; None when it is anything else. Never raises."""
+    """Read the launcher's report from a termination message; None if it is anything else. Never raises."""
     if not message.startswith("{") or len(message) > MAX_MESSAGE_CHARS:
         return None
     try:
@@ -112,26 +112,28 @@ def parse_failure(message: str) -> RankFailure | None:
 
 
 def read_failure(pod: Pod) -> RankFailure:
-    """How the worker failed, as its launcher told or, where none did, as far as the pod shows."""
-    told = parse_failure(pod.message)
-    if told is not None:
-        return replace(told, exit_code=pod.exit_code if told.exit_code is None else told.exit_code)
+    """How the worker failed: as its launcher reported, or else as far as the pod shows."""
+    report = parse_failure(pod.message)
+    if report is not None:
+        return replace(report, exit_code=pod.exit_code if report.exit_code is None else report.exit_code)
     lines = [clean_text(line) for line in pod.message[-MAX_MESSAGE_CHARS:].splitlines() if line.strip()][-MAX_LINES:]
     error = lines[-1].strip() if lines else clean_text(pod.reason)
     return RankFailure(exit_code=pod.exit_code, error=error, last_lines=tuple(lines))
 
 
 def clean_text(text: str) -> str:
-    """Cut to `MAX_LINE_CHARS` and replace what UTF-8 cannot hold, so that it can always be stored."""
+    """Cut to `MAX_LINE_CHARS` and replace what UTF-8 cannot encode, so that it can always be stored."""
     return text[:MAX_LINE_CHARS].encode("utf-8", "replace").decode("utf-8")
 
 
 def _from_cluster(pod: Pod, lost: bool) -> Cause | None:
-    """What the cluster itself says: disruption conditions, pod reasons, nodes, deletions."""
+    """The cause that the cluster gives: disruption conditions, pod reasons, nodes, deletions."""
     if pod.disruption_target:
         return Cause.PREEMPTED
     if pod.reason == "Evicted":
-        return Cause.APPLICATION if _own_storage_limit(pod.message) else Cause.EVICTED
+        # The kubelet's words for the pod's own ephemeral storage or emptyDir limit.
+        own_limit = "exceed" in pod.message and "limit" in pod.message
+        return Cause.APPLICATION if own_limit else Cause.EVICTED
     if pod.reason in _SHUTDOWN_REASONS:
         return Cause.PREEMPTED
     if pod.reason.startswith("OutOf") or pod.reason == "UnexpectedAdmissionError":
@@ -142,30 +144,25 @@ def _from_cluster(pod: Pod, lost: bool) -> Cause | None:
 
 
 def _from_exit(pod: Pod, verdict: str) -> Cause | None:
-    """What the end of the process says, as far as it says it by itself."""
+    """The cause that the process's exit gives by itself, if any."""
     if pod.reason == "OOMKilled":
         return Cause.OOM_KILLED
     if verdict == PREEMPTED:
         return Cause.PREEMPTED
     if _succeeded(pod):
         return Cause.COMPLETED
-    nobody_saw_it = pod.exit_code is None and not pod.reason
-    return Cause.KILLED if pod.exit_code in _KILLED_CODES or nobody_saw_it else None
+    unobserved = pod.exit_code is None and not pod.reason
+    return Cause.KILLED if pod.exit_code in _KILLED_CODES or unobserved else None
 
 
 def _succeeded(pod: Pod) -> bool:
     return pod.phase is PodPhase.SUCCEEDED or pod.exit_code == 0
 
 
-def _own_storage_limit(message: str) -> bool:
-    """True for the kubelet's messages about the pod's own ephemeral storage or emptyDir limit."""
-    return "exceed" in message and "limit" in message
+def _failed_with_peer(pod: Pod, losses: Iterable[Loss], now: float) -> bool:
+    """True if the worker was alive at a peer's loss and failed shortly after it.
 
-
-def _dragged_along(pod: Pod, losses: Iterable[Loss], now: float) -> bool:
-    """True when the worker was alive at a peer's loss and failed shortly after it.
-
-    A worker made after the loss is not excused by it: else a script that crashes at once would never be counted.
+    A worker created after the loss is not excused by it: otherwise a script that crashes at once would never count.
     """
     end = ended_at(pod, now)
     start = pod.started_at if pod.started_at is not None else pod.created_at

@@ -1,11 +1,15 @@
-"""Which workers we remove, and why: marked on the roster first, deleted once the mark is stored."""
+"""Which workers are removed, and which pods are deleted.
+
+A worker that has to go is first marked in the status (`mark_removals`); its pod is deleted once the mark is stored
+(`list_deletions`), as are the pods of workers that were lost. So every deletion can be explained after a crash.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase
+from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase
 from elasticctl.api.status import Cause, GroupGeneration, Phase, WorkerStatus
 from elasticctl_controller.core.actions import DeleteWorker, Observed
 from elasticctl_controller.core.classify import is_lost
@@ -20,12 +24,12 @@ def mark_removals(
     leave: Collection[str] = (),
     moves: Collection[str] = (),
 ) -> tuple[WorkerStatus, ...]:
-    """Return the roster with every worker marked that has to go. A mark is never taken back: it may be under way.
+    """Return the workers, with a mark on every one that has to go. A mark stays: the deletion may be under way.
 
-    Where there are too many, the uids in `leave` go first; those in `moves` go though others are made for them.
+    When there are too many workers, the uids in `leave` go first; the uids in `moves` go and are replaced.
     """
     if decision.phase.terminal:
-        return _mark(roster.workers, FINISHED, lambda worker: _falls_under_clean_policy(job, roster, decision, worker))
+        return _mark(roster.workers, FINISHED, lambda worker: _is_cleaned_up(job, roster, decision, worker))
     if decision.phase is Phase.SUSPENDED:
         return _mark(roster.workers, SUSPENDED, is_active)
     named = {(ref.name, ref.uid) for ref in job.remove_workers}
@@ -38,27 +42,27 @@ def mark_removals(
 
 
 def list_deletions(job: ElasticJob, roster: Roster, observed: Observed, terminal: bool) -> tuple[DeleteWorker, ...]:
-    """Delete what the *stored* roster says is to go: marked workers, and the remains of ended ones.
+    """List the pods to delete: of workers that the *stored* status marks for removal, or has as failed or lost.
 
-    A pod that is terminating already is left to it, unless its node cannot finish the job. Of a job that is over only
-    marked workers go: the others stay for a look at them.
+    A pod that is already terminating is left alone unless its node is lost, because then it never finishes. After the
+    job has ended only marked workers are deleted: the others are left for inspection.
     """
     pods = [
         roster.pods[worker.uid]
         for worker in job.status.workers
-        if worker.uid in roster.pods and (worker.removal or (not terminal and is_spent(worker)))
+        if worker.uid in roster.pods and (worker.removal or (not terminal and needs_replacing(worker)))
     ]
-    found = (_deletion(pod, is_lost(pod, observed.lost_nodes)) for pod in pods)
-    return tuple(sorted((item for item in found if item is not None), key=lambda item: (item.name, item.uid)))
+    found = [
+        DeleteWorker(pod.name, pod.uid, force=lost or pod.ended)
+        for pod, lost in ((pod, is_lost(pod, observed.lost_nodes)) for pod in pods)
+        if lost or not pod.deleting
+    ]
+    return tuple(sorted(found, key=lambda item: (item.name, item.uid)))
 
 
-def is_spent(worker: WorkerStatus) -> bool:
-    """True for a worker that has ended without success: its pod only stands in the way of the next."""
+def needs_replacing(worker: WorkerStatus) -> bool:
+    """True for a worker that has ended without success: its pod only occupies the name of its successor."""
     return worker.cause is not None and worker.cause is not Cause.COMPLETED
-
-
-def _deletion(pod: Pod, lost: bool) -> DeleteWorker | None:
-    return None if pod.deleting and not lost else DeleteWorker(pod.name, pod.uid, force=lost or pod.ended)
 
 
 def _mark(
@@ -70,9 +74,10 @@ def _mark(
 def _surplus(
     workers: Iterable[WorkerStatus], desired: int, newest: Iterable[GroupGeneration], leave: Collection[str]
 ) -> frozenset[str]:
-    """The uids of those to remove: first the ones in `leave`, then workers that do not run yet, then those that are
-    not in the `newest` group of ranks (their imports take seconds, in which nobody would train), then the highest
-    index.
+    """The uids of the workers above the desired number.
+
+    First those in `leave`, then workers that do not run yet, then those that are not in the `newest` generation (they
+    need seconds to start, in which nobody would train in place of a removed member), then the highest index.
     """
     active = sorted(
         (worker for worker in workers if is_active(worker)),
@@ -87,8 +92,8 @@ def _surplus(
     return frozenset(worker.uid for worker in active[: max(0, len(active) - desired)])
 
 
-def _falls_under_clean_policy(job: ElasticJob, roster: Roster, decision: PhaseDecision, worker: WorkerStatus) -> bool:
-    """cleanPodPolicy; None keeps the workers of a job that ended by itself, not of one that was told to stop."""
+def _is_cleaned_up(job: ElasticJob, roster: Roster, decision: PhaseDecision, worker: WorkerStatus) -> bool:
+    """cleanPodPolicy; `None` keeps the workers of a job that ended by itself, but not of one that was stopped."""
     pod = roster.pods.get(worker.uid)
     if pod is None:
         return False

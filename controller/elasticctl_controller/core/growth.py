@@ -1,18 +1,18 @@
-"""When a group takes newcomers in: the one place that weighs what a re-forming costs against what it brings.
+"""When a group takes newcomers in: whether the cost of re-forming pays for itself.
 
-A group of n workers that re-forms with m > n stands still for the measured cost R, and then is s(m) / s(n) times as
-fast. Over the time T until the next change, that is more work if
+A group of n workers that re-forms with m > n stops for the measured cost R, and is then s(m) / s(n) times as fast.
+Over the time T until the next change, it does more work if
 
     s(m) (T - R) > s(n) T,    which is    T > P  with  P = R / (1 - s(n) / s(m))
 
-P is the time after which the joining has paid for itself. So a group grows only if the next change, or the job's end,
-is expected later than P. If more newcomers are on their way, waiting for them costs the gain of those who are ready,
-and not waiting costs another R: as with renting skis, the most that can be regretted is least when one waits until the
-gain lost equals that cost, which is after P too. So it waits for them for P, and never longer than a window.
+P is the payback time. So a group grows only if the next change, or the job's end, is expected later than P. If more
+newcomers are starting, waiting for them costs the gain of those that are ready, and not waiting costs another R. This
+is the ski rental problem: the worst-case regret is smallest if one waits until the lost gain equals that cost, which is
+P again. So the group waits for them for P, and never longer than a window.
 
-T is estimated as (time watched + a typical quiet time) / (changes seen + 1): a job about which little is known is taken
-for typical, and one that is left in peace is trusted more and more. Losses are never weighed: a group that has lost
-somebody re-forms at once, and takes in who is ready.
+T is estimated as (time observed + typical quiet time) / (changes observed + 1): a job about which little is known is
+assumed to be typical, and an undisturbed job is expected to stay so for longer and longer. Losses are never weighed: a
+group that has lost a member re-forms at once, with all newcomers that are ready.
 """
 
 from __future__ import annotations
@@ -25,14 +25,19 @@ from dataclasses import dataclass, field
 from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl.api.text import counted, span
 
+UNMEASURED_COST_S = 10.0
+"""The assumed cost of re-forming, until one has been measured."""
+COSTS_KEPT = 3
+LEAST_PACE_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """`window_s`: the longest wait for newcomers on their way; `typical_quiet_s`: how long a group of which nothing is
-    known stays as it is; `exponent`: s(n) = n ** exponent for sizes whose rate has not been measured.
+    """`window_s`: the longest wait for newcomers that are starting; `typical_quiet_s`: how long a group about which
+    nothing is known stays unchanged; `exponent`: s(n) = n ** exponent for sizes whose rate has not been measured.
 
-    The exponent's default is from 8 to 10 times the rate on 16 times the GPUs (4 to 64), seen with data-parallel
-    training over ordinary cloud networks.
+    The default exponent comes from data-parallel training over ordinary cloud networks: 8 to 10 times the rate on 16
+    times the GPUs (4 to 64).
     """
 
     window_s: float = 30.0
@@ -42,12 +47,12 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class GrowthOption:
-    """A group that trains on `size` workers, and who could join it.
+    """A group that trains on `size` workers, and the newcomers that could join it.
 
-    `ready` could join now, the first of them since `ready_since`; `coming` have been granted and are not ready yet.
-    `reform_cost_s` is how long this job stands still when it re-forms with notice, as measured. `changes` of the group
-    that it did not choose (losses, workers taken back) were seen in `watched_s`. `remaining_s` is how long the job will
-    still run (None: unknown). `rates` are its measured rates by number of workers, in any unit.
+    `ready` workers could join now, the first of them since `ready_since`; `coming` are starting. `reform_cost_s` is the
+    measured time that this job stops when it re-forms with notice. `changes` that the group did not choose (losses,
+    preempted workers) were observed in `watched_s`. `remaining_s` is how long the job will still run (None: unknown).
+    `rates` are its measured rates by number of workers, in any unit.
     """
 
     size: int
@@ -63,9 +68,9 @@ class GrowthOption:
 
 @dataclass(frozen=True, slots=True)
 class GrowthDecision:
-    """Whether to re-form now; if not, when to ask again (None: once something has changed); and why, in `words`.
+    """Whether to re-form now; if not, when to ask again (None: after the next change); and why, in `words`.
 
-    `pays_back_s`: the P of the module's formula; infinite when more workers are not faster.
+    `pays_back_s`: the P of the module's formula; infinite if more workers are not faster.
     """
 
     grow: bool
@@ -75,14 +80,14 @@ class GrowthDecision:
 
 
 def decide_growth(growth: GrowthOption, now: float, batching: Batching = Batching()) -> GrowthDecision:
-    """Decide whether the group re-forms at `now` to take in those who are ready."""
+    """Decide whether the group re-forms at `now` to take in the newcomers that are ready."""
     if growth.ready <= 0:
-        return GrowthDecision(False, None, math.inf, "nobody is ready to join")
+        return GrowthDecision(False, None, math.inf, "no worker is ready to join")
     if growth.size <= 0:
         return GrowthDecision(True, None, 0.0, "there is no group yet")
     gain = 1.0 - 1.0 / speedup(growth.size, growth.size + growth.ready, growth.rates, batching.exponent)
     if gain <= 0.0:
-        words = f"{counted(growth.ready, 'more worker')} would not make it faster, as measured"
+        words = f"{counted(growth.ready, 'more worker')} would not make training faster, as measured"
         return GrowthDecision(False, None, math.inf, words)
     pays_back_s = growth.reform_cost_s / gain
     price = f"joining costs {span(growth.reform_cost_s)} and pays for itself after {span(pays_back_s)}"
@@ -96,7 +101,7 @@ def decide_growth(growth: GrowthOption, now: float, batching: Batching = Batchin
         return GrowthDecision(False, now + max(later_s, 1.0), pays_back_s, words)
     until = growth.ready_since + min(batching.window_s, pays_back_s)
     if growth.coming > 0 and now < until:
-        words = f"{growth.ready} ready to join; waits for {growth.coming} on their way, at most {span(until - now)}"
+        words = f"{growth.ready} ready to join; waits at most {span(until - now)} for {growth.coming} more to start"
         return GrowthDecision(False, until, pays_back_s, words)
     return GrowthDecision(True, None, pays_back_s, f"{price}; the next change is expected in {span(quiet_s)}")
 
@@ -126,18 +131,12 @@ def _slope(rates: Mapping[int, float]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
 
 
-UNMEASURED_COST_S = 10.0
-"""What a re-forming is taken to cost before one has been seen."""
-COSTS_KEPT = 3
-LEAST_PACE_S = 1.0
-
-
 def measure_growth(
     records: Sequence[GroupGeneration], rates: Mapping[int, float], progress: ProgressStatus | None, now: float
 ) -> GrowthOption:
-    """The newest group of `records` as far as its past tells; who could join is for the caller to fill in.
+    """Measure the newest generation of `records`; the caller fills in who could join.
 
-    `rates`: samples a second that were seen, by number of workers.
+    `rates`: measured samples a second by number of workers.
     """
     return GrowthOption(
         size=len(records[-1].workers) if records else 0,
@@ -153,7 +152,7 @@ def measure_growth(
 
 
 def reform_cost_s(records: Sequence[GroupGeneration]) -> float:
-    """How long this group stands still when it forms again: the mean of the last times, from its end to a step."""
+    """How long this group stops when it re-forms: the mean of the last times from its end to its next step."""
     costs = [
         item.first_step_at - item.opened_at
         for item in records[1:]
@@ -163,7 +162,7 @@ def reform_cost_s(records: Sequence[GroupGeneration]) -> float:
 
 
 def _losses(records: Sequence[GroupGeneration]) -> int:
-    """How often a member was missing from the next group."""
+    """How often a member was missing from the next generation."""
     return sum(not {*before.workers} <= {*after.workers} for before, after in itertools.pairwise(records))
 
 
@@ -173,7 +172,7 @@ def _watched_s(records: Sequence[GroupGeneration], now: float) -> float:
 
 
 def _remaining_s(records: Sequence[GroupGeneration], progress: ProgressStatus | None, now: float) -> float | None:
-    """Seconds until the last step at the newest group's pace; None where that cannot be told yet."""
+    """Seconds until the last step at the pace of the newest generation; None if that is not known yet."""
     if not records or progress is None or progress.step is None or progress.total_steps is None:
         return None
     newest = records[-1]

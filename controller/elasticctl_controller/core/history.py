@@ -108,39 +108,39 @@ class TrainingHistory:
 
 
 def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
-    """Take over generations, progress and checkpoint, and count the steps that each new generation did again."""
-    generations = _merge(status.generations, observed.generations, status.generation)
-    stepped = {item.generation for item in status.generations if _resumed(item)}
+    """Take over generations, progress and checkpoint, and count the steps that each new generation repeated."""
+    generations = _merge_generations(status.generations, observed.generations, status.generation)
+    stepped = {item.generation for item in status.generations if _has_stepped(item)}
     redone = (steps_redone(generations, item) or 0 for item in generations if item.generation not in stepped)
-    progress = _progress(status.progress, observed.progress)
+    progress = _merge_progress(status.progress, observed.progress)
     return replace(
         status,
-        generations=_newest(generations),
+        generations=_limit(generations),
         generation=max((item.generation for item in generations), default=status.generation),
         steps_redone=status.steps_redone + sum(redone),
         progress=progress,
         curve=add_point(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
-        checkpoint=_checkpoint(status.checkpoint, observed.checkpoint),
+        checkpoint=_merge_checkpoint(status.checkpoint, observed.checkpoint),
         growth=observed.growth,
     )
 
 
 def close_recovered(status: JobStatus) -> JobStatus:
-    """Close interruptions and scalings whose group has taken its first step since."""
+    """Close interruptions and scalings after which a generation has taken its first step."""
     return replace(
         status,
-        interruptions=tuple(_recovered(item, status.generations) for item in status.interruptions),
-        scalings=(*status.scalings[:-1], *(_done(item, status) for item in status.scalings[-1:])),
+        interruptions=tuple(_close_interruption(item, status.generations) for item in status.interruptions),
+        scalings=(*status.scalings[:-1], *(_close_scaling(item, status) for item in status.scalings[-1:])),
     )
 
 
 def steps_redone(generations: Sequence[GroupGeneration], current: GroupGeneration) -> int | None:
     """Steps that `current` repeats: from the step it resumed at to the last one taken before it.
 
-    None while it has not resumed and taken its first step. A generation that was cut off before its first step took
-    none, so the one before it is what counts.
+    None until it has resumed and taken its first step. A generation that ended before its first step is skipped: the
+    one before it counts.
     """
-    if not _resumed(current):
+    if not _has_stepped(current):
         return None
     before = [g for g in generations if g.generation < current.generation and g.last_step is not None]
     last_step = max(before, key=lambda g: g.generation).last_step if before else None
@@ -148,7 +148,7 @@ def steps_redone(generations: Sequence[GroupGeneration], current: GroupGeneratio
 
 
 def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
-    """True when nothing but the training's own advance tells `new` from `old`, so that a write of it can wait."""
+    """True if `new` differs from `old` only by the progress of training, so that writing it can wait."""
 
     def without_progress(status: JobStatus) -> JobStatus:
         generations = tuple(replace(item, last_step=None) for item in status.generations)
@@ -164,10 +164,10 @@ def only_progress_changed(old: JobStatus, new: JobStatus) -> bool:
     return old != new and without_progress(old) == without_progress(new)
 
 
-def _merge(
+def _merge_generations(
     stored: Sequence[GroupGeneration], seen: Sequence[GroupGeneration], newest: int
 ) -> tuple[GroupGeneration, ...]:
-    """Union by number; a number that is neither kept nor new fell off the end long ago and was counted then."""
+    """Union by number. A number that is neither stored nor new was dropped long ago, and counted before that."""
     merged = {item.generation: item for item in stored}
     for item in map(_as_stored, seen):
         known = merged.get(item.generation)
@@ -178,15 +178,15 @@ def _merge(
     return tuple(merged[number] for number in sorted(merged))
 
 
-def _newest(generations: Sequence[GroupGeneration]) -> tuple[GroupGeneration, ...]:
-    """The last ones, as many as may be kept: fewer of a large group."""
+def _limit(generations: Sequence[GroupGeneration]) -> tuple[GroupGeneration, ...]:
+    """The last generations, as many as may be kept: fewer of a large group."""
     names = list(itertools.accumulate(len(item.workers) for item in reversed(generations)))
     fitting = sum(count <= MAX_NAMES for count in names[:MAX_GENERATIONS])
     return tuple(generations[-max(LEAST_GENERATIONS, fitting) :])
 
 
 def _overlay(known: GroupGeneration, seen: GroupGeneration) -> GroupGeneration:
-    """`seen` over `known`; what the service no longer knows stays, and steps only grow."""
+    """`seen` over `known`: fields that the service no longer knows stay, and steps only increase."""
     kept = {f.name: getattr(known, f.name) for f in fields(GroupGeneration) if getattr(seen, f.name) in (None, "", ())}
     merged = replace(seen, **kept)
     steps = [step for step in (known.last_step, seen.last_step) if step is not None]
@@ -194,41 +194,42 @@ def _overlay(known: GroupGeneration, seen: GroupGeneration) -> GroupGeneration:
 
 
 def _as_stored(item: T) -> T:
-    """The value as it will be read back: times lose what is finer than a microsecond, so compare what was written."""
+    """The value as it will be read back, for comparisons: times are stored in microseconds."""
     return from_json(type(item), to_json(item))
 
 
-def _resumed(item: GroupGeneration) -> bool:
+def _has_stepped(item: GroupGeneration) -> bool:
     return item.first_step_at is not None and item.resumed_step is not None
 
 
-def _progress(stored: ProgressStatus, seen: ProgressStatus | None) -> ProgressStatus:
+def _merge_progress(stored: ProgressStatus, seen: ProgressStatus | None) -> ProgressStatus:
     if seen is None or seen.step is None:
         return stored
     rate = seen.samples_per_s
     return _as_stored(
         replace(
             seen,
-            # JSON has no NaN, and a NaN never equals itself: a loss gone bad would be written again for ever.
+            # JSON has no NaN, and NaN never equals itself: a diverged loss would be written again in every pass.
             metrics={key: value for key, value in seen.metrics.items() if math.isfinite(value)},
             samples_per_s=rate if rate is not None and math.isfinite(rate) else None,
         )
     )
 
 
-def _checkpoint(stored: CheckpointStatus, seen: CheckpointStatus | None) -> CheckpointStatus:
+def _merge_checkpoint(stored: CheckpointStatus, seen: CheckpointStatus | None) -> CheckpointStatus:
     if seen is None or seen.step is None or (stored.at or 0.0) > (seen.at or 0.0):
         return stored
     return replace(_as_stored(seen), committed=max(stored.committed, seen.committed))
 
 
-def _recovered(item: Interruption, generations: Sequence[GroupGeneration]) -> Interruption:
+def _close_interruption(item: Interruption, generations: Sequence[GroupGeneration]) -> Interruption:
     after = (g for g in generations if g.generation > item.generation and g.first_step_at is not None)
     first = next(after, None)
     if item.recovered_at is not None or first is None or first.first_step_at is None or item.at is None:
         return item
     opened_at = next(g for g in generations if g.generation > item.generation).opened_at
-    since = item.at if opened_at is None else min(item.at, opened_at)  # a group hears of a loss before its end is seen
+    # The group may notice a loss before the controller sees the pod end.
+    since = item.at if opened_at is None else min(item.at, opened_at)
     return replace(
         item,
         recovered_at=first.first_step_at,
@@ -237,8 +238,8 @@ def _recovered(item: Interruption, generations: Sequence[GroupGeneration]) -> In
     )
 
 
-def _done(item: Scaling, status: JobStatus) -> Scaling:
-    """Done with the first step of a group of that many; where no group is known, once that many run."""
+def _close_scaling(item: Scaling, status: JobStatus) -> Scaling:
+    """Done with the first step of a generation of that size; if no generation is known, once that many workers run."""
     generations = status.generations
     newest = generations[-1] if generations else None
     if newest is None and item.phase is ScalingPhase.IN_PROGRESS:

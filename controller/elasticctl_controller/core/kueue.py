@@ -32,6 +32,16 @@ REQUEUED, PODS_READY = "Requeued", "PodsReady"
 TRUE = "True"
 """Kueue's conditions, and the status of one that holds."""
 _SAID_CHARS = 300
+JOB_UID_LABEL = f"{KUEUE}/job-uid"
+"""By which Kueue's own tools find the Workload of a job."""
+_POD_FIELDS = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
+_CONTAINER_FIELDS = ("name", "image", "resources", "restartPolicy")
+"""What of a pod decides where it fits; all else, its variables above all, is nobody's business there."""
+_PRIORITY_FIELDS = ("priority", "priorityClassName", "priorityClassSource", "priorityClassRef")
+_KUEUE_REQUEUES = ("PodsReadyTimeout", "ClusterQueueStopped", "LocalQueueStopped")
+"""Evictions of which Kueue itself says when they are over; so it does of those by an admission check with a time."""
+_PENDING = "Pending"
+_NO_RESERVATION = "NoReservation"
 
 
 class KueueStep(Enum):
@@ -115,14 +125,6 @@ def flavor_names(workload: Manifest) -> tuple[str, ...]:
     """The ResourceFlavors that were given to our pods, each once."""
     flavors = assignment(workload).get("flavors")
     return tuple(sorted({str(name) for name in flavors.values()})) if isinstance(flavors, Mapping) else ()
-
-
-JOB_UID_LABEL = f"{KUEUE}/job-uid"
-"""By which Kueue's own tools find the Workload of a job."""
-_POD_FIELDS = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
-_CONTAINER_FIELDS = ("name", "image", "resources", "restartPolicy")
-"""What of a pod decides where it fits; all else, its variables above all, is nobody's business there."""
-_PRIORITY_FIELDS = ("priority", "priorityClassName", "priorityClassSource", "priorityClassRef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +347,6 @@ def _add_items(target: Manifest, name: str, more: object) -> None:
     new = [item for item in as_list(more) if item not in there]
     if new:
         target[name] = [*there, *new]
-
-
-_KUEUE_REQUEUES = ("PodsReadyTimeout", "ClusterQueueStopped", "LocalQueueStopped")
-"""Evictions of which Kueue itself says when they are over; so it does of those by an admission check with a time."""
-_PENDING = "Pending"
-_NO_RESERVATION = "NoReservation"
 
 
 def build_release(workload: Manifest, now: float) -> Manifest:

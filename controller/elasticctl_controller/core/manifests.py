@@ -1,8 +1,10 @@
-"""Manifests of what the controller makes for workers: their pods and headless Services, pure.
+"""Manifests of what the controller creates for a job: pods, Services, token, disruption budget, PodGroup.
 
-A job without `rdzvEndpoint` meets at our rendezvous service: the address and the worker's identity come as environment
-variables, the job's token as a mounted file, never as a value. A job that brings its own endpoint gets what
-TorchElastic gave it: arguments in front of its own, and a Service for each worker.
+The workers of a job without `rdzvEndpoint` meet at our rendezvous service: its address and the worker's identity are
+environment variables, the job's token is a mounted file, never a value. A job with an endpoint of its own gets what
+TorchElastic gave it: arguments before its own, and a Service for each worker.
+
+`harden` fills in the security settings, tolerations and scratch volumes that a pod's template leaves open.
 """
 
 from __future__ import annotations
@@ -32,12 +34,23 @@ TOKEN_FILE = f"{TOKEN_FOLDER}/token"
 TOKEN_VOLUME = "elasticctl-rendezvous"  # noqa: S105
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
-"""By which pods name their PodGroup: an annotation, and a label."""
+"""How a pod names its PodGroup: an annotation for Volcano, a label for coscheduling."""
 TOKEN_KEY = "token"  # noqa: S105
+USER_ID = 1000
+_USER = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID}
+LOST_NODE_TOLERATION_S = 10
+"""How long Kubernetes leaves a pod on a node that is not ready if no controller runs. Its own default: 300."""
+DNS_OPTIONS = ({"name": "timeout", "value": "1"}, {"name": "attempts", "value": "3"})
+"""PyTorch looks up the name of every peer's address when ranks connect; a lost answer costs 5 s by default."""
+SCRATCH, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - paths inside a container
+_LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+VOLCANO_API, COSCHEDULING_API = "scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"
+LABEL_MANAGED = "app.kubernetes.io/managed-by"
+MANAGER = "elasticctl"
 
 
 def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest:
-    """Return the pod of this index; the template's own fields stay, but for those that make it this job's worker."""
+    """Return the pod of this index: the template, with the fields set that make it a worker of this job."""
     spec = dict(as_mapping(job.template.get("spec")))
     containers = [dict(as_mapping(item)) for item in as_list(spec.get("containers"))]
     worker = next((c for c in containers if c.get("name") == WORKER_CONTAINER), containers[0] if containers else None)
@@ -45,10 +58,10 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
         if job.rdzv_endpoint:
             worker["args"] = [*_torchelastic_args(job), *as_list(worker.get("args"))]
         else:
-            worker["env"] = _with_named(_environment(job, index, rendezvous_endpoint), worker.get("env"))
-            worker["volumeMounts"] = _with_named([_token_mount()], worker.get("volumeMounts"))
+            worker["env"] = _add_missing(_environment(job, index, rendezvous_endpoint), worker.get("env"))
+            worker["volumeMounts"] = _add_missing([_token_mount()], worker.get("volumeMounts"))
     if not job.rdzv_endpoint:
-        spec["volumes"] = _with_named([_token_volume(job)], spec.get("volumes"))
+        spec["volumes"] = _add_missing([_token_volume(job)], spec.get("volumes"))
     if job.sharing.pod_group is PodGroups.VOLCANO:
         spec.setdefault("schedulerName", "volcano")
     name = worker_name(job.name, index)
@@ -57,29 +70,29 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": _metadata(job, index, as_mapping(job.template.get("metadata"))),
-        # A restarted container would keep the name of a worker that is counted as ended.
+        # A restarted container would keep the name of a worker that has been counted as ended.
         "spec": spec | {"containers": containers, "restartPolicy": "Never", "hostname": name, "subdomain": subdomain},
     }
 
 
 def prefer_node(pod: Manifest, node: str) -> Manifest:
-    """Return the pod with a wish to be put on this node; where it cannot be, another will do."""
+    """Return the pod with a preference for this node."""
     affinity = dict(as_mapping(pod["spec"].get("affinity")))
-    there = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     by_node = dict(as_mapping(affinity.get("nodeAffinity")))
-    wishes = as_list(by_node.get("preferredDuringSchedulingIgnoredDuringExecution"))
-    by_node["preferredDuringSchedulingIgnoredDuringExecution"] = [*wishes, {"weight": 100, "preference": there}]
+    preferences = as_list(by_node.get("preferredDuringSchedulingIgnoredDuringExecution"))
+    by_node["preferredDuringSchedulingIgnoredDuringExecution"] = [*preferences, {"weight": 100, "preference": on_node}]
     return pod | {"spec": pod["spec"] | {"affinity": affinity | {"nodeAffinity": by_node}}}
 
 
 def build_service(job: ElasticJob, index: int) -> Manifest:
-    """Return the headless Service of one worker, under whose name TorchElastic's jobs find it."""
+    """Return the headless Service of one worker, by whose name the peers in a TorchElastic job find it."""
     metadata = _metadata(job, index, {})
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless_spec(metadata["labels"])}
 
 
 def headless_spec(selector: Mapping[str, str]) -> Manifest:
-    """The spec of a Service through which the pods that `selector` names are found by their host names."""
+    """The spec of a Service that gives the pods selected by `selector` DNS names."""
     return {
         "clusterIP": "None",
         "selector": dict(selector),
@@ -89,7 +102,7 @@ def headless_spec(selector: Mapping[str, str]) -> Manifest:
 
 
 def group_name(job: ElasticJob) -> str:
-    """Name of the Service of all workers of a job that meets at ours: each is `WORKER.JOB-workers` to the others."""
+    """Name of the Service of all workers; each is `WORKER.JOB-workers` to the others."""
     return f"{job.name}-workers"
 
 
@@ -102,7 +115,7 @@ def token_secret_name(job: ElasticJob) -> str:
 
 
 def owner_reference(job: ElasticJob) -> Manifest:
-    """Return the reference by which the cluster deletes what the job owns."""
+    """Return the owner reference by which the cluster deletes objects with their job."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -132,9 +145,9 @@ def _torchelastic_args(job: ElasticJob) -> list[str]:
     return [
         "--rdzv_backend=etcd",
         f"--rdzv_endpoint={job.rdzv_endpoint}",
-        # The bare name, as TorchElastic had it, made a rerun meet the ghosts of the run before.
+        # With the bare name, as TorchElastic had it, a rerun met the remains of the previous run.
         f"--rdzv_id={job.name}-{job.uid[:8]}",
-        f"--nnodes={_nodes(job.min)}:{_nodes(job.max)}",
+        f"--nnodes={_at_least_one(job.min)}:{_at_least_one(job.max)}",
     ]
 
 
@@ -147,8 +160,8 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
         "ELASTICCTL_WORKER_INDEX": str(index),
         "ELASTICCTL_RDZV_ENDPOINT": endpoint,
         "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
-        "ELASTICCTL_MIN_WORKERS": str(_nodes(job.min)),
-        "ELASTICCTL_MAX_WORKERS": str(_nodes(job.max)),
+        "ELASTICCTL_MIN_WORKERS": str(_at_least_one(job.min)),
+        "ELASTICCTL_MAX_WORKERS": str(_at_least_one(job.max)),
         "ELASTICCTL_HANG_TIMEOUT_S": f"{job.policy.hang_timeout_seconds:g}",
     }
     references = {"ELASTICCTL_POD_UID": "metadata.uid", "ELASTICCTL_POD_IP": "status.podIP"}
@@ -167,44 +180,36 @@ def _token_volume(job: ElasticJob) -> Manifest:
     return {"name": TOKEN_VOLUME, "secret": {"secretName": token_secret_name(job), "items": items}}
 
 
-def _with_named(ours: list[Manifest], theirs: object) -> list[Any]:
-    """Ours, then theirs but for entries of the same names. First, so that theirs may refer to them."""
-    names = [item["name"] for item in ours]  # no set: a name of theirs may be anything, and not hashable
+def _add_missing(ours: list[Manifest], theirs: object) -> list[Any]:
+    """Ours, then theirs except entries of the same names. Ours come first, so that theirs may refer to them."""
+    names = [item["name"] for item in ours]  # not a set: a name in a template may be unhashable
     return [*ours, *(item for item in as_list(theirs) if as_mapping(item).get("name") not in names)]
 
 
-def _nodes(count: int) -> int:
-    """A group has one member at least, even of a job that may be scaled to none."""
+def _at_least_one(count: int) -> int:
+    """A group has at least one member, even in a job that may be scaled to 0."""
     return max(1, count)
 
 
-USER_ID = 1000
-_USER = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID}
-LOST_NODE_TOLERATION_S = 10
-"""How long Kubernetes leaves a pod on a node that is not ready, should no controller run. Its own default: 300."""
-DNS_OPTIONS = ({"name": "timeout", "value": "1"}, {"name": "attempts", "value": "3"})
-"""PyTorch looks up the name of every peer's address when ranks connect; an answer that is lost costs 5 s by default."""
-SCRATCH, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - paths inside a container
-_LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-
-
 def harden(pod: Manifest) -> Manifest:
-    """Return the pod with all of it; `pod` is not changed."""
+    """Return the pod with safe defaults for whatever its template leaves open; `pod` is not changed."""
     spec = dict(as_mapping(pod.get("spec")))
-    containers = [_contained(as_mapping(item)) for item in _sequence_of_hardening(spec.get("containers"))]
-    initial = [_contained(as_mapping(item)) for item in _sequence_of_hardening(spec.get("initContainers"))]
-    context = _secured(as_mapping(spec.get("securityContext")), [*containers, *initial])
+    containers = [_restrict(as_mapping(item)) for item in as_list(spec.get("containers"))]
+    initial = [_restrict(as_mapping(item)) for item in as_list(spec.get("initContainers"))]
+    context = _pod_security_context(as_mapping(spec.get("securityContext")), [*containers, *initial])
     containers, initial = ([_as_user(context, item) for item in items] for items in (containers, initial))
     spec["securityContext"] = context
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("dnsConfig", {"options": [dict(option) for option in DNS_OPTIONS]})
-    spec["tolerations"] = _tolerant(_sequence_of_hardening(spec.get("tolerations")))
+    spec["tolerations"] = _add_tolerations(as_list(spec.get("tolerations")))
     names = [item.get("name") for item in containers]
     worker = names.index(WORKER_CONTAINER) if WORKER_CONTAINER in names else 0
     if containers:
-        containers[worker] = _at_home(containers[worker])
+        containers[worker] = _add_home(containers[worker])
     _add_volume(spec, containers, "elasticctl-scratch", SCRATCH, {})
-    _add_volume(spec, containers[worker : worker + 1], "elasticctl-shm", SHARED_MEMORY, _shared(containers, worker))
+    _add_volume(
+        spec, containers[worker : worker + 1], "elasticctl-shm", SHARED_MEMORY, _shared_memory(containers, worker)
+    )
     spec["containers"] = containers
     if initial:
         _add_volume(spec, initial, "elasticctl-scratch", SCRATCH, {})
@@ -212,30 +217,30 @@ def harden(pod: Manifest) -> Manifest:
     return {**pod, "spec": spec}
 
 
-def _secured(context: Mapping[str, Any], containers: Sequence[Manifest]) -> Manifest:
-    """The pod's own context. A user for all is in it only where no container chose one, which it might contradict."""
+def _pod_security_context(context: Mapping[str, Any], containers: Sequence[Manifest]) -> Manifest:
+    """The security context of the pod. It sets a user only if no container does, to avoid conflicts."""
     found = {"seccompProfile": {"type": "RuntimeDefault"}, **context}
-    chose = [_chose_user(item["securityContext"]) for item in containers]
-    if _chose_user(context) or (chose and all(chose)):
+    chosen = [_sets_user(item["securityContext"]) for item in containers]
+    if _sets_user(context) or (chosen and all(chosen)):
         return found
-    return {**({} if any(chose) else _USER), "fsGroup": USER_ID, **found}
+    return {**({} if any(chosen) else _USER), "fsGroup": USER_ID, **found}
 
 
 def _as_user(pod_context: Manifest, container: Manifest) -> Manifest:
-    """With the default user, unless it or the pod has one."""
+    """The container with the default user, unless it or the pod sets one."""
     context = container["securityContext"]
-    if _chose_user(pod_context) or _chose_user(context):
+    if _sets_user(pod_context) or _sets_user(context):
         return container
     missing = {key: value for key, value in _USER.items() if key not in pod_context}
     return {**container, "securityContext": {**missing, **context}}
 
 
-def _chose_user(context: Mapping[str, Any]) -> bool:
+def _sets_user(context: Mapping[str, Any]) -> bool:
     return "runAsUser" in context or "runAsNonRoot" in context
 
 
-def _contained(container: Mapping[str, Any]) -> Manifest:
-    """No privileges and a root filesystem that stays as it is; a privileged container must say so itself."""
+def _restrict(container: Mapping[str, Any]) -> Manifest:
+    """The container without privileges and with a read-only root filesystem, unless it asks for them."""
     context = dict(as_mapping(container.get("securityContext")))
     if context.get("privileged") is not True:
         context.setdefault("allowPrivilegeEscalation", False)
@@ -244,70 +249,61 @@ def _contained(container: Mapping[str, Any]) -> Manifest:
     return {**container, "securityContext": context}
 
 
-def _at_home(container: Manifest) -> Manifest:
-    """A user that the image does not know needs a name and a place to write caches to."""
-    env = _sequence_of_hardening(container.get("env"))
-    named = [as_mapping(item).get("name") for item in env]  # anything may stand there: it need not be hashable
+def _add_home(container: Manifest) -> Manifest:
+    """A user that the image does not know needs a name and a writable home for caches."""
+    env = as_list(container.get("env"))
+    named = [as_mapping(item).get("name") for item in env]  # may be unhashable
     missing = [{"name": n, "value": v} for n, v in (("HOME", SCRATCH), ("USER", "elasticjob")) if n not in named]
     return {**container, "env": [*env, *missing]}
 
 
-def _tolerant(tolerations: list[Any]) -> list[Any]:
-    """With a short stay on lost nodes, unless the template has a say on those taints or on all."""
+def _add_tolerations(tolerations: list[Any]) -> list[Any]:
+    """Leave lost nodes soon, unless the template tolerates those taints or all taints."""
     keys = [as_mapping(item).get("key") for item in tolerations]
-    short = [
+    ours = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_TOLERATION_S}
         for key in _LOST_NODE_TAINTS
         if key not in keys and None not in keys and "" not in keys
     ]
-    return [*tolerations, *short]
+    return [*tolerations, *ours]
 
 
 def _add_volume(spec: Manifest, containers: list[Manifest], name: str, path: str, source: Manifest) -> None:
-    """Mount an emptyDir at `path` in those of the containers that have nothing there."""
-    bare = [item for item in containers if path not in _mount_paths(item)]
-    if not bare:
+    """Mount an emptyDir at `path` in the containers that mount nothing there."""
+    missing = [item for item in containers if path not in _mount_paths(item)]
+    if not missing:
         return
-    volumes = _sequence_of_hardening(spec.get("volumes"))
+    volumes = as_list(spec.get("volumes"))
     if all(as_mapping(volume).get("name") != name for volume in volumes):
         spec["volumes"] = [*volumes, {"name": name, "emptyDir": source}]
-    for container in bare:
-        mounts = _sequence_of_hardening(container.get("volumeMounts"))
+    for container in missing:
+        mounts = as_list(container.get("volumeMounts"))
         container["volumeMounts"] = [*mounts, {"name": name, "mountPath": path}]
 
 
 def _mount_paths(container: Mapping[str, Any]) -> set[str]:
-    mounts = (as_mapping(item) for item in _sequence_of_hardening(container.get("volumeMounts")))
+    mounts = (as_mapping(item) for item in as_list(container.get("volumeMounts")))
     return {str(mount.get("mountPath", "")).rstrip("/") for mount in mounts}
 
 
-def _shared(containers: list[Manifest], worker: int) -> Manifest:
-    """Shared memory: as much as the worker may use at all. It counts as the worker's memory, so this is no extra."""
+def _shared_memory(containers: list[Manifest], worker: int) -> Manifest:
+    """Shared memory up to the memory limit of the worker, against which it counts anyway."""
     resources = as_mapping(containers[worker].get("resources")) if containers else {}
     limit = as_mapping(resources.get("limits")).get("memory")
     return {"medium": "Memory", **({"sizeLimit": limit} if limit else {})}
 
 
-def _sequence_of_hardening(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list) else []
-
-
-VOLCANO_API, COSCHEDULING_API = "scheduling.volcano.sh/v1beta1", "scheduling.x-k8s.io/v1alpha1"
-LABEL_MANAGED = "app.kubernetes.io/managed-by"
-MANAGER = "elasticctl"
-
-
 def build_group_service(job: ElasticJob) -> Manifest:
     """The headless Service of all workers.
 
-    One for them all: an API server takes some hundred requests a second, and a large job should wait for pods alone.
+    One for all: an API server takes some hundred requests a second, and a large job should wait for its pods only.
     """
     metadata = owned_metadata(job, group_name(job))
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless_spec(_labels(job))}
 
 
 def build_token_secret(job: ElasticJob, token: str) -> Manifest:
-    """The Secret that workers mount their rendezvous token from."""
+    """The Secret from which workers mount their rendezvous token."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -318,7 +314,7 @@ def build_token_secret(job: ElasticJob, token: str) -> Manifest:
 
 
 def build_pod_group(job: ElasticJob) -> Manifest:
-    """The PodGroup of a job that asks for one: the minimum starts together or not at all, who comes later by itself."""
+    """The PodGroup of a job that asks for one: the minimum starts together or not at all, later workers one by one."""
     api = {PodGroups.VOLCANO: VOLCANO_API, PodGroups.COSCHEDULING: COSCHEDULING_API}
     return {
         "apiVersion": api[job.sharing.pod_group or PodGroups.VOLCANO],
@@ -329,9 +325,9 @@ def build_pod_group(job: ElasticJob) -> Manifest:
 
 
 def build_budget(job: ElasticJob) -> Manifest:
-    """The PodDisruptionBudget: whoever drains nodes leaves the job its minimum.
+    """The PodDisruptionBudget: draining nodes leaves the job its minimum of workers.
 
-    One worker may go at any time: a job at its minimum would otherwise hold up a drain for as long as it runs.
+    One worker may always be evicted: otherwise a job at its minimum would block a drain for as long as it runs.
     """
     return {
         "apiVersion": "policy/v1",
@@ -345,7 +341,7 @@ def build_budget(job: ElasticJob) -> Manifest:
 
 
 def owned_metadata(job: ElasticJob, name: str) -> Manifest:
-    """The metadata of an object that the cluster removes with the job."""
+    """The metadata of an object that the cluster deletes with the job."""
     return {
         "name": name,
         "namespace": job.namespace,

@@ -1,6 +1,6 @@
-"""What of a change of status somebody wants to be told who is not looking; pure.
+"""What people are notified of when a job's status changes: messages to webhooks, and Kubernetes events.
 
-Less than what becomes an event: a job starts, is disturbed, trains again, waits for long, ends.
+Webhooks get less than what becomes an event: a job starts, is interrupted, recovers, waits for long, or ends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from elasticctl.api.text import counted, span, times
 from elasticctl_controller.core.actions import Event
 
 MAX_TEXT_CHARS = 300
-"""Of the words of others (an error's message) in a text."""
+"""Of a message that is quoted in a text, such as an error's."""
 WAITING = (Phase.PENDING, Phase.RESTARTING)
+FORMAT = 1
+MAX_ITEMS = 20
+"""In one message, which says how many more there are."""
+MAX_URL_CHARS = 2048
+MAX_EVENTS = 10  # of interruptions per pass: the loss of a whole rack is reported as one event
+NORMAL, WARNING = "Normal", "Warning"
 
 
 class NotificationKind(StrEnum):
@@ -47,7 +53,7 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One piece of news about a job; `text` follows its name, `at` is seconds since the epoch, `more` is JSON."""
+    """One notification about a job; `text` follows its name, `at` is seconds since the epoch, `more` is JSON."""
 
     kind: NotificationKind
     namespace: str
@@ -59,7 +65,7 @@ class Notification:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The notification as JSON."""
         return {
             "event": self.kind.value,
             "namespace": self.namespace,
@@ -73,19 +79,19 @@ class Notification:
 
 
 def list_notifications(job: ElasticJob, new: JobStatus, now: float) -> tuple[Notification, ...]:
-    """The news that `new` is, beside the status that `job` was read with."""
+    """The notifications that the status `new` gives rise to; `job` holds the status before it."""
     old = job.status
-    found = [_started(old, new), _interrupted(old, new), _recovered(old, new), _ended(old, new)]
-    return tuple(_build(job, new, now, *piece) for piece in found if piece is not None)
+    contents = [_started(old, new), _interrupted(old, new), _recovered(old, new), _ended(old, new)]
+    return tuple(_build(job, new, now, *content) for content in contents if content is not None)
 
 
 def build_waiting_notification(job: ElasticJob, status: JobStatus, waited_s: float, now: float) -> Notification:
-    """The news that a job has not had enough workers for so long."""
-    text = f"has been waiting for {span(waited_s)}: {_short(status.message) or status.phase.value}"
+    """The notification that a job has not had enough workers for `waited_s`."""
+    text = f"has been waiting for {span(waited_s)}: {_shorten(status.message) or status.phase.value}"
     return _build(job, status, now, NotificationKind.WAITS, text, {"waitedSeconds": round(waited_s)})
 
 
-_Piece = tuple[NotificationKind, str, Mapping[str, Any]]
+_Content = tuple[NotificationKind, str, Mapping[str, Any]]
 
 
 def _build(
@@ -98,14 +104,14 @@ def _build(
     )
 
 
-def _started(old: JobStatus, new: JobStatus) -> _Piece | None:
+def _started(old: JobStatus, new: JobStatus) -> _Content | None:
     if new.phase is not Phase.RUNNING or old.phase not in (Phase.PENDING, Phase.SUSPENDED):
         return None
-    verb = "goes on" if old.generations else "started"
+    verb = "resumed" if old.generations else "started"
     return NotificationKind.STARTED, f"{verb} with {counted(new.active, 'worker')}", {}
 
 
-def _interrupted(old: JobStatus, new: JobStatus) -> _Piece | None:
+def _interrupted(old: JobStatus, new: JobStatus) -> _Content | None:
     known = {item.uid for item in old.interruptions}
     fresh = [item for item in new.interruptions if item.uid not in known]
     if not fresh:
@@ -113,60 +119,54 @@ def _interrupted(old: JobStatus, new: JobStatus) -> _Piece | None:
     causes = Counter(_cause(item) for item in fresh)
     data = {"lostWorkers": [item.worker for item in fresh][:20], "causes": dict(causes)}
     if len(fresh) == 1:
-        why = f": {_short(fresh[0].message)}" if fresh[0].message else ""
+        why = f": {_shorten(fresh[0].message)}" if fresh[0].message else ""
         return NotificationKind.INTERRUPTED, f"lost {fresh[0].worker} ({_cause(fresh[0])}{why})", data
     by_cause = ", ".join(f"{cause} {times(count)}" for cause, count in causes.most_common())
     return NotificationKind.INTERRUPTED, f"lost {len(fresh)} workers ({by_cause})", data
 
 
-def _recovered(old: JobStatus, new: JobStatus) -> _Piece | None:
+def _recovered(old: JobStatus, new: JobStatus) -> _Content | None:
     before = {item.uid for item in old.interruptions if item.recovered_at is not None}
-    back = [item for item in new.interruptions if item.recovered_at is not None and item.uid not in before]
-    if back:
-        took_s = max(item.recovery_s or 0.0 for item in back)
-        redone = max(item.steps_redone or 0 for item in back)
-        text = f"trains again {took_s:.1f} s after the loss, {counted(redone, 'step')} done again"
+    recovered = [item for item in new.interruptions if item.recovered_at is not None and item.uid not in before]
+    if recovered:
+        took_s = max(item.recovery_s or 0.0 for item in recovered)
+        redone = max(item.steps_redone or 0 for item in recovered)
+        text = f"recovered {took_s:.1f} s after the loss, {counted(redone, 'step')} repeated"
         return NotificationKind.RECOVERED, text, {"recoverySeconds": round(took_s, 3), "stepsRedone": redone}
     if old.phase is Phase.RESTARTING and new.phase is Phase.RUNNING and new.progress.step is None:
         return NotificationKind.RECOVERED, f"runs again with {counted(new.active, 'worker')}", {}
     return None
 
 
-def _ended(old: JobStatus, new: JobStatus) -> _Piece | None:
+def _ended(old: JobStatus, new: JobStatus) -> _Content | None:
     kind = _ENDS.get(new.phase)
     if kind is None or old.phase is new.phase:
         return None
-    took = "" if new.start_time is None or new.completion_time is None else _took(new.completion_time - new.start_time)
+    took = (
+        ""
+        if new.start_time is None or new.completion_time is None
+        else f" after {span(new.completion_time - new.start_time)}"
+    )
     step = "" if new.progress.step is None else f", at step {new.progress.step}"
-    why = f": {_short(new.message)}" if kind is NotificationKind.FAILED and new.message else ""
+    why = f": {_shorten(new.message)}" if kind is NotificationKind.FAILED and new.message else ""
     return kind, f"{kind.value}{took}{step}{why}", {"restarts": dict(new.restarts)}
-
-
-def _took(seconds: float) -> str:
-    return f" after {span(seconds)}"
 
 
 def _cause(item: Interruption) -> str:
     return item.cause.value if item.cause else "Lost"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT_CHARS else f"{line[: MAX_TEXT_CHARS - 1]}…"
 
 
-FORMAT = 1
-MAX_ITEMS = 20
-"""In one message; of more, their number is said."""
-MAX_URL_CHARS = 2048
-
-
 class WebhookError(ElasticctlError):
-    """A webhook's URL cannot be had or used, or its other end did not take what was sent."""
+    """A webhook's URL is missing or unusable, or the receiver did not accept a message."""
 
 
 def check_url(text: str) -> str:
-    """The URL in a secret, without the blanks around it. Raises WebhookError for one that is not to be called."""
+    """Return the URL in a secret, stripped. Raises WebhookError if it must not be called."""
     url = text.strip()
     try:
         parts = urlsplit(url)
@@ -175,24 +175,26 @@ def check_url(text: str) -> str:
         host, port_is_one = None, False
     plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL_CHARS
     if not plain or not host or not port_is_one or "@" in parts.netloc:
-        raise WebhookError("it is not one URL, https://…, without user or password")
+        raise WebhookError("it is not a single URL, https://…, without user or password")
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise WebhookError("it is not an https:// URL (http:// is for this machine's own addresses)")
+        raise WebhookError("it is not an https:// URL (http:// is allowed for loopback addresses only)")
     return url
 
 
-def build_message(found: Sequence[Notification], dropped: int = 0) -> bytes:
-    """The message about some pieces of news, oldest first; `dropped` older ones were lost."""
-    lines = [f"*{escape(item.job)}* ({escape(item.namespace)}) {escape(item.text)}" for item in found[-MAX_ITEMS:]]
-    missing = dropped + max(0, len(found) - MAX_ITEMS)
+def build_message(notifications: Sequence[Notification], dropped: int = 0) -> bytes:
+    """The message about some notifications, oldest first; `dropped` older ones were discarded."""
+    lines = [
+        f"*{escape(item.job)}* ({escape(item.namespace)}) {escape(item.text)}" for item in notifications[-MAX_ITEMS:]
+    ]
+    missing = dropped + max(0, len(notifications) - MAX_ITEMS)
     if missing:
         lines.insert(0, f"… and {missing} earlier {'change' if missing == 1 else 'changes'} of jobs")
-    data = {"format": FORMAT, "events": [item.as_data() for item in found[-MAX_ITEMS:]], "omitted": missing}
+    data = {"format": FORMAT, "events": [item.as_data() for item in notifications[-MAX_ITEMS:]], "omitted": missing}
     return json.dumps({"text": "\n".join(lines), "elasticctl": data}).encode()
 
 
 def escape(text: str) -> str:
-    """Text in which Slack finds no links and nobody to call: what a job says must not wake a whole channel."""
+    """Escape Slack's markup: a job's message must not contain links or mention a whole channel."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -203,34 +205,32 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-MAX_EVENTS = 10  # of interruptions per pass: the loss of a whole rack is one piece of news
-NORMAL, WARNING = "Normal", "Warning"
-
-
 def list_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Return the events that tell `new` from `old`."""
+    """Return the events for the change from `old` to `new`."""
     return (*_interruptions(old, new), *_scalings(old, new), *_phase_changes(old, new))
 
 
 def list_contradictions(job: ElasticJob) -> tuple[Event, ...]:
-    """Bounds that do not go together, told once of each edit of the job: of servers without CEL nobody else has."""
+    """An event for contradictory bounds, once per edit: API servers without CEL accept such a job."""
     if not job.contradiction or job.status.observed_generation == job.generation:
         return ()
-    message = f"{job.contradiction} do not go together: taken for {job.bounds} workers, {job.desired} of them wanted"
+    message = (
+        f"{job.contradiction} contradict each other: the job gets {job.bounds} workers, {job.desired} of them wanted"
+    )
     return (Event(WARNING, "ContradictoryBounds", message),)
 
 
 def _interruptions(old: JobStatus, new: JobStatus) -> list[Event]:
-    known = {(item.uid, item.cause) for item in old.interruptions}  # a cause may be found out later
+    known = {(item.uid, item.cause) for item in old.interruptions}  # a cause may be corrected later
     fresh = [item for item in new.interruptions if (item.uid, item.cause) not in known]
-    told = []
+    events = []
     for item in fresh[:MAX_EVENTS]:
         details = [f"exit code {item.exit_code}" if item.exit_code is not None else "", item.message]
         message = ": ".join(part for part in (f"lost worker {item.worker}", *details) if part)
-        told.append(Event(WARNING, item.cause.value if item.cause else "Lost", message))
+        events.append(Event(WARNING, item.cause.value if item.cause else "Lost", message))
     if len(fresh) > MAX_EVENTS:
-        told.append(Event(WARNING, "WorkersLost", f"lost {len(fresh) - MAX_EVENTS} more workers"))
-    return told
+        events.append(Event(WARNING, "WorkersLost", f"lost {len(fresh) - MAX_EVENTS} more workers"))
+    return events
 
 
 def _scalings(old: JobStatus, new: JobStatus) -> list[Event]:

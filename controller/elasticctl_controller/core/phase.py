@@ -1,4 +1,4 @@
-"""Where a job stands: its phase, and why, from its workers and what was asked for."""
+"""The phase of a job, its reason and its conditions, from its workers and its spec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticctl_controller.core.workers import Roster, completed_at, is_active
 
 # Running and Restarting replace each other; the others stay once set.
 _EXCLUSIVE = {ConditionType.RUNNING: ConditionType.RESTARTING, ConditionType.RESTARTING: ConditionType.RUNNING}
-# Cancelled has no type of its own there: tools that wait for an end know only Succeeded and Failed.
+# Cancelled has no condition type of its own: tools that wait for a job to end know only Succeeded and Failed.
 _TYPE = {
     Phase.RUNNING: ConditionType.RUNNING,
     Phase.RESTARTING: ConditionType.RESTARTING,
@@ -21,21 +21,25 @@ _TYPE = {
     Phase.FAILED: ConditionType.FAILED,
     Phase.CANCELLED: ConditionType.FAILED,
 }
+FINISHING = "Finishing"
+QUEUED = "Queued"
+NOT_ADMITTED = "NotAdmitted"
+DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
 def update_conditions(
     conditions: tuple[Condition, ...], phase: Phase, message: str, now: float
 ) -> tuple[Condition, ...]:
-    """Return the conditions of a job in this phase, unchanged where they say so already."""
+    """Return the conditions of a job in this phase; those that are already right keep their times."""
     if not _has(conditions, ConditionType.CREATED):
         conditions = _put(conditions, ConditionType.CREATED, "True", "ElasticJobCreated", "", now)
     kind, reason = _TYPE.get(phase), f"ElasticJob{phase.value}"
     if phase is not Phase.SUSPENDED and _has(conditions, ConditionType.SUSPENDED, "True"):
         conditions = _put(conditions, ConditionType.SUSPENDED, "False", "ElasticJobResumed", "", now)
     if phase is Phase.SUSPENDED or phase.terminal:
-        for going in (ConditionType.RUNNING, ConditionType.RESTARTING):
-            if _has(conditions, going, "True"):
-                conditions = _put(conditions, going, "False", reason, "", now)
+        for active in (ConditionType.RUNNING, ConditionType.RESTARTING):
+            if _has(conditions, active, "True"):
+                conditions = _put(conditions, active, "False", reason, "", now)
     if kind is None:
         return conditions
     opposite = _EXCLUSIVE.get(kind)
@@ -44,7 +48,7 @@ def update_conditions(
 
 
 def has_run(conditions: tuple[Condition, ...]) -> bool:
-    """True when the job has been running before."""
+    """True if the job has been running before."""
     return _has(conditions, ConditionType.RUNNING) or _has(conditions, ConditionType.RESTARTING)
 
 
@@ -67,15 +71,9 @@ def _put(
     return tuple(new if item.type == kind else item for item in conditions)
 
 
-FINISHING = "Finishing"
-QUEUED = "Queued"
-NOT_ADMITTED = "NotAdmitted"
-DEADLINE_EXCEEDED = "DeadlineExceeded"
-
-
 @dataclass(frozen=True, slots=True)
 class PhaseDecision:
-    """The answer: a phase, a reason in one word, a message for a person."""
+    """A phase, its reason in one word, and a message for people."""
 
     phase: Phase
     reason: str
@@ -83,11 +81,11 @@ class PhaseDecision:
 
 
 def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float) -> PhaseDecision:
-    """Decide the phase of a job that has not ended yet; `status` holds the accounts of this pass.
+    """Decide the phase of a job that has not ended; `status` already counts the ends of this pass.
 
-    In this order: the user's cancel, success (a completed worker means that training is done), a spent budget, the
-    deadline, suspension (until it is admitted, or by its owner), having to wait for one's share, and else how many
-    workers run.
+    Checked in this order: cancellation, success (a completed worker means that training is done), the restart budget,
+    the deadline, suspension (by its owner, or until it is admitted), waiting for a share, and the number of running
+    workers.
     """
     if job.cancel:
         return PhaseDecision(Phase.CANCELLED, "Cancelled", "cancelled on request")
@@ -96,49 +94,51 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
         return _finish(job, status, roster, done_at, now)
     fatal = fatal_failure(job, status, roster.ends)
     if fatal is not None:
-        return PhaseDecision(Phase.FAILED, fatal, _blame(job, status, roster))
+        return PhaseDecision(Phase.FAILED, fatal, _explain_failure(job, status, roster))
     deadline = deadline_at(job, status)
     if deadline is not None and now >= deadline:
         return PhaseDecision(Phase.FAILED, DEADLINE_EXCEEDED, f"active for longer than {job.deadline_s:g} s")
     if job.held:
         return PhaseDecision(Phase.SUSPENDED, NOT_ADMITTED, job.held)
     if job.suspend:
-        return PhaseDecision(Phase.SUSPENDED, "Suspended", "suspended on request; resume to go on")
+        return PhaseDecision(Phase.SUSPENDED, "Suspended", "suspended on request; resume it to continue")
     if status.share is not None and not status.share.workers:
         phase = Phase.SUSPENDED if has_run(status.conditions) else Phase.PENDING
         return PhaseDecision(phase, QUEUED, status.share.message)
-    return _progressing(job, status, roster, now)
+    return _decide_by_workers(job, status, roster, now)
 
 
 def deadline_at(job: ElasticJob, status: JobStatus) -> float | None:
-    """When `activeDeadlineSeconds` is over, in seconds since the epoch; None when there is no such time."""
+    """When `activeDeadlineSeconds` are over, in seconds since the epoch; None without a deadline."""
     return None if job.deadline_s is None or status.start_time is None else status.start_time + job.deadline_s
 
 
 def stragglers_until(job: ElasticJob, done_at: float) -> float:
-    """Until when workers that have not completed are waited for."""
+    """How long to wait for workers that have not completed, in seconds since the epoch."""
     return done_at + job.policy.straggler_seconds
 
 
 def _finish(job: ElasticJob, status: JobStatus, roster: Roster, done_at: float, now: float) -> PhaseDecision:
-    """Wait for the others of the group that completed; one that was still on its way into it has nothing to add."""
+    """Wait for the other members of the generation that completed, but not for workers that never joined it."""
     group = status.generations[-1].workers if status.generations else ()
-    behind = sum(is_active(worker) and (not group or worker.name in group) for worker in roster.workers)
-    if behind == 0 or now >= stragglers_until(job, done_at):
+    unfinished = sum(is_active(worker) and (not group or worker.name in group) for worker in roster.workers)
+    if unfinished == 0 or now >= stragglers_until(job, done_at):
         first = min(roster.workers, key=lambda worker: (worker.ended_at != done_at, worker.index))
         return PhaseDecision(Phase.SUCCEEDED, "Completed", f"worker {first.name} completed")
     until = to_rfc3339(stragglers_until(job, done_at))
-    return PhaseDecision(Phase.RUNNING, FINISHING, f"training is done; {behind} workers have until {until} to end")
+    return PhaseDecision(
+        Phase.RUNNING, FINISHING, f"training is done; {unfinished} workers have until {until} to finish"
+    )
 
 
-def _blame(job: ElasticJob, status: JobStatus, roster: Roster) -> str:
+def _explain_failure(job: ElasticJob, status: JobStatus, roster: Roster) -> str:
     counted = [end for end in roster.ends if end.cause.counted]
     last = complete_failure(counted[-1]) if counted else status.first_failure
     budget = f"failures: {status.failures}, backoffLimit: {job.backoff_limit}"
     return f"{describe_failure(last)}; {budget}" if last else budget
 
 
-def _progressing(job: ElasticJob, status: JobStatus, roster: Roster, now: float) -> PhaseDecision:
+def _decide_by_workers(job: ElasticJob, status: JobStatus, roster: Roster, now: float) -> PhaseDecision:
     active = [worker for worker in roster.workers if is_active(worker)]
     running = sum(worker.phase == PodPhase.RUNNING for worker in active)
     needed = max(1, job.min)
@@ -150,6 +150,8 @@ def _progressing(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
     until = status.backoff.until
     if until is not None and now < until and len(active) < job.desired:
         return PhaseDecision(
-            phase, "BackOff", f"workers failed {status.backoff.failures} times in a row; next try {to_rfc3339(until)}"
+            phase,
+            "BackOff",
+            f"workers failed {status.backoff.failures} times in a row; next attempt at {to_rfc3339(until)}",
         )
     return PhaseDecision(phase, "WaitingForWorkers", f"{running} of at least {needed} workers running")

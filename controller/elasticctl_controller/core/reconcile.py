@@ -1,9 +1,9 @@
 """The controller's core: from a job and what is observed of it to the next status and the next actions.
 
-A pure function, level-triggered: it may be called at any time, any number of times, with caches that lag. It relies on
-two things of the loop: the status is written before the actions run, against the resourceVersion it was read at, and
-pods are named by index, so that the API server itself refuses a double. So whatever has to survive a crash between
-two steps is stored first: a pod is deleted only when the stored roster says why.
+`reconcile` is a pure, level-triggered function: it may be called at any time, any number of times, with stale caches.
+It relies on two guarantees of the loop: the status is written before the actions run, against the resourceVersion it
+was read at; and pods are named by index, so that the API server refuses duplicates. Whatever has to survive a crash
+between two steps is therefore stored first: a pod is deleted only once the stored status says why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
-from elasticctl_controller.core.deletions import is_spent, list_deletions, mark_removals
+from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
 from elasticctl_controller.core.phase import (
@@ -31,13 +31,13 @@ from elasticctl_controller.core.phase import (
 from elasticctl_controller.core.restarts import add_worker_seconds, attribute_to_nodes, count_ends, record_scaling
 from elasticctl_controller.core.workers import Roster, completed_at, is_active, update_roster
 
-RETRY_S = 5.0  # look again when workers are missing and nothing can be done about it now
-MAX_CREATES = 500  # per pass, so that a pass stays short
+RETRY_S = 5.0  # when workers are missing and nothing can be done about it now
+MAX_CREATES = 500  # per pass, to keep passes short
 BY_SHARING = "sharing"
 
 
 def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
-    """Decide what to do about `job` at `now` (seconds since the epoch, UTC). Never raises, whatever the job holds."""
+    """Decide what to do about `job` at `now` (seconds since the epoch). Never raises, whatever the job contains."""
     if job.deleting:
         return Decision(job.status)  # the cluster removes what the job owns
     job = apply_share(job, observed.share)
@@ -52,8 +52,12 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         decision = decide_phase(job, status, roster, now)
         status = _set_start_time(status, decision, now)
     workers = mark_removals(job, roster, decision, observed.leave, observed.moves)
-    status = _sealed(job, _fill_status(job, close_recovered(status), decision, workers, now), now)
-    actions = _actions(job, roster, observed, status, now)
+    status = _fill_status(job, close_recovered(status), decision, workers, now)
+    if replace(status, last_reconcile_time=job.status.last_reconcile_time) == job.status:
+        status = job.status  # the stored one itself: a job at rest is never written
+    else:
+        status = replace(status, last_reconcile_time=Timestamp(now))
+    actions = _list_actions(job, roster, observed, status, now)
     return Decision(
         status=status,
         actions=actions,
@@ -63,7 +67,7 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
 
 
 def apply_share(job: ElasticJob, share: ShareStatus | None) -> ElasticJob:
-    """The job as sharing lets it be: it wants what it is given. `scaled_by` says on whose wish that changes."""
+    """The job with its number of workers limited to its share; `scaled_by` says who caused a change of it."""
     if share is None:
         return job
     chosen = job.sharing.automatic or not share.workers or not job.status.desired
@@ -71,7 +75,7 @@ def apply_share(job: ElasticJob, share: ShareStatus | None) -> ElasticJob:
 
 
 def _set_start_time(status: JobStatus, decision: PhaseDecision, now: float) -> JobStatus:
-    """Start the job's clock; suspension stops it and resuming starts it anew, as for a batch/Job. So does waiting."""
+    """Set the start time. Suspending clears it and resuming sets it anew, as for a batch/Job; so does queueing."""
     if decision.phase is Phase.SUSPENDED or decision.reason == QUEUED:
         return replace(status, start_time=None)
     starting = status.start_time is None and not decision.phase.terminal
@@ -105,39 +109,36 @@ def _fill_status(
     )
 
 
-def _sealed(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
-    """The stored status itself when nothing changed, so that a job at rest is never written."""
-    if replace(status, last_reconcile_time=job.status.last_reconcile_time) == job.status:
-        return job.status
-    return replace(status, last_reconcile_time=Timestamp(now))
-
-
-def _actions(job: ElasticJob, roster: Roster, observed: Observed, status: JobStatus, now: float) -> tuple[Action, ...]:
+def _list_actions(
+    job: ElasticJob, roster: Roster, observed: Observed, status: JobStatus, now: float
+) -> tuple[Action, ...]:
     expires_at = _expires_at(job, status)
     if expires_at is not None and now >= expires_at:
         return (DeleteJob(),)
     deletes = list_deletions(job, roster, observed, status.phase.terminal)
-    return (*deletes, *_creations(job, roster, observed, status, now))
+    return (*deletes, *_list_creations(job, roster, observed, status, now))
 
 
-def _creations(
+def _list_creations(
     job: ElasticJob, roster: Roster, observed: Observed, status: JobStatus, now: float
 ) -> tuple[CreateWorker, ...]:
-    """Fill the gaps at the lowest free indices.
+    """Create missing workers at the lowest free indices.
 
-    A name is taken while any pod bears it, terminating ones and strangers' included. The remains of an ended worker
-    are deleted within a pass or two, so its index is waited for rather than going to a new one.
+    A name is taken while any pod has it, including terminating pods and pods of others. The pod of an ended worker is
+    deleted within a pass or two, so its index is waited for rather than using a new one.
     """
-    held_back = status.backoff.until is not None and now < status.backoff.until
-    if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or held_back:
+    backing_off = status.backoff.until is not None and now < status.backoff.until
+    if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:
         return ()
     live = sum(not pod.ended for pod in roster.pods.values())
-    vacating = sum(is_spent(w) and w.uid in roster.pods and not roster.pods[w.uid].deleting for w in status.workers)
-    wanted = min(job.desired - status.active - vacating, job.max - live, MAX_CREATES)
+    replaced = sum(
+        needs_replacing(w) and w.uid in roster.pods and not roster.pods[w.uid].deleting for w in status.workers
+    )
+    wanted = min(job.desired - status.active - replaced, job.max - live, MAX_CREATES)
     taken = {pod.name for pod in observed.pods}
     free = (index for index in range(job.max) if worker_name(job.name, index) not in taken)
     indices = list(itertools.islice(free, max(0, wanted)))
-    # Those that wait already have been sent to the first of the nodes.
+    # Workers that are already waiting were created for the first of the nodes.
     nodes = (("",) * len(indices) + observed.nodes)[len(observed.nodes) :]
     return tuple(CreateWorker(index, node) for index, node in zip(indices, nodes, strict=True))
 
@@ -150,11 +151,11 @@ def _requeue(
     actions: tuple[Action, ...],
     now: float,
 ) -> float | None:
-    """Seconds until something is due that no event will tell of."""
-    return min((max(0.0, at - now) for at in _due(job, roster, observed, status, actions, now)), default=None)
+    """Seconds until something is due that no watch event announces."""
+    return min((max(0.0, at - now) for at in _due_times(job, roster, observed, status, actions, now)), default=None)
 
 
-def _due(
+def _due_times(
     job: ElasticJob,
     roster: Roster,
     observed: Observed,
@@ -162,9 +163,9 @@ def _due(
     actions: tuple[Action, ...],
     now: float,
 ) -> Iterable[float]:
-    """Times at which to look again."""
+    """When to reconcile again, in seconds since the epoch."""
     if set(list_deletions(replace(job, status=status), roster, observed, status.phase.terminal)) - set(actions):
-        yield now  # what was only marked in this pass
+        yield now  # marked in this pass, deleted in the next
     if status.phase.terminal:
         expires_at = _expires_at(job, status)
         if expires_at is not None:
@@ -181,7 +182,7 @@ def _due(
 
 
 def _expires_at(job: ElasticJob, status: JobStatus) -> float | None:
-    """When the job object itself is to go; None for a job that has not ended or has no time to live."""
+    """When to delete the job object; None for a job that has not ended or has no time to live."""
     if not status.phase.terminal or job.ttl_s is None or status.completion_time is None:
         return None
     return status.completion_time + job.ttl_s

@@ -1,6 +1,6 @@
-"""What ends cost: the counts by cause, the restart budget, the pause before the next attempt, the history.
+"""Whether workers are restarted: the restart budget, the pause before the next attempt, and counts by cause.
 
-Only causes with `Cause.counted` use up `backoffLimit`. Everything here is derived from ends that are stored in the same
+Only causes with `Cause.counted` use up `backoffLimit`. Everything here follows from ends that are stored in the same
 write, so a crash of the controller between any two steps counts nothing twice.
 """
 
@@ -20,17 +20,17 @@ from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
 QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced at once
-HEALTHY_LIFE_S = 120.0  # a failed worker that lived as long as this starts a new row of failures
+HEALTHY_LIFE_S = 120.0  # a failed worker that ran as long as this starts a new series of failures
 CLOCK_STEP_S = 1.0  # Kubernetes cuts start times to whole seconds
-MAX_ROW = 64  # failures in a row that still lengthen the pause
-PERMANENT_EXIT_CODES = range(1, 128)  # restartPolicy ExitCode: as TorchElastic, 128 and above can be tried again
+MAX_FAILURES_IN_A_ROW = 64  # more do not lengthen the pause
+PERMANENT_EXIT_CODES = range(1, 128)  # restartPolicy ExitCode: as in TorchElastic, 128 and above may be retried
 
 
 def count_ends(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd], finishing: bool) -> JobStatus:
-    """Enter new ends into the accounts.
+    """Count new ends by cause, against the restart budget and in the history of interruptions.
 
-    Ends we brought about by suspending or finishing are nobody's restart, and once a worker has completed
-    (`finishing`) the failures of others disturb nothing: those are counted by cause, and go no further.
+    Ends caused by suspending or finishing the job are no restarts. Once a worker has completed (`finishing`), failures
+    of others are counted by cause only.
     """
     counts = Counter(end.cause.value for end in ends if end.worker.removal not in (SUSPENDED, FINISHED))
     status = replace(status, restarts=_add(status.restarts, counts))
@@ -42,19 +42,19 @@ def count_ends(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd], fi
 
 
 def attribute_to_nodes(status: JobStatus, uids: Collection[str], now: float) -> JobStatus:
-    """Correct the accounts of workers that were entered as unresponsive: their nodes have been found lost since."""
+    """Correct the cause of workers counted as unresponsive whose nodes have turned out to be lost."""
     moved = {Cause.UNRESPONSIVE.value: -len(uids), Cause.NODE_LOST.value: len(uids)}
     return replace(
         status,
         restarts=_add(status.restarts, moved),
-        interruptions=tuple(_explained(item, now) if item.uid in uids else item for item in status.interruptions),
+        interruptions=tuple(_as_node_loss(item, now) if item.uid in uids else item for item in status.interruptions),
     )
 
 
 def add_worker_seconds(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd]) -> JobStatus:
-    """Add up how long ended workers ran, by the capacity that the job asks for: what they cost follows from it.
+    """Add the time that ended workers ran to the total for the job's capacity type, from which their cost follows.
 
-    Unlike `charge`, for every end, also of workers that are stopped once the job is over.
+    Unlike `count_ends`, this includes workers that were stopped because the job was over.
     """
     ran_s = sum(max(0.0, end.at - end.worker.started_at) for end in ends if end.worker.started_at is not None)
     if not ran_s:
@@ -65,7 +65,7 @@ def add_worker_seconds(job: ElasticJob, status: JobStatus, ends: Sequence[Worker
 
 
 def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd]) -> str | None:
-    """Return the reason these ends, or the budget already spent, fail the job; None when it goes on."""
+    """Return why these ends, or the restart budget, fail the job; None when it continues."""
     if job.restart_policy is RestartPolicy.NEVER and any(end.cause.counted for end in ends):
         return "RestartPolicyNever"
     permanent = (end for end in ends if end.cause is Cause.APPLICATION and end.exit_code in PERMANENT_EXIT_CODES)
@@ -75,10 +75,15 @@ def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd])
 
 
 def complete_failure(end: WorkerEnd) -> RankFailure:
-    """The report of this worker's failure, complete with who and when."""
-    told = end.failure
-    error = told.error or end.cause.value
-    return replace(told, verdict=told.verdict or APPLICATION, error=error, worker=end.worker.name, at=told.at or end.at)
+    """The report of this worker's failure, with the worker and the time filled in."""
+    report = end.failure
+    return replace(
+        report,
+        verdict=report.verdict or APPLICATION,
+        error=report.error or end.cause.value,
+        worker=end.worker.name,
+        at=report.at or end.at,
+    )
 
 
 def describe_failure(failure: RankFailure) -> str:
@@ -94,9 +99,9 @@ def describe_failure(failure: RankFailure) -> str:
 
 
 def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
-    """Write down a change of the wanted number of workers since the last pass.
+    """Record a change of the desired number of workers since the last pass.
 
-    Of a job that its owner has suspended, or that waits for its first share since, none has changed.
+    A job that its owner has suspended, or that has waited for a share since, has not been scaled.
     """
     first_pass = not status.conditions
     still_none = not job.desired and not status.active
@@ -108,15 +113,14 @@ def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
         to_workers=job.desired,
         by=job.scaled_by,
         message=status.share.change if status.share is not None else "",
-        # Of a job that has none nobody reports anything: it is gone as soon as its workers have been told.
+        # Nobody reports a first step of 0 workers: scaling to 0 is done at once.
         phase=ScalingPhase.IN_PROGRESS if job.desired else ScalingPhase.DONE,
     )
-    before = tuple(_overtaken(item) for item in status.scalings)
+    before = tuple(
+        replace(item, phase=ScalingPhase.SUPERSEDED) if item.phase is ScalingPhase.IN_PROGRESS else item
+        for item in status.scalings
+    )
     return replace(status, scalings=(*before, scaling)[-MAX_SCALINGS:])
-
-
-def _overtaken(item: Scaling) -> Scaling:
-    return replace(item, phase=ScalingPhase.SUPERSEDED) if item.phase is ScalingPhase.IN_PROGRESS else item
 
 
 def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:
@@ -132,14 +136,14 @@ def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:
 
 
 def _extend_backoff(policy: Policy, backoff: Backoff, end: WorkerEnd) -> Backoff:
-    """Lengthen the pause once a round: workers that were alive before the last pause ended belong to its round."""
-    row = min(backoff.failures, MAX_ROW)
+    """Lengthen the pause once per attempt: workers that started before the last pause ended belong to that attempt."""
+    in_a_row = min(backoff.failures, MAX_FAILURES_IN_A_ROW)
     if end.lived_s is not None and end.lived_s >= HEALTHY_LIFE_S:
-        row = 1
+        in_a_row = 1
     elif backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S:
-        row = min(row + 1, MAX_ROW)
-    pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0 ** (max(row, 1) - 1))
-    return Backoff(failures=max(row, 1), until=Timestamp(max(backoff.until or 0.0, end.at + pause_s)))
+        in_a_row = min(in_a_row + 1, MAX_FAILURES_IN_A_ROW)
+    pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0 ** (max(in_a_row, 1) - 1))
+    return Backoff(failures=max(in_a_row, 1), until=Timestamp(max(backoff.until or 0.0, end.at + pause_s)))
 
 
 def _interruption(status: JobStatus, end: WorkerEnd) -> Interruption:
@@ -154,13 +158,13 @@ def _interruption(status: JobStatus, end: WorkerEnd) -> Interruption:
     )
 
 
-def _explained(item: Interruption, now: float) -> Interruption:
+def _as_node_loss(item: Interruption, now: float) -> Interruption:
     later = "" if item.at is None else f"{span(now - item.at)} later "
-    return replace(item, cause=Cause.NODE_LOST, message=f"it did not answer, and {later}its node was found lost")
+    return replace(item, cause=Cause.NODE_LOST, message=f"it did not answer, and {later}its node was found to be lost")
 
 
 def _last_generation_of(status: JobStatus, worker: str) -> int:
-    """The generation this worker was lost from; its peers may have formed the next one before we saw the loss."""
+    """The generation this worker was lost from; its peers may have formed the next before the loss was observed."""
     numbers = (item.generation for item in status.generations if worker in item.workers or not item.workers)
     return max(numbers, default=status.generation)
 

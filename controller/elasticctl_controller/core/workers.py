@@ -1,7 +1,7 @@
-"""The roster: which workers this job has, and which of them have ended since the last look.
+"""The roster: which workers a job has, and which of them have ended since the last pass.
 
-`status.workers` remembers each worker by the uid of its pod. That is what makes every end counted exactly once: an end
-is put on the roster, and stored, before the pod is deleted, and a worker that vanishes without us is missed.
+`status.workers` identifies each worker by the uid of its pod, so that every end is counted exactly once: it is stored
+in the status before the pod is deleted, and a pod that vanishes is noticed because its worker is still listed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from elasticctl_controller.core.classify import Loss, classify, classify_vanishe
 
 SCALED_IN, SUSPENDED, FINISHED = "ScaledIn", "Suspended", "Finished"  # values of WorkerStatus.removal
 SILENT_MESSAGE = '{"verdict": "stuck", "error": "it did not answer when the group formed again"}'
-TERMINATING = "Terminating"  # what WorkerStatus.phase says of a pod that is being deleted
+TERMINATING = "Terminating"  # WorkerStatus.phase of a pod that is being deleted
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """A worker's end, seen for the first time.
+    """A worker's end, observed for the first time.
 
     `lived_s` is from its start (its creation if it never started) to its end; None when neither is known.
     """
@@ -37,9 +37,9 @@ class WorkerEnd:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """This job's workers after one look: the roster, the pods behind it by uid, and the ends that are new.
+    """A job's workers in this pass: their new status, their pods by uid, and the ends that are new.
 
-    `explained`: uids of workers whose ends were counted as unresponsive, and whose nodes have now been found lost.
+    `explained`: uids of workers that were counted as unresponsive and whose nodes have now turned out to be lost.
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -49,26 +49,26 @@ class Roster:
 
 
 def update_roster(job: ElasticJob, observed: Observed, now: float) -> Roster:
-    """Bring the roster up to date with what is observed; the order of pods makes no difference."""
+    """Compare the stored workers with the observed pods; the order of pods makes no difference."""
     known = {worker.uid: worker for worker in job.status.workers if worker.uid}
     explained = frozenset(uid for uid, worker in known.items() if is_explained(worker, observed.lost_nodes))
     known |= {uid: replace(known[uid], cause=Cause.NODE_LOST) for uid in explained}
     own = own_pods(job, observed.pods)
-    given_up = {uid for uid, pod in own.items() if uid in observed.silent and not pod.ended}
-    pods = {uid: _as_ended(pod) if uid in given_up else pod for uid, pod in own.items()}
+    unresponsive = {uid for uid, pod in own.items() if uid in observed.silent and not pod.ended}
+    pods = {uid: _as_ended(pod) if uid in unresponsive else pod for uid, pod in own.items()}
     present = {uid: _update_worker(known.get(uid), pod, job) for uid, pod in pods.items()}
     ends = _ends_of_vanished(known, pods, observed.lost_nodes, now)
     ends += _ends_of_pods(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
-    ends = [_seen_from_outside(end) if end.worker.uid in given_up else end for end in ends]
+    ends = [_as_unresponsive(end) if end.worker.uid in unresponsive else end for end in ends]
     closed = {end.worker.uid: replace(end.worker, cause=end.cause, ended_at=end.at) for end in ends}
-    # A completed worker stays on the roster when its pod is gone: it is why the job is about to succeed.
+    # A completed worker stays listed when its pod is gone: it is why the job is about to succeed.
     completed = {uid: w for uid, w in (known | closed).items() if w.cause is Cause.COMPLETED and uid not in pods}
     workers = completed | {uid: closed.get(uid, worker) for uid, worker in present.items()}
     return Roster(tuple(sorted(workers.values(), key=_order)), pods, tuple(ends), explained)
 
 
 def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
-    """The pods this job made, by uid: ours by owner and by name; labels can be edited, names cannot."""
+    """The pods of this job by uid. Decided by owner and name: labels can be edited, names cannot."""
     return {
         pod.uid: pod
         for pod in pods
@@ -77,7 +77,7 @@ def own_pods(job: ElasticJob, pods: Iterable[Pod]) -> dict[str, Pod]:
 
 
 def worker_index(job: str, pod: str) -> int | None:
-    """The index in a worker's name; None when it is no name of this job's workers."""
+    """The index in a worker's name; None if no worker of this job has such a name."""
     tail = pod.removeprefix(worker_name(job, 0)[:-1])
     if not (tail.isascii() and tail.isdigit() and len(tail) < 6):
         return None
@@ -85,19 +85,19 @@ def worker_index(job: str, pod: str) -> int | None:
 
 
 def is_active(worker: WorkerStatus) -> bool:
-    """True for a worker that is there to stay: it has not ended and nobody is removing it."""
+    """True for a worker that has not ended and is not being removed."""
     return worker.cause is None and not worker.removal
 
 
 def is_member(worker: WorkerStatus, generation: GroupGeneration) -> bool:
-    """True for a member of that group, not for one that has taken over a member's name since."""
+    """True for a member of that generation, but not for a later worker of the same name."""
     if worker.started_at is None or generation.formed_at is None:
         return worker.name in generation.workers
     return worker.name in generation.workers and worker.started_at <= generation.formed_at
 
 
 def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:
-    """When the first worker ended with success; None while none has."""
+    """When the first worker completed; None if none has."""
     return min((w.ended_at for w in workers if w.cause is Cause.COMPLETED and w.ended_at is not None), default=None)
 
 
@@ -128,19 +128,19 @@ def _ends_of_pods(
     losses: list[Loss],
     now: float,
 ) -> list[WorkerEnd]:
-    """Classify the pods that have ended: first those that speak for themselves, then those that peers may excuse."""
+    """Classify the pods that have ended: first the clear cases, then those that a peer's loss may explain."""
     ends: list[WorkerEnd] = []
-    unsure: list[Pod] = []
+    unclear: list[Pod] = []
     for uid in sorted(pods, key=lambda uid: _order(present[uid])):
         if present[uid].cause is not None:
             continue
         cause = classify(pods[uid], present[uid], lost_nodes, (), now)
         if cause in (Cause.APPLICATION, Cause.STUCK):
-            unsure.append(pods[uid])
+            unclear.append(pods[uid])
         elif cause is not None:
             ends.append(_end(present[uid], pods[uid], cause, now))
     losses = losses + _losses(ends)
-    for pod in sorted(unsure, key=lambda pod: (ended_at(pod, now), *_order(present[pod.uid]))):
+    for pod in sorted(unclear, key=lambda pod: (ended_at(pod, now), *_order(present[pod.uid]))):
         cause = classify(pod, present[pod.uid], lost_nodes, losses, now)
         if cause is not None:
             ends.append(_end(present[pod.uid], pod, cause, now))
@@ -149,12 +149,12 @@ def _ends_of_pods(
 
 
 def _as_ended(pod: Pod) -> Pod:
-    """A worker that lives but no longer answers is as good as ended: deleted and replaced as one."""
+    """A worker that is alive but no longer answers is treated as ended: it is deleted and replaced."""
     return replace(pod, phase=PodPhase.FAILED, reason="Unresponsive", message=SILENT_MESSAGE)
 
 
-def _seen_from_outside(end: WorkerEnd) -> WorkerEnd:
-    """Whether it hangs or its node has died, and Kubernetes does not know yet, nobody can tell: no budget is spent."""
+def _as_unresponsive(end: WorkerEnd) -> WorkerEnd:
+    """It may hang, or its node may have died without Kubernetes knowing yet: so the restart budget is not charged."""
     return replace(end, cause=Cause.UNRESPONSIVE) if end.cause is Cause.STUCK else end
 
 
@@ -175,7 +175,7 @@ def _lived_s(start: Timestamp | None, end: float) -> float | None:
 
 
 def _past_losses(status: JobStatus) -> list[Loss]:
-    """Losses already stored: interruptions, workers that completed, and reductions, whose leavers upset the rest."""
+    """Losses already stored: interruptions, completed workers, and scaling in, which disturbs those who stay."""
     interruptions = [
         Loss(item.at, item.cause.counted)
         for item in status.interruptions
@@ -187,7 +187,7 @@ def _past_losses(status: JobStatus) -> list[Loss]:
 
 
 def _losses(ends: Iterable[WorkerEnd]) -> list[Loss]:
-    """The ends that can drag others along: all but those that were dragged along themselves."""
+    """The ends that can make peers fail: all but those that were caused by a peer themselves."""
     return [Loss(e.at, e.cause.counted or e.cause is Cause.COMPLETED) for e in ends if e.cause is not Cause.COLLATERAL]
 
 

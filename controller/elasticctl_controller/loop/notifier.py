@@ -30,6 +30,13 @@ WAITS_LONG_S = 900.0
 RETRY_S = 5.0
 
 log = logging.getLogger(__name__)
+GATHER_S = 3.0
+ANSWER_S = 10.0
+MAX_PENDING = 200
+MAX_LANES = 500
+TRIES = 6
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+STOP_S = 3.0
 
 
 @dataclass(slots=True)
@@ -165,15 +172,6 @@ def report_as_events(workload: Workload) -> Callable[[Notification, str], None]:
             workload.record_event(job, "Warning", "NotifyFailed", message)
 
     return tell
-
-
-GATHER_S = 3.0
-ANSWER_S = 10.0
-MAX_PENDING = 200
-MAX_LANES = 500
-TRIES = 6
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-STOP_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)

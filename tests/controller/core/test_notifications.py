@@ -31,7 +31,7 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
         (
             replace(RUNNING, phase=Phase.SUSPENDED, generations=(GroupGeneration(1),)),
             replace(RUNNING, generations=(GroupGeneration(1),)),
-            [("started", "goes on with 3 workers")],
+            [("started", "resumed with 3 workers")],
         ),
         (
             RUNNING,
@@ -46,7 +46,7 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
         (
             replace(RUNNING, interruptions=(LOSS,)),
             replace(RUNNING, interruptions=(BACK,)),
-            [("recovered", "trains again 4.2 s after the loss, 1 step done again")],
+            [("recovered", "recovered 4.2 s after the loss, 1 step repeated")],
         ),
         (replace(RUNNING, interruptions=(BACK,)), replace(RUNNING, interruptions=(BACK,)), []),
         (

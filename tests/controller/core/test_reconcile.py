@@ -137,7 +137,7 @@ class TestReplacing:
             ("uid-1", Cause.NODE_LOST, NOW)
         ]
         assert [(event.reason, event.message) for event in decision.events] == [
-            ("NodeLost", "lost worker digits-worker-1: it did not answer, and 31s later its node was found lost")
+            ("NodeLost", "lost worker digits-worker-1: it did not answer, and 31s later its node was found to be lost")
         ]
         assert decision.actions == (DeleteWorker("digits-worker-1", "uid-1", force=True),)
         for later in (pods, [a_pod(0), a_pod(2), a_pod(3)]):
@@ -393,12 +393,14 @@ def test_a_status_of_any_content_does_not_raise(status):
     assert isinstance(decision.status, JobStatus)
 
 
-def test_bounds_that_do_not_go_together_are_told_once_of_each_edit():
+def test_contradictory_bounds_are_reported_once_per_edit():
     spec = {"minReplicas": 5, "maxReplicas": 2, "replicaSpecs": {"Worker": {"replicas": 4}}}
     job = ElasticJob.from_manifest({"metadata": {"name": "j", "uid": "u", "generation": 1}, "spec": spec})
     first = reconcile(job, Observed(), 0.0)
-    (told,) = [event.message for event in first.events if event.reason == "ContradictoryBounds"]
-    assert told.startswith("minReplicas 5, 4 replicas, maxReplicas 2 do not go together: taken for 2-2 workers, 2 ")
+    (message,) = [event.message for event in first.events if event.reason == "ContradictoryBounds"]
+    assert message.startswith(
+        "minReplicas 5, 4 replicas, maxReplicas 2 contradict each other: the job gets 2-2 workers, 2 "
+    )
     later = reconcile(replace(job, status=first.status), Observed(), 1.0)
     assert "ContradictoryBounds" not in {event.reason for event in later.events}
     edited = reconcile(replace(job, status=first.status, generation=2), Observed(), 2.0)

@@ -22,6 +22,12 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.phase import FINISHING
 from elasticctl_controller.core.workers import is_active
 
+DEFAULT_SCHEDULERS = ("", "default-scheduler")
+NOT_YET = float("inf")
+"""When a worker has started that has not: after all others."""
+TO_COME = "nodes to come"
+"""Stand for the nodes that an autoscaler would add."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -178,13 +184,6 @@ class SharingDecision:
     grants: Mapping[str, Grant]
     usage: tuple[Usage, ...] = ()
     wake_at: float | None = None
-
-
-DEFAULT_SCHEDULERS = ("", "default-scheduler")
-NOT_YET = float("inf")
-"""When a worker has started that has not: after all others."""
-TO_COME = "nodes to come"
-"""Stand for the nodes that an autoscaler would add."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def test_an_automatic_group_waits_for_those_on_their_way_as_long_as_it_pays() ->
     again_s = joins(group, "c", 100.0, "abcd")
     assert group.drain is None
     assert 0 < again_s <= 30.0
-    assert group.growth.startswith("1 ready to join; waits for 1 on their way")
+    assert group.growth.startswith("1 ready to join; waits at most ")
     said = group.growth
     group.settle(101.0)
     assert group.growth == said, "said once: what is left to wait is no news"
@@ -127,7 +127,7 @@ def test_more_workers_that_make_it_no_faster_are_not_taken_in() -> None:
     group.history.rates |= {2: 100.0, 3: 90.0}
     joins(group, "c", 100.0, "abc")
     assert group.drain is None
-    assert "would not make it faster" in group.growth
+    assert "would not make training faster" in group.growth
 
 
 def test_the_first_seconds_say_nothing_about_a_size() -> None:

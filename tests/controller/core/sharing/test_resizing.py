@@ -59,7 +59,7 @@ def test_it_waits_for_those_on_their_way_until_that_costs_as_much_as_another_joi
     batch = replace(GROUP, rates=LINEAR, ready_since=100.0, coming=2)
     waiting = decide_growth(batch, 110.0)
     assert (waiting.grow, waiting.again_at) == (False, 120.0)
-    assert waiting.words == "4 ready to join; waits for 2 on their way, at most 10s"
+    assert waiting.words == "4 ready to join; waits at most 10s for 2 more to start"
     assert decide_growth(batch, 120.0).grow
     assert decide_growth(replace(batch, coming=0), 110.0).grow
     assert decide_growth(batch, 105.0, Batching(window_s=5.0)).grow
@@ -68,7 +68,7 @@ def test_it_waits_for_those_on_their_way_until_that_costs_as_much_as_another_joi
 def test_more_workers_that_are_not_faster_do_not_join() -> None:
     verdict = decide_growth(replace(GROUP, rates={4: 400.0, 8: 390.0}), 0.0)
     assert (verdict.grow, verdict.again_at, verdict.pays_back_s) == (False, None, math.inf)
-    assert verdict.words == "4 more workers would not make it faster, as measured"
+    assert verdict.words == "4 more workers would not make training faster, as measured"
 
 
 def test_there_has_to_be_somebody_and_something_to_join() -> None:
