@@ -1,0 +1,73 @@
+"""What is damaged in whatever way: verify and a restore agree on it, and say so with an error of ours."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store.checkpoints import verify
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.errors import MissingError, StorageError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import restore
+from elasticctl_train.checkpoint.checkpointer import Checkpointer
+from tests.support.train import samples
+from tests.support.train.damage import MemoryStorage, Objects, damage_objects, seal
+
+WHOLE = {name: samples.objects(name) for name in samples.NAMES}
+
+
+def check_agreement(objects: Objects, checkpoints: Checkpointer) -> list[int]:
+    """The positions of the commits that are whole: of one mind are verify, a look at all, and a restore."""
+    storage = MemoryStorage(objects)
+    glances = {finding.position: finding for finding in verify.findings(storage)}
+    whole = []
+    for commit in read_commits(storage):
+        try:
+            verify.verify(storage, commit, lambda count: None)
+            verified = ""
+        except StorageError as e:
+            verified = str(e) or "refused"
+        outcomes = set()
+        for rank in range(len(commit.shares)):
+            try:
+                restore.read_alone(storage, commit, rank)
+                outcomes.add("")
+            except StorageError:
+                outcomes.add("refused")
+        assert outcomes == {"refused" if verified else ""}, f"verify says: {verified or 'whole'}"
+        if not verified:
+            assert not glances[commit.position].damage
+            whole.append(commit.position)
+    try:
+        assert checkpoints.start_from(storage, None).commit.position == whole[0]
+    except MissingError:
+        assert not whole
+    return whole
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpointer:
+    return Checkpointer(LocalStorage(tmp_path_factory.mktemp("own")))
+
+
+@given(st.sampled_from(samples.NAMES), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=120)
+def test_verify_and_restore_agree(checkpoints: Checkpointer, name: str, seed: int) -> None:
+    logging.disable(logging.WARNING)  # each damage is a line of its own
+    try:
+        check_agreement(damage_objects(WHOLE[name], random.Random(seed)), checkpoints)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("name", samples.NAMES)
+def test_to_seal_what_is_whole_changes_nothing(checkpoints: Checkpointer, name: str) -> None:
+    objects = dict(WHOLE[name])
+    seal(objects)
+    assert objects == WHOLE[name]
+    assert len(check_agreement(objects, checkpoints)) == (3 if name == "one-rank" else 1)
