@@ -24,18 +24,10 @@ from elasticctl.api.status import (
     WorkerStatus,
 )
 from elasticctl.cli.views.job import clock
+from tests.support.any_json import JSON, KEYS
 from tests.support.anything import HUGE, TIMES, shaped
 
 MOMENTS = st.integers(0, 4_000_000_000_000_000).map(lambda us: Timestamp(us / 1e6))
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("2024-01-01T00:00:00Z"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-KEYS = [
-    "phase", "conditions", "replicaStatuses", "workers", "restarts", "backoff", "interruptions", "scalings", "progress",
-    "checkpoint", "curve", "firstFailure", "startTime", "active", "generations", "workerSeconds",
-]  # fmt: skip
 
 
 @given(MOMENTS)

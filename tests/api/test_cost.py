@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from elasticctl.api.cost import cost, price_list, rate, rate_of, worker_seconds
-from elasticctl.api.gpu_types import GPU_TYPES, gpu_type, place
-from elasticctl.api.manifests import find_template, render_manifest
+from elasticctl.api.gpu_types import GPU_TYPES
 from elasticctl.api.podtemplate import capacity, node_labels
-from elasticctl.api.spec import ElasticJob, JobSpec
+from elasticctl.api.spec import ElasticJob
 from tests.support.job_samples import AT, at
+from tests.support.jobs import made
 
 SHAPES = [
     (provider, gpu.name, gpus, instances)
@@ -51,21 +48,6 @@ def test_gpus_that_are_attached_have_a_price_with_their_machine() -> None:
     assert one.low == pytest.approx(2 * (0.35 + 0.19))
     assert rate("gcp", ("n1-standard",), "a100", 1) is None
     assert rate("aws", ("m5.large",), "t4", 1) is None
-
-
-def made(provider: str = "aws", gpu: str = "t4", spot: bool = True, gpus: int = 1, **status: Any) -> ElasticJob:
-    """A job as `submit` makes it."""
-    placement = place(provider, gpu_type(gpu) if gpu else None, gpus, spot=spot)
-    spec = JobSpec(
-        name="digits",
-        command=("python", "train.py"),
-        provider=provider,
-        image="i",
-        gpus_per_worker=gpus,
-        node_terms=placement.terms,
-        tolerations=placement.tolerations,
-    )
-    return ElasticJob.from_manifest({**render_manifest(spec, find_template("default", Path("none"))), "status": status})
 
 
 @pytest.mark.parametrize(("provider", "gpu"), [("aws", "t4"), ("gcp", "t4"), ("gcp", "l4"), ("aws", "")])

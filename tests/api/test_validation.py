@@ -23,29 +23,8 @@ from elasticctl.api.spec import (
 )
 from elasticctl.api.status import JobStatus
 from elasticctl.api.yamltext import YamlDocument, dump_yaml
+from tests.support.jobs import GOOD
 from tests.support.torchelastic import torchelastic_job
-
-GOOD = """\
-apiVersion: elastic.pytorch.org/v1alpha1
-kind: ElasticJob
-metadata: {name: digits}
-spec:
-  minReplicas: 1
-  maxReplicas: 4
-  replicaSpecs:
-    Worker:
-      replicas: 2
-      template:
-        apiVersion: v1
-        kind: Pod
-        spec:
-          containers:
-            - name: elasticjob-worker
-              command: [sh]
-              env:
-                - {name: A, value: "1"}
-              imagePullPolicy: Always
-"""
 
 TORCHELASTIC = torchelastic_job("""
     containers:

@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-import torch
 
 from elasticctl.cli import job_storage
 from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.checkpoints.entries import Commit, Retention
 from elasticctl_store.errors import FencedError
-from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import job_samples
 from tests.support.cli import Run
 from tests.support.clouds import Cloud
-
-STEPS = (10, 20, 30, 40)
+from tests.support.train.losses import damage, fill, steps
 
 
 @pytest.fixture
@@ -32,27 +29,6 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
     fill(LocalStorage(folder))
     return folder
-
-
-def fill(storage: Storage) -> Checkpointer:
-    checkpoints = Checkpointer(storage, keep=Retention(99))
-    for step, loss in zip(STEPS, (0.9, 0.5, 0.25, 0.75), strict=True):
-        state = {"model": {"w": torch.full((300,), float(step))}, "optimizer": {"momentum": torch.ones(2)}}
-        checkpoints.save(state, Label(step, step // 20, {"loss": loss}))
-        assert checkpoints.settle()
-    return checkpoints
-
-
-def steps(folder: Path) -> list[int]:
-    return [commit.step for commit in read_commits(LocalStorage(folder))]
-
-
-def damage(folder: Path, step: int) -> None:
-    commit: Commit = next(c for c in read_commits(LocalStorage(folder)) if c.step == step)
-    path = next((folder / commit.folder).glob("*.safetensors"))
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture

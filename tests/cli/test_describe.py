@@ -16,8 +16,7 @@ from elasticctl.cli.framework.output import Table, aligned
 from elasticctl.cli.views.description import drawn, portrait
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
-from tests.cli.test_real import Start
-from tests.support.cli import Run
+from tests.support.cli import Run, Start
 from tests.support.job_samples import AT, FAILED, at, job
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until

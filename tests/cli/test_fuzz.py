@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.cli.main import main
-from tests.api.test_validation import GOOD
+from tests.support.jobs import GOOD
 
 # fmt: off
 FLAGS = [

@@ -6,22 +6,10 @@ import shutil
 import subprocess
 
 import pytest
-import typer
-from typer.main import get_group
 
-from elasticctl.cli.main import app, main
+from elasticctl.cli.main import main
 from tests.support.cli import Run
-
-ROOT = get_group(app)
-VERBS = ROOT.list_commands(typer.Context(ROOT))
-FAMILIES = {
-    "checkpoints": ["list", "verify", "pull", "rm", "prune"],
-    "config": ["get-contexts", "use-context", "set-context", "import", "delete-context", "view"],
-    "local": ["status", "down", "sharing"],
-    "quota": ["list", "set", "rm", "explain"],
-    "secret": ["set", "list", "delete"],
-    "template": ["list", "show", "new"],
-}
+from tests.support.verbs import FAMILIES, VERBS
 
 
 def lines(text: str, width: int = 80) -> list[str]:

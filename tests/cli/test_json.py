@@ -16,10 +16,10 @@ from elasticctl.api import validation
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_store.storage.local import LocalStorage
-from tests.cli.test_checkpoints import damage, fill
-from tests.cli.test_help import FAMILIES, VERBS
 from tests.support.cli import Run
 from tests.support.jobs import shell_job
+from tests.support.train.losses import damage, fill
+from tests.support.verbs import FAMILIES, VERBS
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

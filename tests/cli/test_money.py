@@ -11,9 +11,9 @@ from elasticctl.cli.framework.output import tabbed
 from elasticctl.cli.views.cost import cost_text, plan_line, saved_line
 from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.totals import totals_lines
-from tests.api.test_cost import made
 from tests.support.cli import Run
 from tests.support.job_samples import AT, job
+from tests.support.jobs import made
 
 
 def test_the_plan_of_a_cloud_job_has_its_price(

@@ -11,8 +11,7 @@ import pytest
 from elasticctl.cli.verbs.run.prune import Which, choose, own_folder
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
-from tests.cli.test_terminal import Spawn, terminal  # noqa: F401 - a fixture
-from tests.support.cli import Run
+from tests.support.cli import Run, Spawn
 from tests.support.job_samples import AT, at, job
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
@@ -93,7 +92,7 @@ def test_state_goes_only_where_it_is_ours_and_nobody_needs_it(
     assert run("delete", "heir", "-y").code == 0
 
 
-def test_it_asks_with_the_list(terminal: Spawn, local_cluster: LocalCluster, three: dict[str, Path]) -> None:  # noqa: F811
+def test_it_asks_with_the_list(terminal: Spawn, local_cluster: LocalCluster, three: dict[str, Path]) -> None:
     child = terminal("prune", "--older-than", "0s", width=80)
     for word in ("NAME", "CHECKPOINTS", "own", "Succeeded", "ago  stays"):
         child.expect_exact(word)
@@ -105,7 +104,7 @@ def test_it_asks_with_the_list(terminal: Spawn, local_cluster: LocalCluster, thr
 
 
 def test_what_has_happened_since_the_list_was_shown(
-    terminal: Spawn,  # noqa: F811
+    terminal: Spawn,
     local_cluster: LocalCluster,
     three: dict[str, Path],
 ) -> None:

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
-from tests.support.cli import Run
+from tests.support.cli import Run, Start
 from tests.support.cluster_contract import running
 from tests.support.waiting import wait_until
-
-Start = Callable[..., "subprocess.Popen[str]"]
 
 MANIFEST = """\
 apiVersion: elastic.pytorch.org/v1alpha1

@@ -16,20 +16,8 @@ from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
 from tests.support.job_samples import job
 from tests.support.jobs import shell_job
+from tests.support.scripts import TRAIN
 from tests.support.waiting import wait_until
-
-TRAIN = """\
-import sys
-import torch
-from elasticctl_train import Run
-from torch.utils.data import TensorDataset
-
-model = torch.nn.Linear(1, 1)
-with Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
-    for _ in run.epochs(int(sys.argv[1])):
-        for (batch,) in run.loader(TensorDataset(torch.ones(8, 1)), global_batch=4):
-            run.step(loss=run.model(batch).sum())
-"""
 
 
 def used() -> dict[str, Any]:

@@ -11,10 +11,10 @@ import pytest
 
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_store.storage.local import LocalStorage
-from tests.cli.test_checkpoints import fill, steps
 from tests.support.cluster_contract import phase, running
 from tests.support.jobs import shell_job
 from tests.support.terminal import Terminal
+from tests.support.train.losses import fill, steps
 from tests.support.waiting import wait_until
 
 Open = Callable[..., Terminal]

@@ -13,11 +13,8 @@ from elasticctl.api.errors import UsageError
 from elasticctl.cli.views.simulation import basis_of_job, basis_of_table, notes, outlooks, plot, table
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.simulation import Evidence, Point
-from tests.cli.test_rerun import TRAIN
-from tests.cli.test_terminal import Spawn, terminal
-from tests.support.cli import Run
-
-__all__ = ["terminal"]  # a fixture
+from tests.support.cli import Run, Spawn
+from tests.support.scripts import TRAIN
 
 RATES = "gpus,rate\n4,1000\n16,3500\n64,9000\n"
 

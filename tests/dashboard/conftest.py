@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,21 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.dashboard.process import Dashboard, Serve
-from tests.support.dashboard.visitor import Visitor
+from tests.support.dashboard.visitor import CHROMIUM, FLAGS, Visitor
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-FLAGS = (
-    "--no-sandbox",  # which does not work as root
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.dashboard.page_data import MAX_TEXT, MAX_WORKERS, job_details, job_row
-from tests.api.test_codec import JSON, KEYS
+from tests.support.any_json import JSON, KEYS
 from tests.support.job_samples import AT, FAILED, at, job
 
 CURVE = {

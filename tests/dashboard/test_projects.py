@@ -14,7 +14,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster
 from elasticctl.dashboard.feed import EVERY_S, NO_QUOTAS, OWN_ONLY, ProjectPoller
 from elasticctl.dashboard.page_data import MAX_JOBS, MAX_ROWS, MAX_TEXT, Projects, projects_data
-from tests.api.test_codec import JSON
+from tests.support.any_json import JSON
 from tests.support.dashboard.cluster import Jobs, sharing
 from tests.support.job_samples import job
 

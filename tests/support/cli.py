@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from elasticctl.cli.main import main
@@ -97,3 +98,32 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+Spawn = Callable[..., "pexpect.spawn[str]"]
+
+
+@pytest.fixture
+def terminal() -> Iterator[Spawn]:
+    """`terminal("status", "-w", "x", width=80)`: the command line on a terminal of its own."""
+    spawned: list[pexpect.spawn[str]] = []
+
+    def spawn(*args: str, width: int = 120, **environ: str) -> pexpect.spawn[str]:
+        env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+        child: pexpect.spawn[str] = pexpect.spawn(
+            sys.executable,
+            ["-m", "elasticctl.cli", *args],
+            env={**env, "TERM": "xterm-256color", **environ},
+            encoding="utf-8",
+            timeout=30,
+            dimensions=(40, width),
+        )
+        spawned.append(child)
+        return child
+
+    yield spawn
+    for child in spawned:
+        child.close(force=True)

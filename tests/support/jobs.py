@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from elasticctl.api.spec import API_VERSION, KIND, WORKER_CONTAINER
+from elasticctl.api.gpu_types import gpu_type, place
+from elasticctl.api.manifests import find_template, render_manifest
+from elasticctl.api.spec import API_VERSION, KIND, WORKER_CONTAINER, ElasticJob, JobSpec
 from elasticctl.cluster.base import Manifest
 
 FOREVER = "while :; do sleep 1; done"
@@ -31,3 +34,41 @@ def shell_job(
         # A short pause before a failed worker is made again; tests have no minute to spare.
         "spec": {"policy": {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0}, **spec, "replicaSpecs": replicas},
     }
+
+
+GOOD = """\
+apiVersion: elastic.pytorch.org/v1alpha1
+kind: ElasticJob
+metadata: {name: digits}
+spec:
+  minReplicas: 1
+  maxReplicas: 4
+  replicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        apiVersion: v1
+        kind: Pod
+        spec:
+          containers:
+            - name: elasticjob-worker
+              command: [sh]
+              env:
+                - {name: A, value: "1"}
+              imagePullPolicy: Always
+"""
+
+
+def made(provider: str = "aws", gpu: str = "t4", spot: bool = True, gpus: int = 1, **status: Any) -> ElasticJob:
+    """A job as `submit` makes it."""
+    placement = place(provider, gpu_type(gpu) if gpu else None, gpus, spot=spot)
+    spec = JobSpec(
+        name="digits",
+        command=("python", "train.py"),
+        provider=provider,
+        image="i",
+        gpus_per_worker=gpus,
+        node_terms=placement.terms,
+        tolerations=placement.tolerations,
+    )
+    return ElasticJob.from_manifest({**render_manifest(spec, find_template("default", Path("none"))), "status": status})

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import psutil
 
+from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE
+from elasticctl.cluster.local.supervisor import supervisor_info
+from tests.support.waiting import wait_until
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
@@ -20,3 +23,12 @@ def processes_of(home: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def kill_supervisor(cluster: LocalCluster) -> None:
+    info = supervisor_info(cluster.paths)
+    if info is None:
+        return
+    process = psutil.Process(info.pid)
+    process.kill()
+    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)

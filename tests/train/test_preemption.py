@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,40 +12,11 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.progress import Notice
 from tests.support.train import programs, ranks
-from tests.train.checkpoint.test_ranks import trained
+from tests.support.train.launcher import Launcher
+from tests.support.train.programs import trained
 
 END = {"epochs": 200, "samples": 1000, "global_batch": 8, "every_steps": 100_000}
 """More than can be done in the time, saved too rarely to matter: only notice commits a step."""
-
-
-class Launcher:
-    """The launcher's end of the wire: hears reports, gives notice."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(str(folder / "agent"))
-        self.socket.settimeout(30)
-
-    def give_notice(self, rank: int) -> None:
-        (self.folder / f"notice-{rank}").touch()
-
-    def hear(self, kind: str, count: int) -> dict[int, int]:
-        """Wait for `count` reports of a kind; returns rank -> step."""
-        heard: dict[int, int] = {}
-        while len(heard) < count:
-            report = json.loads(self.socket.recv(65536))
-            if report["kind"] == kind:
-                heard[report["rank"]] = report["step"]
-        return heard
-
-
-@pytest.fixture
-def launcher() -> Iterator[Launcher]:
-    with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
-        made = Launcher(Path(folder))
-        yield made
-        made.socket.close()
 
 
 @pytest.mark.parametrize(("world_size", "noticed"), [(1, 0), (2, 1), (3, 0)])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from elasticctl_train import rng
-from tests.train.checkpoint.test_tree import through_json
+from tests.support.train.states import through_json
 
 
 def draw() -> tuple[object, ...]:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.spec import API_VERSION, PLURAL
-from tests.cluster.kube.test_client import add_pod
 from tests.support.cli import Run
 from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
-from tests.support.kube import WriteKubeconfig
+from tests.support.kube import WriteKubeconfig, add_pod
 
 
 def test_contexts_are_imported_once(run: Run, private_home: Path, kubeconfig: WriteKubeconfig) -> None:

@@ -8,24 +8,14 @@ import pytest
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ConflictError, NotFoundError
-from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_INDEX, LABEL_JOB, Pod
+from elasticctl.api.spec import Pod
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi import connection
 from tests.support.cluster_contract import scale
 from tests.support.fakeapi import FakeApi, Request
 from tests.support.jobs import shell_job
-
-NAMESPACE = "/api/v1/namespaces/default"
-
-
-def add_pod(api: FakeApi, job: dict[str, Any], index: int, phase: str = "Running", owner: str = "") -> dict[str, Any]:
-    name = f"{job['metadata']['name']}-worker-{index}"
-    labels = {LABEL_GROUP: GROUP, LABEL_JOB: job["metadata"]["name"], LABEL_INDEX: str(index)}
-    owners = [{"uid": owner or job["metadata"]["uid"]}]
-    metadata = {"name": name, "namespace": "default", "labels": labels, "ownerReferences": owners}
-    spec = {"containers": [{"name": "elasticjob-worker"}]}
-    return api.put(f"{NAMESPACE}/pods/{name}", {"metadata": metadata, "spec": spec, "status": {"phase": phase}})
+from tests.support.kube import NAMESPACE, add_pod
 
 
 def test_jobs_are_made_changed_listed_and_deleted(api: FakeApi, cluster: KubeCluster) -> None:

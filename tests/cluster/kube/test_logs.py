@@ -3,58 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from elasticctl.api.errors import ClusterError, ElasticctlError, ForbiddenError
+from elasticctl.api.errors import ClusterError, ForbiddenError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cluster.base import LogLine, LogQuery
+from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.kube import follow_logs, read_logs
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.cluster.kube.follow_logs import Following
 from elasticctl.cluster.stored_logs import StoredLogs
 from elasticctl.kubeapi.connection import Connection
 from elasticctl.kubeapi.watch import Resource
-from tests.cluster.kube.test_client import NAMESPACE, add_pod
 from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
+from tests.support.kube import JOBS, NAMESPACE, Follower, add_pod, end
 from tests.support.waiting import wait_until
 
-JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
 EARLY = "2026-01-02T03:04:05.1Z"
-
-
-class Follower:
-    """Reads a follow in a thread; `texts()` are the lines so far, by worker."""
-
-    def __init__(self, lines: Iterator[LogLine]) -> None:
-        self.got: list[LogLine] = []
-        self.error: ElasticctlError | None = None
-        self._lines = lines
-        self.thread = threading.Thread(target=self._read, daemon=True)
-        self.thread.start()
-
-    def _read(self) -> None:
-        try:
-            for line in self._lines:
-                self.got.append(line)
-        except ElasticctlError as e:
-            self.error = e
-
-    def texts(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for line in list(self.got):
-            found.setdefault(line.worker, []).append(line.text)
-        return found
-
-    def ended(self) -> bool:
-        return not self.thread.is_alive()
-
-
-def end(api: FakeApi, cluster: KubeCluster, name: str) -> None:
-    """The job is over, as the controller would say."""
-    api.put(f"{JOBS}/{name}", {**cluster.get_job("default", name), "status": {"phase": "Succeeded"}})
 
 
 @pytest.fixture(autouse=True)

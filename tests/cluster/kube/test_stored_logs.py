@@ -14,10 +14,9 @@ from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.kube import follow_logs, read_logs
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl_store.stored_logs import Incarnation
-from tests.cluster.kube.test_client import NAMESPACE, add_pod
-from tests.cluster.kube.test_logs import JOBS, Follower, end
 from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
+from tests.support.kube import JOBS, NAMESPACE, Follower, add_pod, end
 from tests.support.stored import launched, store
 from tests.support.waiting import wait_until
 

@@ -9,19 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.logs import BLOCK_BYTES, LogFile, LogFiles, read_logs, tail_offset
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import shell_job
+from tests.support.local_pods import write
 from tests.support.waiting import wait_until
-
-
-def write(folder: Path, uid: str, *lines: tuple[float, str]) -> None:
-    with (folder / uid).open("a") as file:
-        file.writelines(f"{to_rfc3339(at)} {text}\n" for at, text in lines)
 
 
 def texts(folder: Path, files: LogFiles, query: LogQuery) -> list[str]:

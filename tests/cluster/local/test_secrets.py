@@ -14,9 +14,9 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.cluster.local.secrets import MAX_BYTES, Secrets
 from elasticctl_controller.local.command import StartError, build_command, missing_secret
-from tests.controller.local.test_command import pod
 from tests.support.cluster_contract import phase, running
 from tests.support.jobs import shell_job
+from tests.support.local_pods import pod
 from tests.support.waiting import wait_until
 
 PLANTED = "planted-4f1c9e"

@@ -21,9 +21,9 @@ from elasticctl.cluster.stored_logs import StoredLogs
 from elasticctl_store import stored_logs
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_store.stored_logs import Incarnation
-from tests.cluster.local.test_logs import write
 from tests.support.cluster_contract import phase, running
 from tests.support.jobs import shell_job
+from tests.support.local_pods import write
 from tests.support.processes import processes_of
 from tests.support.stored import launched, store
 from tests.support.waiting import wait_until

@@ -17,11 +17,11 @@ from elasticctl_controller.core.kueue import SUSPENDED_BY_OWNER, build_workload
 from elasticctl_controller.kube.kueue import RECHECK_S, KueueObjects
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.pruning import prune_flavor, prune_workload
-from tests.controller.kube.test_manager import Replica
-from tests.controller.kube.test_rights import allowed, asked
-from tests.controller.kube.test_sharing import GPU, add_node, jobs, pods, run_pods, status
 from tests.support.control import ControlApi
 from tests.support.controller.kueue import admission, queued, stored
+from tests.support.controller.replica import Replica
+from tests.support.controller.rights import allowed, asked
+from tests.support.controller.shared_nodes import GPU, add_node, jobs, pods, run_pods, status
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 

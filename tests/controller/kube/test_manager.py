@@ -5,16 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
-import secrets
 import signal
 import socket
-import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,74 +20,14 @@ from elasticctl_controller.kube.election import LEADER_LABEL, LeaderLabel
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import LogFormatter, read_key
 from tests.support.control import ControlApi
+from tests.support.controller.replica import Replica
 from tests.support.jobs import shell_job
-from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 from tests.support.webhooks import Hook, serving
 
 JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
 PODS = "/api/v1/namespaces/default/pods"
 SYSTEM_PODS = "/api/v1/namespaces/system/pods"
-
-
-class Replica:
-    """One controller process, which is ended at the latest with the `with` block."""
-
-    def __init__(
-        self, api: ControlApi, folder: Path, name: str, *flags: str, rendezvous_port: int | None = None
-    ) -> None:
-        self.metrics_port, self.health_port = free_port(), free_port()
-        self.rendezvous_port = free_port() if rendezvous_port is None else rendezvous_port
-        self.log = folder / f"{name}.log"
-        config = {
-            "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": api.url}}],
-            "users": [{"name": "c", "user": {}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
-        }
-        (folder / "kubeconfig").write_text(json.dumps(config))
-        (folder / "key").write_text(secrets.token_hex(32))
-        argv = [sys.executable, "-W", "error", "-m", "elasticctl_controller.kube.manager", "--bind", "127.0.0.1"]
-        argv += ["--rendezvous-url", "http://rendezvous:7777", "--token-key-file", str(folder / "key")]
-        argv += ["--rendezvous-port", str(self.rendezvous_port), "--metrics-port", str(self.metrics_port)]
-        argv += ["--health-port", str(self.health_port), "--leader-election-namespace", "system", *flags]
-        environ = os.environ | {"KUBECONFIG": str(folder / "kubeconfig")}
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(argv, env=environ, stderr=output)
-
-    def __enter__(self) -> Replica:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.end(signal.SIGKILL)
-
-    def get(self, port: int, path: str) -> tuple[int, str]:
-        """The status and the text of a page; (0, "") when nobody answers."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as e:
-            with e:
-                return e.code, e.read().decode()
-        except OSError:
-            return 0, ""
-
-    def ready(self) -> bool:
-        return self.get(self.health_port, "/readyz")[0] == 200
-
-    def leads(self) -> bool:
-        return "\nelasticctl_leader 1.0\n" in self.get(self.metrics_port, "/metrics")[1]
-
-    def meets(self) -> bool:
-        """True when the rendezvous port is open."""
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.rendezvous_port), 1):
-            return True
-        return False
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(20)
 
 
 @pytest.fixture

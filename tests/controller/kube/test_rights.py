@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib.resources import files
 from typing import Any
 
 import pytest
-import yaml
 
 from elasticctl.api.errors import ConflictError
 from elasticctl.api.spec import ElasticJob
@@ -19,9 +17,9 @@ from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.notifications import kube_webhook_urls
 from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
 from elasticctl_controller.loop.notifier import Destination
-from tests.controller.kube.test_workload import BUDGETS, CORE, JOBS, Bench
 from tests.support.control import ControlApi
-from tests.support.fakeapi import Request
+from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
+from tests.support.controller.rights import allowed, asked
 from tests.support.waiting import wait_until
 
 SEEN = (
@@ -36,39 +34,6 @@ SEEN = (
     "services",
 )
 """Resources of which everything that is allowed is asked for here."""
-Right = tuple[str, str, str]
-"""API group, resource, verb."""
-
-
-def allowed() -> set[Right]:
-    """What the controller's role allows in all namespaces."""
-    text = files("elasticctl_controller").joinpath("deploy/access.yaml").read_text()
-    role = next(
-        item
-        for item in yaml.safe_load_all(text)
-        if (item["kind"], item["metadata"]["name"]) == ("ClusterRole", "elasticctl-controller")
-    )
-    return {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def asked(request: Request) -> Right | None:
-    """The right that a request takes; None for discovery, which everybody may."""
-    words = request.path.strip("/").split("/")
-    group, words = ("", words[2:]) if words[0] == "api" else (words[1], words[3:])
-    if words[:1] == ["namespaces"] and len(words) > 2:
-        words = words[2:]
-    if not words:
-        return None
-    resource = "/".join((words[0], *words[2:]))
-    reading = "watch" if request.params.get("watch") else "get" if len(words) > 1 else "list"
-    verbs = {"GET": reading, "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-    return group, resource, verbs[request.method]
 
 
 def left_by_an_earlier_job(control: ControlApi, path: str, manifest: dict[str, Any]) -> None:

@@ -4,79 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from elasticctl.api.errors import ClusterError, ConflictError
-from elasticctl.api.spec import ElasticJob, Pod
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod, build_token_secret
-from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
-from elasticctl_controller.kube.workload import KubeWorkload, Settings
+from elasticctl_controller.core.manifests import build_group_service, build_pod
 from tests.support.control import DISCOVERY, ControlApi
-from tests.support.jobs import shell_job
+from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
 from tests.support.waiting import wait_until
-
-JOBS = "/apis/elastic.pytorch.org/v1alpha1/namespaces/default/elasticjobs"
-CORE = "/api/v1/namespaces/default"
-BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
-
-
-class Bench:
-    """A workload on a server, and the keys it has called for."""
-
-    def __init__(self, control: ControlApi) -> None:
-        self.control = control
-        self.replaced: list[float] = []
-        self.keys: list[str] = []
-        api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
-        makers = ObjectBuilders(
-            lambda job, pod: [build_group_service(job), build_token_secret(job, "secret-token")],
-            build_budget,
-        )
-        self.workload = KubeWorkload(
-            api,
-            Settings("http://rendezvous:7777", "me", node_grace_s=0.1),
-            OwnedObjects(api, makers),
-            lambda job, pod: pod,
-            self.replaced.append,
-        )
-
-    def begin(self) -> None:
-        self.workload.start()
-        assert self.workload.wait_synced(10)
-        self.workload.subscribe(self.keys.append)
-        wait_until(lambda: self.control.watches == 3)
-
-    def submit(self, name: str = "job", **spec: Any) -> ElasticJob:
-        job = self.control.put(f"{JOBS}/{name}", shell_job(name, "true", 3, minReplicas=1, **spec))
-        wait_until(lambda: (self.workload.get_job(f"default/{name}") or {}).get("metadata") == job["metadata"])
-        return self.job(name)
-
-    def job(self, name: str = "job") -> ElasticJob:
-        return ElasticJob.from_manifest(self.workload.get_job(f"default/{name}") or {})
-
-    def create(self, job: ElasticJob, index: int = 0) -> Pod:
-        self.workload.create_pod(job, build_pod(job, index, self.workload.rendezvous_endpoint))
-        return next(pod for pod in self.pods(job) if pod.index == index)
-
-    def pods(self, job: ElasticJob) -> list[Pod]:
-        return [Pod.from_manifest(pod) for pod in self.workload.list_pods(job)]
-
-    def place(self, pod: Pod, node: str, phase: str = "Running") -> None:
-        """Do to a pod what a scheduler and a kubelet do."""
-        path = f"{CORE}/pods/{pod.name}"
-        stored = self.control.objects[path]
-        spec = {**stored["spec"], "nodeName": node}
-        self.control.put(
-            path, {**stored, "metadata": dict(stored["metadata"]), "spec": spec, "status": {"phase": phase}}
-        )
-
-    def add_node(self, name: str, ready: str = "True") -> None:
-        conditions = [{"type": "Ready", "status": ready}]
-        self.control.put(f"/api/v1/nodes/{name}", {"metadata": {"name": name}, "status": {"conditions": conditions}})
 
 
 @pytest.fixture

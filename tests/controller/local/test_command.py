@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cluster.base import Manifest
 from elasticctl_controller.local.command import StartError, build_command, gpus_requested
-
-
-def pod(**container: Any) -> Manifest:
-    metadata = {"name": "job-worker-0", "namespace": "default", "uid": "u1", "labels": {"replica-index": "0"}}
-    return {
-        "metadata": metadata,
-        "spec": {"nodeName": "here", "containers": [{"name": "elasticjob-worker", **container}]},
-    }
+from tests.support.local_pods import pod
 
 
 def test_command_and_args_make_the_argv() -> None:

@@ -19,17 +19,8 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down, supervisor_info
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import FOREVER, shell_job
-from tests.support.processes import processes_of
+from tests.support.processes import kill_supervisor, processes_of
 from tests.support.waiting import wait_until
-
-
-def kill_supervisor(cluster: LocalCluster) -> None:
-    info = supervisor_info(cluster.paths)
-    if info is None:
-        return
-    process = psutil.Process(info.pid)
-    process.kill()
-    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
 def insist(call: Callable[[], object]) -> None:

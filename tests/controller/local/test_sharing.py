@@ -12,8 +12,8 @@ from elasticctl.api.quota import CPU, Quota
 from elasticctl.api.status import Phase
 from elasticctl.cluster.local.capacity import LocalSharing, check_sharing
 from elasticctl.cluster.local.client import LocalCluster
-from tests.controller.local.test_recovery import kill_supervisor
 from tests.support.jobs import FOREVER, shell_job
+from tests.support.processes import kill_supervisor
 from tests.support.sharing_story import PATIENCE_S, give_way_and_grow_back, status, training, trains
 from tests.support.waiting import wait_until
 

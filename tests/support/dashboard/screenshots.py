@@ -13,9 +13,8 @@ from pathlib import Path
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
-from tests.dashboard.conftest import CHROMIUM, FLAGS
 from tests.support.dashboard.process import Dashboard
-from tests.support.dashboard.visitor import Visitor
+from tests.support.dashboard.visitor import CHROMIUM, FLAGS, Visitor
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
 

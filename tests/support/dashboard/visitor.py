@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from aiohttp import web
 from elasticctl.cli.verbs.inspect.dashboard import _scaled
 from elasticctl.cluster.base import Cluster
 from elasticctl.dashboard.server import HOST, Dashboard, Scope
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
@@ -90,3 +94,17 @@ def hosted(cluster: Any, namespace: str | None = "default") -> Iterator[Host]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+
+
+FLAGS = (
+    "--no-sandbox",  # which does not work as root
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +253,16 @@ def step_wrapped(url: str, how: str, outcome: str) -> None:
         layers = [type(layer).__name__ for layer in parts.layers(run.model)]
     if run.is_main:
         Path(outcome).write_text(json.dumps([run.steps_done, total, layers]))
+
+
+def trained(notes: Sequence[Path]) -> dict[int, list[int]]:
+    """The samples trained on in each step that counts: a resume undoes the steps behind the checkpoint."""
+    steps: dict[int, list[int]] = {}
+    for note in notes:
+        done: dict[int, list[int]] = {}
+        for file in sorted(note.parent.glob(f"{note.name}-*.jsonl")):
+            head, *lines = [json.loads(line) for line in file.read_text().splitlines()]
+            for line in lines:
+                done.setdefault(line["step"], []).extend(line["samples"])
+        steps = {step: samples for step, samples in steps.items() if step <= head["resumed"]} | done
+    return steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import Counter
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from elasticctl_train.checkpoint.tree import NAMES
+from elasticctl_store.checkpoints.state_trees import decode
+from elasticctl_train.checkpoint.tree import NAMES, Flattener
 
 SHAPES = [(), (0,), (1,), (3,), (2, 3), (0, 4), (2, 0, 3), (4, 1, 2)]
 
@@ -80,3 +82,9 @@ trees = st.recursive(
     ),
     max_leaves=15,
 )
+
+
+def through_json(value: Any) -> Any:
+    flat = Flattener()
+    text = json.dumps(flat.encode(value, "state"), allow_nan=False)
+    return decode(json.loads(text), lambda name, kind: flat.tensors[name])

@@ -16,6 +16,7 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support.train import programs, ranks
+from tests.support.train.programs import trained
 
 SAMPLES, GLOBAL_BATCH = 101, 8
 ONE_EPOCH = {"epochs": 1, "samples": SAMPLES, "global_batch": GLOBAL_BATCH}
@@ -31,19 +32,6 @@ def incarnations(folder: Path, url: str, plan: Sequence[tuple[int, dict[str, Any
         if "kill" not in end:
             assert codes == [0] * world_size
     return notes
-
-
-def trained(notes: Sequence[Path]) -> dict[int, list[int]]:
-    """The samples trained on in each step that counts: a resume undoes the steps behind the checkpoint."""
-    steps: dict[int, list[int]] = {}
-    for note in notes:
-        done: dict[int, list[int]] = {}
-        for file in sorted(note.parent.glob(f"{note.name}-*.jsonl")):
-            head, *lines = [json.loads(line) for line in file.read_text().splitlines()]
-            for line in lines:
-                done.setdefault(line["step"], []).extend(line["samples"])
-        steps = {step: samples for step, samples in steps.items() if step <= head["resumed"]} | done
-    return steps
 
 
 def weights(note: Path) -> torch.Tensor:

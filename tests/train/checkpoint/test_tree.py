@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections import OrderedDict
 from contextlib import suppress
@@ -18,13 +17,7 @@ from elasticctl_store.checkpoints.state_trees import MAX_DEPTH, decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, StateError
 from elasticctl_train.checkpoint.tree import Flattener, leaves
-from tests.support.train.states import same, trees
-
-
-def through_json(value: Any) -> Any:
-    flat = Flattener()
-    text = json.dumps(flat.encode(value, "state"), allow_nan=False)
-    return decode(json.loads(text), lambda name, kind: flat.tensors[name])
+from tests.support.train.states import same, through_json, trees
 
 
 @given(trees)

@@ -19,9 +19,7 @@ from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import ElasticDataLoader
 from tests.support.train import hook_programs, ranks
 from tests.support.train.hook_programs import GLOBAL_BATCH, SAMPLES, Samples
-from tests.train.test_preemption import Launcher, launcher
-
-__all__ = ["launcher"]
+from tests.support.train.launcher import Launcher
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Lightning's advice, and what it does with this version of torch

@@ -1,0 +1,19 @@
+"""The launcher's end of the wire, for tests in which a rank is given notice."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.train.launcher import Launcher
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
+        made = Launcher(Path(folder))
+        yield made
+        made.socket.close()
