@@ -47,7 +47,7 @@ from elasticctl_controller.kube.kueue import KueueObjects, KueueQueueing
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
 from elasticctl_controller.kube.notifications import kube_webhook_urls
-from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling

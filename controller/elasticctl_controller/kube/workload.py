@@ -16,24 +16,20 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
 from elasticctl.api.errors import ConflictError, NotFoundError
-from elasticctl.api.spec import API_VERSION, GROUP, KIND, LABEL_GROUP, LABEL_JOB, PLURAL, ElasticJob, Pod
+from elasticctl.api.spec import API_VERSION, KIND, PLURAL, ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.kube.limiter import LimitedApi
-from elasticctl_controller.kube.metrics import ReplacementTimer
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth
 from elasticctl_controller.kube.notifications import EventRecorder
-from elasticctl_controller.kube.owned_objects import OwnedObjects
-from elasticctl_controller.kube.pruning import prune_job, prune_node, prune_pod
+from elasticctl_controller.kube.pods import FinishPod, KubePods, OwnedObjects, delete_options, job_key_of
+from elasticctl_controller.kube.pruning import prune_job, prune_node
 
 log = logging.getLogger(__name__)
 
 EVENTS_PER_S, EVENTS_BURST = 50.0, 500
 """Requests of a bucket of their own: news of a thousand pods must not hold up the next pods."""
-
-FinishPod = Callable[[ElasticJob, Manifest], Manifest]
-"""From the pod that the controller asks for to the one that is created here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ class Settings:
 
 
 class KubeWorkload:
-    """See the module's docstring; `outfit` finishes a pod, `belongings` makes what it needs beside it.
+    """See the module's docstring; `finish_pod` finishes a pod, `owned` makes what it needs beside it.
 
     `on_replaced(seconds)` hears how long each lost worker took to be created again.
     """
@@ -59,21 +55,20 @@ class KubeWorkload:
         self,
         api: LimitedApi,
         settings: Settings,
-        belongings: OwnedObjects,
-        outfit: FinishPod,
+        owned: OwnedObjects,
+        finish_pod: FinishPod,
         on_replaced: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.rendezvous_endpoint = settings.rendezvous_endpoint
-        self._api, self._belongings, self._outfit = api, belongings, outfit
+        self._api, self._owned = api, owned
         self._events = EventRecorder(api.apart(EVENTS_PER_S, EVENTS_BURST), settings.instance)
         self._health = NodeHealth(settings.node_grace_s)
-        self._losses = ReplacementTimer(on_replaced)
         self.jobs = ObjectStore(prune_job)
-        self.pods = ObjectStore(prune_pod, index_of=_job_key)
+        self.pods = KubePods(api, owned, finish_pod, on_replaced)
         self.nodes = ObjectStore(prune_node)
         self.reflectors = (
             Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self.jobs),
-            Reflector(api, Resource("/api/v1/pods", f"{LABEL_GROUP}={GROUP}"), self.pods),
+            self.pods.reflector,
             Reflector(api, Resource("/api/v1/nodes"), self.nodes),
         )
         self._callback: Callable[[str], None] = lambda key: None
@@ -83,7 +78,7 @@ class KubeWorkload:
     def start(self) -> None:
         """Begin to watch."""
         self.nodes.subscribe(self._node_changed)
-        self.pods.subscribe(self._pod_changed)
+        self.pods.cache.subscribe(self._pod_changed)
         for reflector in self.reflectors:
             reflector.start()
         self._events.start()
@@ -114,7 +109,7 @@ class KubeWorkload:
         def job_changed(old: Manifest | None, new: Manifest | None) -> None:
             callback(object_key(new or old or {}))
             if new is None and old is not None:
-                self._belongings.forget(old["metadata"].get("uid", ""))
+                self._owned.forget(old["metadata"].get("uid", ""))
 
         self.jobs.subscribe(job_changed)
 
@@ -128,35 +123,20 @@ class KubeWorkload:
         return self.jobs.get(key)
 
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
-        """Return the pods with the job's label, whoever owns them, but for those of which only the name is left."""
-        return [pod for pod in self.pods.group(job.key) if not is_vanishing(pod)]
+        """See `KubePods.list_pods`."""
+        return self.pods.list_pods(job)
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the names of nodes that are gone or NotReady for longer than their grace."""
         return self._health.lost()
 
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job, and first what it needs; ConflictError when its name is taken."""
-        pod = self._outfit(job, dict(manifest))
-        self._belongings.ensure(job, pod)
-        with self._losses.replacing(_replacement_key(pod)):
-            self.pods.learn(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
+        """See `KubePods.create_pod`."""
+        self.pods.create_pod(job, manifest)
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
-        """Ask for the deletion of this very pod, without its grace period when forced; one that is gone is fine."""
-        options = delete_options(uid) | ({"gracePeriodSeconds": 0} if force else {})
-        if not force:
-            self._losses.removing(uid)
-        try:
-            answer = self._api.request("DELETE", resource_path("v1", job.namespace, "pods", name), options)
-        except (NotFoundError, ConflictError):  # gone, or another pod bears the name by now
-            self.pods.forget(f"{job.namespace}/{name}", uid)
-            return
-        if force and not answer.get("metadata", {}).get("finalizers"):
-            self.pods.forget(f"{job.namespace}/{name}", uid)
-            return
-        if answer.get("metadata", {}).get("deletionTimestamp") is not None:
-            self.pods.learn(answer)
+        """See `KubePods.delete_pod`."""
+        self.pods.delete_pod(job, name, uid, force=force)
 
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
         """Store the status; ConflictError when the job has changed since it was read, or is gone."""
@@ -172,7 +152,7 @@ class KubeWorkload:
             self.jobs.learn(self._api.request("PUT", _job_path(job, "status"), body))
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
-        self._belongings.keep_budget(replace(job, desired=status.desired))
+        self._owned.ensure_budget(replace(job, desired=status.desired))
 
     def patch_job(self, job: ElasticJob, patch: Manifest) -> None:
         """Change this very job's object; ConflictError when it is gone."""
@@ -196,11 +176,8 @@ class KubeWorkload:
         pod = new or old or {}
         if new is not None and self._health.pod_names(new["spec"].get("nodeName", "")):
             self._node_news.set()
-        if is_loss(old, new):
-            self._losses.lost(_replacement_key(pod), pod["metadata"].get("uid", ""))
-        elif old is None:
-            self._losses.settled(_replacement_key(pod))
-        self._callback(_job_key(pod))
+        self.pods.record_change(old, new)
+        self._callback(job_key_of(pod))
 
     def _node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
         self._health.node_changed(old, new)
@@ -218,19 +195,14 @@ class KubeWorkload:
             self._node_news.wait(self._health.next_loss_s())
 
     def _tell_of(self, nodes: frozenset[str]) -> None:
-        pods = self.pods.items()
+        pods = self.pods.cache.items()
         for pod in pods:
             if pod["spec"].get("nodeName") in nodes:
-                self._losses.lost(_replacement_key(pod), pod["metadata"].get("uid", ""))
-                self._callback(_job_key(pod))
+                self.pods.record_loss(pod)
+                self._callback(job_key_of(pod))
         if nodes:
             log.info("lost nodes: %s", ", ".join(sorted(nodes)))
         self._health.forget_unnamed({pod["spec"].get("nodeName", "") for pod in pods})
-
-
-def delete_options(uid: str) -> Manifest:
-    """The body of a deletion that hits this very object or none."""
-    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
 def without_empty(data: Any) -> Any:
@@ -240,37 +212,6 @@ def without_empty(data: Any) -> Any:
     if isinstance(data, list):
         return [without_empty(item) for item in data]
     return data
-
-
-def is_vanishing(pod: Manifest) -> bool:
-    """True for a pod that is deleted without grace: the next event says that it is gone, and its name is free."""
-    metadata = pod["metadata"]
-    return (
-        "deletionTimestamp" in metadata
-        and metadata.get("deletionGracePeriodSeconds") == 0
-        and not metadata.get("finalizers")
-    )
-
-
-def is_loss(old: Manifest | None, new: Manifest | None) -> bool:
-    """True for a change by which a pod that ran or was to run no longer does."""
-    return old is not None and _is_live(old) and (new is None or not _is_live(new))
-
-
-def _is_live(pod: Manifest) -> bool:
-    over = pod["status"].get("phase") in ("Succeeded", "Failed")
-    return not over and "deletionTimestamp" not in pod["metadata"]
-
-
-def _job_key(pod: Manifest) -> str:
-    metadata = pod["metadata"]
-    return f"{metadata.get('namespace', '')}/{metadata.get('labels', {}).get(LABEL_JOB, '')}"
-
-
-def _replacement_key(manifest: Mapping[str, Any]) -> str:
-    """What a pod's replacement has in common with it, and a pod of that name of a later job has not."""
-    pod = Pod.from_manifest(manifest)
-    return f"{pod.owner_uid}/{pod.name}"
 
 
 def _job_path(job: ElasticJob, part: str = "") -> str:

@@ -15,7 +15,7 @@ from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.notifications import kube_webhook_urls
-from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.loop.notifier import Destination
 from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench

@@ -15,7 +15,7 @@ from elasticctl.api.quota import HELD, Quota
 from elasticctl.api.status import Phase
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from tests.support.control import ControlApi
 from tests.support.controller.replica import Replica

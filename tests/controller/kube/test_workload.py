@@ -58,7 +58,7 @@ def test_a_service_that_an_earlier_job_left_gives_way(bench: Bench) -> None:
 def test_a_strangers_service_is_left_alone(bench: Bench) -> None:
     job = bench.submit()
     bench.control.put(f"{CORE}/services/job-workers", {"metadata": {"name": "job-workers", "namespace": "default"}})
-    with pytest.raises(ClusterError, match="is not this job's"):
+    with pytest.raises(ClusterError, match="does not belong to this job"):
         bench.create(job)
     assert bench.pods(job) == []
 
@@ -137,7 +137,7 @@ def test_a_pod_of_which_only_the_name_is_left_is_no_longer_there(bench: Bench) -
         stored = bench.control.objects[path]
         bench.control.put(path, {**stored, "metadata": {**stored["metadata"], **change}})
         wait_until(lambda there=there: len(bench.pods(job)) == there)  # type: ignore[misc]
-    assert bench.workload.pods.items()
+    assert bench.workload.pods.cache.items()
 
 
 def test_jobs_are_called_for_when_a_pod_or_a_node_changes(bench: Bench) -> None:

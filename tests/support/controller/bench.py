@@ -7,7 +7,7 @@ from typing import Any
 from elasticctl.api.spec import ElasticJob, Pod
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod, build_token_secret
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
-from elasticctl_controller.kube.owned_objects import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from tests.support.control import ControlApi
 from tests.support.jobs import shell_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_controller.kube.metrics import FORGET_S, ReplacementTimer
+from elasticctl_controller.kube.pods import FORGET_S, ReplacementTimer
 
 
 class Bench:
@@ -13,8 +13,8 @@ class Bench:
         self.losses = ReplacementTimer(self.heard.append, lambda: self.now)
 
     def replace(self, key: str) -> None:
-        with self.losses.replacing(key):
-            self.losses.settled(key)  # the watch tells of it before the answer is here
+        with self.losses.measure(key):
+            self.losses.forget(key)  # the watch tells of it before the answer is here
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def bench() -> Bench:
 
 
 def test_the_first_word_of_a_loss_counts(bench: Bench) -> None:
-    bench.losses.lost("ns/a", "u1")
+    bench.losses.record_loss("ns/a", "u1")
     bench.now += 2
-    bench.losses.lost("ns/a", "u1")
+    bench.losses.record_loss("ns/a", "u1")
     bench.now += 1
     bench.replace("ns/a")
     bench.replace("ns/a")
@@ -33,19 +33,19 @@ def test_the_first_word_of_a_loss_counts(bench: Bench) -> None:
 
 
 def test_what_was_removed_on_purpose_is_no_loss(bench: Bench) -> None:
-    bench.losses.removing("u1")
-    bench.losses.lost("ns/a", "u1")
+    bench.losses.expect_removal("u1")
+    bench.losses.record_loss("ns/a", "u1")
     bench.replace("ns/a")
     assert bench.heard == []
-    bench.losses.lost("ns/a", "u2")
+    bench.losses.record_loss("ns/a", "u2")
     bench.replace("ns/a")
     assert bench.heard == [0.0]
 
 
 def test_a_failed_creation_is_not_the_end_of_it(bench: Bench) -> None:
-    bench.losses.lost("ns/a", "u1")
+    bench.losses.record_loss("ns/a", "u1")
     bench.now += 1
-    with pytest.raises(ValueError, match="no"), bench.losses.replacing("ns/a"):
+    with pytest.raises(ValueError, match="no"), bench.losses.measure("ns/a"):
         raise ValueError("no")
     bench.now += 1
     bench.replace("ns/a")
@@ -54,11 +54,11 @@ def test_a_failed_creation_is_not_the_end_of_it(bench: Bench) -> None:
 
 def test_who_is_never_replaced_is_forgotten(bench: Bench) -> None:
     for number in range(20_000):
-        bench.losses.lost(f"ns/{number}", "")
+        bench.losses.record_loss(f"ns/{number}", "")
     assert len(bench.losses._lost_at) == 10_000
     bench.now += FORGET_S + 1
-    bench.losses.lost("ns/last", "")
+    bench.losses.record_loss("ns/last", "")
     assert list(bench.losses._lost_at) == ["ns/last"]
     bench.now += FORGET_S + 1
-    bench.losses.lost("ns/last", "")
+    bench.losses.record_loss("ns/last", "")
     assert bench.losses._lost_at == {}

@@ -1,0 +1,283 @@
+"""The pods of jobs on Kubernetes: creates them, with the objects that they need, and deletes them.
+
+Beside its pods a job needs headless Services, the token's Secret, a PodDisruptionBudget and perhaps a PodGroup. All of
+them are owned by the job's object, so the cluster removes them with the job. An object of the same name that belongs to
+somebody else is left alone, unless an earlier job of this name has left it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError
+from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, ElasticJob, Pod
+from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
+from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
+from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.pruning import prune_pod
+
+TRUST_S = 600.0
+"""How long an object that was created is taken to exist: after that it is looked for again, as somebody may have
+deleted it."""
+FORGET_S = 600.0
+"""A pod that has not been replaced by then was removed on purpose, or waits for something else than the controller."""
+MAX_LOSSES = 10_000
+
+_PLURALS = {
+    "Service": "services",
+    "Secret": "secrets",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "PodGroup": "podgroups",
+}
+_MUTABLE = ("PodDisruptionBudget", "PodGroup")
+"""Kinds that are patched when the job's bounds change."""
+
+FinishPod = Callable[[ElasticJob, Manifest], Manifest]
+"""From the pod that the controller asks for to the one that is created on this cluster."""
+
+log = logging.getLogger(__name__)
+
+
+class KubePods:
+    """The pods of all jobs, as a watch sees them, and how they are created and deleted; thread-safe.
+
+    `finish_pod` completes a pod before it is created, `owned` creates what it needs beside it. `on_replaced(seconds)`
+    is called with the time it took to replace each lost pod.
+    """
+
+    def __init__(
+        self, api: LimitedApi, owned: OwnedObjects, finish_pod: FinishPod, on_replaced: Callable[[float], None]
+    ) -> None:
+        self._api, self._owned, self._finish_pod = api, owned, finish_pod
+        self._replacements = ReplacementTimer(on_replaced)
+        self.cache = ObjectStore(prune_pod, index_of=job_key_of)
+        self.reflector = Reflector(api, Resource("/api/v1/pods", f"{LABEL_GROUP}={GROUP}"), self.cache)
+
+    def list_pods(self, job: ElasticJob) -> list[Manifest]:
+        """Return the pods with the job's label, whoever owns them, without those that are gone but for their name."""
+        return [pod for pod in self.cache.group(job.key) if not is_vanishing(pod)]
+
+    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
+        """Create a pod of the job, and first what it needs; ConflictError when its name is taken."""
+        pod = self._finish_pod(job, dict(manifest))
+        self._owned.ensure(job, pod)
+        with self._replacements.measure(_replacement_key(pod)):
+            self.cache.learn(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
+
+    def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
+        """Delete this very pod, without its grace period when forced; a pod that is gone is no error."""
+        options = delete_options(uid) | ({"gracePeriodSeconds": 0} if force else {})
+        if not force:
+            self._replacements.expect_removal(uid)
+        try:
+            answer = self._api.request("DELETE", resource_path("v1", job.namespace, "pods", name), options)
+        except (NotFoundError, ConflictError):  # gone, or another pod has the name by now
+            self.cache.forget(f"{job.namespace}/{name}", uid)
+            return
+        if force and not answer.get("metadata", {}).get("finalizers"):
+            self.cache.forget(f"{job.namespace}/{name}", uid)
+        elif answer.get("metadata", {}).get("deletionTimestamp") is not None:
+            self.cache.learn(answer)
+
+    def record_change(self, old: Manifest | None, new: Manifest | None) -> None:
+        """Take note of the losses and replacements that the watch reports."""
+        if is_loss(old, new):
+            self.record_loss(new or old or {})
+        elif old is None and new is not None:
+            self._replacements.forget(_replacement_key(new))
+
+    def record_loss(self, pod: Manifest) -> None:
+        """Start to measure how long the pod's replacement takes."""
+        self._replacements.record_loss(_replacement_key(pod), pod["metadata"].get("uid", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectBuilders:
+    """Build the manifests of what a pod needs to exist before it (`companions`), and of a job's disruption `budget`."""
+
+    companions: Callable[[ElasticJob, Manifest], list[Manifest]]
+    budget: Callable[[ElasticJob], Manifest]
+
+
+@dataclass(slots=True)
+class _Created:
+    """The objects of one job that are known to exist: (kind, name) -> (as it was created, when)."""
+
+    objects: dict[tuple[str, str], tuple[Manifest, float]] = field(default_factory=dict)
+
+
+class OwnedObjects:
+    """Creates what a job owns beside its pods when it is missing; thread-safe. `clock` is monotonic seconds."""
+
+    def __init__(self, api: LimitedApi, makers: ObjectBuilders, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._makers, self._clock = api, makers, clock
+        self._lock = threading.Lock()
+        self._jobs: dict[str, _Created] = {}
+        self._budgets_served: bool | None = None
+
+    def ensure(self, job: ElasticJob, pod: Manifest) -> None:
+        """Create what `pod` needs if it is missing; ConflictError while an earlier job's objects are in the way."""
+        for manifest in self._makers.companions(job, pod):
+            self._ensure_object(job, manifest)
+
+    def ensure_budget(self, job: ElasticJob) -> None:
+        """Create or update the job's PodDisruptionBudget; a failure is only logged, for no job depends on it."""
+        if job.deleting:
+            return
+        try:
+            if self._serves_budgets():
+                self._ensure_object(job, self._makers.budget(job))
+        except ElasticctlError as e:
+            log.warning("job %s: no PodDisruptionBudget: %s", job.key, e)
+
+    def forget(self, job_uid: str) -> None:
+        """Forget a job that is gone, and with it all that it owned."""
+        with self._lock:
+            self._jobs.pop(job_uid, None)
+
+    def _serves_budgets(self) -> bool:
+        if self._budgets_served is None:
+            try:
+                self._api.request("GET", "/apis/policy/v1")
+                self._budgets_served = True
+            except NotFoundError:
+                self._budgets_served = False
+                log.info("this cluster has no policy/v1 (Kubernetes 1.21): jobs get no PodDisruptionBudget")
+        return self._budgets_served
+
+    def _ensure_object(self, job: ElasticJob, manifest: Manifest) -> None:
+        key = (manifest["kind"], manifest["metadata"]["name"])
+        with self._lock:
+            known = self._jobs.setdefault(job.uid, _Created()).objects.get(key)
+        if known is not None and known[0] == manifest and self._clock() < known[1] + TRUST_S:
+            return
+        path = resource_path(manifest["apiVersion"], job.namespace, _PLURALS[manifest["kind"]])
+        try:
+            self._api.request("POST", path, manifest)
+        except ConflictError:
+            self._take_over(job, manifest, f"{path}/{manifest['metadata']['name']}")
+        with self._lock:
+            self._jobs.setdefault(job.uid, _Created()).objects[key] = (manifest, self._clock())
+
+    def _take_over(self, job: ElasticJob, manifest: Manifest, path: str) -> None:
+        """Update the object that has this name already if it is this job's own; delete it if an earlier job left it."""
+        if manifest["kind"] == "Secret":
+            return  # its name is this job's alone, and the controller may not read Secrets
+        found = self._api.request("GET", path)
+        owners = found["metadata"].get("ownerReferences", ())
+        what = f"{manifest['kind']} {manifest['metadata']['name']} in namespace {job.namespace}"
+        if any(owner.get("uid") == job.uid for owner in owners):
+            if manifest["kind"] in _MUTABLE and not _contains(found["spec"], manifest["spec"]):
+                self._api.request("PATCH", path, {"spec": manifest["spec"]}, content_type=MERGE_PATCH)
+            return
+        if not any((owner.get("kind"), owner.get("name")) == (KIND, job.name) for owner in owners):
+            raise ClusterError(
+                f"{what} does not belong to this job, which needs its name. FIX: rename the job or delete the object"
+            )
+        uid = found["metadata"]["uid"]
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        self._api.request("DELETE", path, options)
+        raise ConflictError(f"{what} was left by an earlier job {job.name} and is being deleted")
+
+
+def _contains(found: Manifest, wanted: Manifest) -> bool:
+    return all(found.get(name) == value for name, value in wanted.items())
+
+
+class ReplacementTimer:
+    """Measures how long lost pods take to be replaced; thread-safe. `clock` is monotonic seconds.
+
+    A key names a pod and its job: `<uid of the job>/<name of the pod>`.
+    """
+
+    def __init__(self, on_replaced: Callable[[float], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._on_replaced, self._clock = on_replaced, clock
+        self._lock = threading.Lock()
+        self._lost_at: dict[str, float] = {}
+        self._removed: dict[str, float] = {}
+
+    def expect_removal(self, uid: str) -> None:
+        """Take the end of this pod for no loss: it is removed on purpose."""
+        with self._lock:
+            self._removed[uid] = self._clock()
+            self._forget_old(self._removed)
+
+    def record_loss(self, key: str, uid: str) -> None:
+        """Start the clock for a pod that has just been found lost, unless it runs already."""
+        with self._lock:
+            if uid not in self._removed:
+                self._lost_at.setdefault(key, self._clock())
+                self._forget_old(self._lost_at)
+
+    def forget(self, key: str) -> None:
+        """Stop the clock without a result: another replica of the controller has created the pod."""
+        with self._lock:
+            self._lost_at.pop(key, None)
+
+    @contextmanager
+    def measure(self, key: str) -> Iterator[None]:
+        """Stop the clock when the block, which creates the pod, ends without an error.
+
+        A watch may report the pod before that.
+        """
+        with self._lock:
+            at = self._lost_at.pop(key, None)
+        try:
+            yield
+        except BaseException:
+            if at is not None:
+                with self._lock:
+                    self._lost_at[key] = at
+            raise
+        if at is not None:
+            self._on_replaced(self._clock() - at)
+
+    def _forget_old(self, times: dict[str, float]) -> None:
+        """Forget the oldest entries, which come first."""
+        oldest = self._clock() - FORGET_S
+        while times and (len(times) > MAX_LOSSES or next(iter(times.values())) < oldest):
+            del times[next(iter(times))]
+
+
+def delete_options(uid: str) -> Manifest:
+    """The body of a deletion that hits this very object or none."""
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+
+
+def is_vanishing(pod: Manifest) -> bool:
+    """True for a pod that is deleted without grace: the next event says that it is gone, and its name is free."""
+    metadata = pod["metadata"]
+    return (
+        "deletionTimestamp" in metadata
+        and metadata.get("deletionGracePeriodSeconds") == 0
+        and not metadata.get("finalizers")
+    )
+
+
+def is_loss(old: Manifest | None, new: Manifest | None) -> bool:
+    """True for a change by which a pod that ran or was to run no longer does."""
+    return old is not None and _is_live(old) and (new is None or not _is_live(new))
+
+
+def _is_live(pod: Manifest) -> bool:
+    over = pod["status"].get("phase") in ("Succeeded", "Failed")
+    return not over and "deletionTimestamp" not in pod["metadata"]
+
+
+def job_key_of(pod: Manifest) -> str:
+    """Return the key of the job that a pod is labelled with."""
+    metadata = pod["metadata"]
+    return f"{metadata.get('namespace', '')}/{metadata.get('labels', {}).get(LABEL_JOB, '')}"
+
+
+def _replacement_key(manifest: Mapping[str, Any]) -> str:
+    """Return what a pod's replacement has in common with it, and a pod of the same name of a later job has not."""
+    pod = Pod.from_manifest(manifest)
+    return f"{pod.owner_uid}/{pod.name}"
