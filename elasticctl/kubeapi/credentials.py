@@ -28,7 +28,7 @@ from elasticctl.api.text import shown
 from elasticctl.settings.kubeconfig import Kubeconfig, KubeconfigEntry, read_kubeconfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_TOKEN_KEPT_S = 60.0
+TOKEN_KEPT_S = 60.0
 """A token in a file is read again after so long: a service account's is renewed within the hour."""
 _EXPIRES_EARLY_S = 30.0
 _PLUGIN_TIMEOUT_S = 60.0
@@ -182,7 +182,7 @@ class _TokenFile:
 
     def __call__(self) -> str:
         now = time.monotonic()
-        if now - self._read_at > _TOKEN_KEPT_S:
+        if now - self._read_at > TOKEN_KEPT_S:
             self._value, self._read_at = f"Bearer {self._path.read_text().strip()}", now
         return self._value
 

@@ -42,11 +42,11 @@ def spot_prices(instances: Sequence[str], now: float) -> SpotPrices | None:
     """
     if not instances or not _may_have_credentials(os.environ):
         return None
-    file, key = _cache_path(), _cache_key(instances, os.environ)
+    file, key = _cache_path(), cache_key(instances, os.environ)
     kept = _read_cache(file).get(key)
     if isinstance(kept, dict) and _is_fresh(kept, now):
         return _decode_prices(kept)
-    found = _ask_within_limit(instances, now)
+    found = ask_within_limit(instances, now)
     fresh = {"at": now} if found is None else {"at": found.at, "region": found.region, "perHour": dict(found.per_hour)}
     _write_cache(
         file, {**{old: value for old, value in _read_cache(file).items() if _is_fresh(value, now)}, key: fresh}
@@ -67,7 +67,7 @@ def cheapest(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _ask_within_limit(instances: Sequence[str], now: float) -> SpotPrices | None:
+def ask_within_limit(instances: Sequence[str], now: float) -> SpotPrices | None:
     """Ask on a thread of its own, which may be left behind: finding credentials has no time limit."""
     answers: list[SpotPrices] = []
 
@@ -110,7 +110,7 @@ def _may_have_credentials(environ: Mapping[str, str]) -> bool:
     return False
 
 
-def _cache_key(instances: Sequence[str], environ: Mapping[str, str]) -> str:
+def cache_key(instances: Sequence[str], environ: Mapping[str, str]) -> str:
     """What decides the answer: types, and by what the region is chosen."""
     names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CONFIG_FILE")
     return "|".join([*(environ.get(name, "") for name in names), ",".join(sorted(instances))])

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from elasticctl.api.codec import Manifest
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
-from tests.support.walk import Place, Walk
-
-ROOT = Path(__file__).parents[2]
-
-
-def training(name: str, folder: Path, **container: Any) -> Manifest:
-    """Two workers, up to four, that train on the digits for longer than any test, and save every second."""
-    script = [sys.executable, str(ROOT / "examples/digits/train.py"), "--epochs", "100000", "--step-delay-s", "0.05"]
-    worker = {
-        "command": [str(Path(sys.executable).parent / "elasticctl-launch"), "--nproc-per-node", "1", "--"],
-        "args": script,
-        "env": [
-            {"name": "ELASTICCTL_STORAGE", "value": (folder / name).as_uri()},
-            {"name": "OMP_NUM_THREADS", "value": "1"},
-        ],
-        **container,
-    }
-    return shell_job(name, "", 2, container=worker, grace_s=10, minReplicas=1, maxReplicas=4)
+from tests.support.walk import Place, Walk, training
 
 
 @pytest.mark.timeout(400)

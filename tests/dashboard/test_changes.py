@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
-from elasticctl.cli.verbs.inspect.dashboard import _scaled
+from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.dashboard.access import ChangeRequest, apply_change
 from tests.support.dashboard.cluster import Jobs
 from tests.support.job_samples import FAILED, job
@@ -15,7 +15,7 @@ from tests.support.job_samples import FAILED, job
 
 def spec_after(verb: str, workers: int = 0) -> dict[str, Any]:
     cluster = Jobs(job())
-    apply_change(cluster, "default", "digits", ChangeRequest(verb, "uid-digits", workers), _scaled)
+    apply_change(cluster, "default", "digits", ChangeRequest(verb, "uid-digits", workers), patch_to_scale)
     found: dict[str, Any] = cluster.jobs["digits"]["spec"]
     return found
 
@@ -37,21 +37,21 @@ def test_a_change_in_between_is_not_overwritten() -> None:
     cluster.in_between = job()
     cluster.in_between["metadata"]["resourceVersion"] = "8"
     cluster.in_between["spec"]["minReplicas"] = 2
-    apply_change(cluster, "default", "digits", ChangeRequest("scale", "uid-digits", 2), _scaled)
+    apply_change(cluster, "default", "digits", ChangeRequest("scale", "uid-digits", 2), patch_to_scale)
     spec = cluster.jobs["digits"]["spec"]
     assert (spec["minReplicas"], spec["replicaSpecs"]["Worker"]["replicas"]) == (2, 2)
 
 
 def test_another_job_of_the_same_name_is_left_alone() -> None:
     with pytest.raises(ConflictError, match="made again"):
-        apply_change(Jobs(job()), "default", "digits", ChangeRequest("cancel", "another-uid"), _scaled)
+        apply_change(Jobs(job()), "default", "digits", ChangeRequest("cancel", "another-uid"), patch_to_scale)
 
 
 def test_a_job_that_has_ended_stays_as_it_is() -> None:
     with pytest.raises(ConflictError, match="has ended"):
-        apply_change(Jobs(job(**FAILED)), "default", "digits", ChangeRequest("resume", "uid-digits"), _scaled)
+        apply_change(Jobs(job(**FAILED)), "default", "digits", ChangeRequest("resume", "uid-digits"), patch_to_scale)
     with pytest.raises(NotFoundError):
-        apply_change(Jobs(), "default", "digits", ChangeRequest("resume", "uid-digits"), _scaled)
+        apply_change(Jobs(), "default", "digits", ChangeRequest("resume", "uid-digits"), patch_to_scale)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from aiohttp import ClientResponse, ClientSession, CookieJar
 from aiohttp.test_utils import TestServer
 
 from elasticctl.api.errors import UnreachableError
-from elasticctl.cli.verbs.inspect.dashboard import _scaled
+from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.dashboard import server
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Scope
@@ -78,7 +78,7 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
     async def run() -> None:
         cluster = Jobs(*manifests, forbidden=settings.pop("forbidden", ()))
         place = Scope(cluster, "local", settings.pop("namespace", "default"))  # type: ignore[arg-type]
-        page = Dashboard(place, _scaled, poll_s=0.02, **settings)
+        page = Dashboard(place, patch_to_scale, poll_s=0.02, **settings)
         async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
             browser = Browser(session, page, f"http://127.0.0.1:{running.port}")
             await browser.enter()

@@ -136,7 +136,7 @@ def test_a_token_in_a_file_is_read_again(
     ask(made)
     (tmp_path / "token").write_text("second\n")
     ask(made)
-    monkeypatch.setattr(credentials, "_TOKEN_KEPT_S", -1.0)
+    monkeypatch.setattr(credentials, "TOKEN_KEPT_S", -1.0)
     ask(made)
     assert [request.headers["Authorization"][7:] for request in api.requests] == ["first", "first", "second"]
     (tmp_path / "token").unlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elasticctl_launcher.main import _preload
+from elasticctl_launcher.main import modules_to_preload
 from elasticctl_launcher.rank_processes import PythonCommand, RankStarter, installed_imports
 
 SCRIPT = """
@@ -234,7 +234,7 @@ def test_a_spare_has_imported_what_the_storage_needs(
     script.write_text("import sys; print(*{'boto3', 'google.auth'} & set(sys.modules))")
     monkeypatch.setenv("ELASTICCTL_STORAGE", url)
     command = [sys.executable, str(script)]
-    preload = [name for name in _preload("auto", command) if not name.startswith("torch")]
+    preload = [name for name in modules_to_preload("auto", command) if not name.startswith("torch")]
     starter = RankStarter(command, environment(), preload)
     starters.append(starter)
     starter.warm(1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import os
 import threading
 from collections.abc import Iterator
 
@@ -11,24 +9,13 @@ import pytest
 
 from benchmarks.replicas import Replicas
 from elasticctl.api.errors import NotFoundError, SpecError
-from elasticctl.cluster.base import Cluster, LogLine, LogQuery, Manifest
+from elasticctl.cluster.base import Cluster, LogLine, LogQuery
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
+from tests.on_cluster.images import ClusterOfImages
 from tests.on_cluster.waiting import wait_until
 from tests.support.cluster_contract import ClusterContract, phase, running, scale
 from tests.support.jobs import FOREVER, shell_job
-
-IMAGE = os.environ.get("ELASTICCTL_TEST_IMAGE", "lab/base:dev")
-
-
-class ClusterOfImages(KubeCluster):
-    """Gives each container an image: the contract's jobs, which run anywhere, name none."""
-
-    def create_job(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        manifest = copy.deepcopy(manifest)
-        for container in manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]:
-            container.setdefault("image", IMAGE)
-        return super().create_job(manifest, dry_run=dry_run)
 
 
 @pytest.fixture

@@ -16,13 +16,12 @@ from elasticctl.api.codec import Manifest
 from elasticctl.cli.framework.target import contexts
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
-from tests.cli.test_walk import training
 from tests.on_cluster.conftest import Replicas
 from tests.on_cluster.trainer import HOST_FOLDER
 from tests.on_cluster.trainer import IMAGE as TRAINER_IMAGE
 from tests.on_cluster.waiting import wait_until
 from tests.support.jobs import shell_job
-from tests.support.walk import Place, Walk
+from tests.support.walk import Place, Walk, training
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_without_credentials_nobody_is_asked(private_home: Path, monkeypatch: py
     def never(*args: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(module, "_ask_within_limit", never)
+    monkeypatch.setattr(module, "ask_within_limit", never)
     assert spot_prices(TYPES, 0.0) is None
     assert spot_prices((), 0.0) is None
     assert not private_home.exists()
@@ -104,7 +104,7 @@ def test_a_profile_is_a_sign_of_credentials(
     private_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(module, "_ask_within_limit", lambda *args: asked.append(args))
+    monkeypatch.setattr(module, "ask_within_limit", lambda *args: asked.append(args))
     (tmp_path / "credentials").write_text("[default]\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     assert spot_prices(TYPES, 1000.0) is None
@@ -125,16 +125,16 @@ def test_without_boto3_spot_is_estimated(keys: Path, monkeypatch: pytest.MonkeyP
 )
 def test_a_cache_that_is_no_cache_is_replaced(keys: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = SpotPrices("us-west-2", 10.0, {"g4dn.xlarge": 0.2})
-    monkeypatch.setattr(module, "_ask_within_limit", lambda *args: found)
+    monkeypatch.setattr(module, "ask_within_limit", lambda *args: found)
     keys.parent.mkdir(parents=True)
-    keys.write_text(content.replace("K", module._cache_key(TYPES, os.environ)))
+    keys.write_text(content.replace("K", module.cache_key(TYPES, os.environ)))
     assert spot_prices(TYPES, 10.0) in (found, None)
     assert spot_prices(TYPES, 10.0 + module.TRIED_AGAIN_S) == found
 
 
 def test_a_cache_that_cannot_be_written_is_no_loss(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = SpotPrices("us-west-2", 10.0, {"g4dn.xlarge": 0.2})
-    monkeypatch.setattr(module, "_ask_within_limit", lambda *args: found)
+    monkeypatch.setattr(module, "ask_within_limit", lambda *args: found)
     keys.parent.parent.mkdir(parents=True)
     keys.parent.touch()
     assert spot_prices(TYPES, 10.0) == found

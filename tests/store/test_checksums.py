@@ -38,7 +38,7 @@ def test_a_rank_takes_no_more_than_its_part_of_the_processors(monkeypatch: pytes
 
     whole, used = zlib.crc32, set[int]()
     monkeypatch.setattr(zlib, "crc32", crc32)
-    monkeypatch.setattr(checksums, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(checksums, "PIECE_BYTES", 1000)
     monkeypatch.setattr(parallel, "available", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert checksums.of(bytes(100_000)) == whole(bytes(100_000))

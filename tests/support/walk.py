@@ -16,10 +16,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.main import main
+from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
 PROMISED: Mapping[str, tuple[str, ...]] = {
@@ -321,3 +323,21 @@ class Walk:
         assert found["context"] == self.place.context
         assert done.code == any(check["outcome"] == "failed" for check in found["checks"])
         return {check["name"]: check["outcome"] for check in found["checks"]}
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def training(name: str, folder: Path, **container: Any) -> Manifest:
+    """Two workers, up to four, that train on the digits for longer than any test, and save every second."""
+    script = [sys.executable, str(ROOT / "examples/digits/train.py"), "--epochs", "100000", "--step-delay-s", "0.05"]
+    worker = {
+        "command": [str(Path(sys.executable).parent / "elasticctl-launch"), "--nproc-per-node", "1", "--"],
+        "args": script,
+        "env": [
+            {"name": "ELASTICCTL_STORAGE", "value": (folder / name).as_uri()},
+            {"name": "OMP_NUM_THREADS", "value": "1"},
+        ],
+        **container,
+    }
+    return shell_job(name, "", 2, container=worker, grace_s=10, minReplicas=1, maxReplicas=4)

@@ -67,7 +67,7 @@ def _train(
     command: list[str], options: argparse.Namespace, output: WorkerOutput, on_sigterm: Callable[[], None]
 ) -> int:
     """Run the ranks until the worker ends; returns its exit code. `on_sigterm` is called from the signal's handler."""
-    starter = RankStarter(command, shared_environment(), _preload(options.preload, command))
+    starter = RankStarter(command, shared_environment(), modules_to_preload(options.preload, command))
     starter.warm(options.nproc_per_node)
     # Imported here: usage errors are reported, and the spares' own import has begun, before the seconds torch takes.
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -111,7 +111,7 @@ def _train(
         return failure.exit_code
 
 
-def _preload(choice: str, command: list[str]) -> list[str]:
+def modules_to_preload(choice: str, command: list[str]) -> list[str]:
     """The modules that a spare imports; see --preload."""
     if choice == "none":
         return []

@@ -14,14 +14,14 @@ from elasticctl_store import parallel
 from elasticctl_store.parallel import each
 
 _POLYNOMIAL = 0xEDB88320
-_PIECE_BYTES = 16 << 20
+PIECE_BYTES = 16 << 20
 _Matrix = tuple[int, ...]
 
 
 def of(data: bytes | memoryview) -> int:
     """The CRC-32 of bytes, of large ones with all processors of this rank: that of what was restored is waited for."""
     view = memoryview(data)
-    pieces = [view[start : start + _PIECE_BYTES] for start in range(0, len(view), _PIECE_BYTES)]
+    pieces = [view[start : start + PIECE_BYTES] for start in range(0, len(view), PIECE_BYTES)]
     crcs = [0] * len(pieces)
 
     def find(index: int) -> None:

@@ -38,7 +38,7 @@ LAST_TRIES = 4
 """How often the log of a worker that has ended is asked for, when nobody answers for its node."""
 SETTLE_S = 3.0
 """How long a worker that is gone gets to have its last lines in the storage: longer than its launcher waits to send."""
-_BACKLOG_LINES = 1000
+BACKLOG_LINES = 1000
 """Lines read and not yet taken: readers wait when there are as many."""
 _NAP_S = 0.2
 
@@ -94,7 +94,7 @@ class Following:
         self._unread = 0
         self._streams: dict[Stream, PodLog] = {}
         self._turns = _Turns()
-        self._said: queue.Queue[LogLine | ElasticctlError] = queue.Queue(_BACKLOG_LINES)
+        self._said: queue.Queue[LogLine | ElasticctlError] = queue.Queue(BACKLOG_LINES)
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 

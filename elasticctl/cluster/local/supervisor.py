@@ -77,7 +77,7 @@ def ensure_supervisor(paths: LocalPaths, say: Callable[[str], None]) -> Supervis
             _replace_older(paths, info, say)
             info = None
         if info is None:
-            _start(paths)
+            start_supervisor(paths)
             info = supervisor_info(paths)
     if info is None:
         raise UnreachableError(f"the local supervisor ended as soon as it had started: see {paths.supervisor_log}")
@@ -126,7 +126,7 @@ def _parts(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
-def _start(paths: LocalPaths) -> None:
+def start_supervisor(paths: LocalPaths) -> None:
     """Run the supervisor's start command, which returns once it answers (or cannot)."""
     import subprocess
 

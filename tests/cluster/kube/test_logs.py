@@ -131,7 +131,7 @@ def test_many_workers_take_turns(api: FakeApi, cluster: KubeCluster, monkeypatch
 def test_a_reader_who_is_slow_holds_the_workers_up_and_not_the_memory(
     api: FakeApi, cluster: KubeCluster, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow_logs, "_BACKLOG_LINES", 10)
+    monkeypatch.setattr(follow_logs, "BACKLOG_LINES", 10)
     job = cluster.create_job(shell_job("a", "true"))
     api.say("a-worker-0", *map(str, range(1000)), end=True)
     add_pod(api, job, 0, "Succeeded")

@@ -75,7 +75,7 @@ def test_an_older_one_is_replaced_and_its_workers_run_on(
     real = elasticctl.__version__
     monkeypatch.setattr(elasticctl, "__version__", "99.0.0")
     said: list[str] = []
-    monkeypatch.setattr(supervisor, "_start", lambda paths: _start_as(paths, real, monkeypatch))
+    monkeypatch.setattr(supervisor, "start_supervisor", lambda paths: _start_as(paths, real, monkeypatch))
     new = ensure_supervisor(local_cluster.paths, said.append)
     assert old is not None
     assert new.pid != old.pid
@@ -83,7 +83,7 @@ def test_an_older_one_is_replaced_and_its_workers_run_on(
     assert [p["metadata"]["uid"] for p in running(local_cluster, "steady")] == [before[0]["metadata"]["uid"]]
 
 
-_real_start = supervisor._start
+_real_start = supervisor.start_supervisor
 
 
 def _start_as(paths: supervisor.LocalPaths, version: str, monkeypatch: pytest.MonkeyPatch) -> None:

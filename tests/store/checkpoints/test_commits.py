@@ -379,7 +379,7 @@ class Refusing(LocalStorage):
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits, "_PATIENCE", Patience(tries=4, first_pause_s=0.001))
+    monkeypatch.setattr(commits, "PATIENCE", Patience(tries=4, first_pause_s=0.001))
 
 
 @pytest.mark.usefixtures("hasty")

@@ -32,7 +32,7 @@ def ignore(count: int) -> None:
 def test_a_pulled_file_has_every_bit_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
-    monkeypatch.setattr(verify, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(verify, "CHUNK_BYTES", chunk_bytes)
     storage, (commit,) = saved(tmp_path / "state")
     read: list[int] = []
     assert verify.pull(storage, commit, "model", tmp_path / "model.safetensors", read.append) == 8
@@ -135,7 +135,7 @@ def test_a_box_lands_where_it_belongs(data: st.DataObject, chunk: int) -> None:
     target = np.full(shape, -1, dtype=np.int16)
     raw = bytearray(target.tobytes())
     for at in range(0, len(content), chunk):
-        for start, run in verify._runs(piece, shape, at, content[at : at + chunk]):
+        for start, run in verify.runs(piece, shape, at, content[at : at + chunk]):
             raw[start : start + len(run)] = run
     target[cut] = whole[cut]
     assert bytes(raw) == target.tobytes()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
-from elasticctl.cli.verbs.inspect.dashboard import _scaled
+from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.cluster.base import Cluster
 from elasticctl.dashboard.server import HOST, Dashboard, Scope
 
@@ -75,7 +75,7 @@ def hosted(cluster: Any, namespace: str | None = "default") -> Iterator[Host]:
     thread.start()
 
     async def start() -> tuple[str, web.AppRunner]:
-        dashboard = Dashboard(Scope(cast(Cluster, cluster), "local", namespace), _scaled, poll_s=0.1)
+        dashboard = Dashboard(Scope(cast(Cluster, cluster), "local", namespace), patch_to_scale, poll_s=0.1)
         runner = web.AppRunner(dashboard.app(), shutdown_timeout=0.2, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, HOST, 0).start()

@@ -180,8 +180,8 @@ def restore_tensors(url: str, how: str, outcome: str) -> None:
 
 def be_on(node: str, note: str) -> None:
     """Have this process take itself for one on `node`; `note` is a path to keep that at."""
-    local_tier._BOOT_ID = Path(f"{note}.boot")
-    local_tier._BOOT_ID.write_text(node)
+    local_tier.BOOT_ID_FILE = Path(f"{note}.boot")
+    local_tier.BOOT_ID_FILE.write_text(node)
 
 
 def compare_restored(url: str, world: World, live: dict[str, torch.Tensor]) -> int:

@@ -34,7 +34,7 @@ def test_every_kind_of_tensor_is_copied_bit_by_bit(sources: list[torch.Tensor]) 
 
 
 def test_large_tensors_are_copied_whole_by_both_threads() -> None:
-    sizes = [buffers._CHUNK_BYTES // 8 * 5 + 3, 3, buffers._HELP_FROM_BYTES // 8, buffers._SMALL_BYTES // 8]
+    sizes = [buffers.CHUNK_BYTES // 8 * 5 + 3, 3, buffers.HELP_FROM_BYTES // 8, buffers.SMALL_BYTES // 8]
     sources = [torch.randn(size, dtype=torch.float64) for size in sizes]
     assert [bits(target) for target in copied(sources)] == [bits(source) for source in sources]
 

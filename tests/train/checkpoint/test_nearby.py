@@ -39,7 +39,7 @@ def test_a_file_of_another_node_or_another_file_is_not_taken_for_it(
         assert local_tier.find(spot) is not None
         assert local_tier.find(replace(spot, inode=spot.inode + 1)) is None
         assert local_tier.find(replace(spot, boot="another")) is None
-        monkeypatch.setattr(local_tier, "_BOOT_ID", tmp_path / "none")  # not Linux
+        monkeypatch.setattr(local_tier, "BOOT_ID_FILE", tmp_path / "none")  # not Linux
         assert local_tier.find(spot) is None
         assert local_tier.spot_of(file) is None
 

@@ -236,8 +236,8 @@ def test_a_save_without_memory_is_lost_and_the_next_tries_again(
             anonymous(1 << 48)
         return make_one(self, index)
 
-    make_one, lacking = Buffers._make_one, True
-    monkeypatch.setattr(Buffers, "_make_one", made)
+    make_one, lacking = Buffers.make_one, True
+    monkeypatch.setattr(Buffers, "make_one", made)
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     outcomes = []
     for step in (1, 2):

@@ -180,7 +180,7 @@ def encode(entry: Entry) -> bytes:
     """An entry as JSON, with a digest of itself."""
     kind = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
     body = {"format": FORMAT, "kind": kind, **asdict(entry)}
-    return _canonical({**body, "sha256": _digest(body)})
+    return _canonical({**body, "sha256": digest_of(body)})
 
 
 def decode(data: bytes, position: int) -> Entry:
@@ -189,7 +189,7 @@ def decode(data: bytes, position: int) -> Entry:
         body = json.loads(data)
         same = data.removesuffix(b"\n") == _canonical(body)  # the digest is of what is meant, not of how it is written
         digest = body.pop("sha256")
-        if digest != _digest(body):
+        if digest != digest_of(body):
             raise DamagedError(f"journal entry {position}: its digest does not match")
         if body.pop("format") != FORMAT:
             raise FormatError(f"journal entry {position}: written by another version in a format unknown to this one")
@@ -296,5 +296,5 @@ def _canonical(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def _digest(body: Mapping[str, Any]) -> str:
+def digest_of(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(body)).hexdigest()

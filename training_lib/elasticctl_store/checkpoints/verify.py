@@ -26,7 +26,7 @@ from elasticctl_store.checkpoints.reader import (
 from elasticctl_store.errors import DamagedError, MissingError, TrainError
 from elasticctl_store.storage import Storage
 
-_CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = 32 << 20
 _AT_ONCE = 4
 _GLANCES_AT_ONCE = 16
 
@@ -88,7 +88,7 @@ def pull(storage: Storage, commit: Commit, part: str, target: Path, on_bytes: On
 
             def write(piece: Piece, at: int, data: memoryview) -> None:
                 for start in starts.get(piece.name, ()):
-                    for offset, run in _runs(piece, contents.tensors[piece.name].shape, at, data):
+                    for offset, run in runs(piece, contents.tensors[piece.name].shape, at, data):
                         _write_at(file.fileno(), run, start + offset)
 
             _read_all(storage, contents, write, on_bytes)
@@ -131,11 +131,11 @@ def _read_all(storage: Storage, contents: Contents, on_piece: OnPiece, on_bytes:
 
 def _read_file(storage: Storage, share: ShareContents, on_piece: OnPiece, on_bytes: OnBytes) -> None:
     file, header = share.file, bytearray()
-    buffer = memoryview(bytearray(min(_CHUNK_BYTES, file.size_bytes)))
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, file.size_bytes)))
 
     def chunks() -> Iterator[memoryview]:
-        for start in range(0, file.size_bytes, _CHUNK_BYTES):
-            chunk = buffer[: min(_CHUNK_BYTES, file.size_bytes - start)]
+        for start in range(0, file.size_bytes, CHUNK_BYTES):
+            chunk = buffer[: min(CHUNK_BYTES, file.size_bytes - start)]
             storage.read_into(file.key, start, chunk)
             header.extend(chunk[: max(0, share.header_bytes - start)])
             for piece in share.pieces:
@@ -150,7 +150,7 @@ def _read_file(storage: Storage, share: ShareContents, on_piece: OnPiece, on_byt
     check_header(share, bytes(header))
 
 
-def _runs(piece: Piece, shape: tuple[int, ...], at: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+def runs(piece: Piece, shape: tuple[int, ...], at: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Where bytes of a piece, from its byte `at` on, lie in the whole tensor, as (first byte, bytes) in one piece each.
 
     A run goes through all dimensions that the box spans, and through the one before them.

@@ -72,9 +72,9 @@ def _work(jobs: queue.SimpleQueue[Job | None], idle: threading.Event, niceness: 
             idle.set()
 
 
-_CHUNK_BYTES = 2 << 20
-_SMALL_BYTES = 128 << 10  # less is copied faster than the threads can take turns
-_HELP_FROM_BYTES = 8 << 20
+CHUNK_BYTES = 2 << 20
+SMALL_BYTES = 128 << 10  # less is copied faster than the threads can take turns
+HELP_FROM_BYTES = 8 << 20
 
 Chunk = tuple[int, int, int]
 """Address to copy to, address to copy from, bytes."""
@@ -112,12 +112,12 @@ class Copier:
                 continue
             size_bytes = target.size_bytes
             chunk = target.address, source.data_ptr(), size_bytes
-            if size_bytes < _SMALL_BYTES:
+            if size_bytes < SMALL_BYTES:
                 small.append(chunk)
             else:
                 large_bytes += size_bytes
                 large.extend(_chunks(*chunk))
-        helper = self._helper if large_bytes >= _HELP_FROM_BYTES else None
+        helper = self._helper if large_bytes >= HELP_FROM_BYTES else None
         if helper is not None:
             helper.start(lambda: _work_off(large))
         for chunk in small:
@@ -128,8 +128,8 @@ class Copier:
 
 
 def _chunks(to: int, source: int, size_bytes: int) -> list[Chunk]:
-    starts = range(0, size_bytes, _CHUNK_BYTES)
-    return [(to + start, source + start, min(_CHUNK_BYTES, size_bytes - start)) for start in starts]
+    starts = range(0, size_bytes, CHUNK_BYTES)
+    return [(to + start, source + start, min(CHUNK_BYTES, size_bytes - start)) for start in starts]
 
 
 def _work_off(chunks: deque[Chunk]) -> None:
@@ -206,11 +206,11 @@ class Buffers:
             if not made.set_running_or_notify_cancel():
                 continue
             try:
-                made.set_result(self._make_one(index))
+                made.set_result(self.make_one(index))
             except BaseException as e:  # noqa: BLE001 - the edge of a thread: who waits for the buffer raises it
                 made.set_exception(e)
 
-    def _make_one(self, index: int) -> Buffer:
+    def make_one(self, index: int) -> Buffer:
         shared = self._tier.create(index, self._size_bytes) if self._tier is not None else None
         data = _reserved(self._size_bytes) if shared is None else _tensor(shared)
         touch(data)

@@ -31,7 +31,7 @@ import torch
 
 from elasticctl_store.checkpoints.entries import ObjectRef, folder_of
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def spot_of(file: BinaryIO) -> Spot | None:
     """Where other processes find an open file for as long as it is open; None where they cannot."""
     with suppress(OSError):
         found = os.fstat(file.fileno())
-        return Spot(f"/proc/{os.getpid()}/fd/{file.fileno()}", _BOOT_ID.read_text(), found.st_dev, found.st_ino)
+        return Spot(f"/proc/{os.getpid()}/fd/{file.fileno()}", BOOT_ID_FILE.read_text(), found.st_dev, found.st_ino)
     return None
 
 
 def find(spot: Spot) -> torch.Tensor | None:
     """What is in another's file (uint8), not to be written to; None where it is not to be seen from here."""
     with suppress(OSError, ValueError):
-        if _BOOT_ID.read_text() != spot.boot:
+        if BOOT_ID_FILE.read_text() != spot.boot:
             return None
         found = os.stat(spot.path)  # first: to open what is no such file could block
         if (found.st_dev, found.st_ino) == (spot.device, spot.inode):

@@ -77,12 +77,12 @@ def _decide_pool(
     left as it is, lest jobs change places for ever.
     """
     asked = {claim.key: claim for claim in claims}
-    outcome = _divide(pool, projects, claims, now, rules)
+    outcome = divide(pool, projects, claims, now, rules)
     for _ in range(LOOKS):
         if all(one.given == one.claim.granted for one in outcome.seeking):
             break
         after = [_followed(one, outcome.packed, now) for one in outcome.seeking]
-        outcome = _divide(pool, projects, after, now, rules)
+        outcome = divide(pool, projects, after, now, rules)
         if all(one.given == asked[one.claim.key].granted for one in outcome.seeking):
             kept = {claim.key: claim.workers for claim in claims}
             outcome = replace(outcome, packed=Packing(kept, {}, {}))
@@ -102,7 +102,7 @@ def _followed(one: Allocation, packed: Packing, now: float) -> Claim:
     return replace(claim, granted=one.given, changed_at=changed_at, workers=kept)
 
 
-def _divide(
+def divide(
     pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
 ) -> _Outcome:
     """Divide, see whether it fits the nodes, and if not divide again with what does."""

@@ -74,12 +74,12 @@ def dashboard(
         async def run() -> None:
             await serve(page, port, ready)
 
-        page = Dashboard(place, _scaled, let_in)
+        page = Dashboard(place, patch_to_scale, let_in)
         asyncio.run(run())
     say("the dashboard has ended")
 
 
-def _scaled(manifest: Manifest, workers: int) -> dict[str, Any]:
+def patch_to_scale(manifest: Manifest, workers: int) -> dict[str, Any]:
     """What `elasticctl scale --to` does."""
     from elasticctl.cli.verbs.run.scale import Wish, scale_patch
 

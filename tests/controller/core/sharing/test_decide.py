@@ -319,7 +319,7 @@ def test_small_workers_that_come_first_do_not_stand_in_the_way_of_large_ones() -
 
 def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has something gets nothing, and the other way round: a division that never comes to rest."""
-    divide = decision._divide
+    divide = decision.divide
 
     def restless(*args: Any) -> Any:
         outcome = divide(*args)
@@ -327,7 +327,7 @@ def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.Monke
             one.given = 0 if one.claim.granted else one.claim.least
         return outcome
 
-    monkeypatch.setattr(decision, "_divide", restless)
+    monkeypatch.setattr(decision, "divide", restless)
     found = decided(a_pool(4), [a_claim("a/x", 2, granted=2), a_claim("a/y", 3)])
     assert sizes(found) == {"a/x": 2, "a/y": 0}
     assert [grant.leave for grant in found.grants.values()] == [(), ()]

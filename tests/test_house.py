@@ -1,0 +1,75 @@
+"""The tests' own rules: what they import, which names they use, and where they lie."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+CLIENT = "elasticctl"
+OURS = (CLIENT, "elasticctl_controller", "elasticctl_launcher", "elasticctl_store", "elasticctl_train", "job_templates")
+BESIDE_THE_CLIENT = {name: f"elasticctl_{name}" for name in ("controller", "launcher", "store", "train")}
+MODULES = sorted(path for path in TESTS.rglob("*.py") if path.name != "__init__.py")
+NO_MIRROR = {"support", "on_cluster", "benchmarks"}
+"""Folders that are no package's: helpers, what needs a cluster, and the tests of benchmarks/."""
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """(module, name, the name it is bound to) of every import from a module, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name, alias.asname or alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "", alias.asname or alias.name.partition(".")[0]) for alias in node.names)
+
+
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] in OURS
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_uses(tree: ast.AST) -> Iterator[str]:
+    """Private names of our packages that a test imports, reads from a module or a class, or replaces by its name."""
+    found = list(imports(tree))
+    yield from (f"{module}.{name}" for module, name, _ in found if is_ours(module) and is_private(name))
+    bound = {alias: f"{module}.{name}" for module, name, alias in found if is_ours(module)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in bound and is_private(name):
+                yield f"{bound[owner]}.{name}"
+            case ast.Call(
+                func=ast.Attribute(attr="setattr" | "delattr"),
+                args=[ast.Name(id=owner), ast.Constant(value=str(name)), *_],
+            ) if owner in bound and is_private(name):
+                yield f"{bound[owner]}.{name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(TESTS)))
+def test_a_test_module_stands_alone(path: Path) -> None:
+    """It can be merged, renamed or removed by itself, and so can what it tests, names that start with _ above all."""
+    tree = ast.parse(path.read_text("utf-8"))
+    shared = ("tests.support", "tests.on_cluster") if "on_cluster" in path.parts else ("tests.support",)
+    helpers = {f"{module}.{name}" for module, name, _ in imports(tree) if module.partition(".")[0] == "tests"}
+    assert [name for name in helpers if not name.startswith(shared) or ".test_" in name] == []
+    assert list(private_uses(tree)) == []
+
+
+def test_the_tests_lie_as_the_source_does() -> None:
+    """tests/store/storage holds the tests of elasticctl_store.storage, tests/cli those of elasticctl.cli."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path()}
+    packages = {package_of(folder) for folder in folders if folder.parts[0] not in NO_MIRROR}
+    assert [package for package in sorted(packages) if importlib.util.find_spec(package) is None] == []
+
+
+def package_of(folder: Path) -> str:
+    """The package whose tests lie in this folder of tests/."""
+    first, *rest = folder.parts
+    return ".".join((BESIDE_THE_CLIENT.get(first, f"{CLIENT}.{first}"), *rest))
