@@ -143,7 +143,7 @@ def test_the_client_alone(wheel: Path, tmp_path: Path, home: Path) -> None:
     python = environment(tmp_path)
     pip(python, "install", str(wheel))
     assert not installed(python, ["torch", "numpy", "boto3", "google", "kubernetes"])
-    run(python, "python", "-c", IMPORT_ALL, "elasticctl", "elasticctl_store", "elasticctl_controller")
+    run(python, "python", "-c", IMPORT_ALL, "elasticctl", "elasticctl_store", "elasticctl_controller.local")
     assert run(python, "elasticctl", "version").stdout.startswith("elasticctl ")
     (tmp_path / "train.py").touch()
     manifest = run(python, "elasticctl", "submit", "train.py", "--workers", "2", "--dry-run").stdout
@@ -175,6 +175,10 @@ def test_the_trainer_alone(wheel: Path, tmp_path: Path) -> None:
     assert not installed(python, ["typer", "rich", "aiohttp", "yaml", "jsonschema", "psutil", "pathspec", "kubernetes"])
     run(python, "python", "-c", IMPORT_ALL, "elasticctl_launcher", "elasticctl_train", "elasticctl_store")
     run(python, "python", "-c", "import elasticctl_store.storage.s3, elasticctl_store.storage.gcs")
+    torchrun = (
+        "from importlib.metadata import entry_points; [e.load() for e in entry_points(group='torchrun.handlers')]"
+    )
+    run(python, "python", "-c", torchrun)
     assert "usage:" in run(python, "elasticctl-launch", "--help").stdout
     train = [str(ROOT / "tests" / "on_cluster" / "train.py"), "--step-delay-s", "0"]
     state = {"ELASTICCTL_STORAGE": (tmp_path / "state").as_uri()}

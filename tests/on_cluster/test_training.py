@@ -66,7 +66,7 @@ def test_a_job_ends_and_leaves_nothing(api: Connection, replicas: Replicas) -> N
     trainer = Trainer(api, "short")
     trainer.delete()
     trainer.submit(2, epochs=1, step_delay_s=0.0, cleanPodPolicy="Running")
-    wait_until(lambda: trainer.job().status.phase is Phase.SUCCEEDED, 120)
+    wait_until(lambda: trainer.job().status.phase is Phase.SUCCEEDED, 240)
     job = trainer.job()
     assert (job.status.interruptions, job.status.failures) == ((), 0)
     assert (job.status.progress.step, job.status.checkpoint.step) == (23, 23)  # an epoch: 1,438 samples by 64
