@@ -1,9 +1,9 @@
-"""What is shared on Kubernetes: jobs and nodes as the workload watches them; quotas, and who else has GPUs there.
+"""The capacity that projects share on Kubernetes: nodes, jobs, quotas, and the GPUs that other pods hold.
 
-Quotas and other pods have watches of their own. Of all the pods that are no workers, the API server sends those that
-are on a node and have not ended, and the few with GPUs are kept.
+Jobs and nodes are read from the workload's watches; quotas and other pods have watches of their own. Of the pods that
+are not workers, the API server sends those that are on a node and have not ended, and only those with GPUs are kept.
 
-It tells of what matters to who decides, which is little of what happens: training advances all the time.
+Whoever divides the capacity is notified of relevant changes only: training makes progress all the time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from elasticctl_controller.kube.pruning import prune_holder
 from elasticctl_controller.kube.workload import KubeWorkload
 
 _PROGRESS_FIELDS = ("progress", "checkpoint", "generations", "curve", "lastReconcileTime", "stepsRedone", "growth")
-"""Fields of a status that change as training goes on, and nothing else."""
+"""Fields of a status that change because training makes progress, and for no other reason."""
 OTHER_PODS = Resource(
     "/api/v1/pods",
     labels=f"{LABEL_GROUP}!={GROUP}",
     fields="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
 )
-"""Pods that hold something and are no workers."""
+"""Pods that are on a node and are not workers."""
 
 
 class KubeCapacity:
@@ -43,22 +43,22 @@ class KubeCapacity:
             Reflector(api, OTHER_PODS, self._holders),
         )
 
-    def start(self, on_news: Callable[[], None]) -> None:
-        """Begin to watch quotas and other pods; call `on_news` whenever something that counts has changed."""
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Start to watch quotas and other pods; call `on_change` whenever the division of capacity may change."""
 
         def job_changed(old: Manifest | None, new: Manifest | None) -> None:
             if old is None or new is None or _without_progress(old) != _without_progress(new):
-                on_news()
+                on_change()
 
         self._workload.jobs.subscribe(job_changed)
-        self._workload.nodes.subscribe(lambda old, new: on_news())
-        self._quotas.subscribe(lambda old, new: on_news())
-        self._holders.subscribe(lambda old, new: on_news())
+        self._workload.nodes.subscribe(lambda old, new: on_change())
+        self._quotas.subscribe(lambda old, new: on_change())
+        self._holders.subscribe(lambda old, new: on_change())
         for reflector in self.reflectors:
             reflector.start()
 
     def stop(self) -> None:
-        """End the watches."""
+        """Stop the watches."""
         for reflector in self.reflectors:
             reflector.stop()
 
@@ -67,7 +67,7 @@ class KubeCapacity:
         return self._workload.jobs.items()
 
     def healthy_nodes(self) -> list[Manifest]:
-        """Return the nodes that are not lost; `status.held` says what others hold of one."""
+        """Return the nodes that are not lost; `status.held` is what other pods hold of one."""
         lost = self._workload.lost_nodes()
         held = Counter[str]()
         for pod in self._holders.items():
@@ -85,7 +85,7 @@ def _with_held(node: Manifest, gpus: int) -> Manifest:
 
 
 def _without_progress(job: Manifest) -> Mapping[str, Any]:
-    """The job but for its advance and its version."""
+    """The job without its progress and its version."""
     status = {key: value for key, value in job.get("status", {}).items() if key not in _PROGRESS_FIELDS}
     metadata = {**job.get("metadata", {}), "resourceVersion": ""}
     return {"metadata": metadata, "spec": job.get("spec"), "status": status}

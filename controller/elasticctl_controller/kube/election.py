@@ -1,8 +1,10 @@
 """Which replica of the controller acts: the holder of a Lease (coordination.k8s.io/v1).
 
-The holder renews it every two seconds. Whoever else wants it takes it once its own clock has seen no renewal for the
-whole duration, so clocks of different machines are never compared. The holder itself stops believing two seconds
-before that, by a clock that also counts while the process or the machine sleeps; `holds` is asked before every write.
+The holder renews it every two seconds. Another replica takes it once its own clock has seen no renewal for the whole
+duration, so the clocks of two machines are never compared. The holder itself stops acting two seconds before that, by a
+clock that also runs while the process or the machine sleeps: `holds` is checked before every write.
+
+The leader also labels its own pod, so that the rendezvous Service finds it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from elasticctl_controller.kube.limiter import LimitedApi
 RENEW_S = 2.0
 DURATION_S = 10.0
 HOLD_S = 8.0
-"""How long after a renewal was sent the holder may act; less than the duration."""
+"""How long the holder may act after it sent a renewal; less than the duration."""
 REQUEST_TIMEOUT_S = 3.0
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaseApi(Protocol):
-    """What of `connection.Connection` is used; the election's requests are neither limited nor fenced."""
+    """The part of `connection.Connection` that is used; the election's requests are neither limited nor fenced."""
 
     def request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
@@ -41,7 +43,7 @@ class LeaseApi(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeaseCandidate:
-    """Where the Lease is and who wants it; `identity` differs between any two processes."""
+    """Where the Lease is and who wants it; `identity` is unique to the process."""
 
     namespace: str
     name: str
@@ -54,9 +56,10 @@ def awake_clock() -> float:
 
 
 class Election:
-    """Takes part until stopped. `on_elected` and `on_lost` are called from its threads, each once at most.
+    """Takes part in the election until it is stopped.
 
-    `on_answer` is called whenever the API server has answered: every two seconds or so while it can be reached.
+    `on_elected` and `on_lost` are called from its threads, each at most once, and `on_answer` whenever the API server
+    has answered: about every two seconds while it is reachable.
     """
 
     def __init__(
@@ -76,17 +79,17 @@ class Election:
         self._version = ""
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._take_part, name="election", daemon=True),
-            threading.Thread(target=self._look_out, name="lease-watchdog", daemon=True),
+            threading.Thread(target=self._run_election, name="election", daemon=True),
+            threading.Thread(target=self._watch_lease, name="lease-watchdog", daemon=True),
         ]
 
     def start(self) -> None:
-        """Begin, in threads."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Give the lease up, if it is held, so that another replica need not wait for its end."""
+        """Release the lease if it is held, so that another replica need not wait until it expires."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -95,9 +98,9 @@ class Election:
         self._held_until = None
         try:
             self._put({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": to_rfc3339(time.time())})
-            log.info("the lease is given up")
+            log.info("released the lease")
         except ElasticctlError as e:
-            log.warning("the lease could not be given up: %s", e)
+            log.warning("could not release the lease: %s", e)
 
     def holds(self) -> bool:
         """True while this process may act."""
@@ -106,10 +109,10 @@ class Election:
 
     @property
     def alive(self) -> bool:
-        """False once a thread has died, which is an error."""
+        """False once a thread has died, which is a bug."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def _take_part(self) -> None:
+    def _run_election(self) -> None:
         while not self._stopping.is_set():
             sent = self._clock()
             try:
@@ -127,8 +130,8 @@ class Election:
                     self._on_elected()
             self._stopping.wait(RENEW_S)
 
-    def _look_out(self) -> None:
-        """Notice at once when the lease has run out, even while a renewal hangs."""
+    def _watch_lease(self) -> None:
+        """Notice at once when the lease has expired, even while a renewal hangs."""
         while not self._stopping.wait(0.2):
             if self._held_until is not None and not self.holds():
                 log.error("%s no longer holds the lease", self._me.identity)
@@ -136,7 +139,7 @@ class Election:
                 return
 
     def _acquire(self) -> bool:
-        """Take the lease if it is free, given up or no longer renewed."""
+        """Take the lease if it is free, released or no longer renewed."""
         try:
             lease = self._api.request("GET", f"{self._path}/{self._me.name}", timeout_s=REQUEST_TIMEOUT_S)
         except NotFoundError:
@@ -149,12 +152,12 @@ class Election:
                 self._seen = (self._version, self._clock())
             if self._clock() < self._seen[1] + float(spec.get("leaseDurationSeconds") or DURATION_S):
                 return False
-            log.info("the lease of %s has run out", holder)
+            log.info("the lease of %s has expired", holder)
         transitions = int(spec.get("leaseTransitions") or 0) + 1
         try:
             self._put(self._spec() | {"acquireTime": to_rfc3339(time.time()), "leaseTransitions": transitions})
         except ConflictError:
-            return False  # another replica was quicker
+            return False  # another replica was faster
         return True
 
     def _create(self) -> bool:
@@ -171,7 +174,8 @@ class Election:
         try:
             self._put(self._spec())
         except ConflictError:
-            # An answer of ours may have been lost; else somebody took the lease, and the watchdog ends this process.
+            # The answer to our last renewal may have been lost. If not, another replica has the lease, and the watchdog
+            # ends this process.
             lease = self._api.request("GET", f"{self._path}/{self._me.name}", timeout_s=REQUEST_TIMEOUT_S)
             if lease.get("spec", {}).get("holderIdentity") != self._me.identity:
                 self._held_until = self._clock()
@@ -203,28 +207,28 @@ LABEL_RETRY_S = 1.0
 
 
 class LeaderLabel:
-    """Moves the label to the pod `pod` of `namespace`."""
+    """Moves the leader's label to the pod `pod` in `namespace`."""
 
     def __init__(self, api: LimitedApi, namespace: str, pod: str) -> None:
         self._api, self._namespace, self._pod = api, namespace, pod
 
-    async def keep(self, holds: Callable[[], bool]) -> None:
-        """Put it on, and take it off every other pod: the last leader may have had no time to; until that is done."""
+    async def claim(self, holds: Callable[[], bool]) -> None:
+        """Label the pod and unlabel all others, as the last leader may not have done; retry until it succeeds."""
         while holds():
             try:
                 await asyncio.to_thread(self._move)
             except ElasticctlError as e:
-                log.warning("the rendezvous Service does not find this pod yet: %s", e)
+                log.warning("the rendezvous Service cannot find this pod yet: %s", e)
                 await asyncio.sleep(LABEL_RETRY_S)
             else:
                 return
 
     def remove(self) -> None:
-        """Take it off this pod; that it cannot be done is logged, for the next leader does it too."""
+        """Unlabel this pod; a failure is only logged, for the next leader does it too."""
         try:
             self._set(self._pod, None)
         except ElasticctlError as e:
-            log.warning("the leader's label stays: %s", e)
+            log.warning("could not remove the leader's label: %s", e)
 
     def _move(self) -> None:
         self._set(self._pod, "true")

@@ -12,7 +12,7 @@ from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What it was started with; ports of 0 are chosen by the system."""
+    """The parsed command line; a port of 0 is chosen by the system."""
 
     rendezvous_url: str
     token_key_file: Path
@@ -30,7 +30,7 @@ class Flags:
 
 
 def parse_flags(argv: list[str] | None = None) -> Flags:
-    """Read the command line; exits with 2 when it is wrong."""
+    """Parse the command line; exits with 2 when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="elasticctl_controller.kube.manager", description="The controller on Kubernetes."
     )
@@ -41,16 +41,16 @@ def parse_flags(argv: list[str] | None = None) -> Flags:
     add("--metrics-port", type=int, default=8080, metavar="PORT", help="serves /metrics")
     add("--health-port", type=int, default=8081, metavar="PORT", help="serves /healthz and /readyz")
     add("--leader-election-namespace", default="elasticctl-system", metavar="NAMESPACE", help="where the Lease is")
-    add("--bind", default="", metavar="ADDRESS", help="listen on this address alone")
+    add("--bind", default="", metavar="ADDRESS", help="listen on this address only")
     add("--context", default="", metavar="NAME", help="a kubeconfig's context; by default the cluster this runs in")
     add("--api-qps", type=_positive, default=300.0, metavar="N", help="requests a second to the API server")
-    add("--api-burst", type=int, default=600, metavar="N", help="that many requests at once")
+    add("--api-burst", type=int, default=600, metavar="N", help="requests to the API server at once")
     add(
         "--node-grace-s",
         type=_positive,
         default=UNKNOWN_GRACE_S,
         metavar="S",
-        help="how long a node may be silent after Kubernetes has given it up, before its workers are replaced",
+        help="how long a node may be Unknown before its workers are replaced",
     )
     add("--sharing", action="store_true", help="share GPUs between projects: quotas, priorities, automatic sizes")
     add(
@@ -59,7 +59,7 @@ def parse_flags(argv: list[str] | None = None) -> Flags:
         action="append",
         default=[],
         metavar="KIND=N",
-        help="an autoscaler may bring the GPUs of this type to N: so many are given out, and waited for",
+        help="an autoscaler can provide up to N GPUs of this type: jobs are given, and wait for, that many",
     )
     given = vars(parser.parse_args(argv))
     return Flags(**{**given, "capacity": dict(given["capacity"])})
@@ -68,12 +68,12 @@ def parse_flags(argv: list[str] | None = None) -> Flags:
 def _capacity(text: str) -> tuple[str, int]:
     kind, _, slots = text.partition("=")
     if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text}: KIND=N is needed, with a KIND of {', '.join(POOLS)}")
+        raise argparse.ArgumentTypeError(f"{text}: must be KIND=N, with a KIND of {', '.join(POOLS)}")
     return kind, int(slots)
 
 
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: more than 0 is needed")
+        raise argparse.ArgumentTypeError(f"{text}: must be more than 0")
     return value

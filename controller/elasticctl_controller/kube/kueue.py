@@ -1,7 +1,7 @@
-"""Kueue's objects on an API server: Workloads of ours, flavors and priority classes, read and written raw.
+"""Kueue on an API server: the Workloads of jobs, flavors and priority classes, and what a job does with their answer.
 
-Nothing of it is asked for until a job names a queue. From then on two watches, of our own Workloads and of the few
-flavors, keep what is read here; every write's answer is believed at once.
+Nothing is requested from Kueue until a job names a queue. From then on two watches, of the jobs' Workloads and of
+flavors, fill a cache; the answer to a write goes into it at once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pruning import prune_flavor, prune_workload
 
 VERSIONS = ("v1beta1", "v1beta2")
-"""In the order in which they are looked for: the first is served by most clusters, and by all that are not new."""
+"""In the order in which they are tried: most clusters serve the first."""
 RECHECK_S = 60.0
-"""A cluster without Kueue is asked again after this time."""
+"""After this time a cluster without Kueue is asked again."""
 FIRST_LIST_S = 5.0
 WORKLOADS, FLAVORS = "workloads", "resourceflavors"
 
@@ -48,7 +48,10 @@ log = logging.getLogger(__name__)
 
 
 class KueueObjects:
-    """Thread-safe; `on_change(key)` hears of each job whose Workload has changed. `clock` is monotonic seconds."""
+    """Kueue's objects, read and written; thread-safe.
+
+    `on_change(key)` is called for each job whose Workload has changed. `clock` is monotonic seconds.
+    """
 
     def __init__(
         self, api: LimitedApi, on_change: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -60,9 +63,9 @@ class KueueObjects:
         self.reflectors: tuple[Reflector, ...] = ()
 
     def version(self) -> str:
-        """The version of Kueue's API that is used; "" where it is not served.
+        """Return the version of Kueue's API to use; "" where Kueue is not installed.
 
-        Raises ClusterError until what there is has been listed.
+        Raises ClusterError until its objects have been listed.
         """
         with self._lock:
             if not self._version and self._clock() >= self._look_at:
@@ -71,7 +74,7 @@ class KueueObjects:
                 if self._version:
                     self._watch()
         if not all(reflector.wait_synced(0) for reflector in self.reflectors):
-            raise ClusterError(f"Kueue's {WORKLOADS} and {FLAVORS} are not listed yet; see the controller's log")
+            raise ClusterError(f"Kueue's {WORKLOADS} and {FLAVORS} are not listed yet. Next: see the controller's log")
         return self._version
 
     @property
@@ -80,21 +83,21 @@ class KueueObjects:
         return f"{KUEUE}/{self._version}"
 
     def stop(self) -> None:
-        """End the watches, if there are any."""
+        """Stop the watches, if there are any."""
         with self._lock:
             for reflector in self.reflectors:
                 reflector.stop()
 
     def workload(self, namespace: str, name: str) -> Manifest | None:
-        """A Workload of ours; None when there is none."""
+        """Return the Workload of a job; None when there is none."""
         return self._workloads.get(f"{namespace}/{name}")
 
     def flavor(self, name: str) -> Manifest | None:
-        """A ResourceFlavor; None when there is none."""
+        """Return a ResourceFlavor; None when there is none."""
         return self._flavors.get(name)
 
     def priority(self, name: str, *, of_pods: bool) -> int:
-        """The value of a priority class, of pods' or of Kueue's own; NotFoundError when there is none."""
+        """Return the value of a PriorityClass (`of_pods`) or WorkloadPriorityClass; raises NotFoundError."""
         api, plural = (self.api_version, "workloadpriorityclasses")
         if of_pods:
             api, plural = ("scheduling.k8s.io/v1", "priorityclasses")
@@ -102,20 +105,20 @@ class KueueObjects:
         return value if isinstance(value, int) else 0
 
     def create(self, workload: Manifest) -> None:
-        """Create a Workload; ConflictError when it is there."""
+        """Create a Workload; ConflictError when it exists."""
         path = resource_path(self.api_version, workload["metadata"]["namespace"], WORKLOADS)
         self._workloads.learn(self._api.request("POST", path, workload))
 
     def patch(self, workload: Manifest, patch: Manifest) -> None:
-        """Change a Workload; ConflictError when it is another one by now, or gone."""
+        """Patch this very Workload; ConflictError when it is gone."""
         self._patch(workload, patch, "")
 
     def patch_status(self, workload: Manifest, patch: Manifest) -> None:
-        """Change its status; ConflictError when it has changed since the version that the patch names."""
+        """Patch its status; ConflictError when it has changed since the version that the patch names."""
         self._patch(workload, patch, "status")
 
     def delete(self, workload: Manifest) -> None:
-        """Delete this very Workload; fine when it is gone."""
+        """Delete this very Workload; one that is gone is no error."""
         metadata = workload["metadata"]
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": metadata["uid"]}}
         with suppress(NotFoundError, ConflictError):
@@ -142,7 +145,7 @@ class KueueObjects:
         return True
 
     def _watch(self) -> None:
-        log.info("a job names a queue: Kueue's %s are watched", self.api_version)
+        log.info("a job names a queue: watching the objects of Kueue's %s", self.api_version)
         root = f"/apis/{self.api_version}"
         reflectors = (
             Reflector(self._api, Resource(f"{root}/{WORKLOADS}", f"{LABEL_GROUP}={GROUP}"), self._workloads),
@@ -167,19 +170,19 @@ BY_KUEUE = "kueue"
 NOT_INSTALLED = "waits for Kueue, which is not installed in this cluster"
 
 PatchJob = Callable[[ElasticJob, Manifest], None]
-"""Change a job's own object; ConflictError when it is another one by now."""
+"""Patch a job's object; ConflictError when it is gone."""
 
 
 class KueueQueueing:
-    """See the module's docstring; `clock` is in seconds since the epoch."""
+    """Implements `loop.controller.Queueing`; `clock` is seconds since the epoch."""
 
     def __init__(self, objects: KueueObjects, patch_job: PatchJob, clock: Callable[[], float] = time.time) -> None:
         self._objects, self._patch_job, self._clock = objects, patch_job, clock
 
     def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
-        """The job as Kueue lets it be. Where there is no Kueue, `suspend` alone decides: somebody else may set it.
+        """Return the job as Kueue admits it. Without Kueue, `suspend` alone decides, which somebody else may set.
 
-        Raises ClusterError as long as it is not known what Kueue says: then nothing is done to the job either.
+        Raises ClusterError as long as Kueue's answer is not known; the job is left alone until then.
         """
         if not self._objects.version():
             held = NOT_INSTALLED if job.suspend and not job.moved_to else ""
@@ -192,7 +195,7 @@ class KueueQueueing:
         return _not_admitted(job, workload, verdict)
 
     def carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
-        """Take the turn's step on `job` as it is by now; raises what keeps it from being taken."""
+        """Take the step that the turn asks for, on `job` as it is by now; raises what prevents it."""
         workload, step = turn.workload, turn.step
         if step is not None:
             log.info("job %s: %s for Kueue", job.key, step.name.lower())
@@ -202,14 +205,14 @@ class KueueQueueing:
         elif step is KueueStep.STOP:
             self._patch_job(job, {"metadata": {"annotations": {ANNOTATION_ADMITTED: None}}, "spec": {"suspend": True}})
         elif step is KueueStep.CREATE:
-            self._objects.create(self._asked(job))
+            self._objects.create(self._wanted_workload(job))
         elif step is not None and workload is not None:
-            self._tell(step, job, workload)
+            self._change_workload(step, job, workload)
 
-    def _tell(self, step: KueueStep, job: ElasticJob, workload: Manifest) -> None:
-        """The steps that change a Workload."""
+    def _change_workload(self, step: KueueStep, job: ElasticJob, workload: Manifest) -> None:
+        """Take one of the steps that change a Workload."""
         if step is KueueStep.UPDATE:
-            self._objects.patch(workload, build_update(self._asked(job)))
+            self._objects.patch(workload, build_update(self._wanted_workload(job)))
         elif step is KueueStep.DELETE:
             self._objects.delete(workload)
         elif step is KueueStep.ACTIVATE:
@@ -228,7 +231,7 @@ class KueueQueueing:
             self._objects.patch_status(workload, build_finish(workload, job, self._clock()))
 
     def _admitted(self, job: ElasticJob, workload: Manifest, workers: int, step: KueueStep | None) -> QueuedJob:
-        """It runs, no larger than it was admitted and where its flavors say; ClusterError where they do not say it."""
+        """Return the job no larger than it was admitted, on the nodes of its flavors; ClusterError without a flavor."""
         flavors = [self._flavor(name) for name in flavor_names(workload)]
         size = min(job.desired, workers)
         by = job.scaled_by if size == job.desired else BY_KUEUE
@@ -239,17 +242,17 @@ class KueueQueueing:
     def _flavor(self, name: str) -> Manifest:
         found = self._objects.flavor(name)
         if found is None:
-            raise ClusterError(f"Kueue's flavor {name} is not there, and was given to a job")
+            raise ClusterError(f"Kueue assigned the flavor {name} to a job, and it does not exist")
         return found
 
-    def _asked(self, job: ElasticJob) -> Manifest:
+    def _wanted_workload(self, job: ElasticJob) -> Manifest:
         ranked = priority_class(job)
         value = None if ranked is None else self._objects.priority(ranked.name, of_pods=ranked.of_pods)
         return build_workload(job, self._objects.api_version, value)
 
 
 def _not_admitted(job: ElasticJob, workload: Manifest | None, verdict: KueueVerdict) -> QueuedJob:
-    """It has no turn: another reason than its owner's keeps it suspended, if there are words for one."""
+    """Return the job suspended, if there is a reason for it other than its owner's wish."""
     if not verdict.held:
         return QueuedJob(job, verdict.step, workload)
     return QueuedJob(replace(job, suspend=True, held=verdict.held), verdict.step, workload)

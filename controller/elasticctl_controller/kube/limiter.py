@@ -1,8 +1,8 @@
-"""The controller's way to the API server: counted, limited, fenced.
+"""The controller's requests to the API server: counted, rate-limited and fenced.
 
-A token bucket keeps a controller that has much to do from crowding out everybody else; when the server says that it is
-busy and for how long, all requests wait for that long. And nothing is written unless this process may act: one that
-was suspended for a while, and lost its lease meanwhile, must not carry out what it had in hand.
+A token bucket keeps a busy controller from crowding out other clients. When the server says that it is busy and for how
+long, all requests wait for that long. Nothing is written unless this process may act: a process that was suspended for
+a while, and has lost its lease meanwhile, must not finish what it had begun.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 MAX_TRIES = 5
 MAX_WAIT_S = 30.0
-"""The longest that a busy server is obeyed in one go."""
+"""The longest pause that a busy server can impose at once."""
 
 _OUTCOMES: Mapping[type[ElasticctlError], str] = {
     NotFoundError: "404",
@@ -46,7 +46,7 @@ _OUTCOMES: Mapping[type[ElasticctlError], str] = {
 
 @dataclass(slots=True)
 class _Closing:
-    """How long nothing is given out, by whichever of the buckets that share it."""
+    """Until when the buckets that share it give out nothing."""
 
     until: float
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -65,14 +65,14 @@ class TokenBucket:
         self._per_s, self._burst, self._clock, self._sleep = per_s, float(burst), clock, sleep
         self._tokens, self._at, self._closing = self._burst, clock(), _Closing(0.0)
 
-    def apart(self, per_s: float, burst: int) -> TokenBucket:
-        """Another one, with tokens of its own; what closes either closes both."""
+    def with_own_rate(self, per_s: float, burst: int) -> TokenBucket:
+        """Return a bucket with its own tokens; what closes either of the two closes both."""
         other = TokenBucket(per_s, burst, self._clock, self._sleep)
         other._closing = self._closing
         return other
 
     def take(self) -> None:
-        """Wait for a token; they are given out in the order asked for."""
+        """Wait for a token; tokens are given out in the order of the calls."""
         with self._closing.lock:
             now = self._clock()
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s) - 1
@@ -83,15 +83,15 @@ class TokenBucket:
             wait_s = self._closing.until - self._clock()  # it may have been closed meanwhile
 
     def close_for(self, seconds: float) -> None:
-        """Give out nothing for that long, or as long as was said before."""
+        """Give out nothing for that long, or until the end of an earlier and longer closing."""
         with self._closing.lock:
             self._closing.until = max(self._closing.until, self._clock() + seconds)
 
 
 class LimitedApi:
-    """`connection` with all of this; `on_request(verb, outcome)` hears of each request, `may_act` says who may write.
+    """`connection` with limits. `on_request(verb, outcome)` is called for each request; `may_act` guards every write.
 
-    Verbs are HTTP's and WATCH; outcomes are "ok", an HTTP status, "unreachable" or "error".
+    Verbs are those of HTTP, and WATCH; outcomes are "ok", an HTTP status, "unreachable" or "error".
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class LimitedApi:
     ) -> None:
         self._connection, self._bucket, self._may_act, self._on_request = connection, bucket, may_act, on_request
 
-    def apart(self, per_s: float, burst: int) -> LimitedApi:
-        """The same way at a rate of its own: what goes there holds nothing up here, unless the server is busy."""
-        return LimitedApi(self._connection, self._bucket.apart(per_s, burst), self._may_act, self._on_request)
+    def with_own_rate(self, per_s: float, burst: int) -> LimitedApi:
+        """Return the same API with its own rate limit: its requests delay none here, unless the server is busy."""
+        return LimitedApi(self._connection, self._bucket.with_own_rate(per_s, burst), self._may_act, self._on_request)
 
     def request(
         self,
@@ -116,9 +116,9 @@ class LimitedApi:
         *,
         content_type: str = JSON,
     ) -> dict[str, Any]:
-        """Make one request, again while the server is busy; raises as `Connection.request` does.
+        """Make one request and repeat it while the server is busy; raises what `Connection.request` raises.
 
-        ClusterError, and nothing was done, when this process may not act.
+        Raises ClusterError, with nothing sent, when this process may not act.
         """
         for tries_left in reversed(range(MAX_TRIES)):
             self._bucket.take()
@@ -128,7 +128,7 @@ class LimitedApi:
                 answer = self._connection.request(method, path, body, params, content_type=content_type)
             except ElasticctlError as e:
                 self._on_request(method, outcome_of(e))
-                if not self._obey(e) or tries_left == 0:
+                if not self._back_off(e) or tries_left == 0:
                     raise
             else:
                 self._on_request(method, "ok")
@@ -136,23 +136,23 @@ class LimitedApi:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def stream(self, path: str, params: Mapping[str, str] | None = None, *, timeout_s: float | None = None) -> Stream:
-        """Begin a watch; raises as `Connection.stream` does."""
+        """Start a watch; raises what `Connection.stream` raises."""
         self._bucket.take()
         try:
             stream = self._connection.stream(path, params, timeout_s=timeout_s)
         except ElasticctlError as e:
             self._on_request("WATCH", outcome_of(e))
-            self._obey(e)
+            self._back_off(e)
             raise
         self._on_request("WATCH", "ok")
         return stream
 
-    def _obey(self, error: ElasticctlError) -> bool:
-        """Make no request for as long as a busy server has said; False where none has said anything."""
+    def _back_off(self, error: ElasticctlError) -> bool:
+        """Pause all requests for as long as a busy server asked; False when it did not."""
         if not isinstance(error, BusyError) or error.retry_after_s is None:
             return False
         wait_s = min(error.retry_after_s, MAX_WAIT_S)
-        log.warning("%s; no request is made for %.0f s", error, wait_s)
+        log.warning("%s; pausing all requests for %.0f s", error, wait_s)
         self._bucket.close_for(wait_s)
         return True
 

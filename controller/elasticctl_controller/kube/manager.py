@@ -2,9 +2,9 @@
 
     python -m elasticctl_controller.kube.manager --rendezvous-url http://elasticctl-rendezvous.elasticctl-system.svc:7777
 
-Every replica watches; one leads: it alone runs the loop, writes, and opens the rendezvous port. A Service finds it by
-a label that it puts on its own pod. A replica that loses the lease exits at once, so that there are never two.
-Killed at any point, the next one carries on: the truth is in the API server, and workers need no controller to run.
+All replicas watch. One leads: it alone runs the loop, writes, and opens the rendezvous port. A Service finds it by a
+label on its pod. A replica that loses the lease exits at once, so that there are never two leaders. It can be killed at
+any point, and the next one continues: all state is in the API server, and workers do not need a controller to run.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ from elasticctl_controller.rendezvous.service import RendezvousService
 EXIT_LEASE_LOST = 1
 SYNC_POLL_S = 0.05
 PORT_PATIENCE_S, PORT_RETRY_S = 20.0, 0.5
-"""How long a new leader waits for its port: on a host's own network the one before it may not have ended yet."""
+"""How long a new leader waits for its port: on the host's network, the last leader may not have exited yet."""
 LOOPS = 8
-"""Jobs that are worked on at once: a pass mostly waits for the API server."""
+"""Jobs that are reconciled at once: a pass mostly waits for the API server."""
 CONNECTIONS = 40
-"""Passes make 16 requests at a time and one each; three to seven watches, the events and the lease come on top."""
+"""Enough for the requests of all passes, up to seven watches, the events and the lease."""
 
 log = logging.getLogger(__name__)
 
 
 class Manager:
-    """Everything that runs in the process, and how it starts and ends."""
+    """The parts that run in the process, and the order in which they start and stop."""
 
     def __init__(self, flags: Flags, connection: Connection, key: bytes) -> None:
         self._flags, self._connection = flags, connection
@@ -76,7 +76,7 @@ class Manager:
         self._metrics, self._queue = Metrics(), WorkQueue()
         candidate = LeaseCandidate(flags.leader_election_namespace, installation.LEASE, f"{self._host}_{uuid.uuid4()}")
         self._election = Election(
-            connection, candidate, self._elected, exit_at_once, on_answer=lambda: self._workload.api_answered()
+            connection, candidate, self._elected, exit_at_once, on_answer=lambda: self._workload.note_api_answer()
         )
         bucket = TokenBucket(flags.api_qps, flags.api_burst)
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
@@ -113,7 +113,7 @@ class Manager:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
-        """Watch, lead once elected, until SIGTERM or SIGINT; raises what keeps it from doing so."""
+        """Watch, and lead once elected, until SIGTERM or SIGINT; raises what prevents it."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._ending.set)
         await self._serve(self._health_app(), self._flags.health_port)
@@ -128,16 +128,16 @@ class Manager:
         try:
             await asyncio.wait((leading, ending), return_when=asyncio.FIRST_COMPLETED)
             if leading.done():
-                leading.result()  # it ends by an error alone
+                leading.result()  # it only ends with an error
         finally:
             leading.cancel()
-            await asyncio.to_thread(self._wind_up)
+            await asyncio.to_thread(self._stop_all)
             for runner in self._runners:
                 await runner.cleanup()
         log.info("ended")
 
     async def _lead(self) -> None:
-        """Wait to be elected, then begin to act."""
+        """Wait to be elected, then start to act."""
         await self._leads.wait()
         while not self._synced():
             await asyncio.sleep(SYNC_POLL_S)
@@ -149,11 +149,11 @@ class Manager:
         self._acting = True
         await self._open_rendezvous()
         if self._label is not None:
-            await self._label.keep(self._election.holds)
+            await self._label.claim(self._election.holds)
         await asyncio.Event().wait()
 
-    def _wind_up(self) -> None:
-        # The lease last: whoever takes it finds nobody who still acts.
+    def _stop_all(self) -> None:
+        # The lease last: whoever takes it must not find another replica that still acts.
         if self._acting:
             if self._arbiter is not None:
                 self._arbiter.stop()
@@ -217,11 +217,11 @@ class Manager:
 
     def _metrics_app(self) -> web.Application:
         app = web.Application()
-        app.router.add_get("/metrics", self._page)
+        app.router.add_get("/metrics", self._serve_metrics)
         return app
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        """Whether all threads live: a cluster that is away for a while is no reason to be started again."""
+        """Whether all threads are alive: a cluster that is unreachable for a while is no reason for a restart."""
         parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
         watches = [*self._reflectors(), *self._kueue.reflectors]
         parts |= {"watches": all(reflector.alive for reflector in watches)}
@@ -231,11 +231,11 @@ class Manager:
         return web.Response(status=500 if dead else 200, text=f"dead: {', '.join(dead)}\n" if dead else "ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        """Whether everything has been listed: from then on this replica can lead at once."""
+        """Whether everything has been listed: only then can this replica lead without delay."""
         synced = self._synced()
         return web.Response(status=200 if synced else 503, text="ok\n" if synced else "still listing\n")
 
-    async def _page(self, _: web.Request) -> web.Response:
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -253,21 +253,23 @@ def finish_pod(job: ElasticJob, pod: Manifest) -> Manifest:
 
 
 def exit_at_once() -> None:
-    """End the process without another step: somebody else may be leading by now."""
+    """End the process without cleaning up: another replica may be leading by now."""
     logging.shutdown()
     os._exit(EXIT_LEASE_LOST)
 
 
 def read_key(path: Path) -> bytes:
-    """The key of the workers' tokens, in hexadecimal in a file; ClusterError when it cannot be used."""
+    """Read the key of the workers' tokens, in hexadecimal; ClusterError when it cannot be used."""
     try:
         key = bytes.fromhex(path.read_text(encoding="ascii"))
     except OSError as e:
         raise ClusterError(f"cannot read the tokens' key {path}: {e.strerror}") from e
     except ValueError as e:
-        raise ClusterError(f"the tokens' key in {path} is not hexadecimal; `elasticctl install` makes one") from e
+        raise ClusterError(
+            f"the tokens' key in {path} is not hexadecimal. FIX: `elasticctl install` creates one"
+        ) from e
     if len(key) < 16:
-        raise ClusterError(f"the tokens' key in {path} has {len(key)} bytes; at least 16 are needed")
+        raise ClusterError(f"the tokens' key in {path} has {len(key)} bytes. FIX: use at least 16")
     return key
 
 

@@ -1,13 +1,14 @@
 """Which nodes are lost, long before Kubernetes gives up on their pods.
 
-A node whose object has been deleted is lost at once: that is how a cloud says that the machine is gone. One that is no
-longer heard of (Ready is Unknown) is lost after a short grace, one that itself says that it is not ready after a longer
-one: its kubelet is alive, and often its containers too. A node that a pod names and that nobody has ever seen may just
-not have come through the watch yet. `node.kubernetes.io/out-of-service` says that somebody made sure that it is off.
+A node whose object has been deleted is lost at once: that is how a cloud reports that the machine is gone. A node that
+is silent (its Ready condition is Unknown) is lost after a short grace period. A node that reports itself as not ready
+is lost after a longer one: its kubelet is alive, and often its containers are too. A node that a pod names but that has
+never been seen may not have arrived through the watch yet. The taint `node.kubernetes.io/out-of-service` means that
+somebody has made sure that the node is off.
 
-Where the API server itself was away, no kubelet could reach it, and as it comes back Kubernetes calls nodes silent that
-have trained all the while. So silence is no evidence while no node at all is heard of, nor until a while after this
-process itself has reached the API server again.
+When the API server itself was down, no kubelet could reach it, so once it is back Kubernetes considers nodes silent
+that have been training all along. Silence is therefore no evidence while every node is silent, nor until some time
+after this process has reached the API server again.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from collections.abc import Callable
 from elasticctl.api.codec import Manifest
 
 UNKNOWN_GRACE_S = 1.0
-"""Kubernetes has already waited for 40 s by then, unless set otherwise."""
+"""By then Kubernetes has already waited for 40 s by default."""
 UNREADY_FACTOR = 10.0
 UNSEEN_GRACE_S = 45.0
-"""A watch whose other side vanished is noticed after 35 s: until then, nodes that an autoscaler adds are not seen."""
+"""A broken watch is noticed after 35 s; until then, nodes that an autoscaler adds are not seen."""
 BLIND_S = 8.0
-"""Without an answer from the API server for so long, this process knows nothing of nodes; it asks every 2 s or so."""
+"""Without an answer from the API server for so long, this process knows nothing about nodes; it asks every 2 s."""
 SETTLE_S = 30.0
-"""What kubelets get after that to be heard of again: they try every 10 s unless set otherwise."""
+"""How long kubelets have after that to report again: by default they do so every 10 s."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 class NodeHealth:
-    """Thread-safe; fed with the changes of nodes, the names that pods bear and the API server's answers.
+    """Decides from changes of nodes, nodes that pods name, and answers of the API server; thread-safe.
 
-    `grace_s` is for a node that is no longer heard of; `clock` is monotonic seconds.
+    `grace_s` is the grace period of a silent node; `clock` is monotonic seconds.
     """
 
     def __init__(self, grace_s: float = UNKNOWN_GRACE_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,13 +42,13 @@ class NodeHealth:
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._lost_at: dict[str, float] = {}
-        self._silent: set[str] = set()  # those of the known ones that Kubernetes no longer hears of ...
-        self._believed: set[str] = set()  # ... and those of them that count as lost for it
+        self._silent: set[str] = set()  # known nodes whose Ready condition is Unknown ...
+        self._believed: set[str] = set()  # ... and those of them that count as lost because of it
         self._answered_at: float | None = None
         self._settled_at = 0.0
 
     def node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
-        """Take in a change, as an ObjectStore tells of it."""
+        """Take in a change of a node, as an ObjectStore reports it."""
         name = _name(new or old or {})
         with self._lock:
             if new is None or not is_silent(new):
@@ -67,8 +68,8 @@ class NodeHealth:
                 at = self._clock() + grace_s
                 self._lost_at[name] = min(self._lost_at.get(name, at), at) if old is not None else at
 
-    def api_answered(self) -> bool:
-        """The API server has answered this process just now; True when it had not for a while, or never before."""
+    def note_api_answer(self) -> bool:
+        """Note that the API server has just answered this process; True when it had not for a while, or never."""
         with self._lock:
             was_blind = self._answered_at is None or self._is_blind()
             self._answered_at = self._clock()
@@ -76,8 +77,8 @@ class NodeHealth:
                 self._settled_at = self._answered_at + SETTLE_S
             return was_blind
 
-    def pod_names(self, node: str) -> bool:
-        """A pod is on this node: if nobody has seen it, it has a while to turn up, and the answer is True."""
+    def expect_node(self, node: str) -> bool:
+        """Note that a pod is on this node; True when the node is unknown, and has some time to turn up from now on."""
         with self._lock:
             if not node or node in self._known or node in self._lost_at:
                 return False
@@ -85,7 +86,7 @@ class NodeHealth:
             return True
 
     def lost(self) -> frozenset[str]:
-        """The names of the nodes that are lost by now."""
+        """Return the names of the nodes that are lost by now."""
         with self._lock:
             now = self._clock()
             due = {name for name, at in self._lost_at.items() if at <= now}
@@ -94,7 +95,7 @@ class NodeHealth:
             return frozenset(due - self._silent | due & self._believed)
 
     def next_loss_s(self) -> float | None:
-        """Seconds until the next node may count as lost; None when none is in doubt, or only an answer can tell."""
+        """Return the seconds until another node may count as lost; None when that takes a change or an answer."""
         with self._lock:
             now = self._clock()
             times = (
@@ -104,7 +105,7 @@ class NodeHealth:
             return min((at - now for at in times if at > now), default=None)
 
     def forget_unnamed(self, named: set[str]) -> None:
-        """Forget the nodes that are gone and that no pod names any more."""
+        """Forget the nodes that are gone and that no pod names."""
         with self._lock:
             for name in self._lost_at.keys() - self._known - named:
                 del self._lost_at[name]
@@ -113,7 +114,7 @@ class NodeHealth:
         return self._answered_at is not None and self._clock() > self._answered_at + BLIND_S
 
     def _grace_of(self, node: Manifest) -> float | None:
-        """How long this node may go on as it is; None: for ever."""
+        """How long this node may stay in its state before it is lost; None: for ever."""
         if _is_off(node):
             return 0.0
         ready = _ready(node)
@@ -123,7 +124,7 @@ class NodeHealth:
 
 
 def is_silent(node: Manifest) -> bool:
-    """True for a node that Kubernetes no longer hears of, and of which nobody has said more than that."""
+    """True for a node whose Ready condition is Unknown, and that is not known to be off."""
     return _ready(node) == "Unknown" and not _is_off(node)
 
 

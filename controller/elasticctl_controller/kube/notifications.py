@@ -1,7 +1,11 @@
-"""Events about jobs, as `kubectl describe` shows them; best effort, and never in a pass's way.
+"""How the controller notifies people: Events about jobs, as `kubectl describe` shows them, and webhooks' URLs.
 
-The same news again within ten minutes raises the first one's count. Of one job and reason only a few different messages
-are kept apart; what comes after those is counted on the last.
+Events are best effort and never delay a pass. An event that repeats within ten minutes raises the count of the first
+one. Of one job and reason, only a few different messages get an Event of their own; further ones are counted on the
+last.
+
+A webhook's URL is a key of one Secret, `elasticctl-notify`, in the job's own namespace. It is the only Secret that the
+controller may read, it is read anew for each message, and no job can use another namespace's.
 """
 
 from __future__ import annotations
@@ -31,14 +35,14 @@ WINDOW_S = 600.0
 MAX_DIFFERENT = 10
 MAX_WAITING = 1_000
 MESSAGE_CHARS = 1024
-"""What the API server takes."""
+"""The limit of the API server."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEvent:
-    """One event as the controller tells it."""
+    """An event that waits to be written."""
 
     job: ElasticJob
     type: str
@@ -49,13 +53,13 @@ class PendingEvent:
 
 @dataclass(slots=True)
 class _Series:
-    """The event objects of one job and reason: message -> [name, count, time of the last]."""
+    """The Event objects of one job and reason: message -> (name, count, time of the last)."""
 
     events: dict[str, tuple[str, int, float]] = field(default_factory=dict)
 
 
 class EventRecorder:
-    """Writes events in a thread of its own; what cannot be written is logged and dropped."""
+    """Writes events in its own thread; an event that cannot be written is logged and dropped."""
 
     def __init__(self, api: LimitedApi, instance: str, clock: Callable[[], float] = time.time) -> None:
         self._api, self._instance, self._clock = api, instance, clock
@@ -64,83 +68,83 @@ class EventRecorder:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
-        """Begin, in a thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Write what waits, for at most `timeout_s`, and end."""
+        """Write the queued events, for at most `timeout_s`, and end the thread."""
         self._put(None)
         self._thread.join(timeout_s)
 
     def record(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
-        """Have an event written; returns at once."""
+        """Queue an event; returns at once."""
         self._put(PendingEvent(job, type_, reason, message[:MESSAGE_CHARS], self._clock()))
 
-    def _put(self, news: PendingEvent | None) -> None:
+    def _put(self, event: PendingEvent | None) -> None:
         try:
-            self._waiting.put_nowait(news)
+            self._waiting.put_nowait(event)
         except queue.Full:
-            log.warning("too many events wait to be written; one is dropped")
+            log.warning("too many events are queued; dropping one")
 
     def _run(self) -> None:
-        while (news := self._waiting.get()) is not None:
+        while (event := self._waiting.get()) is not None:
             try:
-                self._write(news)
+                self._write(event)
             except ElasticctlError as e:
-                log.warning("event %s of job %s is lost: %s", news.reason, news.job.key, e)
+                log.warning("lost the event %s of job %s: %s", event.reason, event.job.key, e)
             except Exception:  # the thread's edge: events are not worth a controller
-                log.exception("event %s of job %s is lost", news.reason, news.job.key)
+                log.exception("lost the event %s of job %s", event.reason, event.job.key)
 
-    def _write(self, news: PendingEvent) -> None:
-        self._tidy(news.at)
-        series = self._series.setdefault((news.job.uid, news.reason), _Series())
-        message = news.message
+    def _write(self, event: PendingEvent) -> None:
+        self._forget_old(event.at)
+        series = self._series.setdefault((event.job.uid, event.reason), _Series())
+        message = event.message
         if message not in series.events and len(series.events) >= MAX_DIFFERENT:
             message = next(reversed(series.events))
         if message in series.events:
             name, count, _ = series.events[message]
-            patch = {"count": count + 1, "message": news.message, "lastTimestamp": to_rfc3339(news.at)}
+            patch = {"count": count + 1, "message": event.message, "lastTimestamp": to_rfc3339(event.at)}
             try:
-                self._api.request("PATCH", self._path(news, name), patch, content_type=MERGE_PATCH)
+                self._api.request("PATCH", self._path(event, name), patch, content_type=MERGE_PATCH)
             except NotFoundError:
-                del series.events[message]  # events live for an hour; somebody may delete them sooner
+                del series.events[message]  # events expire after an hour, and somebody may delete them earlier
             else:
-                series.events[message] = (name, count + 1, news.at)
+                series.events[message] = (name, count + 1, event.at)
                 return
-        event = new_event(news, self._instance)
-        self._api.request("POST", self._path(news), event)
-        series.events[news.message] = (event["metadata"]["name"], 1, news.at)
+        manifest = build_event(event, self._instance)
+        self._api.request("POST", self._path(event), manifest)
+        series.events[event.message] = (manifest["metadata"]["name"], 1, event.at)
 
-    def _path(self, news: PendingEvent, name: str = "") -> str:
-        return resource_path("v1", news.job.namespace, "events", name)
+    def _path(self, event: PendingEvent, name: str = "") -> str:
+        return resource_path("v1", event.job.namespace, "events", name)
 
-    def _tidy(self, now: float) -> None:
-        """Forget what nobody will add to any more."""
+    def _forget_old(self, now: float) -> None:
+        """Forget the events that are too old to be counted on."""
         for key, series in list(self._series.items()):
-            series.events = {text: kept for text, kept in series.events.items() if now - kept[2] < WINDOW_S}
+            series.events = {text: event for text, event in series.events.items() if now - event[2] < WINDOW_S}
             if not series.events:
                 del self._series[key]
 
 
-def new_event(news: PendingEvent, instance: str) -> Manifest:
-    """The core/v1 Event of this news."""
-    at = to_rfc3339(news.at)
+def build_event(event: PendingEvent, instance: str) -> Manifest:
+    """Build the core/v1 Event."""
+    at = to_rfc3339(event.at)
     about: Mapping[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "namespace": news.job.namespace,
-        "name": news.job.name,
-        "uid": news.job.uid,
-        "resourceVersion": news.job.resource_version,
+        "namespace": event.job.namespace,
+        "name": event.job.name,
+        "uid": event.job.uid,
+        "resourceVersion": event.job.resource_version,
     }
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{news.job.name}.{secrets.token_hex(8)}", "namespace": news.job.namespace},
+        "metadata": {"name": f"{event.job.name}.{secrets.token_hex(8)}", "namespace": event.job.namespace},
         "involvedObject": about,
-        "type": news.type,
-        "reason": news.reason,
-        "message": news.message,
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message,
         "firstTimestamp": at,
         "lastTimestamp": at,
         "count": 1,
@@ -151,19 +155,19 @@ def new_event(news: PendingEvent, instance: str) -> Manifest:
 
 
 class SecretReader(Protocol):
-    """What is asked of an API server; `elasticctl_controller.kube.limiter.LimitedApi`, or a plain connection."""
+    """The part of `LimitedApi` that reading a Secret takes."""
 
     def request(self, method: str, path: str) -> dict[str, Any]:
         """Send one request. Raises ClusterError."""
 
 
 def kube_webhook_urls(api: SecretReader) -> Callable[[Destination], str]:
-    """URLs from the Secrets of a Kubernetes cluster."""
+    """Return a function that finds a webhook's URL in the Secrets of a Kubernetes cluster."""
 
     def url_of(destination: Destination) -> str:
         reference = notifications.parse_reference(destination.reference)
         if reference.local_only:
-            raise WebhookError(f"{reference.kind}: is for the local cluster; here it is secret:KEY")
+            raise WebhookError(f"{reference.kind}: works on the local cluster only. FIX: use secret:KEY")
         try:
             found = api.request("GET", resource_path("v1", destination.namespace, "secrets", notifications.SECRET))
         except NotFoundError:
@@ -176,7 +180,7 @@ def kube_webhook_urls(api: SecretReader) -> Callable[[Destination], str]:
                 if key == reference.name
             }
         except (binascii.Error, ValueError, TypeError):
-            raise WebhookError(f"the key {reference.name} of the secret {notifications.SECRET} is no text") from None
+            raise WebhookError(f"the key {reference.name} of the secret {notifications.SECRET} is not text") from None
         return value_of(values, destination, reference)
 
     return url_of

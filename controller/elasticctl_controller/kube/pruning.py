@@ -1,6 +1,6 @@
-"""What the controller keeps of an object: the few fields it reads, so that thousands of pods fit its memory. Pure.
+"""Reduces objects to the few fields that the controller reads, so that thousands of pods fit its memory. Pure.
 
-An ElasticJob is kept whole but for the record of who wrote which field: its template is what pods are made from.
+An ElasticJob stays whole without its managedFields, for pods are built from its template.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 def prune_pod(pod: Manifest) -> Manifest:
     """A pod as `elasticctl.api.spec.Pod` reads it; some 2 KB instead of 15."""
     metadata, spec, status = (as_mapping(pod.get(part)) for part in ("metadata", "spec", "status"))
-    kept = _pick(metadata, _METADATA + _DELETION)
-    kept["labels"] = _pick(as_mapping(metadata.get("labels")), _LABELS)
-    kept["annotations"] = _pick(as_mapping(metadata.get("annotations")), (ANNOTATION_PREEMPTED,))
-    kept["ownerReferences"] = [_pick(as_mapping(ref), _OWNER) for ref in as_list(metadata.get("ownerReferences"))]
+    fields = _pick(metadata, _METADATA + _DELETION)
+    fields["labels"] = _pick(as_mapping(metadata.get("labels")), _LABELS)
+    fields["annotations"] = _pick(as_mapping(metadata.get("annotations")), (ANNOTATION_PREEMPTED,))
+    fields["ownerReferences"] = [_pick(as_mapping(ref), _OWNER) for ref in as_list(metadata.get("ownerReferences"))]
     containers = [_pick(as_mapping(item), ("name",)) for item in as_list(spec.get("containers"))]
     statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("containerStatuses"))]
     return {
-        "metadata": kept,
+        "metadata": fields,
         "spec": {**_pick(spec, ("nodeName",)), "containers": containers},
         "status": {
             **_pick(status, _POD_STATUS),
@@ -46,7 +46,7 @@ def prune_pod(pod: Manifest) -> Manifest:
 
 
 def prune_node(node: Manifest) -> Manifest:
-    """A node's name, whether it is ready and takes pods, its taints, and what of it is shared."""
+    """A node's name, whether it is ready and schedulable, its taints, and its capacity to share."""
     metadata, spec, status = (as_mapping(node.get(part)) for part in ("metadata", "spec", "status"))
     taints = [_pick(as_mapping(taint), ("key", "effect")) for taint in as_list(spec.get("taints"))]
     return {
@@ -63,7 +63,7 @@ def prune_node(node: Manifest) -> Manifest:
 
 
 def prune_holder(pod: Manifest) -> Manifest:
-    """Of a pod that is no worker: its node, and how many `gpus` it holds there."""
+    """The node of a pod that is not a worker, and how many `gpus` it holds there."""
     metadata, spec = as_mapping(pod.get("metadata")), as_mapping(pod.get("spec"))
     return {
         "metadata": _pick(metadata, ("name", "namespace", "uid", "resourceVersion")),
@@ -73,7 +73,7 @@ def prune_holder(pod: Manifest) -> Manifest:
 
 
 def prune_workload(workload: Manifest) -> Manifest:
-    """A Workload of Kueue's without its pods' templates and the requests reckoned from them."""
+    """A Workload of Kueue without its pod templates and the requests that follow from them."""
     metadata, spec, status = (as_mapping(workload.get(part)) for part in ("metadata", "spec", "status"))
     fields = (*_METADATA, "deletionTimestamp", "generation", "annotations")
     pod_sets = [_pick(as_mapping(item), ("name", "count", "minCount")) for item in as_list(spec.get("podSets"))]
@@ -86,22 +86,22 @@ def prune_workload(workload: Manifest) -> Manifest:
 
 
 def prune_flavor(flavor: Manifest) -> Manifest:
-    """A ResourceFlavor's nodes: their labels, and what has to be tolerated there."""
+    """The node labels and tolerations of a ResourceFlavor."""
     metadata, spec = as_mapping(flavor.get("metadata")), as_mapping(flavor.get("spec"))
     return {"metadata": _pick(metadata, _METADATA), "spec": _pick(spec, ("nodeLabels", "tolerations"))}
 
 
 def prune_job(job: Manifest) -> Manifest:
-    """An ElasticJob without its managedFields, which may be as large as the rest."""
+    """An ElasticJob without its managedFields, which may be as large as all other fields."""
     metadata = {name: value for name, value in as_mapping(job.get("metadata")).items() if name != "managedFields"}
     return {**job, "metadata": metadata}
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    """What a pod needs at once, as the scheduler counts it: its containers beside the sidecars, or one init container.
+    """The GPUs that a pod needs at once, as the scheduler counts them: containers and sidecars, or one init container.
 
-    Init containers run one after the other before the containers; those with `restartPolicy: Always` are sidecars, and
-    stay.
+    Init containers run one after the other before the containers. Those with `restartPolicy: Always` are sidecars and
+    continue to run.
     """
     sidecars = peak = 0
     for container in map(as_mapping, as_list(spec.get("initContainers"))):
@@ -112,7 +112,7 @@ def _gpus(spec: Mapping[str, Any]) -> int:
 
 
 def _gpus_of(container: Mapping[str, Any]) -> int:
-    """GPUs are asked for as limits, and requests are the same; quantities of them are whole numbers."""
+    """GPUs are requested as limits, with equal requests, in whole numbers."""
     resources = as_mapping(container.get("resources"))
     amounts = [as_mapping(resources.get(part)).get(GPU_RESOURCE) for part in ("limits", "requests")]
     return max((int(text) for text in map(str, amounts) if text.isascii() and text.isdigit()), default=0)
@@ -130,7 +130,7 @@ def _conditions(status: Mapping[str, Any], types: tuple[str, ...]) -> list[Manif
 
 
 def _pick(source: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:
-    """Those of the fields that are there; texts that thousands of objects share are kept once."""
+    """The given fields that exist; short strings are interned, as thousands of objects share them."""
     return {name: _interned(source[name]) for name in names if name in source}
 
 

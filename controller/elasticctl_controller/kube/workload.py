@@ -1,8 +1,8 @@
-"""The controller's hands on Kubernetes: `loop.controller.Workload` over reflectors and raw requests.
+"""The jobs, pods and nodes of a Kubernetes cluster, as the controller's loop reads and changes them.
 
-Jobs and pods are read from stores that watches fill; what this process writes goes into them as soon as the API server
-has answered, so that the next pass sees it (`store.ObjectStore.learn`). Nodes are watched too: the pods of one that is
-lost are reported, whatever the API still says of them.
+Implements `loop.controller.Workload`. Jobs and pods are read from caches that watches fill. What this process writes
+goes into them as soon as the API server has answered, so that the next pass sees it (`ObjectStore.learn`). When a node
+is lost, the jobs with pods on it are reported, whatever the API server still says about those pods.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from elasticctl_controller.kube.pruning import prune_job, prune_node
 log = logging.getLogger(__name__)
 
 EVENTS_PER_S, EVENTS_BURST = 50.0, 500
-"""Requests of a bucket of their own: news of a thousand pods must not hold up the next pods."""
+"""Events have their own rate limit: those about a thousand pods must not delay the creation of the next pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the cluster is worked on.
+    """`rendezvous_endpoint` is the URL at which workers meet, `instance` this process's name in events.
 
-    `rendezvous_endpoint` is the URL at which workers meet, `instance` this process's name in events, `node_grace_s`
-    how long a node that is no longer heard of may be so.
+    `node_grace_s` is how long the Ready condition of a node may be Unknown before the node counts as lost.
     """
 
     rendezvous_endpoint: str
@@ -46,10 +45,7 @@ class Settings:
 
 
 class KubeWorkload:
-    """See the module's docstring; `finish_pod` finishes a pod, `owned` makes what it needs beside it.
-
-    `on_replaced(seconds)` hears how long each lost worker took to be created again.
-    """
+    """See the module's docstring; for `finish_pod`, `owned` and `on_replaced` see `KubePods`."""
 
     def __init__(
         self,
@@ -61,7 +57,7 @@ class KubeWorkload:
     ) -> None:
         self.rendezvous_endpoint = settings.rendezvous_endpoint
         self._api, self._owned = api, owned
-        self._events = EventRecorder(api.apart(EVENTS_PER_S, EVENTS_BURST), settings.instance)
+        self._events = EventRecorder(api.with_own_rate(EVENTS_PER_S, EVENTS_BURST), settings.instance)
         self._health = NodeHealth(settings.node_grace_s)
         self.jobs = ObjectStore(prune_job)
         self.pods = KubePods(api, owned, finish_pod, on_replaced)
@@ -72,11 +68,11 @@ class KubeWorkload:
             Reflector(api, Resource("/api/v1/nodes"), self.nodes),
         )
         self._callback: Callable[[str], None] = lambda key: None
-        self._node_news, self._stopping = threading.Event(), False
+        self._nodes_changed, self._stopping = threading.Event(), False
         self._node_thread = threading.Thread(target=self._follow_nodes, name="nodes", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start to watch."""
         self.nodes.subscribe(self._node_changed)
         self.pods.cache.subscribe(self._pod_changed)
         for reflector in self.reflectors:
@@ -85,9 +81,9 @@ class KubeWorkload:
         self._node_thread.start()
 
     def stop(self) -> None:
-        """End the watches, and write the events that wait."""
+        """Stop the watches, and write the events that are queued."""
         self._stopping = True
-        self._node_news.set()
+        self._nodes_changed.set()
         self._node_thread.join()
         self._events.stop()
         for reflector in self.reflectors:
@@ -95,7 +91,7 @@ class KubeWorkload:
 
     @property
     def alive(self) -> bool:
-        """True from `start` to `stop`, unless the thread that follows nodes has died, which is an error."""
+        """True from `start` to `stop`, unless the thread that follows nodes has died, which is a bug."""
         return self._node_thread.is_alive()
 
     def wait_synced(self, timeout_s: float | None = None) -> bool:
@@ -113,10 +109,10 @@ class KubeWorkload:
 
         self.jobs.subscribe(job_changed)
 
-    def api_answered(self) -> None:
-        """The API server has answered this process; to be called every few seconds while it does."""
-        if self._health.api_answered():
-            self._node_news.set()
+    def note_api_answer(self) -> None:
+        """Note that the API server has answered this process; call this every few seconds while it does."""
+        if self._health.note_api_answer():
+            self._nodes_changed.set()
 
     def get_job(self, key: str) -> Manifest | None:
         """Return the job's manifest, or None when it is gone."""
@@ -145,7 +141,7 @@ class KubeWorkload:
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": metadata | {"resourceVersion": job.resource_version},
-            "spec": (self.jobs.get(job.key) or {}).get("spec", {}),  # not changed here, but a part of what is checked
+            "spec": (self.jobs.get(job.key) or {}).get("spec", {}),  # not changed here, but validated as well
             "status": without_empty(to_json(status)),
         }
         try:
@@ -163,38 +159,38 @@ class KubeWorkload:
             raise ConflictError(f"job {job.key} is gone") from e
 
     def delete_job(self, job: ElasticJob) -> None:
-        """Delete this very job and all it has; fine when it is gone."""
+        """Delete this very job and all that it owns; a job that is gone is no error."""
         options = delete_options(job.uid) | {"propagationPolicy": "Background"}
         with suppress(NotFoundError, ConflictError):
             self._api.request("DELETE", _job_path(job), options)
 
     def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
-        """Add an event about the job."""
+        """Record an event about the job."""
         self._events.record(job, type_, reason, message)
 
     def _pod_changed(self, old: Manifest | None, new: Manifest | None) -> None:
         pod = new or old or {}
-        if new is not None and self._health.pod_names(new["spec"].get("nodeName", "")):
-            self._node_news.set()
+        if new is not None and self._health.expect_node(new["spec"].get("nodeName", "")):
+            self._nodes_changed.set()
         self.pods.record_change(old, new)
         self._callback(job_key_of(pod))
 
     def _node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
         self._health.node_changed(old, new)
-        self._node_news.set()
+        self._nodes_changed.set()
 
     def _follow_nodes(self) -> None:
-        """Have the jobs with pods on a node looked at once it counts as lost."""
-        told: frozenset[str] = frozenset()
+        """Report the jobs with pods on a node as soon as the node counts as lost."""
+        reported: frozenset[str] = frozenset()
         while not self._stopping:
-            self._node_news.clear()
+            self._nodes_changed.clear()
             lost = self._health.lost()
-            if lost != told:
-                self._tell_of(lost - told)
-            told = lost
-            self._node_news.wait(self._health.next_loss_s())
+            if lost != reported:
+                self._report_jobs_on(lost - reported)
+            reported = lost
+            self._nodes_changed.wait(self._health.next_loss_s())
 
-    def _tell_of(self, nodes: frozenset[str]) -> None:
+    def _report_jobs_on(self, nodes: frozenset[str]) -> None:
         pods = self.pods.cache.items()
         for pod in pods:
             if pod["spec"].get("nodeName") in nodes:
@@ -206,7 +202,7 @@ class KubeWorkload:
 
 
 def without_empty(data: Any) -> Any:
-    """JSON data without the fields that are "": what is missing reads the same, and rosters are long."""
+    """JSON data without the fields that are "": missing ones read the same, and lists of workers are long."""
     if isinstance(data, dict):
         return {name: without_empty(value) for name, value in data.items() if value != ""}
     if isinstance(data, list):

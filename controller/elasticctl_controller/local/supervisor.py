@@ -164,7 +164,7 @@ def _read_webhook_file(path: Path) -> str:
     except OSError as e:
         raise WebhookError(f"{path} cannot be read: {e.strerror}") from e
     except UnicodeDecodeError:
-        raise WebhookError(f"{path} holds no text") from None
+        raise WebhookError(f"{path} is not text") from None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -124,7 +124,7 @@ def test_outcomes_are_counted_by_status(control: ControlApi) -> None:
 
 def test_what_goes_apart_holds_nothing_up(control: ControlApi) -> None:
     api, time, seen = limited(control)
-    events = api.apart(1.0, 1)
+    events = api.with_own_rate(1.0, 1)
     for name in "abc":
         events.request("POST", PODS, {"metadata": {"name": name}})
     assert time.slept == pytest.approx(2.0)
@@ -138,7 +138,7 @@ def test_what_goes_apart_holds_nothing_up(control: ControlApi) -> None:
 def test_a_busy_server_is_left_alone_by_what_goes_apart_too(closed: int) -> None:
     time = Time()
     bucket = TokenBucket(1000.0, 100, time.clock, time.sleep)
-    both = [bucket, bucket.apart(1000.0, 100)]
+    both = [bucket, bucket.with_own_rate(1000.0, 100)]
     both[closed].close_for(7.0)
     both[1 - closed].take()
     assert time.slept == pytest.approx(7.0)

@@ -84,13 +84,13 @@ def test_a_drained_or_tainted_node_is_not_lost(health: NodeHealth, clock: Clock)
 
 
 def test_a_node_nobody_has_seen_may_still_turn_up(health: NodeHealth, clock: Clock) -> None:
-    assert health.pod_names("new")
-    assert not health.pod_names("new")
-    assert not health.pod_names("a")
-    assert not health.pod_names("")
+    assert health.expect_node("new")
+    assert not health.expect_node("new")
+    assert not health.expect_node("a")
+    assert not health.expect_node("")
     clock.now += UNSEEN_GRACE_S - 1
     health.node_changed(None, node("new"))
-    health.pod_names("never")
+    health.expect_node("never")
     clock.now += UNSEEN_GRACE_S
     assert health.lost() == {"never"}
 
@@ -125,19 +125,19 @@ def answering(health: NodeHealth, clock: Clock, seconds: float) -> None:
     until = clock.now + seconds
     while clock.now < until:
         clock.now += 2
-        assert not health.api_answered()
+        assert not health.note_api_answer()
 
 
 def test_silence_is_no_evidence_until_the_api_server_has_been_back_for_a_while(
     health: NodeHealth, clock: Clock
 ) -> None:
-    assert health.api_answered()
+    assert health.note_api_answer()
     answering(health, clock, SETTLE_S)
     clock.now += 60  # it is away, and nobody can reach it; as it comes back, it calls a node silent
     health.node_changed(node("a"), node("a", "Unknown"))
     clock.now += 1.5
     assert (health.lost(), health.next_loss_s()) == (frozenset(), None)
-    assert health.api_answered()
+    assert health.note_api_answer()
     assert (health.lost(), health.next_loss_s()) == (frozenset(), SETTLE_S)
     answering(health, clock, SETTLE_S)
     assert health.lost() == {"a"}
@@ -146,7 +146,7 @@ def test_silence_is_no_evidence_until_the_api_server_has_been_back_for_a_while(
 
 
 def test_while_the_api_server_answers_a_silent_node_is_lost_at_once(health: NodeHealth, clock: Clock) -> None:
-    health.api_answered()
+    health.note_api_answer()
     answering(health, clock, SETTLE_S + 10)
     health.node_changed(node("a"), node("a", "Unknown"))
     clock.now += 1
@@ -154,7 +154,7 @@ def test_while_the_api_server_answers_a_silent_node_is_lost_at_once(health: Node
 
 
 def test_a_node_that_is_back_when_all_has_settled_was_never_lost(health: NodeHealth, clock: Clock) -> None:
-    health.api_answered()
+    health.note_api_answer()
     health.node_changed(node("a"), node("a", "Unknown"))
     clock.now += 5
     health.node_changed(node("a", "Unknown"), node("a"))

@@ -217,11 +217,11 @@ def test_on_kubernetes_it_comes_from_the_one_secret_of_the_jobs_namespace() -> N
     ("reference", "data", "error", "why"),
     [
         ("secret:teams", {}, None, "with the key teams"),
-        ("secret:slack", {"slack": "*"}, None, "is no text"),
-        ("secret:slack", {"slack": base64.b64encode(b"\xff").decode()}, None, "is no text"),
+        ("secret:slack", {"slack": "*"}, None, "is not text"),
+        ("secret:slack", {"slack": base64.b64encode(b"\xff").decode()}, None, "is not text"),
         ("secret:slack", {}, NotFoundError("none"), "no secret elasticctl-notify"),
-        ("file:/etc/shadow", {}, None, "is for the local cluster"),
-        ("env:HOME", {}, None, "is for the local cluster"),
+        ("file:/etc/shadow", {}, None, "works on the local cluster only"),
+        ("env:HOME", {}, None, "works on the local cluster only"),
     ],
 )
 def test_what_is_not_there_is_said(reference: str, data: dict[str, Any], error: Exception | None, why: str) -> None:
