@@ -21,7 +21,13 @@ from tests.support.waiting import wait_until
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-pytest_plugins = ["tests.support.cli", "tests.support.clouds", "tests.support.control", "tests.support.kube"]
+pytest_plugins = [
+    "tests.support.cli",
+    "tests.support.clouds",
+    "tests.support.control",
+    "tests.support.kube",
+    "tests.support.launcher_lab",
+]
 
 
 @pytest.fixture

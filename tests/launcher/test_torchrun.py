@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .conftest import Lab
+from tests.support.launcher_lab import Lab
 
 SCRIPT = """
 import datetime, os, sys, time
@@ -41,9 +41,8 @@ def test_torchrun_forms_and_survives_the_loss_of_the_worker_that_hosts_the_store
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
         torchrun(lab, name, script)
-    lab.until(lambda: all("sum 2 of 2" in lab.output(name) for name in ("a-0", "a-1")), 60)
+    lab.until(lambda: all("sum 2 of 2" in lab.output(name) for name in ("a-0", "a-1")))
     lab.kill("a-0")
-    lab.until(lambda: "sum 1 of 1" in lab.output("a-1"), 60)
+    lab.until(lambda: "sum 1 of 1" in lab.output("a-1"))
     (lab.folder / "done").touch()
-    lab.until(lambda: lab.workers["a-1"].poll() is not None, 60)
-    assert lab.workers["a-1"].returncode == 0, lab.output("a-1")
+    assert lab.wait("a-1") == 0, lab.output("a-1")

@@ -15,8 +15,7 @@ from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError
 from elasticctl_store.workspace import transfer
 from tests.support.clouds import Cloud
-
-from .conftest import Lab
+from tests.support.launcher_lab import Lab
 
 SCRIPT = """
 import os, sys
@@ -54,12 +53,6 @@ def sent(source: Path, url: str) -> str:
     return f"{url}#{listing.digest}"
 
 
-def ended(lab: Lab, name: str) -> int:
-    """Wait for a worker's end; its exit code."""
-    lab.until(lambda: lab.workers[name].poll() is not None, 90)
-    return lab.workers[name].wait()
-
-
 def left(scratch: Path) -> Iterator[Path]:
     return scratch.glob(f"{PREFIX}*")
 
@@ -74,7 +67,7 @@ def test_a_relative_command_runs_in_the_copy(lab: Lab, source: Path, scratch: Pa
         "a-0", "python", "src/train.py", "--epochs", "3", ELASTICCTL_WORKSPACE=reference,
         ELASTICCTL_WORKSPACE_FROM=str(source),
     )  # fmt: skip
-    assert ended(lab, "a-0") == 0, lab.output("a-0")
+    assert lab.wait("a-0") == 0, lab.output("a-0")
     said = lab.output("a-0")
     assert "[launcher] workspace" in said
     assert f": 3 files, 0.2 kB from {storages.open(cloud.url).url} in " in said
@@ -97,7 +90,7 @@ def test_a_command_that_names_its_folder_stays_where_it_is(lab: Lab, source: Pat
     lab.start("a-0", sys.executable, str(source / "src/train.py"), **env)
     lab.start("a-1", str(source / "run.sh"), **env)
     for name in ("a-0", "a-1"):
-        assert ended(lab, name) == 0, lab.output(name)
+        assert lab.wait(name) == 0, lab.output(name)
     assert f" in {lab.folder} with helper []" in lab.output("a-0")
     assert "edited" not in lab.output("a-0")
     assert f"ran {scratch}/" in lab.output("a-0")
@@ -117,7 +110,7 @@ def test_what_cannot_be_had_is_said_once_and_is_the_cause(lab: Lab, source: Path
         pack.write_bytes(pack.read_bytes()[:-9] + b"123456789")
     lab.add("a-0")
     lab.start("a-0", "python", "src/train.py", ELASTICCTL_WORKSPACE=reference)
-    assert ended(lab, "a-0") == 1
+    assert lab.wait("a-0") == 1
     wanted = f"the workspace {digest[:12]} at {kept} is {'not there any more' if harm == 'gone' else 'damaged'}"
     assert wanted in lab.output("a-0")
     assert lab.output("a-0").endswith("submit the job again from its folder\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl_launcher import workspace as folders
+from elasticctl_launcher import workspace
 from elasticctl_launcher.workspace import PrivateFolder, delete_orphaned_folders
 
 OWNER = """
@@ -55,7 +55,7 @@ def test_the_folder_of_a_launcher_that_lives_is_left_alone(
 
 
 def test_what_is_just_being_made_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    young, old = tmp_path / f"{folders.PREFIX}young", tmp_path / f"{folders.PREFIX}old"
+    young, old = tmp_path / f"{workspace.PREFIX}young", tmp_path / f"{workspace.PREFIX}old"
     for folder in (young, old):
         folder.mkdir()
     os.utime(old, (1.0, 1.0))
@@ -67,7 +67,7 @@ def test_strangers_and_links_are_not_touched(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     os.utime(kept, (1.0, 1.0))
-    link = tmp_path / f"{folders.PREFIX}link"
+    link = tmp_path / f"{workspace.PREFIX}link"
     link.symlink_to(kept)
     delete_orphaned_folders(tmp_path)
     assert kept.is_dir()
@@ -75,10 +75,10 @@ def test_strangers_and_links_are_not_touched(tmp_path: Path) -> None:
 
 
 def test_without_shared_memory_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path / "none")
-    assert folders.create_shared_memory_folder() is None
-    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path)
-    folder = folders.create_shared_memory_folder()
+    monkeypatch.setattr(workspace, "SHARED_MEMORY", tmp_path / "none")
+    assert workspace.create_shared_memory_folder() is None
+    monkeypatch.setattr(workspace, "SHARED_MEMORY", tmp_path)
+    folder = workspace.create_shared_memory_folder()
     assert folder is not None
     assert folder.path.parent == tmp_path
     folder.close()

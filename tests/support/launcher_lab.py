@@ -16,22 +16,64 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 KEY = "default/job"
+PATIENCE_S = 100.0
+"""Launchers and ranks import torch, which takes long on a machine that is busy."""
 TOKEN = "right-token"  # a test's, not a secret
+
+RANK = """
+import json, os, socket, sys, time
+e = os.environ
+known = {"rank": int(e["RANK"]), "generation": int(e["ELASTICCTL_GENERATION"])}
+wire = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+def report(kind, step):
+    wire.sendto(json.dumps({"kind": kind, "step": step, **known}).encode(), e["ELASTICCTL_AGENT_SOCKET"])
+steps = 0
+if "SILENT" not in e:
+    report("progress", 1)
+print(f"rank {e['RANK']} of {e['WORLD_SIZE']} generation {e['ELASTICCTL_GENERATION']} pid {os.getpid()}", flush=True)
+while not os.path.exists(e["LAB"] + "/done"):
+    if os.path.exists(e["LAB"] + "/fail-" + e["ELASTICCTL_WORKER"]):
+        raise ValueError("the loss is not a number")
+    if os.path.exists(e["ELASTICCTL_NOTICE_FILE"]) and "STUBBORN" not in e:
+        mark = f"{e['LAB']}/reached-{known['generation']}-"
+        open(mark + e["RANK"], "w").close()  # the library's ranks agree on a step; these ones wait for each other
+        while not all(os.path.exists(mark + str(rank)) for rank in range(int(e["WORLD_SIZE"]))):
+            time.sleep(0.02)
+        report("drained", 7)
+        time.sleep(60)
+    if "COUPLED" in e:  # in step with the others, as training is
+        steps = steps + 1
+        counter = f"{e['LAB']}/steps-{known['generation']}-"
+        with open(counter + e["RANK"], "a") as file:
+            file.write("x")
+        for rank in range(int(e["WORLD_SIZE"])):
+            while not os.path.exists(counter + str(rank)) or os.path.getsize(counter + str(rank)) < steps:
+                time.sleep(0.01)
+        report("progress", steps)
+    time.sleep(0.02)
+if "EXPORTS" in e:
+    report("finished", steps)
+    time.sleep(float(e["EXPORTS"]))
+    print("exported", flush=True)
+"""
+"""A rank that behaves as the training library does."""
 
 
 class Site:
-    """A RendezvousService served from a thread of its own; `stop` and `start` again to rehearse its loss."""
+    """A RendezvousService served from a thread of its own until `stop`; `verbs` are those that were called."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.jobs: dict[str, Manifest] = {}
         self.service = RendezvousService(lambda uid: TOKEN, lambda key: None, find_job=self.jobs.get)
+        self.verbs: set[str] = set()
         self._started = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -39,7 +81,14 @@ class Site:
         assert self._started.wait(10)
 
     async def _serve(self) -> None:
-        runner = web.AppRunner(self.service.app(), access_log=None, shutdown_timeout=0.1)
+        @web.middleware
+        async def note_verb(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self.verbs.add(request.path.rpartition("/")[2])
+            return await handler(request)
+
+        app = self.service.app()
+        app.middlewares.append(note_verb)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.UnixSite(runner, str(self.path), backlog=1024).start()
         self._started.set()
@@ -77,6 +126,10 @@ class Lab:
         """Start our launcher for the worker `name`; `options` are the launcher's."""
         self.run(name, [sys.executable, "-m", "elasticctl_launcher.main", *options, "--", *command], **env)
 
+    def start_script(self, name: str, **env: str) -> None:
+        """Start our launcher for the worker `name` with `RANK`."""
+        self.start(name, sys.executable, "-c", RANK, LAB=str(self.folder), **env)
+
     def run(self, name: str, argv: list[str], **env: str) -> None:
         """Start any process as the worker `name`."""
         environment = {
@@ -110,7 +163,12 @@ class Lab:
         loaded: dict[str, object] = json.loads((self.folder / f"{name}.end").read_text())
         return loaded
 
-    def until(self, condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    def wait(self, name: str) -> int:
+        """Wait for a launcher's end; returns its exit code."""
+        self.until(lambda: self.workers[name].poll() is not None)
+        return self.workers[name].wait()
+
+    def until(self, condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:

@@ -13,51 +13,8 @@ import pytest
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import JobStatus, RankFailure
-from elasticctl_controller.core.membership import REJOIN_S
 from elasticctl_launcher.restart_ranks import DRAIN_S
-
-from .conftest import Lab
-
-RANK = """
-import json, os, socket, sys, time
-e = os.environ
-known = {"rank": int(e["RANK"]), "generation": int(e["ELASTICCTL_GENERATION"])}
-wire = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-def report(kind, step):
-    wire.sendto(json.dumps({"kind": kind, "step": step, **known}).encode(), e["ELASTICCTL_AGENT_SOCKET"])
-steps = 0
-if "SILENT" not in e:
-    report("progress", 1)
-print(f"rank {e['RANK']} of {e['WORLD_SIZE']} generation {e['ELASTICCTL_GENERATION']} pid {os.getpid()}", flush=True)
-while not os.path.exists(e["LAB"] + "/done"):
-    if os.path.exists(e["LAB"] + "/fail-" + e["ELASTICCTL_WORKER"]):
-        raise ValueError("the loss is not a number")
-    if os.path.exists(e["ELASTICCTL_NOTICE_FILE"]) and "STUBBORN" not in e:
-        mark = f"{e['LAB']}/reached-{known['generation']}-"
-        open(mark + e["RANK"], "w").close()  # the library's ranks agree on a step; these ones wait for each other
-        while not all(os.path.exists(mark + str(rank)) for rank in range(int(e["WORLD_SIZE"]))):
-            time.sleep(0.02)
-        report("drained", 7)
-        time.sleep(60)
-    if "COUPLED" in e:  # in step with the others, as training is
-        steps = steps + 1
-        counter = f"{e['LAB']}/steps-{known['generation']}-"
-        with open(counter + e["RANK"], "a") as file:
-            file.write("x")
-        for rank in range(int(e["WORLD_SIZE"])):
-            while not os.path.exists(counter + str(rank)) or os.path.getsize(counter + str(rank)) < steps:
-                time.sleep(0.01)
-        report("progress", steps)
-    time.sleep(0.02)
-if "EXPORTS" in e:
-    report("finished", steps)
-    time.sleep(float(e["EXPORTS"]))
-    print("exported", flush=True)
-"""
-
-
-def python(lab: Lab, name: str, **env: str) -> None:
-    lab.start(name, sys.executable, "-c", RANK, LAB=str(lab.folder), **env)
+from tests.support.launcher_lab import RANK, Lab
 
 
 def pids(lab: Lab, name: str) -> list[int]:
@@ -68,15 +25,15 @@ def pids(lab: Lab, name: str) -> list[int]:
 @pytest.fixture
 def pair(lab: Lab) -> Lab:
     lab.add("a-0", "a-1")
-    python(lab, "a-0")
-    python(lab, "a-1")
+    lab.start_script("a-0")
+    lab.start_script("a-1")
     lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
     return lab
 
 
 def test_two_workers_form_and_finish(pair: Lab) -> None:
     (pair.folder / "done").touch()
-    assert [worker.wait(20) for worker in pair.workers.values()] == [0, 0]
+    assert [pair.wait(name) for name in pair.workers] == [0, 0]
     assert not (pair.folder / "a-0.end").exists()
 
 
@@ -88,19 +45,19 @@ def test_a_killed_worker_leaves_no_rank_behind_and_the_other_goes_on(pair: Lab, 
     pair.until(lambda: not psutil.pid_exists(rank_pid))
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output(survivor))
     (pair.folder / "done").touch()
-    assert pair.workers[survivor].wait(20) == 0
+    assert pair.wait(survivor) == 0
 
 
 def test_a_newcomer_joins(pair: Lab) -> None:
     pair.add("a-2")
-    python(pair, "a-2")
+    pair.start_script("a-2")
     pair.until(lambda: all(f"rank {i} of 3 generation 2" in pair.output(f"a-{i}") for i in range(3)))
     assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "the old ranks ended in order"
 
 
 def test_an_error_of_ones_own_ends_that_worker_with_its_story(pair: Lab) -> None:
     (pair.folder / "fail-a-1").touch()
-    assert pair.workers["a-1"].wait(20) == 1
+    assert pair.wait("a-1") == 1
     failure = from_json(RankFailure, pair.message("a-1"))
     assert (failure.verdict, failure.rank, failure.exit_code, failure.generation) == ("application", 1, 1, 1)
     assert failure.error == "ValueError: the loss is not a number"
@@ -117,7 +74,7 @@ def test_torchs_error_file_names_the_error(lab: Lab) -> None:
         "try:\n    main()\nexcept KeyError:\n    print('and a last line of its own')\n    raise SystemExit(9)\n"
     )
     lab.start("a-0", sys.executable, "-c", script)
-    assert lab.workers["a-0"].wait(30) == 9
+    assert lab.wait("a-0") == 9
     failure = from_json(RankFailure, lab.message("a-0"))
     assert failure.error == "KeyError: 'no such layer'"
     assert failure.last_lines[-1] == "and a last line of its own"
@@ -125,7 +82,7 @@ def test_torchs_error_file_names_the_error(lab: Lab) -> None:
 
 def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
     os.kill(pids(pair, "a-1")[0], signal.SIGKILL)
-    assert pair.workers["a-1"].wait(20) == 137
+    assert pair.wait("a-1") == 137
     failure = from_json(RankFailure, pair.message("a-1"))
     assert (failure.verdict, failure.error) == ("killed", "")
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
@@ -133,7 +90,7 @@ def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
 
 def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
     pair.workers["a-0"].terminate()
-    assert pair.workers["a-0"].wait(20) == 143
+    assert pair.wait("a-0") == 143
     assert from_json(RankFailure, pair.message("a-0")).verdict == "preempted"
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-1"))
     assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "both committed the same step"
@@ -143,21 +100,21 @@ def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
 def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
-        python(lab, name, SILENT="1")
+        lab.start_script(name, SILENT="1")
     lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
     before = time.monotonic()
     lab.workers["a-1"].terminate()
-    assert lab.workers["a-1"].wait(20) == 143
+    assert lab.wait("a-1") == 143
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-0"))
     assert time.monotonic() - before < DRAIN_S / 2
 
 
 def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) -> None:
     lab.add("a-0")
-    python(lab, "a-0", STUBBORN="1")
+    lab.start_script("a-0", STUBBORN="1")
     lab.until(lambda: "rank 0 of 1" in lab.output("a-0"))
     lab.workers["a-0"].terminate()
-    assert lab.workers["a-0"].wait(DRAIN_S + 15) == 143
+    assert lab.wait("a-0") == 143
 
 
 def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None:
@@ -165,7 +122,7 @@ def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None
     pair.restart_service(JobStatus(generation=1))
     pair.until(lambda: pair.site.service.view("default/job").generations)
     pair.add("a-2")
-    python(pair, "a-2")
+    pair.start_script("a-2")
     pair.until(lambda: "rank 2 of 3 generation 2" in pair.output("a-2"))
     assert before[0] in pids(pair, "a-0")
     pair.until(lambda: len(pids(pair, "a-0")) > 1)
@@ -180,7 +137,7 @@ def test_a_group_forms_over_ipv6(lab: Lab) -> None:
             "dist.all_reduce(x); print('sum', int(x)); dist.destroy_process_group()"
         )
         lab.start(name, sys.executable, "-c", script, ELASTICCTL_POD_IP="::1")
-    assert [worker.wait(40) for worker in lab.workers.values()] == [0, 0], lab.output("a-0")
+    assert [lab.wait(name) for name in lab.workers] == [0, 0], lab.output("a-0")
     assert "sum 2" in lab.output("a-1")
 
 
@@ -197,7 +154,7 @@ def coupled(lab: Lab) -> Lab:
 
 def test_a_stopped_rank_is_found_and_its_worker_given_up(coupled: Lab) -> None:
     os.kill(pids(coupled, "a-1")[0], signal.SIGSTOP)
-    assert coupled.workers["a-1"].wait(20) == 1
+    assert coupled.wait("a-1") == 1
     failure = from_json(RankFailure, coupled.message("a-1"))
     assert (failure.verdict, failure.rank) == ("stuck", 1)
     coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"))
@@ -206,7 +163,7 @@ def test_a_stopped_rank_is_found_and_its_worker_given_up(coupled: Lab) -> None:
 def test_a_worker_that_is_stopped_as_a_whole_is_left_out_and_named(coupled: Lab) -> None:
     for process in (coupled.workers["a-1"].pid, *pids(coupled, "a-1")):
         os.kill(process, signal.SIGSTOP)
-    coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"), REJOIN_S + 20)
+    coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"))
     assert coupled.site.service.view("default/job").silent == {"uid-a-1"}
 
 
@@ -222,7 +179,7 @@ def test_what_a_script_does_after_training_is_no_hang(lab: Lab) -> None:
     command = [sys.executable, "-c", RANK]
     (lab.folder / "done").touch()
     lab.start("a-0", *command, options=("--hang-timeout", "0.5"), LAB=str(lab.folder), EXPORTS="6")
-    assert lab.workers["a-0"].wait(40) == 0
+    assert lab.wait("a-0") == 0
     assert "exported" in lab.output("a-0")
     assert len(lab.site.service.view("default/job").generations) == 1
 
@@ -232,7 +189,7 @@ def test_several_ranks_of_a_worker_are_told_apart(lab: Lab) -> None:
     lab.start("a-0", sys.executable, "-c", RANK, options=("--nproc-per-node", "2"), LAB=str(lab.folder))
     lab.until(lambda: "[rank1] rank 1 of 2" in lab.output("a-0") and "[rank0] rank 0 of 2" in lab.output("a-0"))
     (lab.folder / "done").touch()
-    assert lab.workers["a-0"].wait(20) == 0
+    assert lab.wait("a-0") == 0
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(lab: Lab) -> None:
@@ -245,7 +202,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_with_its_children(lab: Lab) -> No
     lab.until(lambda: "child" in lab.output("a-0"))
     child = int(lab.output("a-0").split("child")[1].split()[0])
     lab.workers["a-0"].terminate()
-    assert lab.workers["a-0"].wait(20) == 143
+    assert lab.wait("a-0") == 143
     lab.until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
 
@@ -253,8 +210,8 @@ def test_a_wrong_token_is_refused_in_one_line(lab: Lab) -> None:
     lab.add("a-0")
     wrong = lab.folder / "wrong"
     wrong.write_text("wrong")
-    python(lab, "a-0", ELASTICCTL_RDZV_TOKEN_FILE=str(wrong))
-    assert lab.workers["a-0"].wait(20) == 1
+    lab.start_script("a-0", ELASTICCTL_RDZV_TOKEN_FILE=str(wrong))
+    assert lab.wait("a-0") == 1
     assert "wrong token for job default/job (HTTP 401)" in lab.output("a-0")
     assert "Traceback" not in lab.output("a-0")
 
@@ -262,7 +219,7 @@ def test_a_wrong_token_is_refused_in_one_line(lab: Lab) -> None:
 def test_a_command_that_does_not_exist_fails_with_its_name(lab: Lab) -> None:
     lab.add("a-0")
     lab.start("a-0", "no-such-program")
-    assert lab.workers["a-0"].wait(20) == 127
+    assert lab.wait("a-0") == 127
     assert "cannot start 'no-such-program'" in lab.output("a-0")
 
 

@@ -1,0 +1,307 @@
+"""The service over HTTP: what it refuses, what it answers, how fast word spreads."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticctl.api.status import JobStatus
+from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Limiter, Refused
+from elasticctl_controller.rendezvous.service import steady_clock
+from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceRefused
+from tests.support.launcher_lab import KEY, TOKEN, Lab
+from tests.support.waiting import wait_until
+
+
+class _Raw(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=10)
+        self._socket_path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(str(self._socket_path))
+
+
+@pytest.fixture
+def client(lab: Lab) -> Iterator[ServiceClient]:
+    lab.add("a-0", "a-1")
+    client = ServiceClient(f"unix://{lab.folder}/r.sock", "default", "job", str(lab.folder / "token"))
+    yield client
+    client.close()
+
+
+def agent(name: str, generation: int = 0) -> dict[str, Any]:
+    return {
+        "uid": f"uid-{name}", "name": name, "host": "127.0.0.1", "port": 29500, "slots": 1, "generation": generation,
+    }  # fmt: skip
+
+
+def form(client: ServiceClient, *names: str, generation: int = 0) -> dict[str, Any]:
+    with ThreadPoolExecutor(len(names)) as pool:
+        worlds = list(pool.map(lambda name: client.call("join", agent(name, generation), 30), names))
+    assert all(world == worlds[0] for world in worlds)
+    return worlds[0]
+
+
+def post(lab: Lab, path: str, body: bytes, token: str = TOKEN) -> tuple[int, str]:
+    connection = _Raw(lab.site.path)
+    try:
+        connection.request("POST", path, body, {"Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_wrong_token_is_refused(lab: Lab, client: ServiceClient) -> None:
+    status, text = post(lab, "/v1/jobs/default/job/leave", b"{}", token="wrong")
+    assert status == 401
+    assert TOKEN not in text
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_request_is_no_error(
+    lab: Lab, client: ServiceClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"POST /v1/jobs/default/job/leave HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as dying:
+            dying.connect(str(lab.site.path))
+            dying.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert post(lab, "/v1/jobs/default/job/leave", b"?")[0] == 400
+    lab.site.stop()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_another_jobs_name_is_refused(lab: Lab, client: ServiceClient) -> None:
+    assert post(lab, "/v1/jobs/default/other/leave", b"{}")[0] == 410
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "status"),
+    [
+        ("dance", b"{}", 404),
+        ("join", b"", 400),
+        ("join", b"[]", 400),
+        ("join", b"{", 400),
+        ("join", b'"' + b"x" * 100 + b'"', 400),
+        ("join", b"[" * 100_000, 400),
+        ("join", b"x" * (3 << 20), 413),
+        ("join", json.dumps({**agent("a-0"), "port": 0}).encode(), 400),
+        ("join", json.dumps({**agent("a-0"), "slots": True}).encode(), 400),
+        ("join", json.dumps({**agent("a-0"), "name": "x" * 1000}).encode(), 400),
+        ("join", json.dumps({**agent("a-0"), "generation": -1}).encode(), 400),
+        ("join", json.dumps(agent("stranger")).encode(), 409),
+        ("watch", json.dumps({"uid": "uid-a-0", "generation": 1, "members": "all"}).encode(), 400),
+        ("watch", json.dumps({"uid": "uid-a-0", "generation": 1, "members": []}).encode(), 400),
+        ("report", json.dumps({"messages": [{}] * 1000}).encode(), 400),
+    ],
+)
+def test_garbage_is_refused_and_changes_nothing(
+    lab: Lab, client: ServiceClient, verb: str, body: bytes, status: int
+) -> None:
+    assert post(lab, f"/v1/jobs/default/job/{verb}", body)[0] == status
+    assert not lab.site.service.view(KEY).generations
+
+
+def test_garbage_reports_are_passed_over(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    good = {"kind": "progress", "generation": 1, "step": 3, "metrics": {"loss": 0.5, "bad": float("nan"), "text": "x"}}
+    bad: list[Any] = [
+        None,
+        7,
+        {"kind": "progress", "generation": 1, "step": "x"},
+        {"kind": "?", "generation": 1, "step": 1},
+        {"kind": "progress", "generation": 1, "step": 3, "metrics": {"loss": 10**400}},
+        {"kind": "progress", "generation": 1, "step": 3, "samples_per_s": 10**400},
+    ]
+    client.call("report", {"messages": [*bad, good]})
+    progress = lab.site.service.view(KEY).progress
+    assert progress is not None
+    assert (progress.step, progress.metrics) == (3, {"loss": 0.5})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = st.dictionaries(
+    st.sampled_from(["uid", "name", "host", "port", "slots", "generation", "members", "messages", "reason", "kind"]),
+    JSON,
+)
+
+
+@given(verb=st.sampled_from(["join", "watch", "leave", "fail", "report", "finish"]), body=FIELDS | JSON)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_body_makes_the_service_fail(lab: Lab, verb: str, body: Any) -> None:
+    lab.add("a-0", "a-1")
+    status, text = post(lab, f"/v1/jobs/default/job/{verb}", json.dumps(body).encode())
+    assert status in (200, 400, 409), text
+
+
+def test_word_of_a_loss_spreads_at_once(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.call, "watch", body, 30)
+        with pytest.raises(TimeoutError):
+            answer.result(0.3)
+        before = time.monotonic()
+        lab.site.service.lose(KEY, "uid-a-1")
+        assert answer.result(5) == {"state": "stale", "reason": "lost a-1"}
+        assert time.monotonic() - before < 1.0
+    with pytest.raises(ServiceRefused, match="not one of the live workers"):
+        client.call("join", agent("a-1", 1))
+
+
+def test_an_agent_of_an_older_generation_is_told(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: client.call("join", agent(name, 1), 30), ["a-0", "a-1"]))
+    body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
+    assert client.call("watch", body)["state"] == "stale"
+    assert client.call("fail", {"uid": "uid-a-0", "generation": 1, "of_peers": False}) == {"verdict": "rejoin"}
+    assert lab.site.service.view(KEY).generations[-1].generation == 2
+
+
+def test_a_dropped_job_answers_gone(lab: Lab, client: ServiceClient) -> None:
+    lab.site.service.drop(KEY)
+    with pytest.raises(ServiceRefused, match="no running job") as caught:
+        client.call("join", agent("a-0"))
+    assert caught.value.status == 410
+
+
+def test_a_job_that_the_controller_has_yet_to_look_at_is_asked_to_come_again(lab: Lab, client: ServiceClient) -> None:
+    path, running = "/v1/jobs/default/other/leave", {"metadata": {"name": "other", "uid": "u"}, "spec": {}}
+    lab.site.jobs["default/other"] = running
+    assert post(lab, path, b"{}")[0] == 503
+    assert post(lab, path, b"{}", token="wrong")[0] == 401
+    lab.site.jobs["default/other"] = running | {"status": {"phase": "Succeeded"}}
+    assert post(lab, path, b"{}")[0] == 410
+
+
+def test_a_job_that_asks_without_end_is_slowed_down(lab: Lab, client: ServiceClient) -> None:
+    limiter, now_s = Limiter(), 100.0
+    for _ in range(int(BURST)):
+        limiter.check(KEY, now_s)
+    with pytest.raises(Refused, match="too many requests"):
+        limiter.check(KEY, now_s)
+    limiter.check("default/other", now_s)
+    limiter.check(KEY, now_s + 2 / RATE_PER_S)
+    lab.site.service._limiter = limiter
+    limiter._buckets[KEY] = (0.0, time.monotonic() + 3600)
+    with pytest.raises(ServiceAway, match="HTTP 429"):
+        client.call("leave", {"uid": "uid-a-0", "reason": "x"})
+
+
+def test_a_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = steady_clock()
+    before = clock()
+    monkeypatch.setattr(time, "time", lambda: before - 86_400.0)
+    assert 0 <= clock() - before < 60
+
+
+def test_a_rerun_under_the_same_name_starts_afresh(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    lab.site.service.set_group(KEY, status=JobStatus(), job_uid="another", alive={"n": "a-0"}, minimum=1)
+    assert not lab.site.service.view(KEY).generations
+
+
+def test_a_rerun_under_the_same_name_gets_its_own_world(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    # Gone and made again between two passes: the controller never saw the job missing.
+    alive = {"uid-b-0": "a-0", "uid-b-1": "a-1"}
+    lab.site.service.set_group(KEY, status=JobStatus(), job_uid="another", alive=alive, minimum=1)
+    world = form(client, "b-0", "b-1")
+    assert (world["generation"], [one["uid"] for one in world["members"]]) == (1, ["uid-b-0", "uid-b-1"])
+
+
+def test_a_replica_that_no_longer_leads_answers_nobody(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.call, "watch", body, 30)
+        wait_until(lambda: KEY in lab.site.service._changed)
+        lab.site.service._may_act = lambda: False
+        lab.site.service.lose(KEY, "uid-a-1")
+        with pytest.raises(ServiceAway, match="HTTP 503"):
+            answer.result(5)
+    with pytest.raises(ServiceAway, match="HTTP 503"):  # not the refusal that would end this worker
+        client.call("join", agent("a-1", 1))
+
+
+def test_a_header_of_any_bytes_is_refused(lab: Lab, client: ServiceClient) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(10)
+        raw.connect(str(lab.site.path))
+        raw.sendall(b"POST /v1/jobs/default/job/leave HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n")
+        raw.sendall(b"Authorization: Bearer \xff\xfe\r\n\r\n{}")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_job_that_is_over_leaves_nothing_behind(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.call, "watch", {"uid": "uid-a-0", "generation": 1}, 30)
+        wait_until(lambda: KEY in lab.site.service._changed)
+        lab.site.service.drop(KEY)
+        with pytest.raises(ServiceRefused, match="no running job"):
+            answer.result(5)
+    assert KEY not in lab.site.service._changed
+
+
+def test_a_restarted_service_asks_for_the_world_and_adopts_it(lab: Lab, client: ServiceClient) -> None:
+    world = form(client, "a-0", "a-1")
+    lab.site.service.drop(KEY)
+    lab.add("a-0", "a-1")
+    body = {"uid": "uid-a-0", "generation": 1}
+    assert client.call("watch", body)["state"] == "unknown"
+    with ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(client.call, "watch", body | {"members": world["members"]}, 30)]
+        wait_until(lambda: lab.site.service.view(KEY).generations)
+        waits.append(pool.submit(client.call, "watch", {"uid": "uid-a-1", "generation": 1}, 30))
+        lab.site.service.lose(KEY, "uid-a-1")
+        assert {wait.result(5)["reason"] for wait in waits} <= {"lost a-1", "removed"}
+
+
+def test_512_agents_form_and_form_again_after_a_loss(lab: Lab) -> None:
+    names = [f"a-{i}" for i in range(512)]
+    lab.add(*names)
+
+    async def form_all(session: aiohttp.ClientSession, some: list[str], generation: int) -> float:
+        async def join(name: str) -> dict[str, Any]:
+            async with session.post("http://x/v1/jobs/default/job/join", json=agent(name, generation)) as response:
+                answer: dict[str, Any] = await response.json()
+                return answer
+
+        before = time.monotonic()
+        worlds = await asyncio.gather(*(join(name) for name in some))
+        took_s = time.monotonic() - before
+        assert {world["generation"] for world in worlds} == {generation + 1}
+        assert len(worlds[0]["members"]) == len(some)
+        return took_s
+
+    async def story() -> tuple[float, float]:
+        connector = aiohttp.UnixConnector(str(lab.site.path), limit=0)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+            first_s = await form_all(session, names, 0)
+            lab.site.service.lose(KEY, "uid-a-7")
+            return first_s, await form_all(session, [name for name in names if name != "a-7"], 1)
+
+    first_s, again_s = asyncio.run(story())
+    assert first_s < 10, f"forming took {first_s:.2f} s"  # the aim is 1 s and 0.3 s; this bound only catches a hang
+    assert again_s < 10, f"re-forming took {again_s:.2f} s"
