@@ -303,5 +303,5 @@ def test_512_agents_form_and_form_again_after_a_loss(lab: Lab) -> None:
             return first_s, await form_all(session, [name for name in names if name != "a-7"], 1)
 
     first_s, again_s = asyncio.run(story())
-    assert first_s < 10, f"forming took {first_s:.2f} s"  # the aim is 1 s and 0.3 s; this bound only catches a hang
-    assert again_s < 10, f"re-forming took {again_s:.2f} s"
+    assert first_s < 60, f"forming took {first_s:.2f} s"  # the aim is 1 s and 0.3 s; this bound only catches a hang
+    assert again_s < 60, f"re-forming took {again_s:.2f} s"
