@@ -1,7 +1,7 @@
-"""What a job costs, planned and so far, against what it would cost on demand. Pure but for the price list.
+"""What a job costs, planned and so far, compared with on-demand capacity.
 
-List prices, and for spot a share of them: estimates, and said to be. A job whose pods do not ask for instances with a
-known price (on this machine, on a cluster of one's own, without GPUs) has none.
+On-demand prices are list prices; spot is estimated as a share of them unless live prices are known. A job has no cost
+if its pods do not ask for instances with a known price (the local cluster, on-premises clusters, jobs without GPUs).
 """
 
 from __future__ import annotations
@@ -10,24 +10,20 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elasticctl.api.gpu_types import GKE_GPU_LABEL, GPU_TYPES, INSTANCE_LABEL
 from elasticctl.api.podtemplate import ON_DEMAND, SPOT, Hardware, capacity, hardware, node_labels
 from elasticctl.api.spec import ElasticJob
-
-if TYPE_CHECKING:
-    pass
-
 
 _ATTACHED_TO = "n1-standard"
 
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """On-demand prices of one provider, in US dollars per hour; `attached` those of GPUs that are attached to a node.
+    """On-demand prices of one provider, in US dollars per hour; `attached` are those of GPUs attached to a node.
 
-    `spot_share` is what spot is estimated at, as a share of on-demand. `date` is when the prices were written down.
+    `spot_share` is the estimated price of spot as a share of on-demand. `date` is when the prices were recorded.
     """
 
     region: str
@@ -38,7 +34,7 @@ class PriceList:
     attached: Mapping[str, float] = field(default_factory=dict)
 
     def node_per_hour(self, instance: str, gpu: str, gpus: int) -> float | None:
-        """An on-demand node of this type with so many GPUs of this type; None where the list does not say."""
+        """The price of an on-demand node of this type with `gpus` GPUs; None if it is not in the list."""
         if instance != _ATTACHED_TO:
             return self.per_hour.get(instance)
         if gpu not in self.attached:
@@ -48,9 +44,9 @@ class PriceList:
 
 @dataclass(frozen=True, slots=True)
 class SpotPrices:
-    """Spot as it was asked for, in US dollars per hour by instance type, in the cheapest zone of a region.
+    """Live spot prices in US dollars per hour by instance type, of the cheapest zone of a region.
 
-    `at`: when, in seconds since the epoch.
+    `at` is when they were queried, in seconds since the epoch.
     """
 
     region: str
@@ -60,7 +56,7 @@ class SpotPrices:
 
 @functools.cache
 def price_list(provider: str) -> PriceList | None:
-    """The prices of a provider; None for one without (this machine, a cluster of one's own)."""
+    """The prices of a provider; None for one without prices (local, plain Kubernetes)."""
     import tomllib
 
     data = tomllib.loads(resources.files("elasticctl.api").joinpath("prices.toml").read_text("utf-8"))
@@ -79,9 +75,9 @@ def price_list(provider: str) -> PriceList | None:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One node's on-demand price in US dollars per hour, of the cheapest and the dearest instance type that will do.
+    """One node's on-demand price in US dollars per hour: the cheapest and the most expensive suitable instance type.
 
-    `live`: what spot costs there now, where that is known; it is estimated otherwise.
+    `live` holds the current spot prices if they are known; otherwise spot is estimated.
     """
 
     instances: tuple[str, ...]
@@ -92,17 +88,17 @@ class Rate:
 
     @property
     def spot_is_live(self) -> bool:
-        """Is spot known for any of the instance types?"""
+        """True if the spot price of any of the instance types is known."""
         return bool(self._live_prices())
 
     @property
     def spot_range(self) -> tuple[float, float]:
-        """One node on spot, of the cheapest and the dearest type."""
+        """The price of one spot node: the cheapest and the most expensive type."""
         known = self._live_prices()
         return (min(known), max(known)) if known else (self.spot(self.low), self.spot(self.high))
 
     def spot(self, on_demand: float) -> float:
-        """What spot costs, or is estimated at, for something that costs this much on demand at the cheapest type."""
+        """The spot price, known or estimated, of what costs `on_demand` at the cheapest type."""
         known = self._live_prices()
         return on_demand * (min(known) / self.low if known else self.prices.spot_share)
 
@@ -113,7 +109,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """US dollars so far, at the cheapest instance type that will do: spent, and had it all been on demand."""
+    """US dollars so far at the cheapest suitable instance type: as run, and if all of it had been on demand."""
 
     spent: float
     on_demand: float
@@ -126,9 +122,7 @@ class Cost:
 
 
 def rate(provider: str, instances: Sequence[str], gpu: str, gpus: int) -> Rate | None:
-    """What one of these instance types costs; None where no price is known for any of them."""
-    pass  # not for jobs without a price
-
+    """The price of a node of any of these instance types; None if no price is known for any of them."""
     prices = price_list(provider)
     if prices is None:
         return None
@@ -140,9 +134,9 @@ def rate(provider: str, instances: Sequence[str], gpu: str, gpus: int) -> Rate |
 
 
 def cost(job: ElasticJob, now: float) -> Cost | None:
-    """What a job has cost up to `now` (seconds since the epoch); None where its nodes have no known price.
+    """What a job has cost up to `now` (seconds since the epoch); None if its nodes have no known price.
 
-    Time of workers whose capacity is not known counts as on-demand.
+    Workers of unknown capacity count as on-demand.
     """
     one = rate_of(job)
     seconds = worker_seconds(job, now)
@@ -155,7 +149,7 @@ def cost(job: ElasticJob, now: float) -> Cost | None:
 
 
 def rate_of(job: ElasticJob) -> Rate | None:
-    """What a node of this job's workers costs, from what its pod template asks for."""
+    """The price of a node of this job's workers, from what its pod template asks for."""
     labels, found = node_labels(job.template), hardware(job)
     if labels.get(INSTANCE_LABEL):
         return rate("aws", labels[INSTANCE_LABEL], "", found.gpus_per_worker)
@@ -163,7 +157,7 @@ def rate_of(job: ElasticJob) -> Rate | None:
 
 
 def worker_seconds(job: ElasticJob, now: float) -> dict[str, float]:
-    """Seconds that workers have run, by capacity: those that ended, as the status says, and those that run."""
+    """Seconds that workers have run, by capacity: ended ones from the status, and those still running."""
     status = job.status
     total = {kind: spent_s for kind, spent_s in status.worker_seconds.items() if spent_s > 0}
     kind = capacity(job.template) or ON_DEMAND
@@ -174,7 +168,7 @@ def worker_seconds(job: ElasticJob, now: float) -> dict[str, float]:
 
 
 def _rate_at_gcp(labels: Mapping[str, tuple[str, ...]], found: Hardware) -> Rate | None:
-    """There the label is of the GPU, and the instance types are those that have so many of it."""
+    """On GCP the label names the GPU; the instance types are those with that many of it."""
     wanted = labels.get(GKE_GPU_LABEL, ())
     gpu = next((gpu for gpu in GPU_TYPES.values() if gpu.gke_accelerator in wanted), None)
     if gpu is None:

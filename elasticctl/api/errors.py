@@ -8,16 +8,17 @@
     ├── ClusterError                3   the cluster refused or cannot be reached
     │   ├── NotFoundError               no such job, worker or context
     │   ├── ConflictError               the name is taken, or the object changed under us
-    │   ├── UnreachableError            nobody answers
-    │   ├── CredentialsError            the cluster does not know who asks
-    │   ├── ForbiddenError              it knows, and does not allow it
-    │   ├── BusyError                   it asks to be asked again later
-    │   ├── ExpiredError                it no longer keeps the version that was asked for
-    │   └── StorageFullError            the disk has no room: nothing was written
-    ├── StorageError            3   where a job keeps its checkpoints cannot be reached, read or written
+    │   ├── UnreachableError            no answer
+    │   ├── CredentialsError            the cluster does not accept the credentials
+    │   ├── ForbiddenError              it accepts them, but does not allow the request
+    │   ├── BusyError                   it is overloaded: try again later
+    │   ├── ExpiredError                it no longer keeps the requested version
+    │   └── StorageFullError            the disk is full: nothing was written
+    ├── StorageError            3   a job's storage (checkpoints, workspace, logs) failed
     └── JobFailedError              1   the job itself ended badly
 
-Each message says what failed, the value, and what to do next, in one or two lines.
+Each message says what failed, the value, and what to do next ("FIX: ..."), in one or two lines. The
+training side has a tree of its own (`elasticctl_store.errors`), because it imports nothing of the client.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ClusterError(ElasticctlError):
 
 
 class NotFoundError(ClusterError):
-    """The named job, worker or context is not there."""
+    """The named job, worker or context does not exist."""
 
 
 class ConflictError(ClusterError):
@@ -78,11 +79,11 @@ class CredentialsError(ClusterError):
 
 
 class ForbiddenError(ClusterError):
-    """The cluster does not let these credentials do this, or its rules forbid the object; says what was asked."""
+    """The credentials may not do this, or the cluster's rules forbid the object; the message names the request."""
 
 
 class BusyError(ClusterError):
-    """The cluster has too much to do; `retry_after_s`: for how long it wants to be left alone (None: does not say)."""
+    """The cluster is overloaded; `retry_after_s` is how long it asks to wait (None: it does not say)."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -90,18 +91,18 @@ class BusyError(ClusterError):
 
 
 class ExpiredError(ClusterError):
-    """The version that a watch or a page of a list begins at is too old: list again."""
+    """The version that a watch or a page of a list starts from is too old: list again."""
 
 
 class StorageFullError(ClusterError):
-    """The disk has no room for the request; nothing was written."""
+    """The disk is full; nothing was written."""
 
 
 class JobStorageError(ElasticctlError):
-    """A storage URL cannot be reached, read or written, or what is there is damaged."""
+    """A storage URL cannot be reached, read or written, or its content is damaged."""
 
     exit_code = 3
 
 
 class JobFailedError(ElasticctlError):
-    """The job that was waited for did not succeed."""
+    """The job that the command waited for did not succeed."""

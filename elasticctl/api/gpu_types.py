@@ -1,6 +1,6 @@
-"""GPU types: which instances carry them, and how a pod asks for one of those and for spot capacity.
+"""GPU types: which instance types have them, and how a pod asks for one of those and for spot capacity.
 
-Pure data and lookup. Sources: the instance tables of aws.amazon.com/ec2/instance-types and
+Sources: the instance tables of aws.amazon.com/ec2/instance-types and
 cloud.google.com/compute/docs/gpus; the labels are those that EKS managed node groups, Karpenter and GKE put on nodes.
 """
 
@@ -15,7 +15,7 @@ from elasticctl.api.text import did_you_mean, listed, shown
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 GKE_GPU_LABEL = "cloud.google.com/gke-accelerator"
 GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
-# One of the two is on every AWS node, depending on who made it; a pod takes either.
+# Every AWS node has one of the two, depending on what created it; a pod accepts either.
 AWS_CAPACITY_LABELS = (
     ("eks.amazonaws.com/capacityType", "SPOT", "ON_DEMAND"),
     ("karpenter.sh/capacity-type", "spot", "on-demand"),
@@ -26,7 +26,7 @@ NodeTerm = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class GpuType:
-    """One GPU type; `aws` and `gcp` map the GPUs of a node to the instance types that have as many."""
+    """One GPU type; `aws` and `gcp` map GPUs per node to instance types."""
 
     name: str
     aws: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class GpuType:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a worker may run: any node that fits one of `terms` (label -> values; none: label absent)."""
+    """Where a worker may run: any node that matches one of `terms` (label -> values; no values: label absent)."""
 
     terms: tuple[NodeTerm, ...] = ()
     tolerations: tuple[Mapping[str, str], ...] = ()
@@ -101,49 +101,46 @@ GPU_TYPES: Mapping[str, GpuType] = {
 
 
 def gpu_type(name: str) -> GpuType:
-    """Look a GPU type up; UsageError with the nearest name when there is none."""
+    """Look up a GPU type; UsageError with the nearest name if it is unknown."""
     found = GPU_TYPES.get(name.lower())
     if found is None:
         near = did_you_mean(name, GPU_TYPES)
-        raise UsageError(f"unknown GPU type {shown(name)}{near}; known are {', '.join(GPU_TYPES)}")
+        raise UsageError(f"unknown GPU type {shown(name)}{near}; FIX: use one of {', '.join(GPU_TYPES)}")
     return found
 
 
 def place(provider: str, gpu: GpuType | None, gpus_per_node: int, *, spot: bool) -> Placement:
     """How a worker asks `provider` for a node with `gpus_per_node` GPUs of type `gpu` (None: any node).
 
-    Raises UsageError when the provider has no such node. `local` and `kubernetes` have none to choose from.
+    Raises UsageError if the provider has no such node.
     """
     if provider in ("local", "kubernetes"):
-        return _unlabelled(provider, gpu, gpus_per_node)
+        return _place_without_labels(provider, gpu, gpus_per_node)
     instances: tuple[str, ...] = ()
     if gpu is not None:
         shapes = gpu.nodes(provider)
         if not shapes:
-            raise UsageError(f"{provider} has no {gpu.name} GPUs; there are {', '.join(_at(provider))}")
+            offered = ", ".join(name for name, other in GPU_TYPES.items() if other.nodes(provider))
+            raise UsageError(f"{provider} has no {gpu.name} GPUs; FIX: use one of {offered}")
         if gpus_per_node not in shapes:
             sizes = listed(map(str, shapes))
             raise UsageError(
-                f"{provider} has no node with {gpus_per_node} {gpu.name} GPUs; --gpus-per-node can be {sizes}"
+                f"{provider} has no node with {gpus_per_node} {gpu.name} GPUs; FIX: --gpus-per-node {sizes}"
             )
         instances = shapes[gpus_per_node]
     return _aws(instances, spot) if provider == "aws" else _gcp(gpu, instances, spot)
 
 
-def _unlabelled(provider: str, gpu: GpuType | None, gpus_per_node: int) -> Placement:
-    """This machine, and clusters whose nodes have no labels that all of them share."""
+def _place_without_labels(provider: str, gpu: GpuType | None, gpus_per_node: int) -> Placement:
+    """On the local cluster, and on clusters whose nodes have no labels in common."""
     if provider == "local":
         return Placement()
     if gpu is not None:
         raise UsageError(
-            f"--gpu-type {gpu.name}: nothing says how a plain Kubernetes cluster labels its GPUs; leave it out, and"
+            f"--gpu-type {gpu.name}: the GPU labels of a plain Kubernetes cluster are not known; FIX: leave it out, and"
             " choose nodes with --set spec.replicaSpecs.Worker.template.spec.nodeSelector={LABEL: VALUE}"
         )
     return Placement(tolerations=_gpu_tolerations(gpus_per_node > 0))
-
-
-def _at(provider: str) -> list[str]:
-    return [name for name, gpu in GPU_TYPES.items() if gpu.nodes(provider)]
 
 
 def _aws(instances: tuple[str, ...], spot: bool) -> Placement:
@@ -156,7 +153,7 @@ def _aws(instances: tuple[str, ...], spot: bool) -> Placement:
 
 
 def _gcp(gpu: GpuType | None, instances: tuple[str, ...], spot: bool) -> Placement:
-    # An accelerator attached to an n1 says nothing about the machine's size, so the label of the GPU is what counts.
+    # The machine type says nothing about the GPUs attached to an n1, so select by the GPU's label.
     wanted = {GKE_GPU_LABEL: (gpu.gke_accelerator,)} if gpu else {}
     tolerations = _gpu_tolerations(gpu is not None)
     if spot:
@@ -165,5 +162,5 @@ def _gcp(gpu: GpuType | None, instances: tuple[str, ...], spot: bool) -> Placeme
 
 
 def _gpu_tolerations(gpus: bool) -> tuple[Mapping[str, str], ...]:
-    """GPU nodes are commonly tainted so that nothing else lands on them."""
+    """GPU nodes are usually tainted to keep other pods off them."""
     return ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},) if gpus else ()

@@ -1,7 +1,7 @@
-"""What happened to a job, in order of time, from its status and its pods' events. Pure.
+"""A job's pace, goodput and timeline, from its status and its pods' events.
 
-An entry never changes once it is told (what ends later is an entry of its own), so that a reader can be told only what
-is new. But for one: the loss of a worker that did not answer is told again when its node is found lost.
+An entry of the timeline never changes (what ends later is an entry of its own), so that a reader can be sent only new
+ones. One exception: the loss of an unresponsive worker appears again once its node is found lost.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from elasticctl.api.status import Condition, GroupGeneration, Interruption, JobS
 from elasticctl.api.text import counted, span
 
 _LEAST_S = 1.0
-"""Shorter than this, what a group has done says little about its pace."""
+"""Over less time than this, a group's steps say little about its pace."""
 
 
 def steps_per_s(status: JobStatus) -> float | None:
-    """Steps a second of the group that trains now, from its first step on; None before that can be told.
+    """Steps per second of the current group since its first step; None while that is unknown.
 
-    Of this group only: one of another size had another pace.
+    Earlier groups do not count: one of another size had another pace.
     """
     group = status.generations[-1] if status.generations else None
     step, at = status.progress.step, status.progress.at
@@ -34,7 +34,7 @@ def steps_per_s(status: JobStatus) -> float | None:
 
 
 def fraction_done(status: JobStatus) -> float | None:
-    """How much of all steps is done, from 0 to 1; None where the script does not say how many there are."""
+    """The share of all steps that is done, from 0 to 1; None if the script does not report their total."""
     step, total = status.progress.step, status.progress.total_steps
     if step is None or not total or total < 0:
         return None
@@ -42,7 +42,7 @@ def fraction_done(status: JobStatus) -> float | None:
 
 
 def remaining_s(status: JobStatus) -> float | None:
-    """Seconds until the last step at the present pace; None where that cannot be told."""
+    """Seconds until the last step at the current pace; None if that is unknown."""
     pace, step, total = steps_per_s(status), status.progress.step, status.progress.total_steps
     if pace is None or step is None or total is None:
         return None
@@ -51,9 +51,9 @@ def remaining_s(status: JobStatus) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Seconds of wall time, and of them those in which training moved forward, or did steps that were lost.
+    """Wall time in seconds, and how much of it moved training forward or was spent on steps that were lost.
 
-    `whole`: it is of the job's whole life; otherwise of the groups that its status still knows.
+    `whole` is True if this covers the job's whole life, False if only the groups that its status still lists.
     """
 
     wall_s: float
@@ -68,7 +68,7 @@ class Goodput:
 
 
 def goodput(status: JobStatus, now: float) -> Goodput | None:
-    """What came of a job's time up to `now` (seconds since the epoch), or its end; None before the first step."""
+    """The goodput of a job up to `now` (seconds since the epoch) or its end; None before the first step."""
     groups = status.generations
     end = status.completion_time if status.completion_time is not None else now
     begin = _begin(status)
@@ -84,7 +84,7 @@ def goodput(status: JobStatus, now: float) -> Goodput | None:
 
 
 def _begin(status: JobStatus) -> float | None:
-    """When the clock started: with the job, or the oldest group that is still known."""
+    """When the clock started: with the job, or with the oldest group still listed."""
     if not status.generations:
         return None
     first = status.generations[0]
@@ -95,7 +95,7 @@ def _begin(status: JobStatus) -> float | None:
 
 
 def training_s(status: JobStatus, position: int, end: float) -> float:
-    """Seconds from the first step of a group until it was told to stop, or until `end`; 0 before that step."""
+    """Seconds from the first step of a group until it was stopped, or until `end`; 0 before that step."""
     group, later = status.generations[position], status.generations[position + 1 :]
     if group.first_step_at is None:
         return 0.0
@@ -107,7 +107,7 @@ def training_s(status: JobStatus, position: int, end: float) -> float:
 
 
 def _lost_share(group: GroupGeneration, later: Sequence[GroupGeneration]) -> float:
-    """The share of a group's steps that a later one did again."""
+    """The share of a group's steps that a later group redid."""
     resumed = next((item.resumed_step for item in later if item.resumed_step is not None), None)
     if resumed is None or group.last_step is None:
         return 0.0
@@ -120,7 +120,7 @@ _LAST_LINE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One thing that happened: when (seconds since the epoch), what in a word or two, to whom, and the rest."""
+    """One event: when (seconds since the epoch), what in a word or two, to whom, and details."""
 
     at: float
     what: str
@@ -129,9 +129,9 @@ class TimelineEntry:
 
 
 def timeline(job: ElasticJob, events: Iterable[Manifest] = ()) -> list[TimelineEntry]:
-    """Everything that the job's status and its pods' events tell, in order of time.
+    """All events known from the job's status and its pods' events, oldest first.
 
-    Of interruptions, scalings and generations a status keeps the last ones only, and of checkpoints the newest.
+    A status keeps only the latest interruptions, scalings and generations, and only the newest checkpoint.
     """
     status = job.status
     entries = [
@@ -153,7 +153,7 @@ def _entry_at(moment: float | None, what: str, about: str, details: str = "") ->
 
 def _condition(job: ElasticJob, item: Condition) -> Iterator[TimelineEntry]:
     if item.type == "Created" or (item.status != "True" and item.type != "Suspended"):
-        return  # told otherwise: by its creation, and by what it is now
+        return  # its creation time and its current condition say it already
     word = item.type.lower() if item.status == "True" else "resumed"
     yield from _entry_at(item.last_transition_time, word, job.name, item.message)
 
@@ -196,7 +196,7 @@ def _checkpoint(job: ElasticJob) -> Iterator[TimelineEntry]:
 
 
 def _event(event: Manifest) -> Iterator[TimelineEntry]:
-    """What the cluster says about pods; what the controller says about the job is in the status already."""
+    """What the cluster says about pods; the controller's events about the job are in the status already."""
     if at(event, "involvedObject", "kind") != "Pod":
         return
     moment = from_rfc3339(at(event, "firstTimestamp")) or from_rfc3339(at(event, "eventTime"))

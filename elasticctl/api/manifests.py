@@ -68,7 +68,7 @@ def find_template(name: str, folder: Path) -> Template:
         return _read_shipped(name)
     known = [*shipped, *(path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}"))]
     raise TemplateError(
-        f"no job template {shown(name)}{did_you_mean(name, known)}; `elasticctl template list` shows what there is"
+        f"no job template {shown(name)}{did_you_mean(name, known)}; FIX: see `elasticctl template list`"
     )
 
 

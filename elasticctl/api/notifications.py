@@ -1,8 +1,8 @@
-"""Where a job's news goes: a reference to a webhook's URL. The URL itself is a secret and is in no manifest; pure.
+"""Where a job's notifications go: a reference to a webhook's URL. The URL itself is a secret and is in no manifest.
 
 secret:KEY    the key of the secret `elasticctl-notify` in the job's namespace; `KEY` alone means the same
-file:PATH     a file whose one line it is; on the local cluster alone
-env:NAME      a variable of the local cluster's supervisor; on the local cluster alone
+file:PATH     a file with that one line; only on the local cluster
+env:NAME      an environment variable of the supervisor; only on the local cluster
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elasticctl.api.errors import UsageError
 from elasticctl.api.text import shown
 
 SECRET = "elasticctl-notify"  # noqa: S105 - the name of one
-"""The one Secret that the controller may read, in every namespace."""
+"""The name of the only Secret that the controller may read, in any namespace."""
 KINDS = ("secret", "file", "env")
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -29,7 +29,7 @@ class Reference:
 
     @property
     def local_only(self) -> bool:
-        """True for what is not to be had of a Kubernetes cluster."""
+        """True if it works only on the local cluster."""
         return self.kind != "secret"
 
     def __str__(self) -> str:
@@ -37,19 +37,19 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a reference. Raises UsageError, which does not repeat what may be the secret."""
+    """Read a reference. Raises UsageError, whose message does not repeat what may be the secret."""
     kind, separator, name = text.partition(":")
     if name.startswith("//") and kind != "file":
         raise UsageError(
-            f"this looks like the webhook's URL, which is a secret: store it (`elasticctl secret set {SECRET} KEY`, or"
-            f" kubectl create secret generic {SECRET}) and give its KEY instead"
+            f"this looks like the webhook's URL, which is a secret; FIX: store it (`elasticctl secret set {SECRET}"
+            f" KEY`, or kubectl create secret generic {SECRET}) and give its KEY instead"
         )
     if not separator:
         kind, name = "secret", text
     good = {"secret": _KEY.fullmatch(name), "file": name.startswith("/"), "env": _VARIABLE.fullmatch(name)}
     if kind not in good:
-        raise UsageError(f"news can go to secret:KEY, file:PATH or env:NAME, not to {shown(kind)}:…")
+        raise UsageError(f"notifications can go to secret:KEY, file:PATH or env:NAME, not to {shown(kind)}:…")
     if not good[kind]:
         forms = {"secret": "a key of a secret", "file": "an absolute path", "env": "the name of a variable"}
-        raise UsageError(f"{shown(name)} is not {forms[kind]}: news can go to secret:KEY, file:PATH or env:NAME")
+        raise UsageError(f"{shown(name)} is not {forms[kind]}; FIX: use secret:KEY, file:PATH or env:NAME")
     return Reference(kind, name)

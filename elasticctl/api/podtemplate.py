@@ -1,4 +1,4 @@
-"""What a job's pod template says: GPUs, storage, command, image, nodes. Pure, and lenient with any content."""
+"""What a job's pod template says: GPUs, storage, command, image, nodes. Lenient with any content."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from elasticctl.api.spec import WORKER_CONTAINER, ElasticJob
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
-"""`<URL>#<step>`: the commit of another run's storage that a job without commits of its own starts from."""
+"""`<URL>#<step>`: the checkpoint of another job that this one starts from while it has none of its own."""
 WORKSPACE_VARIABLE = "ELASTICCTL_WORKSPACE"
-"""`<URL>#<digest>`: the folder that goes along with the job."""
+"""`<URL>#<digest>`: the workspace, a copy of the folder that the job was submitted from."""
 WORKSPACE_FROM_VARIABLE = "ELASTICCTL_WORKSPACE_FROM"
 """That folder's path where the job was submitted."""
 LAUNCHER = "elasticctl-launch"
@@ -24,12 +24,12 @@ SPOT, ON_DEMAND = "spot", "onDemand"
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _RANKS = "--nproc-per-node"
-_MOST = 1_000_000  # GPUs or ranks of a worker: more means nothing, and is reckoned with all the same
+_MOST = 1_000_000  # GPUs or ranks of a worker: larger numbers mean nothing, and must not break arithmetic
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What each worker of a job has and runs; zeros and blanks where its pod template says nothing.
+    """What each worker of a job has and runs; zero or blank where its pod template says nothing.
 
     `ranks_per_worker` is how many ranks a worker's launcher starts (1 where the template does not say); `command` is
     the whole argv; `env` the variables with a plain value.
@@ -44,7 +44,7 @@ class Hardware:
 
     @property
     def launched(self) -> bool:
-        """True when our launcher runs the ranks, so that groups, and perhaps progress, are known."""
+        """True if our launcher runs the ranks, so that groups, and perhaps progress, are known."""
         return bool(self.command) and self.command[0].rpartition("/")[2] == LAUNCHER
 
 
@@ -70,14 +70,14 @@ def hardware(job: ElasticJob) -> Hardware:
 
 
 def worker_container(template: Mapping[str, Any]) -> Any:
-    """The container that trains: the one called `elasticjob-worker`, or else the first; {} where there is none."""
+    """The container that trains: the one named `elasticjob-worker`, else the first; {} if there is none."""
     containers = as_list(at(template, "spec", "containers"))
     named = (item for item in containers if at(item, "name") == WORKER_CONTAINER)
     return next(named, containers[0] if containers else {})
 
 
 def node_labels(template: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Label -> the values of it that a node may have, of all the nodes that will do; none: it must be absent."""
+    """Label -> the values that a suitable node may have; no values: the label must be absent."""
     found: dict[str, tuple[str, ...]] = {}
     affinity = at(template, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
     for term in as_list(at(affinity, "nodeSelectorTerms")):
@@ -94,7 +94,7 @@ def node_labels(template: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def capacity(template: Mapping[str, Any]) -> str:
-    """What workers ask for: `spot`, `onDemand`, or "" where they take either or do not say."""
+    """The capacity that workers ask for: `spot`, `onDemand`, or "" if they accept either or do not say."""
     labels = node_labels(template)
     wanted = {
         SPOT if value == spot else ON_DEMAND
@@ -113,7 +113,7 @@ def _after(flag: str, words: list[str]) -> str | None:
 
 
 def _end_of_ours(words: list[str]) -> int:
-    """Where the launcher's own words end and the script's begin."""
+    """Where the launcher's own arguments end and the script's begin."""
     return words.index("--") if "--" in words else len(words)
 
 

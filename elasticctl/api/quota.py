@@ -1,7 +1,4 @@
-"""Who holds what of a shared cluster, who waits for whom and why: from quotas and jobs' shares, for all who show it.
-
-The command line and the dashboard tell the same because both ask here. Pure.
-"""
+"""Quotas of a shared cluster, and its usage by job, project and pool, as the command line and the dashboard show it."""
 
 from __future__ import annotations
 
@@ -23,18 +20,18 @@ PLURAL = "elasticquotas"
 GPU, CPU = "gpu", "cpu"
 POOLS = (*GPU_TYPES, GPU, CPU)
 CPU_SLOTS = "elasticctl.dev/cpu-slots"
-"""What a node offers that has processors to share."""
+"""The resource that a node with CPUs to share offers."""
 HELD = "held"
-"""In the status of a node, beside what is allocatable there: what pods that are no workers hold of it, by resource."""
+"""In the status of a node, beside `allocatable`: what pods that are not workers use, by resource."""
 MAX_SLOTS = 1_000_000
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One project's part, in slots by kind: guaranteed (missing: 0) and at most (missing: no limit).
+    """One project's quota in slots by pool: guaranteed (missing: 0) and limit (missing: none).
 
-    `weight` is its share, beside the other projects', of what nobody is guaranteed or uses.
+    `weight` is its share, relative to the other projects, of what is not guaranteed or not used.
     """
 
     project: str
@@ -62,7 +59,7 @@ class Quota:
 
 
 def check_quota(manifest: object) -> Quota:
-    """Refuse what cannot be stored as an ElasticQuota; SpecError names the field, the value and what would do."""
+    """Check an ElasticQuota before it is stored; SpecError names the field, the value and what is allowed."""
     if not isinstance(manifest, Mapping):
         raise SpecError(f"an {KIND} is a mapping, not {type(manifest).__name__}")
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
@@ -101,9 +98,9 @@ def _slots(given: object) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """What one job has, in slots of a pool, and why; `job` is its name, `project` its namespace.
+    """What one job uses of a pool, in slots, and why; `job` is its name, `project` its namespace.
 
-    `pool_slots` is how many slots the pool has, as the job was last told; 0: it was not.
+    `pool_slots` is the size of the pool according to the job's status; 0 if unknown.
     """
 
     project: str
@@ -121,9 +118,9 @@ class JobUsage:
 
 @dataclass(frozen=True, slots=True)
 class ProjectUsage:
-    """A project's part of a pool, in slots; `limit` None: none. `waiting` counts its jobs that have nothing.
+    """What a project uses of a pool, in slots; `limit` None: none. `waiting` counts its jobs without workers.
 
-    `unused` is what is guaranteed to it and not held by right: its own whenever its jobs ask for it, lent until then.
+    `unused` is the part of its guarantee that it does not use: lent to others until its jobs ask for it.
     """
 
     project: str
@@ -139,10 +136,10 @@ class ProjectUsage:
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """A pool as a whole: `held` of its `slots`, and `free`; None where that is not known.
+    """A pool as a whole: `held` of its `slots`, and how many are `free`; None if unknown.
 
-    Slots count that an autoscaler may add, as it was said how many. Nobody knows how many there are where nobody holds
-    any, nor how many are free where not all jobs may be seen.
+    Slots that an autoscaler may add count. The size is unknown while no job has slots; how many are free is unknown if
+    some jobs cannot be listed.
     """
 
     pool: str
@@ -153,7 +150,7 @@ class PoolUsage:
 
 
 def job_usage(job: ElasticJob) -> JobUsage | None:
-    """What a job has; None for one that has ended, or in which sharing has no say."""
+    """What a job uses; None for one that has ended or takes no part in sharing."""
     share = job.status.share
     if share is None or job.status.phase.terminal or not share.pool:
         return None
@@ -173,13 +170,13 @@ def job_usage(job: ElasticJob) -> JobUsage | None:
 
 
 def usage_by_job(jobs: Iterable[ElasticJob]) -> list[JobUsage]:
-    """What each job has that shares, by project, pool and name."""
+    """What each job uses, sorted by project, pool and name."""
     found = (item for item in map(job_usage, jobs) if item is not None)
     return sorted(found, key=lambda item: (item.project, item.pool, item.job))
 
 
 def usage_by_project(quotas: Iterable[Manifest], held: Iterable[JobUsage]) -> list[ProjectUsage]:
-    """A row for each project and pool that either a quota or a job names."""
+    """A row for each project and pool named by a quota or a job."""
     known = {quota.project: quota for quota in map(Quota.from_manifest, quotas)}
     mine: defaultdict[tuple[str, str], list[JobUsage]] = defaultdict(list)
     for item in held:
@@ -192,10 +189,10 @@ def usage_by_project(quotas: Iterable[Manifest], held: Iterable[JobUsage]) -> li
 
 
 def usage_by_pool(rows: Iterable[ProjectUsage], held: Iterable[JobUsage], *, all_seen: bool) -> list[PoolUsage]:
-    """A line for each pool of `rows`; `all_seen`: no job's part of it is missing."""
+    """A row for each pool of `rows`; `all_seen`: `held` lists every job."""
     sizes: dict[str, int] = {}
     for item in held:
-        if item.pool_slots:  # they hear of nodes that come and go one by one: the least is sure to be there
+        if item.pool_slots:  # statuses are not updated at once when nodes come and go: the least is safe
             sizes[item.pool] = min(item.pool_slots, sizes.get(item.pool, item.pool_slots))
     taken: defaultdict[str, int] = defaultdict(int)
     for row in rows:

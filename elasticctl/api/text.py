@@ -1,4 +1,4 @@
-"""How a value, a count, a time and a likely name are said: short, on one line, and safe to print on a terminal."""
+"""Values, counts, durations and likely names as text: short, on one line, and safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 _SHOWN_CHARS = 60
 _FOR_EVER_S = 1e12
-"""Longer than anything: what is reckoned from odd numbers may be infinite, or none."""
+"""Durations calculated from odd numbers may be infinite; this is the most that is printed."""
 
 
 def shown(value: Any) -> str:
@@ -24,9 +24,9 @@ def shown(value: Any) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean "x"?)` with the nearest of `known`, or nothing when none is near."""
-    import difflib  # takes as long to import as all of this package, and few command lines are wrong
+    import difflib  # slow to import, and few command lines are wrong
 
-    # The dashes of flags, alike in all, would make strangers look near.
+    # All flags begin with dashes, which would make unrelated ones look similar.
     folded = {option.lower().lstrip("-"): option for option in known}
     # One wrong letter of two is half of a name such as t4.
     wanted = name.lower().lstrip("-")[:100]
@@ -62,7 +62,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """Seconds as a person says them: 0.4s, 12s, 3m40s, 2h05m, 3d4h."""
+    """Seconds as a person would write them: 0.4s, 12s, 3m40s, 2h05m, 3d4h."""
     if seconds < 10:
         return f"{max(seconds, 0):.1f}s"
     whole = round(min(_FOR_EVER_S, seconds))

@@ -46,8 +46,8 @@ def validate_manifest(document: YamlDocument) -> None:
     """Check a manifest; SpecError names the field and line of the first thing wrong and counts the others."""
     if not isinstance(document.data, dict):
         what = "the file is empty" if document.data is None else f"must be a mapping, not {shown(document.data)}"
-        raise SpecError(f"{what}; an {KIND} manifest is wanted", line=document.line(()), source=document.source)
-    # A misspelt field often makes another one missing: the misspelling is the one to show.
+        raise SpecError(f"{what}; FIX: give an {KIND} manifest", line=document.line(()), source=document.source)
+    # A misspelled field often makes a required one missing: report the misspelling first.
     problems = sorted(_problems(document.data), key=lambda found: (found[1] == _MISSING, document.line(found[0]) or 0))
     if not problems:
         return
@@ -94,7 +94,7 @@ def _limits(spec: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
 
 @functools.cache
 def _validator() -> Validator:
-    # jsonschema takes longer to import than all of the command line together, and few verbs need it.
+    # jsonschema takes longer to import than the whole command line, and few verbs need it.
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 

@@ -1,7 +1,7 @@
-"""What the page is told of a job, as JSON: a row of the list, and everything about one. Pure.
+"""The JSON that the page gets: a row of the job list, the details of one job, and the projects of a shared cluster.
 
-Moments are seconds since the epoch, durations seconds, money US dollars; what is not known is None or left out. Texts
-come from whoever wrote the job: they are cut to a length here, and never taken for markup by the page.
+Moments are seconds since the epoch, durations seconds, money US dollars; unknown values are None or left out. Texts
+come from whoever wrote the job: they are truncated here, and the page never interprets them as markup.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elasticctl.api.status import Cause, Curve, Interruption, JobStatus, Phase, 
 from elasticctl.diagnosis import Case, Finding, Severity, diagnose
 
 Row = dict[str, Any]
-"""A job in a few fields, as JSON; `uid` tells it from all others."""
+"""A job in a few fields, as JSON; `uid` identifies it."""
 
 MAX_GONE = 1_000
 """So many deletions are remembered; a viewer that missed more is sent everything."""
@@ -75,13 +75,13 @@ class VersionedRows:
 
 
 Steps = list[tuple[float, int]]
-"""(moment in seconds since the epoch, how many from then on), in order of time."""
+"""(moment in seconds since the epoch, how many from then on), oldest first."""
 
 
 def training_steps(job: ElasticJob) -> Steps:
-    """How many workers were in the group: none from when it is told to stop until the next one has formed.
+    """How many workers were in the group over time: none from its stop until the next one has formed.
 
-    A status knows the last groups only; what was before them is not told.
+    A status lists only the latest groups; what was before them is unknown.
     """
     status = job.status
     steps: Steps = []
@@ -98,7 +98,7 @@ def training_steps(job: ElasticJob) -> Steps:
 
 
 def wanted_steps(job: ElasticJob, now: float) -> Steps:
-    """How many workers the job was meant to have, as far back as its status knows; it goes on to its end, or to now."""
+    """How many workers the job was to have over time, as far back as its status knows, up to its end or now."""
     scalings = [item for item in job.status.scalings if item.at is not None]
     if job.created_at is None:
         return []
@@ -109,7 +109,7 @@ def wanted_steps(job: ElasticJob, now: float) -> Steps:
 
 
 def _stopped_at(status: JobStatus) -> float | None:
-    """When training stopped for the time being, or for good."""
+    """When the job was suspended or ended; None while it runs."""
     if status.phase.terminal:
         return status.completion_time
     if status.phase is not Phase.SUSPENDED:
@@ -129,7 +129,7 @@ MAX_JOBS = 100
 def projects_data(
     quotas: Iterable[Manifest], held: Sequence[JobUsage], notes: Sequence[str], *, all_seen: bool
 ) -> Projects:
-    """Each pool with its projects, then the jobs; `notes` say what is missing of it, `all_seen` that no job is."""
+    """Each pool with its projects, and the jobs; `notes` say what is missing, `all_seen` that no job is."""
     rows = usage_by_project(quotas, held)
     pools = usage_by_pool(rows, held, all_seen=all_seen)
     return {
@@ -141,9 +141,9 @@ def projects_data(
 
 
 def _pool(stock: PoolUsage, rows: Sequence[ProjectUsage]) -> dict[str, Any]:
-    """All bars of a pool are drawn to one scale: so many slots fill the width."""
+    """One pool; `scale` is how many slots fill the width of its bars."""
     scale = max((row.held + row.unused for row in rows), default=0)
-    if stock.slots is not None:  # a limit that is beyond all that there is limits nothing
+    if stock.slots is not None:  # a limit beyond the size of the pool limits nothing
         scale = max([scale, *(row.limit for row in rows if row.limit is not None and row.limit <= stock.slots)])
     shown = [to_json(row) for row in rows[:MAX_ROWS]]
     return {**to_json(stock), "scale": scale, "projects": shown, "more": len(rows) - len(shown)}
@@ -155,7 +155,7 @@ def _jobs(held: Sequence[JobUsage]) -> dict[str, Any]:
 
 
 def _texts(item: JobUsage) -> dict[str, str]:
-    """What others have written, cut to a length."""
+    """Texts that others wrote, truncated."""
     return {"message": item.message[:MAX_TEXT], "change": item.change[:MAX_TEXT], "reason": item.reason[:MAX_TEXT]}
 
 
@@ -166,7 +166,7 @@ _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 
 
 def job_row(job: ElasticJob, now: float) -> Row:
-    """A job in the list. It changes when the job does, or its cost by a cent; not by growing older."""
+    """A job in the list. It changes when the job does, or its cost by a cent, but not with time alone."""
     status, progress, spent = job.status, job.status.progress, cost(job, now)
     return {
         "uid": job.uid,
@@ -197,7 +197,7 @@ def job_row(job: ElasticJob, now: float) -> Row:
 
 
 def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[str, Any]:
-    """Everything that the page shows of one job."""
+    """Everything that the page shows about one job."""
     status, found = job.status, hardware(job)
     return {
         "job": job_row(job, now),
@@ -231,14 +231,14 @@ def _interrupted(status: JobStatus) -> int:
 
 
 def _reason(status: JobStatus) -> str:
-    """Why it does not train, in the controller's words."""
+    """Why it does not train, as the controller says."""
     if status.phase in (Phase.RUNNING, Phase.SUCCEEDED, Phase.SUSPENDED):
         return ""
     return status.message or status.reason
 
 
 def _is_news(finding: Finding) -> bool:
-    """Does it say more than the page shows anyway? That a job trains, how far it is and what disturbed it does not."""
+    """True if it says more than the page shows anyway, such as progress and interruptions."""
     return finding.decisive or finding.severity is not Severity.INFO
 
 
@@ -253,7 +253,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    """With moments instead of seconds since the beginning; columns that began later are shorter, as they are stored."""
+    """With moments instead of seconds since the start; columns that began later are shorter, as stored."""
     if curve.since is None:
         return {"at": [], "step": [], "samplesPerS": [], "metrics": {}}
     columns: Mapping[str, Any] = {name[:MAX_TEXT]: list(values) for name, values in curve.metrics.items()}

@@ -1,8 +1,8 @@
 """Why a job waits, restarts, failed or is slow, and what to type next.
 
-`diagnose` asks every rule of a table, in order: the first finding is the first cause. A rule is a function from a
-`Case` to a finding or None, about one thing; to add one, write it in the module it belongs to and put it into `RULES`.
-Pure: no clock, no cluster; `now` and what was seen are in the case.
+`diagnose` applies the rules of a table in order: the first finding is the first cause. A rule is a function from a
+`Case` to a finding or None, about one thing; to add one, write it in the module it belongs to and add it to `RULES`.
+No clock and no cluster is read: `now` and what was observed are in the case.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ RULES: tuple[Rule, ...] = (
     not_training.waiting_to_grow,
     not_training.borrowing,
 )
-"""Every rule; what comes first is the first cause."""
+"""Every rule, in order of precedence."""
 
 
 def diagnose(case: Case) -> tuple[Finding, ...]:
     """All findings about a job, the first cause first; never empty.
 
-    A job that neither waits nor has ended is told to be training, behind whatever is amiss with it.
+    For a job that neither waits nor has ended, a finding says that it trains, after any warnings.
     """
     found = tuple(finding for rule in RULES if (finding := rule(case)) is not None)
     if not any(finding.decisive for finding in found):

@@ -1,4 +1,4 @@
-"""What is known of a job when it is asked why, and what is said about it."""
+"""A case: what is known of a job. A finding: what the diagnosis says about it, and what to type next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What to do about it: a few words, and the command to type."""
+    """What to do next: a few words, and the command to type."""
 
     advice: str
     command: str
@@ -33,9 +33,9 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is so. `text` is a sentence or two; `details` are lines to show as they are.
+    """One statement about a job. `text` is a sentence or two; `details` are lines to print verbatim.
 
-    `decisive`: the job stands where it does because of this (it waits, or has ended), so that it is not training.
+    `decisive` is True if the job does not train because of this (it waits, or has ended).
     """
 
     rule: str
@@ -59,7 +59,7 @@ class PodWait:
 class Case:
     """A job, its pods, and the time (seconds since the epoch).
 
-    `holders` names other jobs and how many GPUs each holds, where that was asked for.
+    `holders` maps other jobs to the number of GPUs that each holds, if that was queried.
     """
 
     job: ElasticJob
@@ -89,7 +89,7 @@ class Case:
 
     @property
     def group(self) -> GroupGeneration | None:
-        """The newest incarnation of the training group."""
+        """The newest generation of the training group."""
         return self.status.generations[-1] if self.status.generations else None
 
     @property
@@ -98,7 +98,7 @@ class Case:
         return sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in self.pods)
 
     def pod_waits(self) -> Iterator[PodWait]:
-        """The pods that have not started for a reason that somebody has given."""
+        """The pods that have not started, with the reason that the cluster gives."""
         for pod in self.pods:
             name = str(at(pod, "metadata", "name"))
             if at(pod, "status", "phase") not in (None, PodPhase.PENDING):
@@ -106,12 +106,12 @@ class Case:
             yield from (PodWait(name, reason, message) for reason, message in _reasons(pod) if reason)
 
     def since(self, moment: float | None) -> float:
-        """Seconds since a moment; 0 where it is not known or in the future (clocks differ)."""
+        """Seconds since a moment; 0 if it is unknown or in the future (clocks differ)."""
         return 0.0 if moment is None else max(0.0, self.now - moment)
 
     @property
     def pending_since(self) -> float | None:
-        """When the oldest pod that has not started was made."""
+        """When the oldest pod that has not started was created."""
         made = [
             from_rfc3339(at(pod, "metadata", "creationTimestamp"))
             for pod in self.pods
@@ -124,12 +124,12 @@ Rule = Callable[[Case], Finding | None]
 
 
 def short_worker_name(worker: str, job: str) -> str:
-    """`worker-2` for `digits-worker-2`: the job's name has been said."""
+    """`worker-2` for `digits-worker-2`: the job's name is clear from the context."""
     return worker.removeprefix(f"{job}-")
 
 
 def _reasons(pod: Manifest) -> Iterator[tuple[str, str]]:
-    """(reason, message) of whatever keeps a pod from starting."""
+    """(reason, message) of what keeps a pod from starting."""
     for condition in as_list(at(pod, "status", "conditions")):
         if at(condition, "type") == "PodScheduled" and at(condition, "status") == "False":
             yield str(at(condition, "reason") or "Unschedulable"), str(at(condition, "message") or "")

@@ -1,4 +1,4 @@
-"""Rules about jobs that do not train yet, or not now: what each waits for."""
+"""Rules about jobs that do not train: how a job ended and how to continue from there, or what it waits for."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from elasticctl.diagnosis.case import Case, Finding, NextStep, PodWait, Severity
 
 _DEADLINE = "DeadlineExceeded"
 _SAYS_NOTHING = (Cause.APPLICATION, "Error")
-"""Our word and Kubernetes' for a worker that has left none of its own."""
+"""Our placeholder and Kubernetes' for a worker that left no error message."""
 
 
 def deadline_exceeded(case: Case) -> Finding | None:
-    """It failed because its time was up."""
+    """It failed because its deadline passed."""
     if case.status.phase is not Phase.FAILED or case.status.reason != _DEADLINE:
         return None
     limit = "" if case.job.deadline_s is None else f" of {span(case.job.deadline_s)}"
     return Finding(
         "deadline-exceeded",
         Severity.ERROR,
-        f"It failed because its deadline{limit} was over{_how_far(case)}.",
-        (_go_on(case, "--set spec.activeDeadlineSeconds=SECONDS", "go on from there with more time"),),
+        f"It failed because its deadline{limit} passed{_how_far(case)}.",
+        (_go_on(case, "--set spec.activeDeadlineSeconds=SECONDS", "continue from there with more time"),),
         decisive=True,
     )
 
 
 def failed(case: Case) -> Finding | None:
-    """It failed because its script did: who was first, how, and how much was allowed."""
+    """It failed because its script did: which rank failed first, how, and how many failures were allowed."""
     status = case.status
     if status.phase is not Phase.FAILED or status.reason == _DEADLINE:
         return None
     first = status.first_failure
-    mends = [NextStep("see all that it printed", _logs(case, first))]
+    steps = [NextStep("see all of its output", _logs(case, first))]
     if first is not None and status.restarts.get(Cause.OOM_KILLED):
-        mends.append(_go_on(case, "", "with a smaller batch or more memory, go on from its last checkpoint"))
+        steps.append(_go_on(case, "", "with a smaller batch or more memory, continue from its last checkpoint"))
     elif status.checkpoint.step is not None:
-        mends.append(_go_on(case, "", "when that is mended, go on from its last checkpoint"))
+        steps.append(_go_on(case, "", "after fixing that, continue from its last checkpoint"))
     else:
-        mends.append(NextStep("when that is mended, run it again", f"elasticctl rerun {case.name}"))
+        steps.append(NextStep("after fixing that, run it again", f"elasticctl rerun {case.name}"))
     why = describe_failure(first, case.name) if first else status.message or status.reason
     return Finding(
         "failed",
         Severity.ERROR,
         f"It failed: {why}. {_budget(case)}",
-        tuple(mends),
+        tuple(steps),
         first.last_lines if first else (),
         decisive=True,
     )
 
 
 def cancelled(case: Case) -> Finding | None:
-    """Somebody stopped it."""
+    """A user cancelled it."""
     if case.status.phase is not Phase.CANCELLED:
         return None
     text = f"It was cancelled on request{_how_far(case)}."
@@ -60,7 +60,7 @@ def cancelled(case: Case) -> Finding | None:
 
 
 def succeeded(case: Case) -> Finding | None:
-    """All is well, and over."""
+    """It has finished."""
     status = case.status
     if status.phase is not Phase.SUCCEEDED:
         return None
@@ -69,8 +69,8 @@ def succeeded(case: Case) -> Finding | None:
         took = f" after {span(status.completion_time - status.start_time)}"
     lost = sum(item.cause is not None for item in status.interruptions)
     text = f"It succeeded{took}" + (f", over {counted(lost, 'interruption')}" if lost else "") + "."
-    mends = (NextStep("see what interruptions cost", f"elasticctl history {case.name}"),) if lost else ()
-    return Finding("succeeded", Severity.INFO, text, mends, decisive=True)
+    steps = (NextStep("see what interruptions cost", f"elasticctl history {case.name}"),) if lost else ()
+    return Finding("succeeded", Severity.INFO, text, steps, decisive=True)
 
 
 def describe_failure(failure: RankFailure, job: str) -> str:
@@ -80,7 +80,7 @@ def describe_failure(failure: RankFailure, job: str) -> str:
         who = f"rank {failure.rank} of {who}"
     how = "failed"
     if failure.error == Cause.OOM_KILLED:
-        return f"{who} was killed because it used more memory than it may"
+        return f"{who} was killed because it used more memory than allowed"
     if failure.signal:
         how = f"was ended by {failure.signal}"
     elif failure.exit_code is not None:
@@ -90,7 +90,7 @@ def describe_failure(failure: RankFailure, job: str) -> str:
 
 
 def _budget(case: Case) -> str:
-    """Why that was too much."""
+    """Why the job did not tolerate that failure."""
     status, limit = case.status, case.job.backoff_limit
     if status.reason == "RestartPolicyNever":
         return "Its restart policy, Never, allows no failure."
@@ -111,7 +111,7 @@ def _how_far(case: Case) -> str:
 def _again(case: Case) -> tuple[NextStep, ...]:
     if case.status.checkpoint.step is None:
         return (NextStep("run it again", f"elasticctl rerun {case.name}"),)
-    return (_go_on(case, "", "go on from its last checkpoint"),)
+    return (_go_on(case, "", "continue from its last checkpoint"),)
 
 
 def _go_on(case: Case, more: str, advice: str) -> NextStep:
@@ -127,28 +127,28 @@ def _logs(case: Case, failure: RankFailure | None) -> str:
 
 
 LONG_START_S = 60.0
-"""A worker that starts, imports or meets the others for longer than this deserves a warning."""
+"""A worker that takes longer than this to start, import or join gets a warning."""
 LONG_FIRST_STEP_S = 120.0
-"""The first step compiles and warms up; when even so it should be there."""
+"""The first step includes compilation and warm-up; it should be done by then."""
 _SHOWN_HOLDERS = 3
 _ON_REQUEST, _NOT_ADMITTED = "Suspended", "NotAdmitted"
-"""Reasons of a job that is suspended: by its owner, or until Kueue admits it."""
+"""Reasons of a suspended job: by its owner, or until Kueue admits it."""
 _SECRET = re.compile(r'[Ss]ecret "?(?:[-a-z0-9]+/)?([-a-z0-9.]+)"?')
 
 
 def waiting_for_its_share(case: Case) -> Finding | None:
-    """It is given no workers: others hold what it would need, and come first."""
+    """It gets no workers: other jobs, which take precedence, hold the GPUs that it needs."""
     share = case.status.share
     if share is None or share.workers or case.status.phase.terminal or case.job.suspend:
         return None
     step = case.status.checkpoint.step
-    kept = "" if step is None else f" Its place is kept: step {step}."
+    kept = "" if step is None else f" Its progress is kept: step {step}."
     lost = f" Last change: {share.change}." if share.change else ""
-    mends = [NextStep("see who holds what", "elasticctl quota list")]
+    steps = [NextStep("see who holds what", "elasticctl quota list")]
     if case.job.desired > max(1, case.job.min) and not case.job.sharing.automatic:
-        mends.append(NextStep("let it begin with fewer", f"elasticctl scale {case.name} --auto"))
-    text = f"It {share.message}.{lost}{kept} It goes on by itself."
-    return Finding("waiting-for-its-share", Severity.INFO, text, tuple(mends), decisive=True)
+        steps.append(NextStep("let it start with fewer", f"elasticctl scale {case.name} --auto"))
+    text = f"It {share.message}.{lost}{kept} It resumes by itself."
+    return Finding("waiting-for-its-share", Severity.INFO, text, tuple(steps), decisive=True)
 
 
 def fewer_than_wanted(case: Case) -> Finding | None:
@@ -156,19 +156,19 @@ def fewer_than_wanted(case: Case) -> Finding | None:
     share = case.status.share
     if share is None or not 0 < share.workers < case.job.desired or case.status.phase.terminal:
         return None
-    mend = NextStep("see who holds what", "elasticctl quota list")
-    return Finding("fewer-than-wanted", Severity.INFO, f"It {share.message}.", (mend,))
+    step = NextStep("see who holds what", "elasticctl quota list")
+    return Finding("fewer-than-wanted", Severity.INFO, f"It {share.message}.", (step,))
 
 
 def waiting_to_grow(case: Case) -> Finding | None:
-    """Workers are ready, and the group does not take them in yet."""
+    """Workers are ready, but the group does not let them join yet."""
     if not case.status.growth or case.status.phase.terminal:
         return None
     return Finding("waiting-to-grow", Severity.INFO, f"It could grow: {case.status.growth}.")
 
 
 def borrowing(case: Case) -> Finding | None:
-    """It has more than its project is guaranteed."""
+    """It uses more than its project's guarantee."""
     share = case.status.share
     if share is None or not share.borrowed or case.status.phase.terminal:
         return None
@@ -177,24 +177,24 @@ def borrowing(case: Case) -> Finding | None:
 
 
 def suspended(case: Case) -> Finding | None:
-    """Somebody has put it to sleep, or moved it away."""
+    """It was suspended, or moved to another context."""
     given_nothing = case.status.share is not None and not case.job.suspend
     if case.status.phase is not Phase.SUSPENDED and not (case.job.suspend and not case.status.phase.terminal):
         return None
     if given_nothing:
-        return None  # said by its share
+        return None  # `waiting_for_its_share` says it
     context = case.job.moved_to.partition(" ")[0]
     if context:
-        there = NextStep("see how it is", f"elasticctl status {case.name} --context {context}")
-        text = f"It has been moved to context {context}, and goes on there only."
+        there = NextStep("see its status", f"elasticctl status {case.name} --context {context}")
+        text = f"It was moved to context {context} and runs only there."
         return Finding("moved", Severity.INFO, text, (there,), decisive=True)
     step = case.status.checkpoint.step
-    kept = "" if step is None else f" Its place is kept: step {step}."
+    kept = "" if step is None else f" Its progress is kept: step {step}."
     if case.job.queue and case.status.reason != _ON_REQUEST:
         waits = f"waits to be admitted to Kueue's queue {case.job.queue}"
         text = f"It {case.status.message.removesuffix('.') if case.status.reason == _NOT_ADMITTED else waits}.{kept}"
         return Finding("waiting-for-admission", Severity.INFO, text, decisive=True)
-    resume = NextStep("go on", f"elasticctl resume {case.name}")
+    resume = NextStep("resume it", f"elasticctl resume {case.name}")
     return Finding("suspended", Severity.INFO, f"It was suspended on request.{kept}", (resume,), decisive=True)
 
 
@@ -202,12 +202,12 @@ def no_workers_wanted(case: Case) -> Finding | None:
     """It was scaled to nothing."""
     if case.status.phase.terminal or case.job.suspend or case.job.desired > 0:
         return None
-    mend = NextStep("give it workers", f"elasticctl scale {case.name} --to {max(1, case.job.min)}")
-    return Finding("no-workers-wanted", Severity.WARNING, "It is scaled to 0 workers.", (mend,), decisive=True)
+    step = NextStep("give it workers", f"elasticctl scale {case.name} --to {max(1, case.job.min)}")
+    return Finding("no-workers-wanted", Severity.WARNING, "It is scaled to 0 workers.", (step,), decisive=True)
 
 
 def not_startable(case: Case) -> Finding | None:
-    """A worker's container cannot be made: its image, a secret, its configuration."""
+    """A worker's container cannot be created: its image, a secret, its configuration."""
     if case.status.phase.terminal:
         return None
     wait = next((wait for wait in case.pod_waits() if wait.reason not in ("Unschedulable", "SchedulingGated")), None)
@@ -215,11 +215,11 @@ def not_startable(case: Case) -> Finding | None:
         return None
     secret = _SECRET.search(wait.message) if wait.reason == "CreateContainerConfigError" else None
     if secret is not None:
-        mend = NextStep("make it, and the worker starts by itself", f"elasticctl secret set {secret[1]} KEY")
+        step = NextStep("create it; the worker then starts by itself", f"elasticctl secret set {secret[1]} KEY")
         text = f"{_who(case, wait)} cannot start: {wait.message}."
-        return Finding("secret-missing", Severity.ERROR, text, (mend,), decisive=case.waiting)
+        return Finding("secret-missing", Severity.ERROR, text, (step,), decisive=case.waiting)
     image = "Image" in wait.reason or "ErrImage" in wait.reason
-    what = f"its image {case.hardware.image} cannot be pulled" if image else "its container cannot be made"
+    what = f"its image {case.hardware.image} cannot be pulled" if image else "its container cannot be created"
     said = f": {wait.message}" if wait.message else ""
     again = NextStep("submit it again with what it needs", f"elasticctl rerun {case.name} --set PATH=VALUE")
     return Finding(
@@ -232,7 +232,7 @@ def not_startable(case: Case) -> Finding | None:
 
 
 def unschedulable(case: Case) -> Finding | None:
-    """There is no room for a worker, and who has it."""
+    """No node has room for a worker, and which jobs hold the GPUs."""
     if case.status.phase.terminal:
         return None
     waits = [wait for wait in case.pod_waits() if wait.reason == "Unschedulable"]
@@ -242,21 +242,21 @@ def unschedulable(case: Case) -> Finding | None:
     text = f"{_who(case, waits[0])} {message if message.startswith('waits ') else f'has no place: {message}'}."
     if len(waits) > 1:
         text = f"{counted(len(waits), 'worker')} wait for a place. {text}"
-    mends = (
-        [NextStep("ask for fewer", f"elasticctl scale {case.name} --to {case.running}")] if _can_shrink(case) else []
-    )
+    steps = []
+    if max(1, case.job.min) <= case.running < case.job.desired:
+        steps.append(NextStep("ask for fewer", f"elasticctl scale {case.name} --to {case.running}"))
     holders = sorted(case.holders.items(), key=lambda item: (-item[1], item[0]))
     if holders:
         named = [f"{name} ({counted(gpus, 'GPU')})" for name, gpus in holders[:_SHOWN_HOLDERS]]
         if len(holders) > _SHOWN_HOLDERS:
             named.append(f"{len(holders) - _SHOWN_HOLDERS} more jobs")
         text += f" Held by {joined(named)}."
-        mends.insert(0, NextStep("make room", f"elasticctl suspend {holders[0][0]}"))
-    return Finding("no-room", Severity.WARNING, text, tuple(mends), decisive=case.waiting)
+        steps.insert(0, NextStep("make room", f"elasticctl suspend {holders[0][0]}"))
+    return Finding("no-room", Severity.WARNING, text, tuple(steps), decisive=case.waiting)
 
 
 def backing_off(case: Case) -> Finding | None:
-    """It pauses after failures."""
+    """It waits before it retries after failures."""
     status = case.status
     until = status.backoff.until
     if not case.waiting or until is None or until <= case.now:
@@ -274,7 +274,7 @@ def backing_off(case: Case) -> Finding | None:
 
 
 def starting(case: Case) -> Finding | None:
-    """Workers are being made, and nothing has been said against it."""
+    """Workers are being created, and the cluster reports no problem."""
     if not case.waiting or case.job.suspend or case.job.desired == 0 or any(case.pod_waits()):
         return None
     until = case.status.backoff.until
@@ -284,23 +284,23 @@ def starting(case: Case) -> Finding | None:
     text = f"Its workers are starting: {case.running} of at least {needed} {'runs' if case.running == 1 else 'run'}."
     if waited_s < LONG_START_S:
         return Finding("starting", Severity.INFO, text, decisive=True)
-    mend = NextStep("see what the cluster said", f"elasticctl events {case.name}")
-    return Finding("starting", Severity.WARNING, f"{text} That takes {span(waited_s)} already.", (mend,), decisive=True)
+    step = NextStep("see what the cluster said", f"elasticctl events {case.name}")
+    return Finding("starting", Severity.WARNING, f"{text} {span(waited_s)} so far.", (step,), decisive=True)
 
 
 def joining(case: Case) -> Finding | None:
-    """Enough workers run, and have not formed their first group: they import, or wait for one that is slow."""
+    """Enough workers run but have not formed their first group: they import, or wait for a slow one."""
     status, group = case.status, case.group
     known = group is not None or status.progress.step is not None
     if status.phase is not Phase.RUNNING or status.reason == "Finishing" or not case.hardware.launched or known:
         return None
     waited_s = case.since(status.start_time)
-    text = f"{counted_are(case.running, 'worker')} running and about to meet; they import their modules first."
+    text = f"{counted_are(case.running, 'worker')} running and about to join; they import their modules first."
     return _slow("joining", case, text, waited_s, LONG_START_S)
 
 
 def before_the_first_step(case: Case) -> Finding | None:
-    """The group has formed and not done a step."""
+    """The group has formed, but done no step."""
     group = case.group
     if case.status.phase is not Phase.RUNNING or group is None or group.first_step_at is not None:
         return None
@@ -315,16 +315,12 @@ def before_the_first_step(case: Case) -> Finding | None:
 
 
 def _slow(rule: str, case: Case, text: str, waited_s: float, patience_s: float) -> Finding:
-    """The same, calm while it is young and a warning afterwards."""
+    """A finding that becomes a warning after `patience_s`."""
     if waited_s < patience_s:
         return Finding(rule, Severity.INFO, text, decisive=True)
-    mend = NextStep("see what they print", f"elasticctl logs {case.name} --tail 20")
-    return Finding(rule, Severity.WARNING, text, (mend,), decisive=True)
+    step = NextStep("see their output", f"elasticctl logs {case.name} --tail 20")
+    return Finding(rule, Severity.WARNING, text, (step,), decisive=True)
 
 
 def _who(case: Case, wait: PodWait) -> str:
     return short_worker_name(wait.worker, case.name)
-
-
-def _can_shrink(case: Case) -> bool:
-    return max(1, case.job.min) <= case.running < case.job.desired

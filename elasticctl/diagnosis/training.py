@@ -1,4 +1,4 @@
-"""Rules about jobs that train: what disturbs them, and whether their work is kept."""
+"""Rules about jobs that train: what disturbs them, and whether their progress is saved."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity
 from elasticctl.diagnosis.not_training import describe_failure
 
 LATELY_S = 3600.0
-"""Interruptions younger than this are worth telling."""
+"""Older interruptions are not reported."""
 MANY_KILLED = 3
-"""So many workers that were killed without a reason, lately, are no accident."""
+"""This many workers killed recently without a reason are no accident."""
 STANDSTILL_S = 60.0
 STANDSTILL_STEPS = 20
-"""No step for this long, and for as long as that many steps took before, is a standstill."""
+"""A standstill: no step for STANDSTILL_S, and for as long as STANDSTILL_STEPS steps used to take."""
 STALE_AFTER = 3.0
-"""A checkpoint is late when it is older than this many times the usual time between two."""
+"""A checkpoint is overdue if the last one is older than this many times the usual interval."""
 FIRST_CHECKPOINT_S = 900.0
-"""The first checkpoint is expected after this long at the latest: `auto` saves every ten minutes at least."""
+"""The first checkpoint is expected by then: `auto` saves at least every ten minutes."""
 MUCH_REDONE = 0.05
-"""Share of all steps that were done twice, from which on saving more often pays."""
+"""If more than this share of all steps had to be redone, saving more often pays."""
 
 
 def training(case: Case) -> Finding:
-    """It trains: how many, how far, how fast, how safe."""
+    """It trains: workers, progress, speed, last checkpoint."""
     status, progress = case.status, case.status.progress
     parts = [f"{counted_are(status.active, 'worker')} running, of {case.job.desired} wanted"]
     if progress.step is not None:
@@ -54,12 +54,12 @@ def standstill(case: Case) -> Finding | None:
         "standstill",
         Severity.WARNING,
         f"No step for {span(idle_s)}; the last was {progress.step}.{before}{then}",
-        (NextStep("see what the ranks print", f"elasticctl logs {case.name} --tail 20"),),
+        (NextStep("see the ranks' output", f"elasticctl logs {case.name} --tail 20"),),
     )
 
 
 def running_out_of_memory(case: Case) -> Finding | None:
-    """Workers were killed for their memory."""
+    """Workers were killed because they ran out of memory."""
     count = case.status.restarts.get(Cause.OOM_KILLED, 0)
     if not count or case.status.phase.terminal:
         return None
@@ -69,16 +69,16 @@ def running_out_of_memory(case: Case) -> Finding | None:
 
 
 def failing(case: Case) -> Finding | None:
-    """The script has failed before, and part of the budget is gone."""
+    """The script has failed before, and part of the failure budget is used."""
     status = case.status
     told = status.backoff.until is not None and status.backoff.until > case.now and case.waiting
     if status.phase.terminal or not status.failures or status.restarts.get(Cause.OOM_KILLED) or told:
         return None
     first = f" First, {describe_failure(status.first_failure, case.name)}." if status.first_failure else ""
     text = f"Its script has failed {times(status.failures)}.{first} {_used(case)}"
-    mend = NextStep("see why", f"elasticctl logs {case.name} --previous --tail 30")
+    step = NextStep("see why", f"elasticctl logs {case.name} --previous --tail 30")
     lines = status.first_failure.last_lines if status.first_failure else ()
-    return Finding("failing", _budget_severity(case), text, (mend,), lines)
+    return Finding("failing", _budget_severity(case), text, (step,), lines)
 
 
 def stuck(case: Case) -> Finding | None:
@@ -86,24 +86,26 @@ def stuck(case: Case) -> Finding | None:
     count = sum(case.status.restarts.get(cause, 0) for cause in (Cause.STUCK, Cause.UNRESPONSIVE))
     if not count or case.status.phase.terminal:
         return None
-    mend = NextStep("see which, and when", f"elasticctl history {case.name}")
-    return Finding("stuck", Severity.WARNING, f"{counted(count, 'worker')} held up the group and had to go.", (mend,))
+    step = NextStep("see which, and when", f"elasticctl history {case.name}")
+    return Finding(
+        "stuck", Severity.WARNING, f"{counted(count, 'worker')} held up the group and had to be replaced.", (step,)
+    )
 
 
 def killed(case: Case) -> Finding | None:
-    """Workers are killed again and again, and nobody says why."""
+    """Workers are killed repeatedly, for no known reason."""
     recent = [i for i in case.status.interruptions if i.cause is Cause.KILLED and _is_recent(i, case.now)]
     if case.status.phase.terminal or len(recent) < MANY_KILLED:
         return None
     text = (
-        f"{counted(len(recent), 'worker')} were killed from outside in the last hour, and nothing says why: perhaps the"
+        f"{counted(len(recent), 'worker')} were killed from outside in the last hour, for no known reason: perhaps the"
         " machine ran out of memory."
     )
     return Finding("killed", Severity.WARNING, text, (NextStep("see when", f"elasticctl history {case.name}"),))
 
 
 def interrupted(case: Case) -> Finding | None:
-    """What was lost in the last hour by no fault of the script's, and what it cost."""
+    """Workers lost in the last hour through no fault of the script, and what that cost."""
     if case.status.phase.terminal:
         return None
     recent = [item for item in case.status.interruptions if _is_recent(item, case.now)]
@@ -112,34 +114,34 @@ def interrupted(case: Case) -> Finding | None:
     causes = Counter(item.cause.value for item in recent if item.cause)
     named = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
     text = f"{counted(len(recent), 'interruption')} in the last hour ({named}){_cost(recent)}."
-    mend = NextStep("see each of them", f"elasticctl history {case.name}")
-    return Finding("interrupted", Severity.INFO, text, (mend,))
+    step = NextStep("see each of them", f"elasticctl history {case.name}")
+    return Finding("interrupted", Severity.INFO, text, (step,))
 
 
 def no_storage(case: Case) -> Finding | None:
-    """Nothing it does is kept."""
+    """It has no storage, so its progress is not saved."""
     if not _trains(case) or not case.hardware.launched or case.hardware.storage or case.status.checkpoint.step:
         return None
-    text = "It has no storage URL: an interruption starts it again from step 0."
-    mend = NextStep("give it one", f"elasticctl rerun {case.name} --storage URL")
-    return Finding("no-storage", Severity.WARNING, text, (mend,))
+    text = "It has no storage URL: an interruption restarts it from step 0."
+    step = NextStep("give it one", f"elasticctl rerun {case.name} --storage URL")
+    return Finding("no-storage", Severity.WARNING, text, (step,))
 
 
 def no_checkpoint(case: Case) -> Finding | None:
-    """It has trained for long, and nothing has been committed."""
+    """It has trained for long without a checkpoint."""
     began = _began(case)
     if not _trains(case) or not case.hardware.storage or case.status.checkpoint.step is not None or began is None:
         return None
     trained_s = case.since(began)
     if trained_s < FIRST_CHECKPOINT_S or case.status.progress.step is None:
         return None
-    text = f"No checkpoint has been committed in {span(trained_s)} of training: an interruption starts it from step 0."
-    mend = NextStep("look for what the saves say", f"elasticctl logs {case.name} --worker 0")
-    return Finding("no-checkpoint", Severity.WARNING, text, (mend,))
+    text = f"No checkpoint was committed in {span(trained_s)} of training: an interruption restarts it from step 0."
+    step = NextStep("look for errors of the saves", f"elasticctl logs {case.name} --worker 0")
+    return Finding("no-checkpoint", Severity.WARNING, text, (step,))
 
 
 def stale_checkpoint(case: Case) -> Finding | None:
-    """Checkpoints came, and have stopped coming while training goes on."""
+    """Checkpoints have stopped although training continues."""
     checkpoint, progress = case.status.checkpoint, case.status.progress
     if not _trains(case) or checkpoint.at is None or progress.at is None or (progress.step or 0) <= (
         checkpoint.step or 0
@@ -153,8 +155,8 @@ def stale_checkpoint(case: Case) -> Finding | None:
         f"The last checkpoint is {span(age_s)} old; there used to be one every {span(usual_s)}. Saves may be failing:"
         f" an interruption now would cost {steps}."
     )
-    mend = NextStep("look for what the saves say", f"elasticctl logs {case.name} --worker 0 --since 10m")
-    return Finding("stale-checkpoint", Severity.WARNING, text, (mend,))
+    step = NextStep("look for errors of the saves", f"elasticctl logs {case.name} --worker 0 --since 10m")
+    return Finding("stale-checkpoint", Severity.WARNING, text, (step,))
 
 
 def much_done_again(case: Case) -> Finding | None:
@@ -191,7 +193,7 @@ def _used(case: Case) -> str:
 
 
 def _cost(items: list[Interruption]) -> str:
-    """`: 12s until training went on, 40 steps done again`; the open ones are counted."""
+    """`: 12s until training went on, 40 steps done again`, and how many are not yet recovered from."""
     waited = [item.recovery_s for item in items if item.recovery_s is not None]
     redone = sum(item.steps_redone or 0 for item in items)
     parts = []
@@ -207,7 +209,7 @@ def _age(case: Case) -> str:
 
 
 def _began(case: Case) -> float | None:
-    """When the first step was done; when the job was made, where that is no longer known."""
+    """When the first step was done, or when the job was created if that is no longer known."""
     generations = case.status.generations
     if generations and generations[0].generation > 1:
         return case.job.created_at
@@ -215,7 +217,7 @@ def _began(case: Case) -> float | None:
 
 
 def _step_s(case: Case) -> float:
-    """Seconds a step of this generation takes; 0 where that cannot be told."""
+    """Seconds per step of this generation; 0 if unknown."""
     group, progress = case.group, case.status.progress
     if group is None or group.first_step_at is None or progress.at is None or progress.step is None:
         return 0.0
@@ -224,7 +226,7 @@ def _step_s(case: Case) -> float:
 
 
 def _usual_interval_s(case: Case) -> float | None:
-    """Seconds between two checkpoints so far, on average; None before there were two."""
+    """The average time between two checkpoints in seconds; None before there were two."""
     checkpoint, began = case.status.checkpoint, _began(case)
     if checkpoint.at is None or began is None or checkpoint.committed < 2:
         return None

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class CheckOutcome(StrEnum):
-    """How a check went, from best to worst but for `SKIPPED`, which says nothing."""
+    """How a check went, from best to worst; `SKIPPED` means unknown."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,7 +17,7 @@ class CheckOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: its name, how it went, what was found, and what to do about it (empty: nothing)."""
+    """One check: its name, its outcome, what was found, and what to do about it (empty: nothing)."""
 
     name: str
     outcome: CheckOutcome

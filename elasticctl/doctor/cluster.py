@@ -26,7 +26,7 @@ _PLUGIN = "install NVIDIA's device plugin, or the provider's GPU image: docs/clo
 
 
 def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
-    """Judge all nodes of a cluster of `provider`: is there any that works, which GPUs, which spot capacity."""
+    """Check all nodes of a cluster of `provider`: readiness, GPUs, spot capacity."""
     ready = [node for node in nodes if _is_ready(node)]
     yield _check_readiness(len(ready), len(nodes))
     yield _check_gpus(ready, provider)
@@ -36,18 +36,18 @@ def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
             "spot", CheckOutcome.SKIPPED, f"nothing says how a cluster of provider {provider} labels spot nodes"
         )
     elif spot:
-        yield Check("spot", CheckOutcome.OK, f"{counted(spot, 'node')} of spot capacity")
+        yield Check("spot", CheckOutcome.OK, counted(spot, "spot node"))
     else:
         yield Check(
             "spot",
             CheckOutcome.WARNING,
-            f"no node of spot capacity now; {_SCALES}",
+            f"no spot node now; {_SCALES}",
             "add a spot node group (docs/clouds.md), or submit with --on-demand",
         )
 
 
 def gpu_name(node: Manifest) -> str:
-    """The GPU type that a node's labels promise, as the catalog calls it or as they do; empty for none."""
+    """The GPU type according to a node's labels, by our name if there is one; empty for none."""
     labels = _labels(node)
     accelerator, instance = str(labels.get(GKE_GPU_LABEL, "")), labels.get(INSTANCE_LABEL, "")
     for gpu in GPU_TYPES.values():
@@ -59,7 +59,7 @@ def gpu_name(node: Manifest) -> str:
 
 
 def allocatable_gpus(node: Manifest) -> int:
-    """How many GPUs the node's kubelet offers to pods."""
+    """How many GPUs of the node can be allocated to pods."""
     text = str((node.get("status") or {}).get("allocatable", {}).get(GPU_RESOURCE, "0"))
     return int(text) if text.isascii() and text.isdigit() else 0
 
@@ -78,7 +78,7 @@ def _check_gpus(nodes: Sequence[Manifest], provider: str) -> Check:
     found: Counter[str] = Counter()
     for node in nodes:
         if allocatable_gpus(node):
-            found[gpu_name(node) or "of a type that no label names"] += allocatable_gpus(node)
+            found[gpu_name(node) or "of an unknown type"] += allocatable_gpus(node)
     silent = [node for node in nodes if gpu_name(node) and not allocatable_gpus(node)]
     if silent:
         names = ", ".join(node["metadata"]["name"] for node in silent[:3]) + (", …" if len(silent) > 3 else "")
@@ -91,7 +91,7 @@ def _check_gpus(nodes: Sequence[Manifest], provider: str) -> Check:
 
 
 def _count_spot_nodes(nodes: Sequence[Manifest], provider: str) -> int | None:
-    """How many nodes carry the provider's spot label; None where nothing is known of it."""
+    """How many nodes have the provider's spot label; None if that label is not known."""
     if provider == "aws":
         wanted = {(label, spot) for label, spot, _ in AWS_CAPACITY_LABELS}
     elif provider == "gcp":
@@ -113,7 +113,7 @@ def _labels(node: Manifest) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One right: a verb of Kubernetes on a resource. `needed_by`: the verbs of ours that do not work without it."""
+    """A Kubernetes permission: a verb on a resource. `needed_by`: our verbs that do not work without it."""
 
     verb: str
     resource: str
@@ -166,7 +166,7 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 def check_cluster(connection: Connection, context: Context, namespace: str, system: str) -> Iterator[Check]:
-    """Look at a cluster, one check after the other, and stop where it does not answer.
+    """Check a cluster, one thing after another; stop if it does not answer.
 
     `system` is the namespace of the controller. Changes nothing in the cluster.
     """
@@ -186,17 +186,17 @@ def check_cluster(connection: Connection, context: Context, namespace: str, syst
     try:
         yield from check_nodes(list_objects(connection, resource_path("v1", None, "nodes")), context.provider)
     except ForbiddenError as e:
-        yield Check("nodes", CheckOutcome.SKIPPED, f"not allowed to look: {e}")
+        yield Check("nodes", CheckOutcome.SKIPPED, f"not allowed to check: {e}")
     except ClusterError as e:
         yield Check("nodes", CheckOutcome.FAILED, str(e))
 
 
 def _run_check(name: str, look: Callable[[], Check], mend: str) -> Check:
-    """Make a check; what cannot be looked at is no failure, any other refusal is."""
+    """Run a check; a missing right skips it, any other refusal fails it."""
     try:
         return look()
     except ForbiddenError as e:
-        return Check(name, CheckOutcome.SKIPPED, f"not allowed to look: {e}")
+        return Check(name, CheckOutcome.SKIPPED, f"not allowed to check: {e}")
     except ClusterError as e:
         return Check(name, CheckOutcome.FAILED, str(e), mend)
 
@@ -205,9 +205,9 @@ def _check_release(connection: Connection) -> Check:
     began = time.monotonic()
     version = connection.request("GET", "/version")
     took_ms = 1000 * (time.monotonic() - began)
-    says = f"Kubernetes {version.get('gitVersion', 'of an unknown release')} at {connection.server}, {took_ms:.0f} ms"
+    says = f"Kubernetes {version.get('gitVersion', 'of unknown version')} at {connection.server}, {took_ms:.0f} ms"
     if _release_number(version) < OLDEST:
-        says += f"; {'.'.join(map(str, OLDEST))} is the oldest that is tested"
+        says += f"; {'.'.join(map(str, OLDEST))} is the oldest tested version"
         return Check("cluster", CheckOutcome.WARNING, says, "upgrade the cluster")
     return Check("cluster", CheckOutcome.OK, says)
 
@@ -219,7 +219,7 @@ def _release_number(version: Manifest) -> tuple[int, int]:
 
 
 def _check_definition(connection: Connection, install: str) -> Check:
-    """Compare the fields of the cluster's definition with those that this command line writes."""
+    """Compare the fields of the cluster's definition with those that this version writes."""
     ours = next(item for item in installation.manifests() if item["kind"] == "CustomResourceDefinition")
     path = resource_path("apiextensions.k8s.io/v1", None, "customresourcedefinitions", f"{PLURAL}.{GROUP}")
     try:
@@ -231,12 +231,12 @@ def _check_definition(connection: Connection, install: str) -> Check:
     missing = sorted(_field_names(ours) - _field_names(theirs))
     if missing:
         names = ", ".join(islice(missing, 3)) + (", …" if len(missing) > 3 else "")
-        return Check("definition", CheckOutcome.FAILED, f"older than this command line: it has no {names}", install)
+        return Check("definition", CheckOutcome.FAILED, f"older than this elasticctl: {names} missing", install)
     return Check("definition", CheckOutcome.OK, f"{PLURAL}.{GROUP}, {VERSION}")
 
 
 def _check_resource_is_served(connection: Connection, install: str) -> Check:
-    """What somebody without rights to read definitions can tell: is the resource there?"""
+    """Without the right to read definitions: check that the resource exists."""
     try:
         connection.request("GET", f"/apis/{GROUP}/{VERSION}")
     except (NoSuchApiError, NotFoundError):
@@ -260,7 +260,7 @@ def _check_controller(connection: Connection, system: str, install: str) -> Chec
     try:
         found = connection.request("GET", path)
     except NotFoundError:
-        return Check("controller", CheckOutcome.FAILED, f"there is none in the namespace {system}", install)
+        return Check("controller", CheckOutcome.FAILED, f"not installed in the namespace {system}", install)
     ready, wanted = found.get("status", {}).get("readyReplicas", 0), found["spec"].get("replicas", 1)
     says = f"{ready} of {wanted} replicas ready, {installation.image_of(found)}"
     if not ready:
@@ -271,15 +271,22 @@ def _check_controller(connection: Connection, system: str, install: str) -> Chec
     if not holder or age_s > LEASE_STALE_S:
         since = f" since {span(age_s)}" if renewed_at else ""
         logs = f"kubectl logs -n {system} deployment/{installation.DEPLOYMENT}"
-        return Check("controller", CheckOutcome.FAILED, f"{says}; none of them acts{since}", logs)
-    return Check("controller", CheckOutcome.OK if ready == wanted else CheckOutcome.WARNING, f"{says}; {holder} acts")
+        return Check("controller", CheckOutcome.FAILED, f"{says}; none of them is the leader{since}", logs)
+    return Check(
+        "controller", CheckOutcome.OK if ready == wanted else CheckOutcome.WARNING, f"{says}; the leader is {holder}"
+    )
 
 
 def _check_namespace(connection: Connection, namespace: str) -> Check:
     try:
         connection.request("GET", resource_path("v1", None, "namespaces", namespace))
     except NotFoundError:
-        return Check("namespace", CheckOutcome.FAILED, f"no {namespace}", f"kubectl create namespace {namespace}")
+        return Check(
+            "namespace",
+            CheckOutcome.FAILED,
+            f"{namespace} does not exist",
+            f"kubectl create namespace {namespace}",
+        )
     return Check("namespace", CheckOutcome.OK, namespace)
 
 
@@ -290,7 +297,7 @@ def _check_rights(connection: Connection, namespace: str) -> Check:
         if not answer.get("status", {}).get("allowed"):
             refused.append(right)
     if not refused:
-        return Check("rights", CheckOutcome.OK, f"all that the command line asks for in {namespace}")
+        return Check("rights", CheckOutcome.OK, f"all that elasticctl needs in {namespace}")
     outcome = CheckOutcome.FAILED if any(right.vital for right in refused) else CheckOutcome.WARNING
     mend = f"kubectl create rolebinding NAME -n {namespace} --clusterrole=edit --user=YOU, by an administrator"
     return Check("rights", outcome, f"not allowed: {', '.join(map(str, refused))}", mend)

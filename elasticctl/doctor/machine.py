@@ -21,25 +21,25 @@ from elasticctl_store.errors import ExistsError, StorageError
 from elasticctl_store.storage import Patience, Storage
 
 LOW_BYTES = 1 << 30
-"""Less free space than this is told of: one checkpoint of a model of some size."""
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the launcher keeps a node's last snapshot
+"""Less free space than this is a warning: about one checkpoint of a mid-sized model."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the launcher keeps a node's latest snapshot
 
 
 def check_machine(paths: LocalPaths) -> Iterator[Check]:
-    """Look at this machine, one check after the other; starts nothing."""
+    """Check this machine; starts nothing."""
     yield _check_torch()
     yield _check_supervisor(paths)
     gpus = discover_gpus(os.environ)
     yield Check("GPUs", CheckOutcome.OK, counted(len(gpus), "GPU") if gpus else "none: jobs run on CPUs")
-    yield _check_free_space("disk", paths.state, "the jobs' logs and, unless told otherwise, their checkpoints")
-    yield _check_free_space("memory", SHARED_MEMORY, "the last snapshot, for ranks that start again")
+    yield _check_free_space("disk", paths.state, "the jobs' logs and, by default, their checkpoints")
+    yield _check_free_space("memory", SHARED_MEMORY, "the latest snapshot, for ranks that restart")
 
 
 def _check_torch() -> Check:
     try:
         return Check("torch", CheckOutcome.OK, f"PyTorch {version('torch')}")
     except PackageNotFoundError:
-        says = "PyTorch is not installed beside elasticctl, which is where the local cluster's workers run"
+        says = "PyTorch is not installed in elasticctl's environment, which the local cluster's workers use"
         return Check("torch", CheckOutcome.FAILED, says, "pip install 'elasticctl[train]'")
 
 
@@ -47,21 +47,21 @@ def _check_supervisor(paths: LocalPaths) -> Check:
     try:
         info = supervisor_info(paths)
     except ClusterError as e:
-        return Check("supervisor", CheckOutcome.FAILED, str(e), f"its log is {paths.supervisor_log}")
+        return Check("supervisor", CheckOutcome.FAILED, str(e), f"see its log: {paths.supervisor_log}")
     if info is None:
-        return Check("supervisor", CheckOutcome.OK, "not running; it starts with the next job")
+        return Check("supervisor", CheckOutcome.OK, "not running; the next job starts it")
     return Check("supervisor", CheckOutcome.OK, f"running for {span(time.time() - info.started_at)}, pid {info.pid}")
 
 
 def _check_free_space(name: str, folder: Path, holds: str) -> Check:
-    """How much room there is where `folder` is, or will be."""
+    """How much space is free where `folder` is, or will be."""
     there = next((place for place in (folder, *folder.parents) if place.is_dir()), None)
     if there is None:
-        return Check(name, CheckOutcome.SKIPPED, f"there is no {folder}")
+        return Check(name, CheckOutcome.SKIPPED, f"{folder} does not exist")
     free = shutil.disk_usage(there).free
     says = f"{free / 1e9:.1f} GB free in {there}"
     if free < LOW_BYTES:
-        return Check(name, CheckOutcome.WARNING, f"{says}, which holds {holds}", "make room")
+        return Check(name, CheckOutcome.WARNING, f"{says}, which holds {holds}", "free some space")
     return Check(name, CheckOutcome.OK, says)
 
 
@@ -71,9 +71,9 @@ _CONTENT = b"elasticctl doctor: this may be deleted"
 
 
 def check_storage(url: str) -> Check:
-    """Write, read, list and delete one object, and see whether a second of the same name is refused.
+    """Write, read, list and delete one object, and check that overwriting it can be refused.
 
-    That is done with the credentials of this machine; the workers' may differ. Raises nothing.
+    This uses the credentials of this machine; the workers' may differ. Raises nothing.
     """
     try:
         place = storage.open(url, Patience(total_s=PATIENCE_S))
@@ -93,18 +93,18 @@ def _try_storage(place: Storage) -> Check:
     if broken:
         return Check("storage", CheckOutcome.FAILED, f"{place.url}: {broken}", "use another store for checkpoints")
     took_ms = 1000 * (time.monotonic() - began)
-    says = f"{place.url}: writes, reads, lists, refuses doubles, deletes; {took_ms:.0f} ms"
+    says = f"{place.url}: writes, reads, lists, refuses to overwrite, deletes; {took_ms:.0f} ms"
     return Check("storage", CheckOutcome.OK, says)
 
 
 def _find_fault(place: Storage, key: str) -> str:
-    """What it does not do as it should; empty when all is well."""
+    """What does not work; empty if all is well."""
     if place.get(key) != _CONTENT:
-        return "what was written is read back as something else"
+        return "what is read differs from what was written"
     if key not in place.list(key):
-        return "what was written is not listed"
+        return "a new object is not listed"
     try:
         place.put(key, [b"twice"], if_absent=True)
     except ExistsError:
         return ""
-    return "it takes a second object of the same name: without conditional writes, runs can overwrite each other"
+    return "it does not support conditional writes: two runs can overwrite each other's checkpoints"

@@ -1,8 +1,8 @@
-"""Raw requests to a Kubernetes API server: JSON in, JSON out, errors in this project's words.
+"""Raw requests to a Kubernetes API server: JSON in, JSON out, and the errors of this project.
 
-Where the server is and who asks is read by `credentials`. The `kubernetes` package is asked for logins of the old kind
-alone, and its typed models are left alone too: it decodes a few hundred pods a second to them, and `json.loads` several
-thousand. The only module that imports it, or urllib3.
+`credentials` reads the server's address and the credentials. The `kubernetes` package is used only for logins from
+before credential plugins. Its typed models are not used: it decodes a few hundred pods per second, `json.loads` several
+thousand. No other module may import it, or urllib3: import-linter checks that.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from elasticctl.kubeapi.refusals import refusal
 from elasticctl.settings.kubeconfig import kubeconfig_paths
 
 CONNECT_TIMEOUT_S = 4.0
-"""For a connection with its TLS handshake. A name with two addresses is tried at both; nobody shall wait for 10 s."""
+"""For connecting, TLS handshake included. If a name has two addresses, both are tried, within 10 s in all."""
 ANSWER_TIMEOUT_S = 9.0
-"""The longest silence before an answer, unless the caller allows more."""
+"""The longest wait for an answer, unless the caller allows more."""
 MAX_STREAMS = 48
-"""Logs that are read at a time: each takes a connection, and a thread while it is followed."""
+"""Logs read at a time: each takes a connection, and a thread while it is followed."""
 MAX_LINE_BYTES = 64 << 20
-"""A line of a stream that is longer comes in pieces: a watch's events are far smaller, etcd takes 1.5 MiB."""
+"""Longer lines of a stream are split. A watch's events are far smaller: etcd takes 1.5 MiB."""
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -43,12 +43,12 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 _BLOCK_BYTES = 1 << 16
 _OBJECT = re.compile(r"^\S+\(.*?\): |^<[^>]*>: ")
-# A peer that vanished without a word is noticed within 35 s: 20 s idle, then three probes, 5 s apart.
+# A peer that vanished is noticed within 35 s: 20 s idle, then three probes, 5 s apart.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 20), ("TCP_KEEPALIVE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class Stream:
-    """The lines of an answer that does not end by itself: a watch, or a followed log.
+    """The lines of an answer without an end: a watch, or a followed log.
 
     Iterate in one thread; `close` may be called from any, and ends the iteration.
     """
@@ -59,9 +59,9 @@ class Stream:
         self._closed = self._reading = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines with their newline, one that is too long in pieces; UnreachableError when the stream breaks.
+        """Yield lines with their newline, overlong ones in pieces; UnreachableError when the stream breaks.
 
-        The last line may have no newline: then it is all that came of it.
+        The last line has no newline if it was cut off.
         """
         rest = b""
         for block in self._blocks():
@@ -75,13 +75,13 @@ class Stream:
             yield rest
 
     def close(self) -> None:
-        """End the stream: whoever waits for its next line is woken, and closes the connection."""
+        """End the stream: the thread that waits for the next line wakes up and closes the connection."""
         with self._lock:
             self._closed = True
             if not self._reading:
                 self._response.close()
                 return
-        with suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+        with suppress(OSError, ValueError, RuntimeError):  # it has already ended
             self._response.shutdown()
 
     def _blocks(self) -> Iterator[bytes]:
@@ -93,7 +93,7 @@ class Stream:
             yield from self._response.stream(_BLOCK_BYTES)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as e:
             if not self._closed:
-                raise UnreachableError(f"{self._server} broke off its answer: {_reason(e)}") from e
+                raise UnreachableError(f"{self._server} cut its answer off: {_reason(e)}") from e
         finally:
             with self._lock:
                 self._reading = False
@@ -102,7 +102,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Open connections to a server, and the value of the header that says who asks ("": none)."""
+    """Connections to a server, and what returns the Authorization header ("": none)."""
 
     server: str
     pool: urllib3.PoolManager
@@ -110,9 +110,9 @@ class Transport:
 
 
 class Connection:
-    """An API server, reached with one set of credentials; thread-safe.
+    """An API server and one set of credentials; thread-safe.
 
-    `find` reads the place and the credentials; it is called again when the server no longer accepts them.
+    `find` reads the address and the credentials; it is called again when the server no longer accepts them.
     """
 
     def __init__(self, find: Callable[[], Transport]) -> None:
@@ -137,8 +137,8 @@ class Connection:
     ) -> dict[str, Any]:
         """Make one request and return the answer's JSON; `timeout_s` is how long the server may be silent.
 
-        Raises UnreachableError (what was asked for may have been done, unless the connection failed), and what
-        `refusals.refusal` makes of a refusal.
+        Raises UnreachableError (the request may have been carried out, unless the connection failed), and the error
+        that `refusals.refusal` returns if the server refuses.
         """
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type} if body is not None else {}
@@ -146,7 +146,7 @@ class Connection:
         try:
             text = response.data
         except (urllib3.exceptions.HTTPError, OSError) as e:
-            raise UnreachableError(f"the answer of {self.server} was lost: {_reason(e)}") from e
+            raise UnreachableError(f"the answer from {self.server} was lost: {_reason(e)}") from e
         if response.status >= 400:
             raise refusal(response.status, text, response.headers, f"{method} {path}")
         try:
@@ -154,7 +154,7 @@ class Connection:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise ClusterError(f"{self.server} is no Kubernetes API server: it answers {method} {path} without JSON")
+            raise ClusterError(f"{self.server} is not a Kubernetes API server: it answers {method} {path} without JSON")
         return answer
 
     def stream(
@@ -165,9 +165,9 @@ class Connection:
         timeout_s: float | None = None,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> Stream:
-        """Begin a watch or read a log; `timeout_s` is the longest silence between two lines (None: any).
+        """Start a watch or read a log; `timeout_s` is the longest silence between two lines (None: any).
 
-        Raises as `request` does, when the server refuses.
+        Raises what `request` raises if the server refuses.
         """
         response = self._send("GET", _url(path, params), None, {}, timeout_s)
         if response.status >= 400:
@@ -175,20 +175,20 @@ class Connection:
         return Stream(response, self.server, max_line_bytes)
 
     def close(self) -> None:
-        """Close the connections that are idle."""
+        """Close idle connections."""
         self._way.pool.clear()
 
     def _send(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request, once more with fresh credentials when the server does not accept what it was given."""
+        """Send a request; if the server does not accept the credentials, read them again and retry once."""
         first = self._way
         response = self._send_once(method, url, body, headers, timeout_s)
         if response.status != 401:
             return response
         response.close()
         with self._lock:
-            if self._way is first:  # nobody else has read them again meanwhile
+            if self._way is first:  # no other thread has read them again meanwhile
                 self._way = self._find()
         return self._send_once(method, url, body, headers, timeout_s)
 
@@ -211,7 +211,7 @@ class Connection:
             raise UnreachableError(f"no answer from the cluster at {self.server}: {_reason(e)}") from e
 
     def _authorization(self) -> dict[str, str]:
-        """The header that says who asks; renews a token that is about to expire."""
+        """The Authorization header; a token that is about to expire is renewed."""
         with self._lock:
             try:
                 value = self._way.authorization()
@@ -223,8 +223,8 @@ class Connection:
 def connect(kube_context: str = "", connections: int = 16) -> Connection:
     """Open a kubeconfig context ("": the current one; without a kubeconfig, the cluster that this runs in).
 
-    Does not talk to the server yet, but may run the context's credential plugin. Raises NotFoundError when there is
-    no such context, CredentialsError when its plugin fails.
+    Sends nothing to the server, but may run the context's credential plugin. Raises NotFoundError if there is no such
+    context, CredentialsError if its plugin fails.
     """
     inside = not kube_context and in_cluster() and not os.environ.get("KUBECONFIG")
 
@@ -238,7 +238,7 @@ def connect(kube_context: str = "", connections: int = 16) -> Connection:
 
 
 def open_transport(access: Access, connections: int = 16) -> Transport:
-    """Connections for this access; none is opened yet. Raises CredentialsError for a proxy that cannot be used."""
+    """A connection pool for this access; opens no connection. Raises CredentialsError for an invalid proxy."""
     options: dict[str, Any] = {"maxsize": connections, "socket_options": _socket_options()}
     if access.tls is not None:
         options["ssl_context"] = access.tls
@@ -252,15 +252,15 @@ def open_transport(access: Access, connections: int = 16) -> Transport:
 
 
 def _proxy_pool(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
-    """Connections by way of a proxy; no error repeats its URL, which may have a password in it."""
-    where = "see proxy-url in the kubeconfig, or *_PROXY"
+    """A connection pool through a proxy; no error repeats its URL, which may contain a password."""
+    where = "FIX: correct proxy-url in the kubeconfig, or *_PROXY"
     try:
         url = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
     except urllib3.exceptions.LocationParseError:  # whose message has it
-        raise CredentialsError(f"the proxy of the cluster is no URL: {where}") from None
+        raise CredentialsError(f"the proxy of the cluster is not a URL; {where}") from None
     if url.scheme not in ("http", "https"):
         kind = shown(url.scheme or "")
-        raise CredentialsError(f"the proxy of the cluster is of the kind {kind}, not http:// or https://: {where}")
+        raise CredentialsError(f"the proxy of the cluster is of the kind {kind}, not http:// or https://; {where}")
     headers = urllib3.make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
     return urllib3.ProxyManager(url._replace(auth=None).url, proxy_headers=headers, **options)
 
@@ -273,21 +273,21 @@ def in_cluster() -> bool:
 def resource_path(api: str, namespace: str | None, plural: str, name: str = "", part: str = "") -> str:
     """The path of a collection, an object or a subresource; `api` is `v1` or `GROUP/VERSION`.
 
-    NotFoundError for a name that no object can have: it could lead elsewhere.
+    Raises NotFoundError for a name that no object can have: the path could lead elsewhere.
     """
     words = ["namespaces", namespace, plural] if namespace is not None else [plural]
     words += [word for word in (name, part) if word]
     for word in words:
         if word in ("", ".", "..") or "/" in word or "%" in word:
-            raise NotFoundError(f"{shown(word)} cannot be the name of anything in a cluster")
+            raise NotFoundError(f"{shown(word)} cannot be the name of an object in a cluster")
     root = f"/apis/{api}" if "/" in api else f"/api/{api}"
     return "/".join((root, *(quote(word, safe="") for word in words)))
 
 
 def _open_legacy_transport(kube_context: str, connections: int) -> Transport:
-    """A login as it was before credential plugins, which only the `kubernetes` package knows. Raises CredentialsError.
+    """A login from before credential plugins, which only the `kubernetes` package knows. Raises CredentialsError.
 
-    It says to a log alone that a login has failed; the server's refusal says so then.
+    That package only logs a failed login; the user sees the server's refusal.
     """
     try:
         import kubernetes.client
@@ -325,13 +325,13 @@ def _url(path: str, params: Mapping[str, str] | None) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What a connection's error comes down to, on one line."""
+    """The essence of a connection error, on one line."""
     refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # which is one of the next kind
     if isinstance(error, urllib3.exceptions.ConnectTimeoutError) and not refused:
         return f"no connection within {CONNECT_TIMEOUT_S:.0f} s"
     if isinstance(error, urllib3.exceptions.ReadTimeoutError):
-        return "it takes too long"
-    # Before what went wrong there may be the name of the library's own object.
+        return "no answer in time"
+    # The library puts the name of its own object in front of what went wrong.
     return _one_line(_OBJECT.sub("", str(error)) or type(error).__name__)
 
 
@@ -343,7 +343,7 @@ PAGE_OBJECTS = 500
 
 
 def list_objects(connection: Connection, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
-    """The objects of a collection, as many requests as it takes; raises what `Connection.request` raises."""
+    """Return all objects of a collection, page by page; raises what `Connection.request` raises."""
     items: list[Manifest] = []
     token = ""
     while True:

@@ -1,6 +1,6 @@
-"""The objects that make a cluster ready for ElasticJobs: read from the package, and fitted to one place. Pure.
+"""The objects that `elasticctl install` applies: read from the package and adapted to one cluster.
 
-The files can be applied with kubectl as they are; what is changed here is what differs between two installations.
+The files can be applied with kubectl unchanged; only what differs between installations is changed here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def manifests(
 ) -> list[Manifest]:
     """All objects in the order in which they are applied; an empty `image` leaves the one in the file.
 
-    `sharing` are the controller's flags about that (`sharing_flags`).
+    `sharing` are the controller's flags for sharing (`sharing_flags`).
     """
     found = [_with_namespace(item, namespace) for name in _FILES for item in _read_objects(name)]
     deployment = next(item for item in found if item["kind"] == "Deployment")
@@ -51,13 +51,13 @@ def without_rules(value: Any) -> Any:
 
 
 def key_secret(namespace: str, key: str) -> Manifest:
-    """The Secret of the key from which jobs' tokens are made; `key` is in hexadecimal."""
+    """The Secret with the key from which jobs' tokens are derived; `key` is hexadecimal."""
     metadata = {"name": KEY_SECRET, "namespace": namespace, "labels": {LABEL: LABEL_VALUE}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"key": key}}
 
 
 def lease(namespace: str) -> Manifest:
-    """The Lease by which the replicas agree on who acts: they make it, in their namespace."""
+    """The Lease by which the replicas elect a leader; they create it in their namespace."""
     metadata = {"name": LEASE, "namespace": namespace}
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
 
@@ -68,12 +68,12 @@ def image_of(deployment: Manifest) -> str:
 
 
 def sharing_flags(capacity: Mapping[str, int]) -> list[str]:
-    """The controller's flags for sharing; `capacity`: slots by kind that an autoscaler may bring the cluster to."""
+    """The controller's flags for sharing; `capacity`: slots by pool up to which an autoscaler may scale."""
     return ["--sharing", *(f"--capacity={kind}={slots}" for kind, slots in sorted(capacity.items()))]
 
 
 def sharing_of(deployment: Manifest) -> list[str]:
-    """Those of the flags that a Deployment of ours runs with; none where it does not share."""
+    """The sharing flags that a Deployment of ours runs with; empty if it does not share."""
     args = deployment["spec"]["template"]["spec"]["containers"][0].get("args") or []
     return [arg for arg in args if isinstance(arg, str) and arg.startswith(_SHARING)]
 
@@ -85,7 +85,7 @@ def _read_objects(name: str) -> tuple[Manifest, ...]:
 
 
 def _with_namespace(value: Any, namespace: str) -> Any:
-    """A copy with another namespace, wherever ours is named: in objects, in their subjects, in URLs."""
+    """A copy with the default namespace replaced everywhere: in objects, in their subjects, in URLs."""
     if isinstance(value, dict):
         return {key: _with_namespace(item, namespace) for key, item in value.items()}
     if isinstance(value, list):

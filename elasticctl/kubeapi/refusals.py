@@ -1,4 +1,4 @@
-"""From an API server's refusal (an HTTP status and a `Status` object) to an error of this project; pure."""
+"""An API server's refusal (an HTTP status and a `Status` object) as an error of this project."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MESSAGE_CHARS = 1000
 
 
 class NoSuchApiError(NotFoundError):
-    """The server does not know this kind of object at all: its definition is not installed."""
+    """The server does not know this kind of object: its definition is not installed."""
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) -> ElasticctlError:
-    """The error that an answer of status 400 or more stands for; `request` is its verb and path, for the message."""
+    """The error for an answer of status 400 or more; `request` is its verb and path, for the message."""
     answer = _decode_body(body)
     message = " ".join(str(answer.get("message") or body[:_MESSAGE_CHARS].decode("utf-8", "replace")).split())
     message = message[:_MESSAGE_CHARS] or f"HTTP {status}"
@@ -34,9 +34,11 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) 
     if status in (429, 503, 504) or (status == 500 and retry_after_s is not None):
         return BusyError(f"the cluster is busy: {message} ({request})", retry_after_s)
     if status == 401:
-        return CredentialsError(f"the cluster does not accept the credentials ({message}); log in again: they expire")
+        return CredentialsError(f"the cluster does not accept the credentials ({message}); FIX: log in again")
     if status == 403:
-        return ForbiddenError(_forbidden_message(message, request))
+        if " cannot " in message:  # a missing right; quotas and admission rules explain themselves
+            return ForbiddenError(f"{message}; FIX: ask the cluster's administrator for that right")
+        return ForbiddenError(f"{message} ({request})")
     if status == 404:
         return NotFoundError(message) if answer.get("details") else NoSuchApiError(f"{message} ({request})")
     if status in (409, 412):
@@ -46,13 +48,6 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) 
     if status == 422:
         return SpecError(message, path=_first_field(answer))
     return ClusterError(f"the cluster refused {request}: {message}")
-
-
-def _forbidden_message(message: str, request: str) -> str:
-    """With the mend where it is a matter of rights; quotas and admission rules say themselves what they want."""
-    if " cannot " in message:
-        return f"{message}; whoever looks after the cluster can grant that"
-    return f"{message} ({request})"
 
 
 def _first_field(answer: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""Contexts on disk: where jobs go, and each place's defaults.
+"""Contexts on disk: where jobs run, and the defaults of each place.
 
-One file, `config.yaml`, in $ELASTICCTL_HOME or the platform's folder for a user's configuration. It holds no secrets;
-it is mode 0600 all the same, since it names clusters and buckets. Written whole or not at all.
+They are in one file, `config.yaml`, in $ELASTICCTL_HOME or the platform's folder for user configuration. It holds no
+secrets, but is mode 0600 because it names clusters and buckets. It is written atomically.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 KUBERNETES = "kubernetes"
-"""A cluster of which no more is known than that: no spot labels, no instance types."""
+"""A cluster of no known provider: no spot labels, no instance types."""
 PROVIDERS = (LOCAL, "aws", "gcp", KUBERNETES)
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _CURRENT, _CONTEXTS = "currentContext", "contexts"
@@ -31,9 +31,9 @@ _CURRENT, _CONTEXTS = "currentContext", "contexts"
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A place to run jobs. `storage` is a URL prefix, `gpus_per_node` 0 means the catalog's smallest node.
+    """A place to run jobs. `storage` is a URL prefix; `gpus_per_node` 0 means the smallest node with that GPU type.
 
-    `notify_url_from` is where the webhook's URL is for news of its jobs (`elasticctl.api.notifications`), not the URL.
+    `notify_url_from` refers to the webhook's URL for notifications (`elasticctl.api.notifications`); it is not the URL.
     """
 
     name: str
@@ -50,33 +50,33 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All contexts, the built-in `local` among them, and which of them is used when none is named."""
+    """All contexts, including the built-in `local`, and the one used if none is named."""
 
     current: str = LOCAL
     contexts: tuple[Context, ...] = (Context(LOCAL, LOCAL),)
 
     def context(self, name: str = "") -> Context:
-        """The context called `name`, or the current one; NotFoundError when there is none."""
+        """The context named `name`, or the current one; NotFoundError if there is none."""
         wanted = name or self.current
         for context in self.contexts:
             if context.name == wanted:
                 return context
         near = did_you_mean(wanted, (context.name for context in self.contexts))
-        raise NotFoundError(f"no context {shown(wanted)}{near}; `elasticctl config get-contexts` lists them")
+        raise NotFoundError(f"no context {shown(wanted)}{near}; FIX: see `elasticctl config get-contexts`")
 
     def using(self, name: str) -> Config:
-        """The same with another current context; NotFoundError when it does not exist."""
+        """A copy with another current context; NotFoundError if it does not exist."""
         return dataclasses.replace(self, current=self.context(name).name)
 
     def having(self, context: Context) -> Config:
-        """The same with a context added or replaced; ConfigError where `local` would stop being local."""
+        """A copy with a context added or replaced; ConfigError if `local` would stop being local."""
         if (context.name == LOCAL) != (context.provider == LOCAL):
-            raise ConfigError(f"the context {LOCAL} and the provider {LOCAL} belong together; there is one of each")
+            raise ConfigError(f"the context {LOCAL} and the provider {LOCAL} belong together")
         others = [kept for kept in self.contexts if kept.name != context.name]
         return dataclasses.replace(self, contexts=tuple(sorted((*others, context), key=lambda kept: kept.name)))
 
     def without(self, name: str) -> Config:
-        """The same without a context; the current one becomes `local` if it was that."""
+        """A copy without a context; if it was the current one, `local` becomes current."""
         gone = self.context(name).name
         if gone == LOCAL:
             raise ConfigError(f"the context {LOCAL} is built in and cannot be deleted")
@@ -85,9 +85,9 @@ class Config:
 
 
 def check_namespace(name: str) -> str:
-    """`name` if a namespace can be called so; UsageError otherwise."""
+    """Return `name` if it is a valid namespace; UsageError otherwise."""
     if not _NAMESPACE.fullmatch(name):
-        raise UsageError(f"{shown(name)} is no namespace: use lower-case letters, digits and '-', 63 at most")
+        raise UsageError(f"{shown(name)} is not a namespace; FIX: use lower-case letters, digits and '-', 63 at most")
     return name
 
 
@@ -102,9 +102,9 @@ def config_folder() -> Path:
 
 
 def load_config(path: Path) -> Config:
-    """Read the contexts file; without one there is the built-in context alone.
+    """Read the contexts file; if there is none, only the built-in context exists.
 
-    Raises ConfigError, naming file and line, for a file that is not what `save` writes; it is left as it is.
+    Raises ConfigError with file and line if it is not what `save_config` writes; the file is left unchanged.
     """
     try:
         text = path.read_bytes()
@@ -117,7 +117,7 @@ def load_config(path: Path) -> Config:
     try:
         return _decode(parse_yaml(text, str(path)))
     except SpecError as e:
-        raise ConfigError(f"{e}; mend it or move it away (there is then the context {LOCAL} only)") from e
+        raise ConfigError(f"{e}; FIX: correct the file, or move it away to start with the context {LOCAL} only") from e
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -129,7 +129,7 @@ def save_config(config: Config, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _replace(path, text)
     except OSError as e:
-        raise ConfigError(f"cannot write {path}: {e.strerror}; the file is as it was") from e
+        raise ConfigError(f"cannot write {path}: {e.strerror}; the file is unchanged") from e
 
 
 def encode_config(config: Config) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _decode(document: YamlDocument) -> Config:
     current = top.get(_CURRENT, LOCAL)
     known = [context.name for context in config.contexts]
     if current not in known:
-        raise _wrong(document, (_CURRENT,), f"no context {shown(current)}; it can be {listed(known)}")
+        raise _wrong(document, (_CURRENT,), f"no context {shown(current)}; FIX: use {listed(known)}")
     return dataclasses.replace(config, current=current)
 
 

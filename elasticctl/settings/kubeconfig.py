@@ -1,6 +1,6 @@
-"""kubeconfig files: which contexts there are, and whose clusters they look like.
+"""kubeconfig files: their contexts, and which provider each cluster seems to be of.
 
-Credentials are left where they are: `cluster.kube.credentials` looks into them when a server is asked something.
+Credentials are not read here but when a server is called (`elasticctl.kubeapi.credentials`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLUGINS = {
 
 @dataclass(frozen=True, slots=True)
 class KubeContext:
-    """One context of kubeconfig; `plugin` is the command that makes its credentials, if one does."""
+    """One context of a kubeconfig; `plugin` is the command that creates its credentials, if any."""
 
     name: str
     cluster: str = ""
@@ -37,7 +37,7 @@ class KubeContext:
 
     @property
     def provider(self) -> str:
-        """Whose cluster it is, from the names that the clouds' tools give and the plugins that they install."""
+        """The provider, guessed from the names that the clouds' tools give and the plugins that they install."""
         host = urlsplit(self.server).hostname or ""
         if self.plugin in _PLUGINS:
             return _PLUGINS[self.plugin]
@@ -48,7 +48,7 @@ class KubeContext:
         return KUBERNETES
 
     def as_context(self, taken: Iterable[str]) -> Context:
-        """A context of ours, under the cluster's own short name where that is free."""
+        """A context of ours, named after the cluster's short name if that is free."""
         names = (self.short_name, self.name, f"{self.short_name}-{self.provider}")
         used = {LOCAL, *taken}
         free = next((name for name in names if name not in used), f"{self.name}-{self.provider}")
@@ -82,7 +82,7 @@ class KubeconfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """What all files say together, by name; of two entries with the same name the first counts, as for kubectl."""
+    """All files merged, by name; of two entries with the same name the first wins, as in kubectl."""
 
     current: str
     contexts: Mapping[str, KubeconfigEntry]
@@ -91,7 +91,7 @@ class Kubeconfig:
 
 
 def read_kubeconfig(paths: Iterable[Path]) -> Kubeconfig:
-    """Read and merge files; those that are not there are passed over. ConfigError, naming the file, for a bad one."""
+    """Read and merge files; missing ones are skipped. Raises ConfigError, naming the file, for an invalid one."""
     parts: dict[str, dict[str, KubeconfigEntry]] = {"contexts": {}, "clusters": {}, "users": {}}
     current = ""
     for path in paths:
@@ -129,5 +129,5 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from e
     except SpecError as e:
-        raise ConfigError(f"{e}; it should be a kubeconfig") from e
+        raise ConfigError(f"{e}; FIX: $KUBECONFIG has to name kubeconfig files") from e
     return data if isinstance(data, dict) else {}

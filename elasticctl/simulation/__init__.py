@@ -1,4 +1,4 @@
-"""What a job would take at other sizes, from a scaling curve and what interruptions cost. Pure."""
+"""Forecasts of time, cost and goodput at other sizes, from a scaling curve and the cost of interruptions."""
 
 from elasticctl.simulation.forecast import Conditions, Forecast, forecast_for
 from elasticctl.simulation.scaling import Evidence, Point, ScalingCurve, evidence_of

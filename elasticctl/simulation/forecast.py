@@ -1,7 +1,7 @@
-"""The expected time, cost and goodput of some work on so many GPUs. Pure, in closed form.
+"""The expected time, cost and goodput of some work on a number of GPUs, in closed form.
 
 Interruptions come independently to each node, exponentially distributed, so to a group of N nodes N times as often. A
-save stops training for delta seconds every tau seconds; an interruption loses what was done since the last one and R
+save stops training for delta seconds every tau seconds; an interruption loses the work since the last save and R
 seconds more. Then wall time over time of work is
 
     M * exp(R / M) * (exp((tau + delta) / M) - 1) / tau        M: mean time between the group's interruptions
@@ -48,7 +48,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What to expect of so many GPUs; times in seconds (None: it never ends), `rate` in units a second undisturbed.
+    """What to expect of a number of GPUs; times in seconds (None: it never ends), `rate` in units per second.
 
     `nodes_there` is how many are there on average on spot; node hours are what is paid for. `saved` is the share of the
     cost that spot saves against the same work on demand at the reference size; below 0 where it costs more.
@@ -71,7 +71,7 @@ class Forecast:
 
 
 def forecast_for(gpus: int, work: float, curve: ScalingCurve, conditions: Conditions, reference_gpus: int) -> Forecast:
-    """What `work` units take on `gpus` GPUs; ValueError unless they fill whole nodes.
+    """Forecast `work` units on `gpus` GPUs; ValueError unless they fill whole nodes.
 
     `reference_gpus` is the size that speed-up and saving are against.
     """

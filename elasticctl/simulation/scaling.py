@@ -1,4 +1,4 @@
-"""How fast a job trains on so many GPUs: measured sizes, and Amdahl's law between and beyond them. Pure.
+"""How fast a job trains on a number of GPUs: as measured, and by Amdahl's law between and beyond the measured sizes.
 
 Amdahl ("Validity of the single processor approach to achieving large scale computing capabilities", 1967): a part of
 each step's time shrinks with the number of GPUs n, the rest does not, so the time for one unit of work is a + b / n.
@@ -28,7 +28,7 @@ ASSUMED_FROM, ASSUMED_TO, ASSUMED_SPEEDUP = 4, 64, 9.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """So many GPUs did so many units of work (steps, samples) a second."""
+    """A measured rate: units of work (steps, samples) per second on this many GPUs."""
 
     gpus: int
     rate: float
@@ -38,7 +38,7 @@ class Point:
 class ScalingCurve:
     """Measured points, by rising GPUs, at least one; `shrinks_s` is b of a + b / n, in seconds a unit.
 
-    `assumed`: there is one point only, and the shape is that of others.
+    `assumed` is True if there is only one point, so that the shape is an assumption.
     """
 
     points: tuple[Point, ...]
@@ -76,7 +76,7 @@ class ScalingCurve:
         return 1 / (1 / right.rate + shrinks_s * (1 / gpus - 1 / right.gpus))
 
     def measured(self, gpus: int) -> bool:
-        """True where this very size is a point."""
+        """True if exactly this size was measured."""
         return any(point.gpus == gpus for point in self.points)
 
 
@@ -105,9 +105,9 @@ _MOST_GPUS = 100_000
 
 
 def parse_points(text: str, source: str) -> tuple[Point, ...]:
-    """The points of a table; blank lines, `#` comments and one header of words are passed over.
+    """The points of a table; blank lines, `#` comments and one header line are skipped.
 
-    Raises SpecError, with the line, for what is no such table.
+    Raises SpecError, with the line, for anything else.
     """
     points: dict[int, Point] = {}
     header_seen = False
@@ -120,10 +120,10 @@ def parse_points(text: str, source: str) -> tuple[Point, ...]:
             continue
         point = _parse_point(cells, number, source)
         if point.gpus in points:
-            raise SpecError(f"{point.gpus} GPUs are there twice", line=number, source=source)
+            raise SpecError(f"{point.gpus} GPUs are given twice", line=number, source=source)
         points[point.gpus] = point
     if not points:
-        raise SpecError("no line with GPUs and a rate, such as `4, 1250`", source=source)
+        raise SpecError("no line has GPUs and a rate; FIX: write lines such as `4, 1250`", source=source)
     return tuple(points[gpus] for gpus in sorted(points))
 
 
@@ -134,7 +134,7 @@ def _parse_point(cells: list[str], number: int, source: str) -> Point:
         gpus, rate = 0, 0.0
     if not 1 <= gpus <= _MOST_GPUS or not 0 < rate < math.inf:
         raise SpecError(
-            f"{shown(' '.join(cells))} is not a number of GPUs and a rate above 0, such as `4, 1250`",
+            f"{shown(' '.join(cells))} is not a number of GPUs and a rate above 0; FIX: write lines such as `4, 1250`",
             line=number,
             source=source,
         )
@@ -142,7 +142,7 @@ def _parse_point(cells: list[str], number: int, source: str) -> Point:
 
 
 LEAST_STEPS, LEAST_S = 10, 1.0
-"""What a group of some size has to have done for its rate to say anything."""
+"""A group that did less says nothing about the rate of its size."""
 _OF_THE_MACHINE = (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DELETED, Cause.KILLED, Cause.UNRESPONSIVE)
 
 

@@ -26,8 +26,8 @@ def test_it_reads_as_sentences_at_80_columns() -> None:
         "rate. That was failure 4; its budget allows 3 (--backoff-limit).",
         "  | Traceback (most recent call last):",
         "  | ValueError: bad learning rate",
-        "  see all that it printed:  elasticctl logs digits --worker 1",
-        "  when that is mended, go on from its last checkpoint:  elasticctl rerun digits --from-checkpoint latest",
+        "  see all of its output:  elasticctl logs digits --worker 1",
+        "  after fixing that, continue from its last checkpoint:  elasticctl rerun digits --from-checkpoint latest",
     ]
 
 
@@ -50,7 +50,7 @@ def test_a_job_that_keeps_failing_is_explained(run: Run, local_cluster: LocalClu
     assert data["findings"][0]["rule"] == "failed"
     assert data["findings"][0]["decisive"] is True
     assert data["findings"][0]["mends"][0] == {
-        "advice": "see all that it printed",
+        "advice": "see all of its output",
         "command": "elasticctl logs bad --worker 0",
     }
     assert "rule: failed" in run("explain", "bad", "-o", "yaml").out

@@ -193,7 +193,7 @@ def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
         "error: train goes on in context west, where it was moved to: `elasticctl resume train --context west`\n",
     )
     explained = run("explain", "train", "--context", "east")
-    assert "It has been moved to context west, and goes on there only." in explained.out
+    assert "It was moved to context west and runs only there." in explained.out
     assert "elasticctl status train --context west" in explained.out
     elsewhere_again = run("move", "train", "--context", "east", "--to", "local")
     assert "has been moved to context west: move it from there, with --context west" in elsewhere_again.err

@@ -91,8 +91,8 @@ def test_why_it_waits_is_the_first_cause() -> None:
     found = diagnose(Case(ElasticJob.from_manifest(JOBS[1]), (), AT + 60))[0]
     assert (found.rule, found.decisive) == ("waiting-for-its-share", True)
     assert found.text == (
-        "It waits for 2 GPUs held by jobs that come first. Last change: gives 2 workers to a/one. Its place is kept:"
-        " step 100. It goes on by itself."
+        "It waits for 2 GPUs held by jobs that come first. Last change: gives 2 workers to a/one. Its progress is kept:"
+        " step 100. It resumes by itself."
     )
     assert found.mends[0].command == "elasticctl quota list"
 
@@ -112,7 +112,7 @@ def test_a_job_of_kueues_waits_to_be_admitted() -> None:
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
     queued["spec"]["suspend"] = True
     found = diagnose(Case(ElasticJob.from_manifest(queued), (), AT + 60))[0]
-    assert found.text == "It waits to be admitted to Kueue's queue team-a. Its place is kept: step 100."
+    assert found.text == "It waits to be admitted to Kueue's queue team-a. Its progress is kept: step 100."
     rerun = again({**queued, "spec": {**queued["spec"], "suspend": False}}, Rerun("one-2"))
     assert rerun["spec"]["suspend"] is True
     assert "suspend" not in again({**job("two"), "spec": {**queued["spec"]}}, Rerun("two-2"))["spec"]

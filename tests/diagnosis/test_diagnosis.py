@@ -76,7 +76,7 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from() -> None:
     ("failure", "text"),
     [
         ({"signal": "SIGSEGV", "exitCode": 139, "rank": 0}, "rank 0 of worker-1 was ended by SIGSEGV"),
-        ({"error": "OOMKilled", "exitCode": 137}, "worker-1 was killed because it used more memory than it may"),
+        ({"error": "OOMKilled", "exitCode": 137}, "worker-1 was killed because it used more memory than allowed"),
         ({"error": "ApplicationError", "exitCode": 7}, "worker-1 ended with exit code 7."),
         ({}, "worker-1 failed."),
     ],
@@ -119,8 +119,8 @@ def test_a_suspended_job_says_how_to_go_on() -> None:
 @pytest.mark.parametrize(
     ("reason", "message", "rule", "text"),
     [
-        ("NotAdmitted", "waits.", "waiting-for-admission", "It waits. Its place is kept: step 100."),
-        ("Suspended", "on request", "suspended", "It was suspended on request. Its place is kept: step 100."),
+        ("NotAdmitted", "waits.", "waiting-for-admission", "It waits. Its progress is kept: step 100."),
+        ("Suspended", "on request", "suspended", "It was suspended on request. Its progress is kept: step 100."),
     ],
 )
 def test_a_job_in_a_queue_says_what_kueue_says_unless_its_owner_suspended_it(
@@ -262,7 +262,7 @@ SAVED: dict[str, Any] = {"step": 100, "committed": 6}
 def test_no_checkpoint_at_all() -> None:
     training = {"generations": [group(generation=1, firstStepAt=at(0))], "checkpoint": {}}
     late = {"progress": {"step": 300, "at": at(1000)}, "now": AT + 1000}
-    assert "No checkpoint has been committed in 16m40s" in named(case(**training, **late))["no-checkpoint"].text
+    assert "No checkpoint was committed in 16m40s" in named(case(**training, **late))["no-checkpoint"].text
     assert "no-checkpoint" not in named(case(**training))
 
 

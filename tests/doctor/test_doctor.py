@@ -67,10 +67,10 @@ def outcomes(run: Run, *words: str) -> tuple[int, dict[str, dict[str, str]]]:
 def test_this_machine(run: Run, private_home: Path) -> None:
     done = run("doctor")
     header, *rows = (line.split("\t") for line in done.out.splitlines())
-    assert header == ["CHECK", "OUTCOME", "FOUND", "MEND"]
+    assert header == ["CHECK", "OUTCOME", "FOUND", "FIX"]
     found = {row[0]: row for row in rows}
     assert list(found) == ["torch", "supervisor", "GPUs", "disk", "memory", "storage"]
-    assert found["supervisor"][1:] == ["ok", "not running; it starts with the next job", "-"]
+    assert found["supervisor"][1:] == ["ok", "not running; the next job starts it", "-"]
     assert found["storage"][2].startswith(f"file://{private_home}/local/storage: writes")
     assert done.code == 0
 
@@ -87,8 +87,8 @@ def test_a_cluster_in_which_all_is_well(run: Run, cluster: FakeApi) -> None:
     assert {check["outcome"] for check in found.values()} == {"ok"}, found
     assert code == 0
     assert "Kubernetes v1.28.1 at http://127.0.0.1" in found["cluster"]["says"]
-    assert found["controller"]["says"] == "2 of 2 replicas ready, r.example/c:1; pod-a acts"
-    assert found["rights"]["says"] == "all that the command line asks for in ml"
+    assert found["controller"]["says"] == "2 of 2 replicas ready, r.example/c:1; the leader is pod-a"
+    assert found["rights"]["says"] == "all that elasticctl needs in ml"
     assert found["GPUs"]["says"] == "4 t4"
     assert {request.path for request in cluster.requests if request.method != "GET"} == {REVIEWS}
 
@@ -114,7 +114,7 @@ def test_a_definition_from_before_a_field_is_told_with_it(run: Run, cluster: Fak
     cluster.put(CRD, definition)
     code, found = outcomes(run)
     assert code == 1
-    assert found["definition"]["says"] == "older than this command line: it has no spec.suspend"
+    assert found["definition"]["says"] == "older than this elasticctl: spec.suspend missing"
     assert found["definition"]["mend"] == "elasticctl install --context lab"
 
 
@@ -136,7 +136,7 @@ def test_a_controller_that_does_not_act(run: Run, cluster: FakeApi, spec: dict[s
     cluster.put(LEASE, {"metadata": {}, "spec": spec})
     code, found = outcomes(run)
     assert code == 1
-    assert "none of them acts" in found["controller"]["says"]
+    assert "none of them is the leader" in found["controller"]["says"]
     assert "kubectl logs -n elasticctl-system" in found["controller"]["mend"]
 
 

@@ -41,8 +41,8 @@ def test_an_accelerator_that_the_catalog_does_not_know_keeps_its_name() -> None:
 def test_gpus_are_counted_by_type() -> None:
     found = checks([node("a", T4_SPOT, 4), node("b", T4_SPOT, 4), node("c", {}, 2), node("d")], "aws")
     assert found["nodes"] == Check("nodes", CheckOutcome.OK, "4 nodes, all ready")
-    assert (found["GPUs"].outcome, found["GPUs"].says) == (CheckOutcome.OK, "2 of a type that no label names, 8 t4")
-    assert (found["spot"].outcome, found["spot"].says) == (CheckOutcome.OK, "2 nodes of spot capacity")
+    assert (found["GPUs"].outcome, found["GPUs"].says) == (CheckOutcome.OK, "2 of an unknown type, 8 t4")
+    assert (found["spot"].outcome, found["spot"].says) == (CheckOutcome.OK, "2 spot nodes")
 
 
 def test_a_gpu_node_that_offers_none_lacks_the_device_plugin() -> None:

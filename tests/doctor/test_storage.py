@@ -17,7 +17,7 @@ from elasticctl_store.storage.local import LocalStorage
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     found = check_storage(str(tmp_path / "state"))
     assert found.outcome is CheckOutcome.OK
-    assert found.says.startswith(f"file://{tmp_path}/state: writes, reads, lists, refuses doubles, deletes; ")
+    assert found.says.startswith(f"file://{tmp_path}/state: writes, reads, lists, refuses to overwrite, deletes; ")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -56,9 +56,9 @@ class Corrupting(LocalStorage):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (Overwriting, "it takes a second object of the same name"),
-        (Forgetful, "what was written is not listed"),
-        (Corrupting, "what was written is read back as something else"),
+        (Overwriting, "it does not support conditional writes"),
+        (Forgetful, "a new object is not listed"),
+        (Corrupting, "what is read differs from what was written"),
     ],
 )
 def test_one_that_does_not_do_as_it_should_is_found_out(

@@ -47,7 +47,7 @@ def refusing(api: FakeApi, status: int, content: Any, **headers: str) -> None:
             403,
             {"message": 'pods is forbidden: User "jo" cannot list resource "pods" in API group "" in namespace "x"'},
             ForbiddenError,
-            '"jo" cannot list resource "pods".*; whoever looks after the cluster can grant that',
+            '"jo" cannot list resource "pods".*; FIX: ask the cluster.s administrator for that right',
         ),
         (403, {"message": "exceeded quota: gpus"}, ForbiddenError, r"exceeded quota: gpus \(GET /api"),
         (404, b"404 page not found\n", NotFoundError, r"404 page not found \(GET /api"),
@@ -59,8 +59,8 @@ def refusing(api: FakeApi, status: int, content: Any, **headers: str) -> None:
         (503, b"", BusyError, "HTTP 503"),
         (500, {"message": "etcdserver: no leader"}, ClusterError, "no leader"),
         (502, b"<html>\n bad\xff gateway", ClusterError, "<html> bad. gateway"),
-        (200, b"<html>", ClusterError, "is no Kubernetes API server"),
-        (200, [1], ClusterError, "is no Kubernetes API server"),
+        (200, b"<html>", ClusterError, "is not a Kubernetes API server"),
+        (200, [1], ClusterError, "is not a Kubernetes API server"),
     ],
 )
 def test_refusals_are_errors_of_ours(
@@ -245,7 +245,7 @@ def test_a_stream_that_breaks_says_so_and_keeps_its_whole_lines(api: FakeApi, co
     api.logs["a"].cut_after = [3]
     stream = iter(connection.stream(f"{PODS}/a/log", {"follow": "true"}))
     lines = [next(stream) for _ in range(3)]
-    with pytest.raises(UnreachableError, match="broke off"):
+    with pytest.raises(UnreachableError, match="cut its answer off"):
         next(stream)
     assert [line.rpartition(b" ")[2] for line in lines] == [b"0\n", b"1\n", b"2\n"]
 

@@ -108,9 +108,9 @@ def test_a_plugin_may_make_certificates(secure: FakeApi, kubeconfig: WriteKubeco
 @pytest.mark.parametrize(
     ("printed", "said"),
     [
-        ("print('hello')", "it prints no ExecCredential"),
-        ("""print('{"apiVersion": "v9", "status": {"token": "t"}}')""", 'it speaks "v9", not "v1"'),
-        ("""print('{"apiVersion": "v1", "status": {}}')""", "has no credentials in it"),
+        ("print('hello')", "its output is not an ExecCredential"),
+        ("""print('{"apiVersion": "v9", "status": {"token": "t"}}')""", 'its output is of the version "v9", not "v1"'),
+        ("""print('{"apiVersion": "v1", "status": {}}')""", "contains no credentials"),
     ],
 )
 def test_a_plugin_that_makes_nothing_is_said(

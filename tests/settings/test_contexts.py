@@ -53,7 +53,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match=r"cannot write .*: No space left on device; the file is as it was"):
+    with pytest.raises(ConfigError, match=r"cannot write .*: No space left on device; the file is unchanged"):
         save_config(Config(), path)
     assert load_config(path) == Config().having(AWS)
     assert os.listdir(tmp_path) == ["config.yaml"]
@@ -63,7 +63,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     ("text", "message"),
     [
         ("contexts: [", ":1: not YAML"),
-        ("currentContext: x", ':1: currentContext: no context "x"; it can be local'),
+        ("currentContext: x", ':1: currentContext: no context "x"; FIX: use local'),
         (
             "contexts:\n  - {name: a, provider: asw}",
             ':2: contexts[0].provider: must be local, aws, gcp or kubernetes, not "asw" (did',
@@ -85,7 +85,7 @@ def test_a_broken_file_is_named_with_its_line_and_kept(tmp_path: Path, text: str
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value).startswith(f"{path}{message}")
-    assert str(caught.value).endswith("; mend it or move it away (there is then the context local only)")
+    assert str(caught.value).endswith("; FIX: correct the file, or move it away to start with the context local only")
     assert path.read_bytes() == content
 
 

@@ -216,5 +216,5 @@ def test_a_wrong_table_names_the_line(text: str, line: int) -> None:
 
 
 def test_an_empty_table_is_refused() -> None:
-    with pytest.raises(SpecError, match="no line with GPUs"):
+    with pytest.raises(SpecError, match="no line has GPUs"):
         scaling.parse_points("# nothing\n", "rates.csv")

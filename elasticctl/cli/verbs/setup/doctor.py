@@ -1,4 +1,4 @@
-"""`doctor`: is a context ready for jobs, and what mends what is not?"""
+"""`doctor`: is a context ready for jobs, and how to fix what is not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def doctor(
         print_data("Checkup", {"context": context.name, "checks": found}, output)
     elif not on_terminal():
         rows = [(item.name, item.outcome.value, item.says, item.mend) for item in checks]
-        emit(tabbed(Table(("CHECK", "OUTCOME", "FOUND", "MEND"), rows)))
+        emit(tabbed(Table(("CHECK", "OUTCOME", "FOUND", "FIX"), rows)))
     return int(any(item.outcome == "failed" for item in checks))
 
 
