@@ -119,7 +119,7 @@ def _stopped_at(status: JobStatus) -> float | None:
 
 
 Projects = dict[str, Any]
-"""As `projects` returns it; without pools where nothing is shared."""
+"""What `projects_data` returns; it has no pools if nothing is shared."""
 
 MAX_TEXT = 500
 MAX_ROWS = 200

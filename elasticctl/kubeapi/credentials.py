@@ -1,8 +1,7 @@
-"""Who asks an API server, and how it is reached: what kubeconfig files and a pod's service account say, read as kubectl
-reads them.
+"""Addresses and credentials of API servers, from kubeconfig files and a pod's service account, read as kubectl does.
 
-The `kubernetes` package does that too, and takes ten times as long to import as a request takes to answer. What it
-alone knows is the login that kubectl has had before credential plugins; it is asked for that (`connection`).
+The `kubernetes` package can do that too, but takes ten times as long to import as a request takes. It is used only for
+logins from before credential plugins (`connection`).
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from elasticctl.settings.kubeconfig import Kubeconfig, KubeconfigEntry, read_kub
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_KEPT_S = 60.0
-"""A token in a file is read again after so long: a service account's is renewed within the hour."""
+"""How long a token from a file is used before it is read again: service account tokens are renewed hourly."""
 _EXPIRES_EARLY_S = 30.0
 _PLUGIN_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The way to a server, and the credentials. `authorization` returns the header's value, "" for none.
+    """A server's address, and the credentials. `authorization` returns the header's value, "" for none.
 
-    `tls_name` is the name that the server's certificate has to be for, where that is not the URL's; `verified`: its
-    certificate is looked at at all.
+    `tls_name` is the name in the server's certificate if it differs from the URL's; `verified` is False if the
+    certificate is not checked.
     """
 
     server: str
@@ -51,9 +50,9 @@ class Access:
 
 
 def from_kubeconfig(paths: Iterable[Path], context: str = "") -> Access | None:
-    """What a context says ("": the current one); None for a login of the old kind, which is not known here.
+    """Read a context ("": the current one); None if it uses a login from before credential plugins.
 
-    Runs the context's credential plugin. Raises NotFoundError when there is no such context, CredentialsError when it
+    Runs the context's credential plugin. Raises NotFoundError if there is no such context, CredentialsError if it
     cannot be used.
     """
     try:
@@ -70,7 +69,7 @@ def from_kubeconfig(paths: Iterable[Path], context: str = "") -> Access | None:
 
 
 def from_service_account() -> Access:
-    """A pod's own: the cluster that it runs in. Raises CredentialsError."""
+    """Read the service account of the pod that this runs in. Raises CredentialsError."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     try:
@@ -84,15 +83,13 @@ def from_service_account() -> Access:
 
 
 def _find_entries(found: Kubeconfig, context: str) -> tuple[KubeconfigEntry, KubeconfigEntry]:
-    """The cluster and the user of a context."""
+    """Return the cluster and the user of a context."""
     entry = found.contexts.get(context or found.current)
     cluster = found.clusters.get(str(entry.content.get("cluster"))) if entry else None
     if entry is None or cluster is None or not isinstance(cluster.content.get("server"), str):
         about = f"context {shown(context)}" if context else "current context"
-        missing = "there is none" if entry is None else f"it has no cluster {shown(entry.content.get('cluster'))}"
-        raise NotFoundError(
-            f"no usable {about} in the kubeconfig ({missing}); `kubectl config get-contexts` lists them"
-        )
+        missing = "it does not exist" if entry is None else f"it has no cluster {shown(entry.content.get('cluster'))}"
+        raise NotFoundError(f"no usable {about} in the kubeconfig ({missing}); FIX: see `kubectl config get-contexts`")
     return cluster, found.users.get(str(entry.content.get("user")), KubeconfigEntry({}, entry.folder))
 
 
@@ -100,7 +97,7 @@ def _access(cluster: KubeconfigEntry, user: KubeconfigEntry) -> Access:
     server = cluster.content["server"].rstrip("/")
     plugin = _Plugin(user, cluster) if isinstance(user.content.get("exec"), dict) else None
     verified = cluster.content.get("insecure-skip-tls-verify") is not True
-    made = plugin.current() if plugin else {}  # at once, whatever it is needed for: a login that fails is found out
+    made = plugin.current() if plugin else {}  # now, not with the first request: a failing login is reported early
     tls = _tls(cluster, user, made, verified) if server.startswith("https:") else None
     return Access(
         server=server,
@@ -113,7 +110,7 @@ def _access(cluster: KubeconfigEntry, user: KubeconfigEntry) -> Access:
 
 
 def _authorization(user: KubeconfigEntry) -> Callable[[], str]:
-    """What stands in the file itself, or in one that it names."""
+    """The Authorization header from the kubeconfig, or from a file that it names."""
     content = user.content
     if content.get("tokenFile"):
         return _TokenFile(user.folder / str(content["tokenFile"]))
@@ -128,8 +125,8 @@ def _authorization(user: KubeconfigEntry) -> Callable[[], str]:
 
 
 def _tls(cluster: KubeconfigEntry, user: KubeconfigEntry, made: Mapping[str, Any], verified: bool) -> ssl.SSLContext:
-    """What the server's certificate is held against, and the client's own; `made`: what a plugin has made."""
-    # Not `create_default_context`: from Python 3.13 on it refuses the certificates of many a cluster.
+    """What the server's certificate is checked against, and the client's own; `made`: the output of a plugin."""
+    # Not `create_default_context`: since Python 3.13 it rejects many clusters' certificates.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority = _pem(cluster, "certificate-authority")
     if not verified:
@@ -144,7 +141,7 @@ def _tls(cluster: KubeconfigEntry, user: KubeconfigEntry, made: Mapping[str, Any
         certificate, key = made["clientCertificateData"].encode(), made["clientKeyData"].encode()
     if certificate:
         # Python reads certificates from files only.
-        with tempfile.NamedTemporaryFile() as file:  # mode 0600, and gone at once
+        with tempfile.NamedTemporaryFile() as file:  # mode 0600, deleted right away
             file.write(certificate + b"\n" + key)
             file.flush()
             context.load_cert_chain(file.name)
@@ -152,7 +149,7 @@ def _tls(cluster: KubeconfigEntry, user: KubeconfigEntry, made: Mapping[str, Any
 
 
 def _pem(entry: KubeconfigEntry, field: str) -> bytes:
-    """`FIELD-data`, or else the content of the file that `FIELD` names; b"" without either."""
+    """`FIELD-data`, else the content of the file that `FIELD` names; b"" without either."""
     data, path = entry.content.get(f"{field}-data"), entry.content.get(field)
     if data:
         try:
@@ -165,7 +162,7 @@ def _pem(entry: KubeconfigEntry, field: str) -> bytes:
 def _proxy_of_environment(server: str) -> str:
     if not any(name.lower().endswith("_proxy") for name in os.environ):
         return ""
-    import urllib.request  # few need it, and it takes as long to import as the kubeconfig to be read
+    import urllib.request  # rarely needed, and slow to import
 
     url = urlsplit(server)
     proxies: Mapping[str, str] = urllib.request.getproxies_environment()
@@ -175,7 +172,7 @@ def _proxy_of_environment(server: str) -> str:
 
 
 class _TokenFile:
-    """A bearer token that somebody else keeps fresh."""
+    """A bearer token in a file that another process keeps up to date."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._value, self._read_at = path, "", float("-inf")
@@ -188,7 +185,7 @@ class _TokenFile:
 
 
 class _Plugin:
-    """A command that makes credentials (EKS, GKE), run again when what it made has expired."""
+    """A command that prints credentials (EKS, GKE); it runs again when they have expired."""
 
     def __init__(self, user: KubeconfigEntry, cluster: KubeconfigEntry) -> None:
         self._spec, self._folder, self._cluster = user.content["exec"], user.folder, cluster
@@ -196,7 +193,7 @@ class _Plugin:
         self._expires_at: float | None = None
 
     def current(self) -> Mapping[str, Any]:
-        """The `status` of what it has made."""
+        """The `status` of the ExecCredential that it printed."""
         expired = self._expires_at is not None and self._expires_at - _EXPIRES_EARLY_S <= time.time()
         if not self._made or expired:
             self._made = self._run()
@@ -204,7 +201,7 @@ class _Plugin:
         return self._made
 
     def authorization(self) -> str:
-        """The header's value; CredentialsError when the plugin fails."""
+        """The header's value; CredentialsError if the plugin fails."""
         token = self.current().get("token")
         return f"Bearer {token}" if token else ""
 
@@ -239,8 +236,10 @@ class _Plugin:
 
 
 def plugin_error(said: str) -> CredentialsError:
-    """The error for a plugin that said this."""
-    return CredentialsError(f"the kubeconfig's credential plugin failed ({_one_line(said)}); log in to the cloud again")
+    """The error for a plugin that failed with this message."""
+    return CredentialsError(
+        f"the kubeconfig's credential plugin failed ({_one_line(said)}); FIX: log in to the cloud again"
+    )
 
 
 def _status_of(printed: str, version: Any) -> Mapping[str, Any]:
@@ -248,16 +247,16 @@ def _status_of(printed: str, version: Any) -> Mapping[str, Any]:
         made = json.loads(printed)
         status = made["status"]
     except (ValueError, KeyError, TypeError) as e:
-        raise plugin_error("it prints no ExecCredential") from e
+        raise plugin_error("its output is not an ExecCredential") from e
     if made.get("apiVersion") != version:
-        raise plugin_error(f"it speaks {shown(made.get('apiVersion'))}, not {shown(version)}")
+        raise plugin_error(f"its output is of the version {shown(made.get('apiVersion'))}, not {shown(version)}")
     if not isinstance(status, dict) or not (status.get("token") or status.get("clientCertificateData")):
-        raise plugin_error("what it prints has no credentials in it")
+        raise plugin_error("its output contains no credentials")
     return status
 
 
 def _cluster_info(cluster: KubeconfigEntry) -> dict[str, Any]:
-    """What a plugin that asks for it is told of the cluster."""
+    """The cluster as a plugin is told about it, if it asks."""
     told = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
     found = {name: cluster.content[name] for name in told if cluster.content.get(name)}
     authority = _pem(cluster, "certificate-authority")

@@ -1,6 +1,6 @@
-"""What spot costs at AWS just now: asked for where there are credentials, kept for an hour, never waited for long.
+"""Current spot prices at AWS: queried if there are credentials, cached for an hour, and never waited for long.
 
-Nothing depends on the answer: without one, spot is estimated as a share of the list price.
+Nothing depends on the answer: without it, spot is estimated as a share of the list price.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEPT_S = 3600.0
 TRIED_AGAIN_S = 600.0
 """After a failure."""
 LIMIT_S = 3.0
-"""All of it, importing boto3 included."""
+"""For everything, including the import of boto3."""
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_PROFILE",
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def spot_prices(instances: Sequence[str], now: float) -> SpotPrices | None:
-    """The prices of these instance types, an hour old at most; `now` is seconds since the epoch.
+    """The spot prices of these instance types, at most an hour old; `now` is seconds since the epoch.
 
-    None, after `LIMIT_S` at the latest, where they cannot be had; that too is remembered, for a while.
+    None, after `LIMIT_S` at the latest, if they cannot be queried; that is cached too, for `TRIED_AGAIN_S`.
     """
     if not instances or not _may_have_credentials(os.environ):
         return None
@@ -68,13 +68,13 @@ def cheapest(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def ask_within_limit(instances: Sequence[str], now: float) -> SpotPrices | None:
-    """Ask on a thread of its own, which may be left behind: finding credentials has no time limit."""
+    """Query in a thread of its own, which may be abandoned: finding credentials has no time limit."""
     answers: list[SpotPrices] = []
 
     def ask() -> None:
         try:
             answers.append(_ask(instances, now))
-        except Exception as e:  # noqa: BLE001 - whatever it is, an estimate will do
+        except Exception as e:  # noqa: BLE001 - on any error, spot is estimated
             log.info("no spot prices: %s", e)
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -100,7 +100,7 @@ def _ask(instances: Sequence[str], now: float) -> SpotPrices:
 
 
 def _may_have_credentials(environ: Mapping[str, str]) -> bool:
-    """Is there a sign of any? Without one, boto3 (which takes a second to import) need not look."""
+    """True if there is a sign of credentials; otherwise boto3, which takes a second to import, need not look."""
     if any(environ.get(name) for name in _CREDENTIALS):
         return True
     for variable, name in _FILES:
@@ -111,7 +111,7 @@ def _may_have_credentials(environ: Mapping[str, str]) -> bool:
 
 
 def cache_key(instances: Sequence[str], environ: Mapping[str, str]) -> str:
-    """What decides the answer: types, and by what the region is chosen."""
+    """What the answer depends on: the types, and what selects the region."""
     names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CONFIG_FILE")
     return "|".join([*(environ.get(name, "") for name in names), ",".join(sorted(instances))])
 
@@ -133,7 +133,7 @@ def _read_cache(file: Path) -> dict[str, Any]:
 
 
 def _write_cache(file: Path, data: Mapping[str, Any]) -> None:
-    """Replace the file; one that cannot be written is no loss."""
+    """Replace the file; failing to write it does no harm."""
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=file.parent)
