@@ -75,5 +75,10 @@ def span(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600}h"
 
 
+def one_line(text: str) -> str:
+    """What somebody else's program said, on one line of at most 300 characters."""
+    return " ".join(text.split())[:300]
+
+
 def _printable(char: str) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")

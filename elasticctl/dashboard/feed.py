@@ -1,4 +1,4 @@
-"""Looks at the cluster once for all who watch, at a calm rate, and not at all while nobody does."""
+"""Polls the cluster once for all viewers, at a limited rate, and not at all without viewers."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from elasticctl.api.errors import ElasticctlError, ForbiddenError
 from elasticctl.api.quota import JobUsage, job_usage, usage_by_job
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest
-from elasticctl.dashboard.page_data import Projects, Row, VersionedRows, job_row, projects_data
+from elasticctl.dashboard.page_data import Projects, Row, job_row, projects_data
 
 T = TypeVar("T")
 
 
 async def run_in_thread(call: Callable[[], T]) -> T:
-    """Run `call` in a thread of its own, and return or raise what it does; left alone when this is cancelled."""
+    """Run `call` in a thread of its own and return or raise what it does; if cancelled, abandon the thread."""
     outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # from here on it can be left alone, but not be cancelled
+    outcome.set_running_or_notify_cancel()  # from here on it can be abandoned, but not cancelled
 
     def run() -> None:
         try:
             result = call()
-        except BaseException as e:  # noqa: BLE001 - handed over to who waits
+        except BaseException as e:  # noqa: BLE001 - raised where the result is awaited
             outcome.set_exception(e)
         else:
             outcome.set_result(result)
@@ -36,9 +37,60 @@ async def run_in_thread(call: Callable[[], T]) -> T:
     return await asyncio.wrap_future(outcome)
 
 
+MAX_GONE = 1_000
+"""How many deletions are remembered; a viewer that missed more is sent everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is new up to `version`; `whole` is True if `rows` are all rows, False if only those that changed."""
+
+    version: int
+    whole: bool
+    rows: tuple[Row, ...]
+    gone: tuple[str, ...] = ()
+
+
+class VersionedRows:
+    """Rows by uid. `version` grows by one whenever something changes."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._rows: dict[str, Row] = {}
+        self._changed: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
+        self._complete_since = 0
+
+    def replace(self, rows: Iterable[Row]) -> bool:
+        """Set the current rows; True if anything changed."""
+        now = {row["uid"]: row for row in rows}
+        changed = [uid for uid, row in now.items() if self._rows.get(uid) != row]
+        gone = self._rows.keys() - now.keys()
+        if not changed and not gone:
+            return False
+        self.version += 1
+        for uid in gone:
+            self._changed.pop(uid)
+            self._gone[uid] = self.version
+        for uid in changed:
+            self._gone.pop(uid, None)
+            self._changed[uid] = self.version
+        for uid in list(self._gone)[: max(0, len(self._gone) - MAX_GONE)]:
+            self._complete_since = max(self._complete_since, self._gone.pop(uid))
+        self._rows = now
+        return True
+
+    def since(self, version: int | None) -> Update:
+        """What is new for a viewer that has seen `version` (None: nothing yet)."""
+        if version is None or not self._complete_since <= version <= self.version:
+            return Update(self.version, True, tuple(self._rows.values()))
+        rows = tuple(self._rows[uid] for uid, at in self._changed.items() if at > version)
+        return Update(self.version, False, rows, tuple(uid for uid, at in self._gone.items() if at > version))
+
+
 EVERY_S = 10.0
 REST_FACTOR = 9.0
-"""What takes long is not asked again before so many times as long: the cluster has other things to do."""
+"""After a poll, wait this many times as long as it took: the cluster has other things to do."""
 
 NO_QUOTAS = "Your credentials may not list quotas: what is guaranteed, and limits, are not shown."
 OWN_ONLY = "Your credentials may not list the jobs of other namespaces: only what those of {} hold is shown."
@@ -46,7 +98,7 @@ FROM_BEFORE = "{} What is shown of other projects is from before."
 
 
 class ProjectPoller:
-    """Asks `cluster`; `namespace` is the page's own, None: all of them. One thread at a time may use it."""
+    """Reads quotas and the jobs of other projects. `namespace` is the page's own (None: all). Not thread-safe."""
 
     def __init__(self, cluster: Cluster, namespace: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._namespace, self._clock = cluster, namespace, clock
@@ -57,10 +109,10 @@ class ProjectPoller:
         self._notes: list[str] = []
         self._all_seen, self._due_at, self._rests_until = True, 0.0, 0.0
 
-    def look(self, jobs: Iterable[ElasticJob]) -> Projects:
-        """What is to be shown; `jobs` are those of the page, as they have just been read. Never raises.
+    def poll(self, jobs: Iterable[ElasticJob]) -> Projects:
+        """Return what the page shows; `jobs` are the page's own, just read. Never raises.
 
-        The cluster is asked when it is time to, and at once when what these jobs hold has changed.
+        The cluster is queried at intervals, and at once if the usage of these jobs has changed.
         """
         own, began = usage_by_job(jobs), self._clock()
         if began >= self._due_at or (own != self._own and began >= self._rests_until):
@@ -93,7 +145,7 @@ class ProjectPoller:
         self._others, self._notes = others, notes
 
     def _held_elsewhere(self, manifests: Iterable[Manifest]) -> list[JobUsage]:
-        """Of a thousand jobs most are as they were: those are not read again."""
+        """The usage of other namespaces' jobs; unchanged jobs are not decoded again."""
         before, self._known = self._known, {}
         for manifest in manifests:
             metadata = manifest["metadata"]
@@ -109,7 +161,7 @@ class ProjectPoller:
 
 POLL_S = 2.0
 SHARE = 0.1
-"""At most this share of the time is spent asking: a large cluster is asked less often."""
+"""At most this share of the time is spent polling: a large cluster is polled less often."""
 MAX_PAUSE_S = 60.0
 
 Key = tuple[str, str]
@@ -117,104 +169,104 @@ Key = tuple[str, str]
 
 
 class JobFeed:
-    """The jobs as `list_jobs` last gave them; `trouble` is why it gives none now, or "".
+    """The jobs as last listed; `trouble` is why they cannot be listed now, or "".
 
-    `projects` is what `survey` makes of these jobs; None until it was asked. Lives on one event loop. `looked`: the
-    cluster has been asked at least once.
+    `projects` is what `poll_projects` returns for these jobs; None before the first time. `polled` is True after the
+    first poll. Use it on one event loop.
     """
 
     def __init__(
         self,
         list_jobs: Callable[[], list[Manifest]],
-        survey: Callable[[Iterable[ElasticJob]], Projects],
+        poll_projects: Callable[[Iterable[ElasticJob]], Projects],
         poll_s: float = POLL_S,
     ) -> None:
-        self._list_jobs, self._survey, self._poll_s = list_jobs, survey, poll_s
-        self.board, self.trouble, self.looked = VersionedRows(), "", False
+        self._list_jobs, self._poll_projects, self._poll_s = list_jobs, poll_projects, poll_s
+        self.rows, self.trouble, self.polled = VersionedRows(), "", False
         self.projects: Projects | None = None
         self._jobs: dict[Key, ElasticJob] = {}
         self._known: dict[str, tuple[str, ElasticJob, Row]] = {}
-        self._surveying: asyncio.Task[None] | None = None
+        self._project_poll: asyncio.Task[None] | None = None
         self._viewers = 0
-        self._wanted, self._news, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._has_viewers, self._change, self._poll_soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """While this is open, the cluster is looked at."""
+    def viewing(self) -> Iterator[None]:
+        """Poll the cluster while this is open."""
         if not self._viewers:
-            self.hurry()
+            self.poll_now()
         self._viewers += 1
-        self._wanted.set()
+        self._has_viewers.set()
         try:
             yield
         finally:
             self._viewers -= 1
             if not self._viewers:
-                self._wanted.clear()
+                self._has_viewers.clear()
 
     @property
     def viewers(self) -> int:
-        """How many watch."""
+        """How many viewers there are."""
         return self._viewers
 
     def job(self, key: Key) -> ElasticJob | None:
         """A job as it was last seen."""
         return self._jobs.get(key)
 
-    def hurry(self) -> None:
-        """Look again at once: something has been changed."""
-        self._hurry.set()
+    def poll_now(self) -> None:
+        """Poll again at once: something has changed."""
+        self._poll_soon.set()
 
-    async def news(self, timeout_s: float) -> None:
-        """Wait for anything new, but no longer than that."""
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until anything changes, or until the timeout."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), timeout_s)
+            await asyncio.wait_for(self._change.wait(), timeout_s)
 
     async def run(self) -> None:
-        """Look, again and again, until cancelled."""
+        """Poll until cancelled."""
         try:
             while True:
-                await self._wanted.wait()
-                self._hurry.clear()
+                await self._has_viewers.wait()
+                self._poll_soon.clear()
                 began = time.monotonic()
-                await self._look()
+                await self._poll()
                 pause_s = min(max(self._poll_s, (time.monotonic() - began) * (1 / SHARE - 1)), MAX_PAUSE_S)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), pause_s)
+                    await asyncio.wait_for(self._poll_soon.wait(), pause_s)
         finally:
-            if self._surveying is not None:
-                self._surveying.cancel()
+            if self._project_poll is not None:
+                self._project_poll.cancel()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             jobs, rows = await run_in_thread(self._read)
         except ElasticctlError as e:
             fresh, self.trouble = str(e) != self.trouble, str(e)
-            self._tell(fresh)
+            self._notify(fresh)
             return
         fresh, self.trouble, self._jobs = bool(self.trouble), "", jobs
-        self._tell(self.board.show(rows) or fresh)
-        if self._surveying is None or self._surveying.done():
-            if self._surveying is not None:
-                self._surveying.result()  # it fails only where there is a bug of ours, which is not to be hidden
-            self._surveying = asyncio.create_task(self._look_round(list(jobs.values())))
+        self._notify(self.rows.replace(rows) or fresh)
+        if self._project_poll is None or self._project_poll.done():
+            if self._project_poll is not None:
+                self._project_poll.result()  # raises only if we have a bug
+            self._project_poll = asyncio.create_task(self._poll_projects_beside(list(jobs.values())))
 
-    async def _look_round(self, jobs: list[ElasticJob]) -> None:
-        """Beside the looks at jobs, which are not to wait for it: it may take far longer."""
-        found = await run_in_thread(lambda: self._survey(jobs))
+    async def _poll_projects_beside(self, jobs: list[ElasticJob]) -> None:
+        """Poll projects in the background: it may take far longer than the jobs."""
+        found = await run_in_thread(lambda: self._poll_projects(jobs))
         if found != self.projects:
             self.projects = found
-            self._tell(True)
+            self._notify(True)
 
-    def _tell(self, fresh: bool) -> None:
-        """Wake all who wait, where there is anything new, or it is the first of all."""
-        if fresh or not self.looked:
-            self.looked = True
-            news, self._news = self._news, asyncio.Event()
-            news.set()
+    def _notify(self, fresh: bool) -> None:
+        """Wake up the viewers if anything changed, or after the first poll."""
+        if fresh or not self.polled:
+            self.polled = True
+            change, self._change = self._change, asyncio.Event()
+            change.set()
 
     def _read(self) -> tuple[dict[Key, ElasticJob], list[Row]]:
-        """In a thread: only one looks at a time. Of a thousand jobs most are as they were, and most have ended."""
+        """List the jobs, in a thread, one at a time; unchanged jobs are not decoded again."""
         manifests, now = self._list_jobs(), time.time()
         before, self._known = self._known, {}
         for manifest in manifests:
@@ -228,4 +280,4 @@ class JobFeed:
                 known = version, known[1], job_row(known[1], now)
             self._known[uid] = known
         jobs = {(job.namespace, job.name): job for _, job, _ in self._known.values()}
-        return jobs, [told for _, _, told in self._known.values()]
+        return jobs, [item for _, _, item in self._known.values()]

@@ -1,4 +1,4 @@
-"""The dashboard's HTTP interface: a page, a stream of news, details of a job, and four things that can be done to one.
+"""The dashboard's HTTP interface: a page, a stream of events, details of a job, and four changes of a job.
 
     GET  /BASE/?ticket=…                     lets a browser in, once
     GET  /BASE/                              the page, and its files beside it
@@ -6,8 +6,8 @@
     GET  /BASE/jobs/{namespace}/{name}       everything about one job
     POST /BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
 
-`jobs` events carry an id; a browser that comes back says the last one it has seen and is sent what has changed since.
-`alive` is said where nothing else is: a browser that hears nothing for long knows that it is cut off.
+`jobs` events carry an id; a browser that reconnects sends the last one it has seen and gets what changed since.
+`alive` is sent when nothing else is: a browser that receives nothing for long knows that it is disconnected.
 An error is `{"error": one line}`.
 """
 
@@ -60,14 +60,14 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file, and what it is."""
+    """One file and its content type."""
 
     content: bytes
     content_type: str
 
 
 def assets() -> dict[str, Asset]:
-    """Path below the page's own -> file; the page itself is ""."""
+    """Path relative to the page -> file; the page itself is "". No other file can be requested."""
     folder = resources.files("elasticctl.dashboard").joinpath("page")
     found = {}
     for name in _FILES:
@@ -83,7 +83,7 @@ HEARTBEAT_S = 15.0
 RETRY_MS = 2000
 PODS_FRESH_S = 2.0
 MAX_CALLS = 4
-"""So many questions about single jobs may be with the cluster at once."""
+"""How many requests about single jobs may run at once."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -96,7 +96,7 @@ _HEADERS = {
     "Server": "elasticctl",
 }
 _STATUSES: Mapping[type[ElasticctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
-_NOT_LET_IN = "This page opens by the link that `elasticctl dashboard` has printed; each link works once.\n"
+_NOT_LET_IN = "Open this page with the link that `elasticctl dashboard` prints; each link works once.\n"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is shown: the jobs of `namespace` (None: of all) of the cluster that `context` names."""
+    """What is shown: the jobs in `namespace` (None: in all) of the context's cluster."""
 
     cluster: Cluster
     context: str
@@ -113,7 +113,7 @@ class Scope:
 
 @dataclass(slots=True)
 class ViewerState:
-    """What one browser has been told; `version` of the board, None: nothing yet."""
+    """What one browser has been sent; `version` is that of the rows, None: nothing yet."""
 
     version: int | None
     trouble: str = ""
@@ -122,7 +122,7 @@ class ViewerState:
 
 @dataclass(slots=True)
 class Dashboard:
-    """The handlers of one run. `on_entry` is told of each browser that is let in."""
+    """The handlers of one run. `on_entry` is called for each browser that is let in."""
 
     place: Scope
     scaled: ScalePatch
@@ -139,7 +139,7 @@ class Dashboard:
 
     def __post_init__(self) -> None:
         cluster, namespace = self.place.cluster, self.place.namespace
-        self.feed = JobFeed(lambda: cluster.list_jobs(namespace), ProjectPoller(cluster, namespace).look, self.poll_s)
+        self.feed = JobFeed(lambda: cluster.list_jobs(namespace), ProjectPoller(cluster, namespace).poll, self.poll_s)
 
     def app(self) -> web.Application:
         """The aiohttp application; serve it on the loopback only."""
@@ -169,9 +169,9 @@ class Dashboard:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Nothing is answered before all of this holds."""
+        """Check every request before a handler answers it."""
         if not is_local(request.headers.get("Host", "")) or is_cross_site(request.headers):
-            return _error(403, "asked for by another site")
+            return _error(403, "the request comes from another site")
         if "ticket" in request.query and request.path == self.gate.base:
             return self._entry(request)
         if not self.gate.admits(request.cookies.get(COOKIE, "")):
@@ -202,36 +202,36 @@ class Dashboard:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self.feed.viewers >= MAX_VIEWERS:
-            return _error(503, f"{MAX_VIEWERS} pages watch already: close one")
+            return _error(503, f"{MAX_VIEWERS} pages are open already; FIX: close one")
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        with self.feed.watched():
+        with self.feed.viewing():
             await stream.prepare(request)
             hello = {"context": self.place.context, "namespace": self.place.namespace, "token": self.gate.token}
             await stream.write(f"retry: {RETRY_MS}\n".encode() + _event("hello", hello))
             seen = ViewerState(self._version(request.headers.get("Last-Event-ID", "")))
             while not self._ending.is_set():
-                await stream.write(b"".join(self._words(seen)) or _event("alive", {}))
-                await self._news()
+                await stream.write(b"".join(self._pending_events(seen)) or _event("alive", {}))
+                await self._wait()
         return stream
 
-    def _words(self, seen: ViewerState) -> Iterator[bytes]:
-        """What a browser that has seen so much has to hear; it has seen that too then."""
+    def _pending_events(self, seen: ViewerState) -> Iterator[bytes]:
+        """Yield what is new for this browser, and note it as sent."""
         feed = self.feed
         if feed.trouble != seen.trouble:
             seen.trouble = feed.trouble
             yield _event("trouble", {"message": feed.trouble}) if feed.trouble else _event("well", {})
-        if feed.looked and seen.version != feed.board.version:
-            update = feed.board.since(seen.version)
+        if feed.polled and seen.version != feed.rows.version:
+            update = feed.rows.since(seen.version)
             seen.version = update.version
-            news = {"whole": update.whole, "rows": update.rows, "gone": update.gone, "now": time.time()}
-            yield _event("jobs", news, f"{self._life}.{seen.version}")
+            data = {"whole": update.whole, "rows": update.rows, "gone": update.gone, "now": time.time()}
+            yield _event("jobs", data, f"{self._life}.{seen.version}")
         if feed.projects is not None and feed.projects is not seen.projects:
             seen.projects = feed.projects
             yield _event("projects", feed.projects)
 
-    async def _news(self) -> None:
-        """Wait for anything to tell, for the end, or for the next sign of life."""
-        waits = [asyncio.ensure_future(wait) for wait in (self.feed.news(HEARTBEAT_S), self._ending.wait())]
+    async def _wait(self) -> None:
+        """Wait for a change, for the end, or until the next `alive` is due."""
+        waits = [asyncio.ensure_future(wait) for wait in (self.feed.wait_for_change(HEARTBEAT_S), self._ending.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -239,35 +239,35 @@ class Dashboard:
                 wait.cancel()
 
     def _version(self, event_id: str) -> int | None:
-        """The version that a browser has seen; None: nothing yet, or of an earlier run."""
+        """The version that a browser has seen; None for nothing, or if it is of an earlier run."""
         life, _, number = event_id.partition(".")
         return int(number) if life == self._life and number.isascii() and number.isdigit() else None
 
     async def _details(self, request: web.Request) -> web.Response:
         key = request.match_info["namespace"], request.match_info["name"]
         if self.feed.job(key) is None:
-            raise NotFoundError(f"there is no job {key[1]} any more")
+            raise NotFoundError(f"the job {key[1]} no longer exists")
         pods = await self._pods_of(key)
-        job = self.feed.job(key)  # which may be a newer one by now
+        job = self.feed.job(key)  # may be newer by now
         if job is None:
-            raise NotFoundError(f"there is no job {key[1]} any more")
+            raise NotFoundError(f"the job {key[1]} no longer exists")
         return web.json_response(job_details(job, pods, time.time()))
 
     async def _pods_of(self, key: Key) -> Sequence[Manifest]:
-        """A job's pods, asked for once for all who look at it; none where the cluster does not tell.
+        """A job's pods, listed once for all viewers of it; empty if the cluster refuses.
 
-        Who no longer waits for the answer, another job being looked at by now, leaves the question to its end: only
-        so many are under way, whatever is clicked on.
+        A viewer that has gone on to another job does not cancel the request, so that clicking around never has more
+        than MAX_CALLS requests running.
         """
         now = time.monotonic()
         asked_at, asking = self._pods.get(key, (0.0, None))
         if asking is None or (asking.done() and now - asked_at >= PODS_FRESH_S):
             self._pods = {k: v for k, v in self._pods.items() if not v[1].done() or now - v[0] < PODS_FRESH_S}
-            asking = asyncio.create_task(self._ask_for_pods(key))
+            asking = asyncio.create_task(self._list_pods(key))
             self._pods[key] = now, asking
         return await asyncio.shield(asking)
 
-    async def _ask_for_pods(self, key: Key) -> Sequence[Manifest]:
+    async def _list_pods(self, key: Key) -> Sequence[Manifest]:
         async with self._calls:
             try:
                 return await run_in_thread(lambda: self.place.cluster.list_pods(*key))
@@ -283,17 +283,17 @@ class Dashboard:
         wish = ChangeRequest.parse(request.match_info["verb"], body)
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         if self.place.namespace not in (None, namespace):
-            raise NotFoundError(f"this page shows namespace {self.place.namespace} only")
+            raise NotFoundError(f"this page shows only the namespace {self.place.namespace}")
         async with self._calls:
             await run_in_thread(lambda: apply_change(self.place.cluster, namespace, name, wish, self.scaled))
-        self.feed.hurry()
+        self.feed.poll_now()
         return web.json_response({})
 
 
 async def serve(dashboard: Dashboard, port: int, ready: Callable[[int], None]) -> None:
     """Serve on the loopback until SIGINT, SIGTERM or SIGHUP; `ready(port)` is called once it answers.
 
-    Raises UsageError when the port cannot be had.
+    Raises UsageError if the port cannot be used.
     """
     runner = web.AppRunner(dashboard.app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
@@ -305,7 +305,7 @@ async def serve(dashboard: Dashboard, port: int, ready: Callable[[int], None]) -
         ready(await _listen(runner, port))
         await asyncio.wait([task for task in (ending, watching) if task], return_when=asyncio.FIRST_COMPLETED)
         if watching is not None and watching.done():
-            await watching  # it never ends by itself: a bug of ours, told at the command line's edge
+            await watching  # it never ends by itself: raise our bug
     finally:
         ending.cancel()
         await runner.cleanup()
@@ -316,8 +316,8 @@ async def _listen(runner: web.AppRunner, port: int) -> int:
     try:
         await site.start()
     except OSError as e:
-        why = os.strerror(e.errno).lower() if e.errno else str(e)  # asyncio's own text says the address twice
-        raise UsageError(f"cannot listen on {HOST}:{port}: {why}; --port 0 takes a free one") from e
+        why = os.strerror(e.errno).lower() if e.errno else str(e)  # asyncio's message repeats the address
+        raise UsageError(f"cannot listen on {HOST}:{port}: {why}; FIX: --port 0 takes a free one") from e
     chosen: int = runner.addresses[0][1]
     return chosen
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlencode
 
 import urllib3
@@ -23,7 +23,7 @@ import urllib3
 import elasticctl
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
-from elasticctl.api.text import shown
+from elasticctl.api.text import one_line, shown
 from elasticctl.kubeapi.credentials import SERVICE_ACCOUNT, Access, from_kubeconfig, from_service_account, plugin_error
 from elasticctl.kubeapi.refusals import refusal
 from elasticctl.settings.kubeconfig import kubeconfig_paths
@@ -36,6 +36,8 @@ MAX_STREAMS = 48
 """Logs read at a time: each takes a connection, and a thread while it is followed."""
 MAX_LINE_BYTES = 64 << 20
 """Longer lines of a stream are split. A watch's events are far smaller: etcd takes 1.5 MiB."""
+
+PAGE_OBJECTS = 500
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -216,7 +218,7 @@ class Connection:
             try:
                 value = self._way.authorization()
             except OSError as e:
-                raise CredentialsError(f"the token of the credentials cannot be read: {_one_line(str(e))}") from e
+                raise CredentialsError(f"the token of the credentials cannot be read: {one_line(str(e))}") from e
         return {"Authorization": value} if value else {}
 
 
@@ -332,24 +334,34 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, urllib3.exceptions.ReadTimeoutError):
         return "no answer in time"
     # The library puts the name of its own object in front of what went wrong.
-    return _one_line(_OBJECT.sub("", str(error)) or type(error).__name__)
+    return one_line(_OBJECT.sub("", str(error)) or type(error).__name__)
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
+class Requests(Protocol):
+    """What `list_pages` needs of a connection."""
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Make one request and return the answer's JSON."""
 
 
-PAGE_OBJECTS = 500
-
-
-def list_objects(connection: Connection, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
-    """Return all objects of a collection, page by page; raises what `Connection.request` raises."""
-    items: list[Manifest] = []
+def list_pages(api: Requests, path: str, params: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield a collection page by page, in as many requests as it takes; raises what `Connection.request` raises."""
     token = ""
     while True:
         more = {"continue": token} if token else {}
-        page = connection.request("GET", path, None, {"limit": str(PAGE_OBJECTS), **(params or {}), **more})
-        items += page.get("items") or []
+        page = api.request("GET", path, None, {**(params or {}), "limit": str(PAGE_OBJECTS), **more})
+        yield page
         token = page.get("metadata", {}).get("continue") or ""
         if not token:
-            return items
+            return
+
+
+def list_objects(connection: Connection, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
+    """Return all objects of a collection; raises what `Connection.request` raises."""
+    return [item for page in list_pages(connection, path, params) for item in page.get("items") or []]

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import ConfigError, CredentialsError, NotFoundError
-from elasticctl.api.text import shown
+from elasticctl.api.text import one_line, shown
 from elasticctl.settings.kubeconfig import Kubeconfig, KubeconfigEntry, read_kubeconfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -65,7 +65,7 @@ def from_kubeconfig(paths: Iterable[Path], context: str = "") -> Access | None:
     try:
         return _access(cluster, user)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:  # a file of another shape
-        raise CredentialsError(f"the kubeconfig cannot be used: {_one_line(f'{type(e).__name__}: {e}')}") from e
+        raise CredentialsError(f"the kubeconfig cannot be used: {one_line(f'{type(e).__name__}: {e}')}") from e
 
 
 def from_service_account() -> Access:
@@ -78,7 +78,7 @@ def from_service_account() -> Access:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         tls.load_verify_locations(SERVICE_ACCOUNT / "ca.crt")
     except OSError as e:
-        raise CredentialsError(f"this pod's service account cannot be used: {_one_line(str(e))}") from e
+        raise CredentialsError(f"this pod's service account cannot be used: {one_line(str(e))}") from e
     return Access(server, token, tls)
 
 
@@ -238,7 +238,7 @@ class _Plugin:
 def plugin_error(said: str) -> CredentialsError:
     """The error for a plugin that failed with this message."""
     return CredentialsError(
-        f"the kubeconfig's credential plugin failed ({_one_line(said)}); FIX: log in to the cloud again"
+        f"the kubeconfig's credential plugin failed ({one_line(said)}); FIX: log in to the cloud again"
     )
 
 
@@ -267,7 +267,3 @@ def _cluster_info(cluster: KubeconfigEntry) -> dict[str, Any]:
         if item.get("name") == "client.authentication.k8s.io/exec":
             found["config"] = item.get("extension")
     return found
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]

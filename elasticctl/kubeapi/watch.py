@@ -1,8 +1,13 @@
-"""Keep an `ObjectStore` like what the API server has: list once, then watch, for one resource, in a thread.
+"""Watches: a `Reflector` keeps an `ObjectStore` in step with one resource of the API server, in a thread.
 
-Raw JSON throughout. The list is read in pages. The watch begins at the list's version and asks for bookmarks, so that
-one that was cut off goes on where it stood; when the server no longer keeps that version (410) everything is listed
-again and compared. A connection that has gone silent is given up: the server ends each watch by itself before that.
+Objects stay raw JSON. The list is read in pages. The watch starts at the list's version and asks for bookmarks, so that
+after a disconnect it resumes where it stopped; if the server no longer keeps that version (410), everything is listed
+again and compared. A silent connection is closed: the server ends each watch by itself before that.
+
+Three things keep the store true. A relist is compared with what is stored, so that subscribers see only real changes.
+Of two states of an object the one with the higher resourceVersion wins, so that a late event does no harm. And what
+this process has written itself counts at once, until the watch has caught up: no pass acts on a state from before our
+own last write, so nothing is done twice.
 """
 
 from __future__ import annotations
@@ -16,22 +21,30 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import BusyError, ClusterError, ElasticctlError, ExpiredError
-from elasticctl.kubeapi.connection import Stream
+from elasticctl.kubeapi.connection import Requests, Stream, list_pages
 from elasticctl.kubeapi.refusals import refusal
 
+WATCH_S = 60.0
+"""After this time the server ends a watch; the next one resumes where it stopped."""
+SILENCE_S = 15.0
+"""How much longer than WATCH_S a connection may be silent before it counts as dead."""
+MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
+
+log = logging.getLogger(__name__)
+
 OnChange = Callable[[Manifest | None, Manifest | None], None]
-"""Called with (old, new): old None for an object that is new, new None for one that is gone."""
+"""Called with (old, new): old is None for a new object, new is None for a deleted one."""
 
 
 class ObjectStore:
-    """Thread-safe; the objects given out are shared and must not be changed.
+    """The objects that a watch has shown, with one index. Thread-safe; returned objects are shared: do not change them.
 
-    `prune` cuts an object down to what is read of it, `index_of` names the group it is found by; of what is left of
-    it, `keep` says whether it is of interest at all.
+    `prune` reduces an object to what is read of it, `index_of` names the group of a pruned object, and `keep` says
+    whether a pruned object is stored at all.
     """
 
     def __init__(
@@ -45,13 +58,13 @@ class ObjectStore:
         self._objects: dict[str, Manifest] = {}
         self._groups: defaultdict[str, set[str]] = defaultdict(set)
         self._position = 0
-        self._ended: set[str] = set()  # uids of objects that are gone, while the watch may not have come to that
+        self._ended: set[str] = set()  # uids of deleted objects that the watch may still show
         self._subscribers: list[OnChange] = []
-        self._news: list[tuple[Manifest | None, Manifest | None]] = []
+        self._changes: list[tuple[Manifest | None, Manifest | None]] = []
 
     def subscribe(self, callback: OnChange) -> None:
-        """Call `callback` for every object there is, and from now on for every change, in order."""
-        with self._told():
+        """Call `callback` for every stored object, and from now on for every change, in order."""
+        with self._notifying():
             self._subscribers.append(callback)
             existing = list(self._objects.values())
             for item in existing:
@@ -68,18 +81,18 @@ class ObjectStore:
             return list(self._objects.values())
 
     def group(self, name: str) -> list[Manifest]:
-        """Return the objects of which `index_of` says `name`, in order of their keys."""
+        """Return the objects of the group `name`, sorted by key."""
         with self._lock:
             return [self._objects[key] for key in sorted(self._groups.get(name, ()))]
 
-    def pruned(self, objects: Iterable[Manifest]) -> list[Manifest]:
-        """Cut a page of a list down at once, so that the whole list is never held at full size."""
+    def prune_page(self, objects: Iterable[Manifest]) -> list[Manifest]:
+        """Prune a page of a list right away, so that the whole list is never held at full size."""
         return [item for item in map(self._prune, objects) if self._keep(item)]
 
     def replace(self, objects: Iterable[Manifest], version: str) -> None:
-        """Take over a list, as `pruned` returned it, as of `version`; what was written after it stays."""
-        with self._told():
-            restored = version_number(version) < self._position  # from a backup: versions have been given out twice
+        """Take over a whole list, pruned, as of `version`; what we wrote after it stays."""
+        with self._notifying():
+            restored = version_number(version) < self._position  # from a backup: versions start again from an older one
             self._position = version_number(version)
             listed = {object_key(item): item for item in objects}
             self._ended &= set() if restored else set(map(_uid, listed.values()))
@@ -89,8 +102,8 @@ class ObjectStore:
                 self._put(key, item)
 
     def apply(self, kind: str, item: Manifest) -> None:
-        """Take over one event of the watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
-        with self._told():
+        """Apply one event of the watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
+        with self._notifying():
             self._position = max(self._position, _version(item))
             key = object_key(item)
             pruned = self._prune(item) if kind in ("ADDED", "MODIFIED") else None
@@ -103,18 +116,18 @@ class ObjectStore:
                 if stored is not None and _version(stored) <= _version(item):
                     self._remove(key)
 
-    def learn(self, item: Manifest) -> None:
-        """Believe the answer to a write of ours until the watch has come to it; one that it has passed is ignored."""
-        with self._told():
+    def record_write(self, item: Manifest) -> None:
+        """Store the answer to a write of ours until the watch has caught up; ignored if it already has."""
+        with self._notifying():
             if self._is_ahead(item):
                 self._put(object_key(item), self._prune(item))
 
-    def forget(self, key: str, uid: str) -> None:
-        """Believe that this very object is gone, as the answer to our deletion says.
+    def record_deletion(self, key: str, uid: str) -> None:
+        """Remove this very object, as the answer to our deletion says.
 
-        What the watch still has to tell of its last moments does not bring it back: a worker's end would count twice.
+        Later events of the watch about it do not bring it back: a worker's end would count twice.
         """
-        with self._told():
+        with self._notifying():
             stored = self._objects.get(key)
             if stored is not None and _uid(stored) == uid:
                 self._remove(key)
@@ -134,8 +147,8 @@ class ObjectStore:
             self._groups[self._index_of(old)].discard(key)
         self._objects[key] = new
         self._groups[self._index_of(new)].add(key)
-        if old is None or _content(old) != _content(new):  # a heartbeat, or a field that nobody here reads
-            self._news.append((old, new))
+        if old is None or _content(old) != _content(new):  # else only a heartbeat, or a field that was pruned
+            self._changes.append((old, new))
 
     def _remove(self, key: str) -> None:
         old = self._objects.pop(key)
@@ -143,33 +156,33 @@ class ObjectStore:
         self._groups[name].discard(key)
         if not self._groups[name]:
             del self._groups[name]
-        self._news.append((old, None))
+        self._changes.append((old, None))
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Hold the lock, and tell the subscribers what changed under it, so that they hear it in order."""
+    def _notifying(self) -> Iterator[None]:
+        """Hold the lock; then call the subscribers with what changed under it, in order."""
         with self._lock:
             yield
-            news, self._news = self._news, []
-            for old, new in news:
+            changes, self._changes = self._changes, []
+            for old, new in changes:
                 for callback in self._subscribers:
                     callback(old, new)
 
 
 def object_key(item: Manifest) -> str:
-    """`namespace/name`, or the name alone of what lies in no namespace."""
+    """`namespace/name`, or only the name of a cluster-scoped object."""
     metadata = item.get("metadata", {})
     namespace, name = metadata.get("namespace"), metadata.get("name", "")
     return f"{namespace}/{name}" if namespace else str(name)
 
 
 def version_number(version: str) -> int:
-    """A resourceVersion as a number, as every API server on etcd gives them out; 0 for anything else."""
+    """A resourceVersion as a number, as every API server on etcd has them; 0 for anything else."""
     return int(version) if version.isascii() and version.isdigit() else 0
 
 
 def _content(item: Manifest) -> Manifest:
-    """The object but for its version."""
+    """The object without its version."""
     return {**item, "metadata": {**item.get("metadata", {}), "resourceVersion": ""}}
 
 
@@ -181,35 +194,16 @@ def _version(item: Manifest) -> int:
     return version_number(str(item.get("metadata", {}).get("resourceVersion", "")))
 
 
-PAGE_OBJECTS = 500
-WATCH_S = 60.0
-"""After this time the server ends a watch, and the next one begins where it stood."""
-SILENCE_S = 15.0
-"""How much longer than that a connection may be silent before it counts as dead."""
-MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
-
-log = logging.getLogger(__name__)
-
-
-class ListerWatcher(Protocol):
-    """What of `connection.Connection` is used here; the controller counts and limits its requests on the way."""
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        params: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """Make one request and return the answer's JSON."""
+class ListerWatcher(Requests, Protocol):
+    """What a reflector needs of a connection; the controller's counts and limits requests."""
 
     def stream(self, path: str, params: Mapping[str, str] | None = None, *, timeout_s: float | None = None) -> Stream:
-        """Begin a watch."""
+        """Start a watch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What is watched: the path of a collection, and the labels and fields of those of its objects that are wanted."""
+    """What to watch: the path of a collection, and label and field selectors."""
 
     path: str
     labels: str = ""
@@ -223,7 +217,7 @@ class Resource:
 
 @dataclass(slots=True)
 class _Pause:
-    """Seconds to wait after failures in a row: doubling, with jitter, unless the server has said how long."""
+    """Seconds to wait after consecutive failures: doubling, with jitter, but no less than the server asks for."""
 
     next_s: float = MIN_PAUSE_S
 
@@ -241,7 +235,7 @@ class _State:
 
 
 class Reflector:
-    """Fills `store` from `resource`, as long as it runs."""
+    """Fills `store` from `resource` while it runs."""
 
     def __init__(self, api: ListerWatcher, resource: Resource, store: ObjectStore) -> None:
         self.store, self.relists = store, 0
@@ -251,7 +245,7 @@ class Reflector:
         self._thread = threading.Thread(target=self._run, name=f"watch{resource.path.replace('/', '-')}", daemon=True)
 
     def start(self) -> None:
-        """Begin, in a thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -263,7 +257,7 @@ class Reflector:
 
     @property
     def alive(self) -> bool:
-        """False once the thread has died, which is an error."""
+        """False if the thread has died, which is an error."""
         return self._thread.is_alive()
 
     def wait_synced(self, timeout_s: float | None = None) -> bool:
@@ -281,13 +275,13 @@ class Reflector:
             except ExpiredError as e:
                 log.info("%s: %s; listing again", self._resource.path, e)
                 state.version = ""
-                self._stopping.wait(state.pause.after(e))  # a server whose every version is too old is not hammered
+                self._stopping.wait(state.pause.after(e))  # in case every version is too old
             except ElasticctlError as e:
                 if self._stopping.is_set():
                     return
                 log.warning("%s: %s; trying again", self._resource.path, e)
                 self._stopping.wait(state.pause.after(e))
-            except Exception:  # the thread's edge: without it the controller would be blind for good
+            except Exception:  # the thread's edge: if it died, the controller would see nothing any more
                 log.exception("%s: the watch failed; listing again", self._resource.path)
                 state.version = ""
                 self._stopping.wait(MAX_PAUSE_S)
@@ -295,22 +289,16 @@ class Reflector:
     def _list(self) -> str:
         """Read the whole list, page by page, and return its version."""
         self.relists += 1
-        started, items, token = time.monotonic(), [], ""
-        while True:
-            params = self._resource.params(limit=str(PAGE_OBJECTS), **({"continue": token} if token else {}))
-            page = self._api.request("GET", self._resource.path, None, params)
-            items += self.store.pruned(page.get("items") or [])
-            metadata = page.get("metadata", {})
-            token = metadata.get("continue") or ""
-            if not token:
-                break
-        version = str(metadata.get("resourceVersion", ""))
+        started, items, version = time.monotonic(), [], ""
+        for page in list_pages(self._api, self._resource.path, self._resource.params()):
+            items += self.store.prune_page(page.get("items") or [])
+            version = str(page.get("metadata", {}).get("resourceVersion", ""))
         self.store.replace(items, version)
         log.info("%s: %d objects listed in %.1f s", self._resource.path, len(items), time.monotonic() - started)
         return version
 
     def _watch(self) -> None:
-        """Follow the changes until the server ends the watch; raises what cut it off."""
+        """Apply changes until the server ends the watch; raises what interrupted it."""
         seconds = WATCH_S * random.uniform(0.9, 1.0)  # noqa: S311 - all replicas' watches need not end together
         params = self._resource.params(
             watch="true",
@@ -321,7 +309,7 @@ class Reflector:
         began = time.monotonic()
         with closing(self._api.stream(self._resource.path, params, timeout_s=seconds + SILENCE_S)) as stream:
             self._state.stream = stream
-            if self._stopping.is_set():  # whoever stopped us may not have seen this stream
+            if self._stopping.is_set():  # `stop` may not have seen this stream
                 return
             for kind, item in _events(stream, self._resource.path):
                 self.store.apply(kind, item)
@@ -329,7 +317,7 @@ class Reflector:
                 self._state.pause.next_s = MIN_PAUSE_S
         if time.monotonic() - began < 1.0 and not self._stopping.is_set():
             raise BusyError(f"the watch of {self._resource.path} ended at once")
-        self._state.pause.next_s = MIN_PAUSE_S  # it has worked, though there was nothing to tell
+        self._state.pause.next_s = MIN_PAUSE_S  # it worked, though there was no event
 
 
 def _events(stream: Stream, path: str) -> Iterator[tuple[str, Manifest]]:
@@ -344,5 +332,5 @@ def _events(stream: Stream, path: str) -> Iterator[tuple[str, Manifest]]:
                 raise refusal(int(item.get("code") or 500), json.dumps(item).encode(), {}, f"watch {path}")
             _ = item["metadata"]["resourceVersion"]
         except (ValueError, KeyError, TypeError) as e:
-            raise ClusterError(f"the watch of {path} sent what is no event: {line[:200]!r}") from e
+            raise ClusterError(f"the watch of {path} sent something that is not an event: {line[:200]!r}") from e
         yield kind, item

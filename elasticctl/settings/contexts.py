@@ -127,7 +127,7 @@ def save_config(config: Config, path: Path) -> None:
     text = dump_yaml(encode_config(config))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(path, text)
+        write_atomically(path, text)
     except OSError as e:
         raise ConfigError(f"cannot write {path}: {e.strerror}; the file is unchanged") from e
 
@@ -137,8 +137,9 @@ def encode_config(config: Config) -> dict[str, Any]:
     return {_CURRENT: config.current, _CONTEXTS: [_encode(context) for context in config.contexts]}
 
 
-def _replace(path: Path, text: str) -> None:
-    import tempfile  # rarely needed: most command lines only read
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file, mode 0600, or leave it unchanged; raises OSError."""
+    import tempfile  # most command lines only read
 
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp's mode is 0600
     try:

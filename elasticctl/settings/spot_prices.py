@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -136,14 +135,7 @@ def _write_cache(file: Path, data: Mapping[str, Any]) -> None:
     """Replace the file; failing to write it does no harm."""
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=file.parent)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as out:
-                json.dump(data, out)
-            os.replace(name, file)
-        except BaseException:
-            os.unlink(name)
-            raise
+        contexts.write_atomically(file, json.dumps(data))
 
 
 def _is_fresh(kept: Any, now: float) -> bool:

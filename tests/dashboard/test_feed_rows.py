@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticctl.dashboard.page_data import MAX_GONE, Row, Update, VersionedRows
+from elasticctl.dashboard.feed import MAX_GONE, Row, Update, VersionedRows
 
 
 def rows(**values: int) -> list[Row]:
@@ -16,18 +16,18 @@ def rows(**values: int) -> list[Row]:
 
 def test_only_changes_are_news() -> None:
     board = VersionedRows()
-    assert board.show(rows(a=1, b=1))
-    assert not board.show(rows(b=1, a=1))
-    assert board.show(rows(a=2, b=1, c=1))
+    assert board.replace(rows(a=1, b=1))
+    assert not board.replace(rows(b=1, a=1))
+    assert board.replace(rows(a=2, b=1, c=1))
     assert board.since(1) == Update(2, False, tuple(rows(a=2, c=1)))
-    assert board.show(rows(a=2, c=1))
+    assert board.replace(rows(a=2, c=1))
     assert board.since(2) == Update(3, False, (), ("b",))
     assert board.since(1).gone == ("b",)
 
 
 def test_who_knows_nothing_or_something_else_is_told_everything() -> None:
     board = VersionedRows()
-    board.show(rows(a=1))
+    board.replace(rows(a=1))
     for known in (None, 7):
         assert board.since(known) == Update(1, True, tuple(rows(a=1)))
 
@@ -35,15 +35,15 @@ def test_who_knows_nothing_or_something_else_is_told_everything() -> None:
 def test_what_comes_back_is_not_gone() -> None:
     board = VersionedRows()
     for now in (rows(a=1), [], rows(a=1)):
-        board.show(now)
+        board.replace(now)
     assert board.since(1) == Update(3, False, tuple(rows(a=1)))
 
 
 def test_deletions_are_remembered_within_limits() -> None:
     board = VersionedRows()
-    board.show([{"uid": str(n)} for n in range(MAX_GONE + 2)])
+    board.replace([{"uid": str(n)} for n in range(MAX_GONE + 2)])
     for left in range(MAX_GONE + 1, -1, -1):
-        board.show([{"uid": str(n)} for n in range(left)])
+        board.replace([{"uid": str(n)} for n in range(left)])
     assert board.since(1).whole
     late = board.since(board.version - MAX_GONE)
     assert not late.whole
@@ -57,7 +57,7 @@ worlds = st.lists(st.dictionaries(st.sampled_from("abcde"), st.integers(0, 2)), 
 def test_a_viewer_that_misses_some_ends_up_with_all(history: list[dict[str, Any]], looks: list[bool]) -> None:
     board, seen, known = VersionedRows(), {}, None
     for world, looked in zip([*history, history[-1] if history else {}], [*looks[: len(history)], True], strict=True):
-        board.show(rows(**world))
+        board.replace(rows(**world))
         if looked:
             update = board.since(known)
             known = update.version

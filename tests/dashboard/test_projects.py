@@ -81,7 +81,7 @@ class Page:
     def look(self) -> Projects:
         jobs = self.cluster.jobs.values()
         own = [found for found in jobs if self.namespace in (None, found["metadata"]["namespace"])]
-        return self.survey.look(map(ElasticJob.from_manifest, own))
+        return self.survey.poll(map(ElasticJob.from_manifest, own))
 
 
 def test_a_page_of_one_namespace_tells_of_all_projects() -> None:

@@ -34,7 +34,7 @@ class Heard:
 
 def test_what_is_of_no_interest_is_not_held() -> None:
     store = ObjectStore(keep=lambda found: bool(found.get("wanted")))
-    store.replace(store.pruned([item("a", 1), item("b", 2, wanted=1)]), "10")
+    store.replace(store.prune_page([item("a", 1), item("b", 2, wanted=1)]), "10")
     assert [found["metadata"]["name"] for found in store.items()] == ["b"]
     store.apply("ADDED", item("c", 11))
     store.apply("ADDED", item("d", 12, wanted=1))
@@ -71,14 +71,14 @@ def test_objects_are_found_by_their_group_as_it_is_now() -> None:
 def test_what_we_wrote_is_believed_until_the_watch_has_come_to_it() -> None:
     heard = Heard()
     heard.store.replace([], "10")
-    heard.store.learn(item("a", 15))
+    heard.store.record_write(item("a", 15))
     assert heard.take() == ["+a"]
     heard.store.replace([], "12")  # a list from before our write
     assert heard.take() == []
     heard.store.apply("ADDED", item("a", 15))
     heard.store.apply("DELETED", item("a", 17))
     assert heard.take() == ["-a"]
-    heard.store.learn(item("a", 15))  # our answer comes late: the watch knows better
+    heard.store.record_write(item("a", 15))  # our answer comes late: the watch knows better
     assert (heard.take(), heard.store.items()) == ([], [])
 
 
@@ -86,17 +86,17 @@ def test_a_bookmark_moves_the_watch_on() -> None:
     heard = Heard()
     heard.store.replace([], "10")
     heard.store.apply("BOOKMARK", {"metadata": {"resourceVersion": "30"}})
-    heard.store.learn(item("a", 20))
+    heard.store.record_write(item("a", 20))
     assert heard.store.items() == []
 
 
 def test_the_end_of_a_predecessor_does_not_take_its_successor_away() -> None:
     heard = Heard()
     heard.store.replace([item("a", 5)], "10")
-    heard.store.forget("ns/a", "another uid")
+    heard.store.record_deletion("ns/a", "another uid")
     assert heard.take() == ["+a"]
-    heard.store.forget("ns/a", "a")
-    heard.store.learn(item("a", 22, uid="b"))
+    heard.store.record_deletion("ns/a", "a")
+    heard.store.record_write(item("a", 22, uid="b"))
     heard.store.apply("DELETED", item("a", 20))
     assert heard.take() == ["-a", "+a"]
     assert heard.store.get("ns/a") == item("a", 22, uid="b")
@@ -105,7 +105,7 @@ def test_the_end_of_a_predecessor_does_not_take_its_successor_away() -> None:
 def test_what_the_watch_still_tells_of_a_pod_that_we_deleted_does_not_bring_it_back() -> None:
     heard = Heard()
     heard.store.replace([item("a", 5)], "10")
-    heard.store.forget("ns/a", "a")
+    heard.store.record_deletion("ns/a", "a")
     heard.store.apply("MODIFIED", item("a", 11, phase="Failed"))  # the kubelet's last word, on its way since before
     heard.store.replace([item("a", 11)], "11")  # and so a list that was asked for before
     assert (heard.take(), heard.store.items()) == (["+a", "-a"], [])
@@ -118,8 +118,8 @@ def test_what_the_watch_still_tells_of_a_pod_that_we_deleted_does_not_bring_it_b
 def test_the_end_of_a_pod_that_no_list_has_any_more_is_not_waited_for() -> None:
     heard = Heard()
     heard.store.replace([item("a", 5), item("b", 6)], "10")
-    heard.store.forget("ns/a", "a")
-    heard.store.forget("ns/b", "b")
+    heard.store.record_deletion("ns/a", "a")
+    heard.store.record_deletion("ns/b", "b")
     heard.store.replace([item("b", 11)], "20")
     assert (heard.store._ended, heard.store.items()) == ({"b"}, [])
     heard.store.replace([item("b", 4)], "9")  # restored from a backup
@@ -150,7 +150,7 @@ def test_in_whatever_order_answers_and_events_come_the_end_is_the_truth(writes: 
             events.append(("DELETED", item(name, version)))
     while events or answers:
         if answers and (not events or data.draw(st.booleans())):
-            store.learn(answers.pop(0))
+            store.record_write(answers.pop(0))
         else:
             store.apply(*events.pop(0))
     assert {found["metadata"]["name"]: found for found in store.items()} == truth

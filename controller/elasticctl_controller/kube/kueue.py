@@ -107,7 +107,7 @@ class KueueObjects:
     def create(self, workload: Manifest) -> None:
         """Create a Workload; ConflictError when it exists."""
         path = resource_path(self.api_version, workload["metadata"]["namespace"], WORKLOADS)
-        self._workloads.learn(self._api.request("POST", path, workload))
+        self._workloads.record_write(self._api.request("POST", path, workload))
 
     def patch(self, workload: Manifest, patch: Manifest) -> None:
         """Patch this very Workload; ConflictError when it is gone."""
@@ -123,7 +123,7 @@ class KueueObjects:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": metadata["uid"]}}
         with suppress(NotFoundError, ConflictError):
             self._api.request("DELETE", self._path(workload), options)
-        self._workloads.forget(f"{metadata['namespace']}/{metadata['name']}", metadata["uid"])
+        self._workloads.record_deletion(f"{metadata['namespace']}/{metadata['name']}", metadata["uid"])
 
     def _patch(self, workload: Manifest, patch: Manifest, part: str) -> None:
         body = {**patch, "metadata": {"uid": workload["metadata"]["uid"], **patch.get("metadata", {})}}
@@ -131,7 +131,7 @@ class KueueObjects:
             answer = self._api.request("PATCH", self._path(workload, part), body, content_type=MERGE_PATCH)
         except NotFoundError as e:
             raise ConflictError(f"Workload {workload['metadata']['name']} is gone") from e
-        self._workloads.learn(answer)
+        self._workloads.record_write(answer)
 
     def _path(self, workload: Manifest, part: str = "") -> str:
         metadata = workload["metadata"]

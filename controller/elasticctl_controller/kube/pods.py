@@ -69,7 +69,7 @@ class KubePods:
         pod = self._finish_pod(job, dict(manifest))
         self._owned.ensure(job, pod)
         with self._replacements.measure(_replacement_key(pod)):
-            self.cache.learn(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
+            self.cache.record_write(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         """Delete this very pod, without its grace period when forced; a pod that is gone is no error."""
@@ -79,12 +79,12 @@ class KubePods:
         try:
             answer = self._api.request("DELETE", resource_path("v1", job.namespace, "pods", name), options)
         except (NotFoundError, ConflictError):  # gone, or another pod has the name by now
-            self.cache.forget(f"{job.namespace}/{name}", uid)
+            self.cache.record_deletion(f"{job.namespace}/{name}", uid)
             return
         if force and not answer.get("metadata", {}).get("finalizers"):
-            self.cache.forget(f"{job.namespace}/{name}", uid)
+            self.cache.record_deletion(f"{job.namespace}/{name}", uid)
         elif answer.get("metadata", {}).get("deletionTimestamp") is not None:
-            self.cache.learn(answer)
+            self.cache.record_write(answer)
 
     def record_change(self, old: Manifest | None, new: Manifest | None) -> None:
         """Take note of the losses and replacements that the watch reports."""

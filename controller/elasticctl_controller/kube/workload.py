@@ -145,7 +145,7 @@ class KubeWorkload:
             "status": without_empty(to_json(status)),
         }
         try:
-            self.jobs.learn(self._api.request("PUT", _job_path(job, "status"), body))
+            self.jobs.record_write(self._api.request("PUT", _job_path(job, "status"), body))
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
         self._owned.ensure_budget(replace(job, desired=status.desired))
@@ -154,7 +154,7 @@ class KubeWorkload:
         """Change this very job's object; ConflictError when it is gone."""
         body = {**patch, "metadata": {"uid": job.uid, **patch.get("metadata", {})}}
         try:
-            self.jobs.learn(self._api.request("PATCH", _job_path(job), body, content_type=MERGE_PATCH))
+            self.jobs.record_write(self._api.request("PATCH", _job_path(job), body, content_type=MERGE_PATCH))
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
 
