@@ -43,7 +43,9 @@ def test_a_port_that_is_taken_is_one_line(serve: Serve) -> None:
         port = other.getsockname()[1]
         code, said = serve("--port", str(port)).end_by_itself()
     assert code == 2
-    assert said == (f"error: cannot listen on 127.0.0.1:{port}: address already in use; FIX: --port 0 takes a free one\n")
+    assert said == (
+        f"error: cannot listen on 127.0.0.1:{port}: address already in use; FIX: --port 0 takes a free one\n"
+    )
 
 
 def test_nothing_but_the_loopback_is_listened_on(serve: Serve) -> None:
