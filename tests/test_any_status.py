@@ -14,11 +14,11 @@ from elasticctl.api.history import fraction_done, goodput, remaining_s, steps_pe
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.api.text import span
-from elasticctl.cli.framework.output import tabbed
-from elasticctl.cli.views.description import drawn, portrait
-from elasticctl.cli.views.job import failure_lines, history_table, status_table
+from elasticctl.cli.framework.output import format_tabs
+from elasticctl.cli.views.description import describe_job, format_sections
+from elasticctl.cli.views.history import failure_lines, history_table, totals_lines
+from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.job_list import Shape, job_table
-from elasticctl.cli.views.totals import totals_lines
 from elasticctl.dashboard.page_data import job_details
 from elasticctl.diagnosis import Case, diagnose
 from elasticctl.simulation.scaling import evidence_of
@@ -54,13 +54,13 @@ def test_any_object_can_be_told_of(status: dict[str, Any], spec: dict[str, Any],
     case = Case(job, tuple(pods), NOW)
     findings = diagnose(case)
     assert findings
-    assert all(isinstance(line, str) for line in drawn(portrait(case, findings), 80))
+    assert all(isinstance(line, str) for line in format_sections(describe_job(case, findings), 80))
     for table in (
         job_table([manifest], NOW, Shape(wide=True)),
         status_table(manifest, pods, NOW),
         history_table(job),
     ):
-        assert tabbed(table) is not None
+        assert format_tabs(table) is not None
     assert all(isinstance(line, str) for line in (*totals_lines(job, NOW), *failure_lines(job.status)))
     assert json.dumps(job_details(job, pods, NOW))
 

@@ -1,7 +1,7 @@
-"""Where a process of the command line begins: `elasticctl`, or `python -m elasticctl.cli` where no script is installed.
+"""The entry point of the command line: `elasticctl`, or `python -m elasticctl.cli` where no script is installed.
 
-A verb is done in a fraction of a second, of which Python's search for cycles of garbage took a fifth: it looked through
-all that importing makes, again and again, and at the end once more. Now it begins late.
+A verb takes a fraction of a second, a fifth of which went into garbage collection: Python looked for cycles among all
+that had been imported, again and again, and once more at the end. Here it starts late.
 """
 
 import gc

@@ -1,7 +1,4 @@
-"""Where a job's checkpoints are, which of them is meant, and how they are shown.
-
-Reads what training wrote through `elasticctl_train`, of which it imports modules that need no torch.
-"""
+"""The checkpoints and workspaces in the storage of a job: find, select, delete and print them."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _WIDE = ("NUMBER", "GENERATION", "METRICS")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobStorage:
     """The storage of a job, or one named by its URL. `running`: somebody may be saving there."""
 
     name: str
@@ -46,7 +43,7 @@ class Place:
 
 
 @contextmanager
-def errors_shown() -> Iterator[None]:
+def storage_errors() -> Iterator[None]:
     """The training library's errors as ours."""
     from elasticctl_store.errors import TrainError
 
@@ -56,13 +53,13 @@ def errors_shown() -> Iterator[None]:
         raise JobStorageError(str(e)) from e
 
 
-def place_of(wanted: str, where: Where) -> Place:
+def find_storage(wanted: str, where: Where) -> JobStorage:
     """The storage of a job, by its name, or the one a URL or a path names. Raises UsageError for a job without one."""
     from elasticctl_store import storage
 
     if "://" in wanted or wanted.startswith((".", "/", "~")):
-        with errors_shown():
-            return Place(wanted, storage.open(wanted), running=True)
+        with storage_errors():
+            return JobStorage(wanted, storage.open(wanted), running=True)
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.framework.target import reach
@@ -70,43 +67,43 @@ def place_of(wanted: str, where: Where) -> Place:
     job = ElasticJob.from_manifest(reach(where).find(wanted))
     url = hardware(job).storage
     if not url:
-        raise UsageError(f"{job.name} names no storage: give the URL of its checkpoints instead")
-    with errors_shown():
-        return Place(job.name, storage.open(url), running=not job.status.phase.terminal)
+        raise UsageError(f"{job.name} has no storage. FIX: give the URL of its checkpoints")
+    with storage_errors():
+        return JobStorage(job.name, storage.open(url), running=not job.status.phase.terminal)
 
 
-def found_at(place: Place) -> list[CheckedCommit]:
-    """All checkpoints of a storage, newest first. Raises JobStorageError."""
+def list_checkpoints(place: JobStorage) -> list[CheckedCommit]:
+    """All checkpoints of a storage, newest first. Raises StorageError."""
     from elasticctl_store.checkpoints import verify
 
-    with errors_shown():
+    with storage_errors():
         return list(verify.findings(place.storage))
 
 
-def one_of(place: Place, step: int | None) -> Commit:
-    """The checkpoint to fetch: the newest whole one, or the newest of a step. Raises NotFoundError, JobStorageError.
+def pick_checkpoint(place: JobStorage, step: int | None) -> Commit:
+    """The checkpoint to fetch: the newest whole one, or the newest of a step. Raises NotFoundError, StorageError.
 
     Of a long list no more is looked at than that takes.
     """
     from elasticctl_store.checkpoints import verify
 
     seen: list[CheckedCommit] = []
-    with errors_shown():
+    with storage_errors():
         for finding in verify.findings(place.storage):
             seen.append(finding)
             if finding.commit is not None and (not finding.damage if step is None else finding.commit.step == step):
                 break
-    return of_step(seen, step)
+    return checkpoint_of_step(seen, step)
 
 
-def of_step(found: Sequence[CheckedCommit], step: int | None) -> Commit:
+def checkpoint_of_step(found: Sequence[CheckedCommit], step: int | None) -> Commit:
     """The newest whole checkpoint, or the newest of one step, whole or not. Raises NotFoundError."""
     listed = [(finding.commit, finding.damage) for finding in found if finding.commit is not None]
     fitting = [commit for commit, damage in listed if (not damage if step is None else commit.step == step)]
     if not fitting:
         steps = ", ".join(str(commit.step) for commit, _ in listed) or "none at all"
         wanted = "no whole checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise NotFoundError(f"{wanted} is there; those that are: {steps}")
+        raise NotFoundError(f"{wanted} exists; there are: {steps}")
     return fitting[0]
 
 
@@ -120,7 +117,7 @@ def newest(found: Sequence[CheckedCommit]) -> Commit | None:
     return found[0].commit if found else None
 
 
-def delete(place: Place, doomed: Sequence[Commit], found: Sequence[CheckedCommit]) -> None:
+def delete_checkpoints(place: JobStorage, doomed: Sequence[Commit], found: Sequence[CheckedCommit]) -> None:
     """Delete checkpoints, oldest first.
 
     Where the newest entry of the journal is among them, the URL is taken over first: its position must never be free
@@ -128,7 +125,7 @@ def delete(place: Place, doomed: Sequence[Commit], found: Sequence[CheckedCommit
     """
     from elasticctl_store.checkpoints import commits
 
-    with errors_shown():
+    with storage_errors():
         # A moved job's journal can never be taken again.
         if newest(found) in doomed and commits.moved_to(place.storage) is None:
             commits.Writer.take_over(place.storage)
@@ -136,7 +133,7 @@ def delete(place: Place, doomed: Sequence[Commit], found: Sequence[CheckedCommit
             commits.remove(place.storage, commit)
 
 
-def table(found: Sequence[CheckedCommit], now: float, *, wide: bool = False) -> Table:
+def checkpoints_table(found: Sequence[CheckedCommit], now: float, *, wide: bool = False) -> Table:
     """One row a checkpoint. `now` in seconds since the epoch."""
     rows = []
     for finding in found:
@@ -151,7 +148,7 @@ def table(found: Sequence[CheckedCommit], now: float, *, wide: bool = False) -> 
     return Table((*_COLUMNS[:-1], *(_WIDE if wide else ()), _COLUMNS[-1]), rows, wraps=True)
 
 
-def as_data(finding: CheckedCommit) -> dict[str, Any]:
+def checkpoint_data(finding: CheckedCommit) -> dict[str, Any]:
     """A checkpoint for programs."""
     from elasticctl.api.codec import to_rfc3339
 
@@ -185,7 +182,7 @@ def size(count: int) -> str:
 
 
 @contextmanager
-def meter(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+def progress_bar(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Show on a terminal how far something is; yields what is to be told how many bytes more are done."""
     if not sys.stderr.isatty():
         yield lambda count: None
@@ -207,9 +204,9 @@ def target_file(name: str, force: bool) -> Path:
     """The file to write. Raises UsageError for one that is there already, without `force`, and for a folder."""
     path = Path(name).expanduser()
     if path.is_dir():
-        raise UsageError(f"{shown(name)} is a folder: name a file, such as {path / 'model.safetensors'}")
+        raise UsageError(f"{shown(name)} is a folder. FIX: name a file, such as {path / 'model.safetensors'}")
     if path.exists() and not force:
-        raise UsageError(f"{shown(name)} is already there; add --force to replace it")
+        raise UsageError(f"{shown(name)} exists. FIX: add --force to replace it")
     return path
 
 
@@ -217,10 +214,10 @@ def _metrics(commit: Commit) -> str:
     return " ".join(f"{name}={value:.4g}" for name, value in sorted(commit.metrics.items()))
 
 
-YOUNG_S = 3600.0
+KEEP_YOUNGER_S = 3600.0
 
 
-def named(manifests: Iterable[Manifest]) -> set[str]:
+def workspace_digests(manifests: Iterable[Manifest]) -> set[str]:
     """The digests of the workspaces that jobs name."""
     references = (
         hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE, "") for manifest in manifests
@@ -228,12 +225,12 @@ def named(manifests: Iterable[Manifest]) -> set[str]:
     return {reference.rpartition("#")[2] for reference in references if reference}
 
 
-def sweep(folder: Path, wanted: Collection[str], now: float) -> tuple[int, int]:
+def delete_unused_workspaces(folder: Path, wanted: Collection[str], now: float) -> tuple[int, int]:
     """Delete what is left over below `folder`; returns how many workspaces, and how many bytes of contents.
 
     `wanted`: the digests that jobs name; `now` in seconds since the epoch. Raises JobStorageError.
     """
-    with errors_shown():
+    with storage_errors():
         place = storages.open(str(folder))
         heads = {transfer.newest(place, origin) for origin in transfer.names(place, transfer.HEADS)}
         gone = [digest for digest in _old(place, folder, transfer.LISTINGS, now) if digest not in heads | set(wanted)]
@@ -247,7 +244,9 @@ def sweep(folder: Path, wanted: Collection[str], now: float) -> tuple[int, int]:
 
 
 def _old(place: Storage, folder: Path, kind: str, now: float) -> list[str]:
-    return [name for name in transfer.names(place, kind) if now - (folder / kind / name).stat().st_mtime > YOUNG_S]
+    return [
+        name for name in transfer.names(place, kind) if now - (folder / kind / name).stat().st_mtime > KEEP_YOUNGER_S
+    ]
 
 
 def _packs_of(place: Storage, digests: Iterable[str]) -> set[str]:

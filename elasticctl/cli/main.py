@@ -17,47 +17,47 @@ from typer.main import get_command, get_group
 
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.text import did_you_mean
-from elasticctl.cli.framework.command import Group, new_app, show_overview
+from elasticctl.cli.framework.command import VerbGroup, new_app, show_overview
 
 # name -> (module, what it does); in the order of the help
 _JOBS = {
     "submit": ("run.submit", "Run a training script as an elastic job"),
     "list": ("inspect.jobs", "List jobs"),
-    "status": ("inspect.jobs", "Show where a job is"),
-    "logs": ("inspect.logs", "Print what a job's workers print"),
+    "status": ("inspect.jobs", "Show the state of a job"),
+    "logs": ("inspect.logs", "Print the output of a job's workers"),
     "scale": ("run.scale", "Change the number of workers of a running job"),
-    "preempt": ("run.preempt", "Rehearse the loss of a spot machine"),
-    "wait": ("run.wait", "Wait until a job has ended"),
-    "explain": ("inspect.explain", "Say why a job waits, restarts or failed, and what to type next"),
+    "preempt": ("run.lifecycle", "Rehearse the loss of a spot node"),
+    "wait": ("run.lifecycle", "Wait until a job ends"),
+    "explain": ("inspect.describe", "Explain why a job is waiting, restarting or failed"),
     "describe": ("inspect.describe", "Show everything about a job"),
-    "events": ("inspect.events", "Show what happened to a job, in order of time"),
-    "history": ("inspect.history", "Show a job's interruptions and scalings, and what they cost"),
-    "simulate": ("inspect.simulate", "Expect time, cost and goodput on other numbers of GPUs"),
-    "dashboard": ("inspect.dashboard", "Show jobs, their curves and costs as a page in a browser"),
-    "checkpoints": ("inspect.checkpoints", "List, check, fetch and delete what a job has kept"),
-    "suspend": ("run.lifecycle", "Stop a job's workers and keep its place"),
-    "resume": ("run.lifecycle", "Go on with a suspended job"),
+    "events": ("inspect.events", "Show what happened to a job, in order"),
+    "history": ("inspect.events", "Show a job's interruptions and scalings, and what they cost"),
+    "simulate": ("inspect.simulate", "Forecast time, cost and goodput on other numbers of GPUs"),
+    "dashboard": ("inspect.dashboard", "Show jobs, their curves and costs in a browser"),
+    "checkpoints": ("inspect.checkpoints", "List, verify, fetch and delete the checkpoints of a job"),
+    "suspend": ("run.lifecycle", "Stop a job's workers until it is resumed"),
+    "resume": ("run.lifecycle", "Resume a suspended job"),
     "cancel": ("run.lifecycle", "Stop a job for good"),
-    "move": ("run.move", "Have a job go on in another context"),
+    "move": ("run.move", "Continue a job in another context"),
     "rerun": ("run.rerun", "Run a job again, from the beginning or from a checkpoint"),
     "delete": ("run.lifecycle", "Delete a job, its workers and its logs"),
     "prune": ("run.prune", "Delete jobs that ended some time ago"),
 }
 _SETUP = {
-    "config": ("setup.config", "Choose and describe the places to run jobs at"),
+    "config": ("setup.config", "Manage contexts: the clusters that jobs run in"),
     "install": ("setup.install", "Make a Kubernetes cluster ready for jobs"),
-    "quota": ("setup.quota", "Say what projects are guaranteed, and who holds what"),
-    "doctor": ("setup.doctor", "Check that a place is ready for jobs"),
-    "secret": ("setup.secret", "Keep passwords and tokens that jobs get by their names"),
-    "local": ("setup.local", "The cluster that is built into this machine"),
-    "template": ("setup.template", "The shapes that jobs are made in"),
+    "quota": ("setup.quota", "Manage the quotas of projects that share a cluster"),
+    "doctor": ("setup.install", "Check that a context is ready for jobs"),
+    "secret": ("setup.secret", "Store passwords and tokens for jobs"),
+    "local": ("setup.local", "Manage the cluster that is built into elasticctl"),
+    "template": ("setup.config", "Manage the templates that jobs are made from"),
     "completion": ("setup.about", "Print the completion script of a shell"),
     "version": ("setup.about", "Print the version"),
 }
 _VERBS = {**_JOBS, **_SETUP}
 
 
-class Verbs(Group):
+class Verbs(VerbGroup):
     """All verbs, listed from the tables above; the module of a verb is imported when the verb is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -115,25 +115,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except (typer.TyperException, ElasticctlError, OSError) as e:
-        return _failed(e, debug)
+        return _report_error(e, debug)
     except typer.Abort as e:
         # Ctrl-C as shells report it; an end of input where an answer was wanted is a plain failure.
         return 130 if isinstance(e.__cause__ or e.__context__, KeyboardInterrupt) else 1
     except KeyboardInterrupt:
         return 130
     except Exception as e:  # noqa: BLE001 - the edge: a bug of ours is one line too, unless asked for more
-        return _bug(e, debug)
+        return _report_bug(e, debug)
 
 
-def _failed(error: typer.TyperException | ElasticctlError | OSError, debug: bool) -> int:
+def _report_error(error: typer.TyperException | ElasticctlError | OSError, debug: bool) -> int:
     if isinstance(error, BrokenPipeError):
         # Whoever read our output has enough of it. Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if debug:
-        _trace(error)
+        _print_traceback(error)
     if isinstance(error, typer.TyperException):
-        _say_error(_usage(error))
+        _say_error(_usage_message(error))
         return error.exit_code
     if isinstance(error, OSError):
         _say_error(f"{error.filename or 'output'}: {error.strerror or error}")
@@ -142,21 +142,21 @@ def _failed(error: typer.TyperException | ElasticctlError | OSError, debug: bool
     return error.exit_code
 
 
-def _bug(error: Exception, debug: bool) -> int:
+def _report_bug(error: Exception, debug: bool) -> int:
     if debug:
-        _trace(error)
+        _print_traceback(error)
     else:
         _say_error(f"this is a bug in elasticctl: {type(error).__name__}: {error} (--debug shows where)")
     return 1
 
 
-def _trace(error: Exception) -> None:
+def _print_traceback(error: Exception) -> None:
     import traceback
 
     traceback.print_exception(error)
 
 
-def _usage(error: typer.TyperException) -> str:
+def _usage_message(error: typer.TyperException) -> str:
     message = error.format_message()
     context: Any = getattr(error, "ctx", None)
     if context is None:

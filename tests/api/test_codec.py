@@ -23,7 +23,7 @@ from elasticctl.api.status import (
     Scaling,
     WorkerStatus,
 )
-from elasticctl.cli.views.job import clock
+from elasticctl.cli.views.history import clock
 from tests.support.any_json import JSON, KEYS
 from tests.support.anything import HUGE, TIMES, shaped
 

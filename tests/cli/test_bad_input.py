@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
     ("line", "code", "message"),
     [
         ("submt", 2, 'there is no verb "submt" (did you mean "submit"?). See `elasticctl --help`.'),
-        ("submit", 2, "what is to run? Give a script, or a manifest with -f; see `elasticctl submit --help`"),
+        ("submit", 2, "nothing to run. FIX: give a script, or a manifest with -f"),
         ("submit tarin.py", 2, 'the script "tarin.py" does not exist (did you mean "train.py"?)'),
         ("submit .", 2, 'the script "." is not a file'),
         ("submit train.py --epochs 3", 2, "submit has no option --epochs; the script's own arguments come after `--`."),
@@ -53,22 +53,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         ("submit train.py --template ./none.yaml.j2", 2, "cannot read the template none.yaml.j2: No such file"),
         ("submit train.py --set spec.backofLimit=3", 2, "with --set: spec.backofLimit: unknown field (did you mean"),
         ("submit train.py --set a", 2, "Invalid value for '--set': \"a\" is not of the form PATH=VALUE."),
-        ("submit train.py -o json", 2, "--output goes with --detach or --dry-run"),
-        ("submit train.py -f job.yaml", 2, "give a script or a manifest with -f, not both"),
-        ("submit -f job.yaml --gpus 2", 2, "--gpus does not go with -f; change the manifest with --set PATH=VALUE"),
+        ("submit train.py -o json", 2, "--output needs --detach or --dry-run"),
+        ("submit train.py -f job.yaml", 2, "a script and a manifest (-f) contradict each other. FIX: give one of them"),
+        (
+            "submit -f job.yaml --gpus 2",
+            2,
+            "--gpus does not go with -f. FIX: change the manifest with --set PATH=VALUE",
+        ),
         ("submit -f none.yaml", 2, "cannot read none.yaml: No such file or directory"),
         ("submit -f train.py", 2, "train.py:1: must be a mapping, not \"print('hello')\"; an ElasticJob manifest"),
         ("submit -f job.yaml --context prod", 3, 'no context "prod"; FIX: see `elasticctl config get-contexts`'),
         ("list --context prod", 3, 'no context "prod"'),
         ("list -o xml", 2, "Invalid value for '-o' / '--output': 'xml' is not one of"),
-        ("list -w -o json", 2, "--watch shows tables; it does not go with --output json"),
+        ("list -w -o json", 2, "--watch shows tables and does not go with --output json"),
         ("status", 0, ""),
-        ("scale a", 2, "say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME"),
-        ("scale a --to 2 --add 1", 2, "say how: one of"),
+        ("scale a", 2, "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME"),
+        ("scale a --to 2 --add 1", 2, "no size given. FIX: add one of"),
         ("wait", 2, "Missing argument 'JOB'."),
         ("config use-context prod", 3, 'no context "prod"'),
         ("config set-context a,b --provider aws", 2, '"a,b" cannot be the name of a context'),
-        ("config set-context prod", 2, "context prod is new: say --provider aws, gcp or kubernetes"),
+        ("config set-context prod", 2, "context prod is new. FIX: add --provider aws, gcp or kubernetes"),
         ("config set-context prod --provider local", 2, "the context local and the provider local belong together"),
         ("config set-context prod --provider aws --gpu-type t5", 2, 'unknown GPU type "t5"'),
         (
@@ -87,7 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         ("config delete-context local", 2, "the context local is built in and cannot be deleted"),
         ("template show none", 2, 'no job template "none"'),
         ("template new a/b", 2, '"a/b": a template\'s name is letters, digits'),
-        ("local down --delete-jobs", 2, "--delete-jobs deletes every job of the local cluster; add --yes"),
+        ("local down --delete-jobs", 2, "--delete-jobs deletes every job of the local cluster. FIX: add --yes"),
         ("completion tcsh", 2, "Invalid value for 'SHELL': 'tcsh' is not one of"),
     ],
 )
@@ -111,7 +115,7 @@ def test_a_cloud_context_is_told_what_it_lacks(run: Run, folder: Path) -> None:
     assert run("config", "set-context", "prod", "--provider", "aws", "--gpu-type", "T4").code == 0
     submit = ("submit", "train.py", "--context", "prod", "--dry-run", "--gpus", "4")
     assert run(*submit).err == (
-        "error: --image is needed in context prod (or set one: elasticctl config set-context)\n"
+        "error: --image is needed in context prod (FIX: add it, or set it with `elasticctl config set-context`)\n"
     )
     assert run(*submit, "--image", "i").err.startswith("error: --storage is needed in context prod")
     good = run(*submit, "--image", "i", "--storage", "s3://b/p")
@@ -125,7 +129,7 @@ def test_a_cloud_context_is_told_what_it_lacks(run: Run, folder: Path) -> None:
 def test_more_gpus_than_the_machine_has(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     done = run("submit", "--dry-run", "train.py", "--gpus", "4")
-    assert (done.code, done.err) == (2, "error: 4 GPUs are wanted, but this machine has 2 GPUs; say --gpus 2\n")
+    assert (done.code, done.err) == (2, "error: 4 GPUs are wanted, but this machine has 2 GPUs. FIX: give --gpus 2\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run("submit", "--dry-run", "train.py", "--gpus", "4")
     assert done.code == 0

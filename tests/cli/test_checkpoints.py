@@ -99,7 +99,7 @@ def test_pull_writes_one_plain_file(run: Run, folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("pull", "{}", "{}"), 2, "is a folder: name a file, such as"),
+        (("pull", "{}", "{}"), 2, "is a folder. FIX: name a file, such as"),
         (("pull", "{}", "x", "--part", "ema"), 3, "the checkpoint of step 40 has no part 'ema', only model, optimizer"),
         (("pull", "{}", "x", "--step", "15"), 3, "no checkpoint of step 15 is there; those that are: 40, 30, 20, 10"),
         (("rm", "{}", "40", "-y"), 2, "step 40 is the newest whole checkpoint, and what {} would go on from"),
@@ -219,11 +219,11 @@ def test_sizes_are_short(count: int, said: str) -> None:
 
 
 def test_a_meter_shows_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with job_storage.meter("step 4", 100) as on_bytes:
+    with job_storage.progress_bar("step 4", 100) as on_bytes:
         on_bytes(50)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with job_storage.meter("step 4", 100) as on_bytes:
+    with job_storage.progress_bar("step 4", 100) as on_bytes:
         on_bytes(100)
     assert "step 4" in capsys.readouterr().err

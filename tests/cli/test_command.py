@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from elasticctl.cli.framework import options
-from elasticctl.cli.framework.command import family, flatten, new_app, verb
+from elasticctl.cli.framework.command import add_group, flatten, new_app, verb
 from elasticctl.cli.framework.options import Assignment
 
 
@@ -111,7 +111,8 @@ def test_a_verb_never_sees_debug() -> None:
 
 
 def test_a_group_without_a_verb_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    app, paints = family("paints", "Colours.")
+    app = new_app()
+    paints = add_group(app, "paints", "Colours.")
 
     @verb(paints, "mix")
     def mix() -> None:

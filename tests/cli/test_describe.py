@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.framework.output import Table, aligned
-from elasticctl.cli.views.description import drawn, portrait
+from elasticctl.cli.framework.output import Table, format_aligned
+from elasticctl.cli.views.description import describe_job, format_sections
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run, Start
@@ -30,7 +30,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def page(manifest: dict[str, Any], width: int | None) -> list[str]:
     case = Case(ElasticJob.from_manifest(manifest), (), AT + 100)
-    return list(drawn(portrait(case, diagnose(case)), width))
+    return list(format_sections(describe_job(case, diagnose(case)), width))
 
 
 @pytest.mark.usefixtures("utc")
@@ -94,10 +94,10 @@ def test_any_object_can_be_described(status: dict[str, Any], template: Any) -> N
 
 
 def test_rows_that_come_later_stand_below_those_that_are_there() -> None:
-    first, widths = aligned(Table(("A", "B"), [("one", "x")]))
-    later, _ = aligned(Table(("A", "B"), [("1", "y")]), widths)
+    first, widths = format_aligned(Table(("A", "B"), [("one", "x")]))
+    later, _ = format_aligned(Table(("A", "B"), [("1", "y")]), widths)
     assert (first, later[1:]) == (["A    B", "one  x"], ["1    y"])
-    assert aligned(Table(("A", "B"), [("one", "x" * 50)]), width=20)[0][1] == "one  " + "x" * 15
+    assert format_aligned(Table(("A", "B"), [("one", "x" * 50)]), width=20)[0][1] == "one  " + "x" * 15
 
 
 def test_a_real_job_described_and_its_events_followed(

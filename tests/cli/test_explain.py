@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.verbs.inspect.explain import told
+from elasticctl.cli.verbs.inspect.describe import explanation_lines
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run
@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 def lines(width: int) -> list[str]:
     case = Case(ElasticJob.from_manifest(job(**FAILED)), (), AT + 200)
-    return list(told(case, diagnose(case), width))
+    return list(explanation_lines(case, diagnose(case), width))
 
 
 def test_it_reads_as_sentences_at_80_columns() -> None:
@@ -33,7 +33,7 @@ def test_it_reads_as_sentences_at_80_columns() -> None:
 
 def test_what_else_is_amiss_comes_behind() -> None:
     case = Case(ElasticJob.from_manifest(job(failures=1)), (), AT + 60)
-    text = list(told(case, diagnose(case), 80))
+    text = list(explanation_lines(case, diagnose(case), 80))
     assert text[1].startswith("Its script has failed once. 1 of 3")
     assert text[text.index("Also:") + 1].startswith("- It trains: ")
     assert all(len(line) <= 80 for line in text if "elasticctl " not in line)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import UsageError
-from elasticctl.cli.submit import attempt, failover
+from elasticctl.cli.submit import failover
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run, without_aws
 from tests.support.fakeapi import FakeApi, Request
@@ -142,7 +142,7 @@ def test_the_cheapest_is_tried_first_and_the_next_when_it_has_no_capacity(run: R
     assert (dear.names(), len(dear.live())) == (["train"], 2)
     said = done.err.splitlines()
     assert said[0] == "in this order, by price: cheap ($0.32 an hour), dear ($0.32 an hour); up to 1.0s each"
-    assert "cheap: 1 of 2 workers within 1.0s; taking it back" in said
+    assert "cheap: 1 of 2 workers within 1.0s; withdrawing it" in said
     assert said[-1] == "train runs in dear ($0.32 an hour); not in cheap: 1 of 2 workers within 1.0s"
 
 
@@ -193,7 +193,7 @@ def test_where_nobody_has_capacity_nothing_is_left(run: Run, place: Make) -> Non
     assert (done.code, done.out) == (3, "")
     assert [item.names() + item.live() for item in places] == [[], []]
     assert done.err.splitlines()[-1].startswith(
-        "error: no context could take the job, and nothing of it is left: one: 0 of"
+        "error: no context could run the job, and nothing of it is left: one: 0 of"
     )
 
 
@@ -235,7 +235,7 @@ def test_a_job_of_the_same_name_is_not_taken_for_ours(run: Run, place: Make) -> 
 def test_where_workers_cannot_be_seen_to_end_no_other_is_tried(
     run: Run, place: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "GONE_WITHIN_S", 0.5)
+    monkeypatch.setattr(failover, "GONE_WITHIN_S", 0.5)
     stuck, other = place("stuck", "aws", brings=1), place("other", "gcp", brings=2)
     stuck.lets_go = False
     done = run("submit", *WHAT, "--context", "stuck,other", "--capacity-timeout", "0s", "-d")
@@ -285,7 +285,7 @@ def test_an_interrupted_search_leaves_nothing(place: Make, number: signal.Signal
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130, said
     assert (cheap.names(), cheap.live(), dear.api.requests) == ([], [], [])
-    assert "cheap: interrupted; taking it back" in said
+    assert "cheap: interrupted; withdrawing it" in said
 
 
 def test_under_nohup_a_closed_terminal_ends_nothing(place: Make) -> None:
@@ -339,12 +339,12 @@ def _asked(where: Place) -> list[tuple[str, str]]:
 
 
 def test_several_contexts_are_a_list() -> None:
-    assert failover.several("") == ("",)
-    assert failover.several("aws") == ("aws",)
-    assert failover.several("aws, gcp,aws") == ("aws", "gcp")
+    assert failover.split_contexts("") == ("",)
+    assert failover.split_contexts("aws") == ("aws",)
+    assert failover.split_contexts("aws, gcp,aws") == ("aws", "gcp")
     for wrong in (",", "aws,", ",aws"):
         with pytest.raises(UsageError):
-            failover.several(wrong)
+            failover.split_contexts(wrong)
 
 
 def test_a_dry_run_looks_for_the_name_where_the_job_would_be(run: Run, place: Make) -> None:

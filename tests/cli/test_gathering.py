@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
 from elasticctl.cli.submit.ignore_rules import DEFAULTS
-from elasticctl.cli.submit.workspace import gather, pieces_of
+from elasticctl.cli.submit.workspace import collect_files, pieces_of
 from elasticctl_store.workspace.listing import File, Folder, Link
 
 LIMIT = 1_000_000
@@ -27,7 +27,7 @@ def write(folder: Path, *paths: str, text: str = "x\n") -> None:
 
 
 def paths(folder: Path) -> list[str]:
-    return [item.path for item in gather(folder, LIMIT).listing.items]
+    return [item.path for item in collect_files(folder, LIMIT).listing.items]
 
 
 # The rules.
@@ -105,7 +105,7 @@ def test_it_is_what_git_would_add(
     subprocess.run(["git", "init", "-q"], cwd=folder, env=git, check=True)
     asked = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
     listed = subprocess.run(asked, cwd=folder, env=git, check=True, capture_output=True, text=True).stdout
-    files = [file.path for file in gather(folder, LIMIT).listing.files]
+    files = [file.path for file in collect_files(folder, LIMIT).listing.files]
     assert files == sorted(path for path in listed.split("\0") if path)
 
 
@@ -128,7 +128,7 @@ def test_links_empty_folders_and_bits_go_along(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("sock")
-        gathered = gather(tmp_path, LIMIT)
+        gathered = collect_files(tmp_path, LIMIT)
     assert [item.path for item in gathered.listing.items if isinstance(item, Link)] == ["folder", "here"]
     assert [item.path for item in gathered.listing.items if isinstance(item, Folder)] == ["empty/er"]
     assert [file.path for file in gathered.listing.files if file.executable] == ["run.sh"]
@@ -139,9 +139,13 @@ def test_the_same_folder_elsewhere_and_later_has_the_same_digest(tmp_path: Path)
     for name in ("one", "two"):
         write(tmp_path / name, "train.py", "lib/a.py")
         os.utime(tmp_path / name / "train.py", (len(name), 10))
-    assert gather(tmp_path / "one", LIMIT).listing.digest == gather(tmp_path / "two", LIMIT).listing.digest
+    assert (
+        collect_files(tmp_path / "one", LIMIT).listing.digest == collect_files(tmp_path / "two", LIMIT).listing.digest
+    )
     (tmp_path / "two/train.py").chmod(0o755)
-    assert gather(tmp_path / "one", LIMIT).listing.digest != gather(tmp_path / "two", LIMIT).listing.digest
+    assert (
+        collect_files(tmp_path / "one", LIMIT).listing.digest != collect_files(tmp_path / "two", LIMIT).listing.digest
+    )
 
 
 # What cannot.
@@ -152,19 +156,21 @@ def test_too_much_names_the_largest_and_the_ways_out(tmp_path: Path) -> None:
     for name, size in (("data/a.bin", 500_000), ("b.bin", 300_000), ("data/c.bin", 250_000), ("d.bin", 10)):
         (tmp_path / name).write_bytes(bytes(size))
     with pytest.raises(UsageError) as caught:
-        gather(tmp_path, LIMIT)
+        collect_files(tmp_path, LIMIT)
     assert str(caught.value) == (
         f"the workspace {tmp_path} has 1.1 MB, more than 1.0 MB; the largest: data/a.bin (500.0 kB), b.bin (300.0 kB)"
-        " and data/c.bin (250.0 kB). Leave out what the job does not need with lines in .elasticctlignore, such as"
+        " and data/c.bin (250.0 kB). FIX: leave out what the job does not need with lines in .elasticctlignore, such as"
         " /data/, raise --workspace-limit, or choose --workspace or --no-workspace"
     )
-    assert gather(tmp_path, None).listing.size_bytes == 1_050_010
+    assert collect_files(tmp_path, None).listing.size_bytes == 1_050_010
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     os.close(os.open(os.fsencode(tmp_path) + b"/a\xff", os.O_CREAT | os.O_WRONLY))
-    with pytest.raises(UsageError, match=r'"a\\udcff" cannot go along: its path is not UTF-8; leave it out'):
-        gather(tmp_path, LIMIT)
+    with pytest.raises(
+        UsageError, match=r'"a\\udcff" cannot be in the workspace: its path is not UTF-8. FIX: leave it out'
+    ):
+        collect_files(tmp_path, LIMIT)
 
 
 def test_rules_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -185,14 +191,14 @@ def test_a_file_that_is_always_written_to_is_refused(tmp_path: Path, monkeypatch
         return fstat(descriptor)
 
     monkeypatch.setattr("elasticctl.cli.submit.workspace.os.fstat", touched)
-    with pytest.raises(UsageError, match=r"log.txt changed while it was read: submit again, or leave it out"):
-        gather(tmp_path, LIMIT)
+    with pytest.raises(UsageError, match=r"log.txt changed while it was read: submit again. FIX: leave it out"):
+        collect_files(tmp_path, LIMIT)
     assert next(writes) == 6
 
 
 def test_a_file_that_has_changed_since_is_not_sent(tmp_path: Path) -> None:
     write(tmp_path, "train.py")
-    (file,) = gather(tmp_path, LIMIT).listing.files
+    (file,) = collect_files(tmp_path, LIMIT).listing.files
     assert list(pieces_of(tmp_path, file)) == [b"x\n"]
     write(tmp_path, "train.py", text="y\n")
     with pytest.raises(UsageError, match="changed while it was read"):

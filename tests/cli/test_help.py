@@ -62,7 +62,7 @@ def test_submit_teaches_by_example(run: Run) -> None:
 
 
 def test_install_says_what_its_namespace_is(run: Run) -> None:
-    assert "  -n, --namespace NAME      Where the controllers are put" in run("install", "--help").out
+    assert "  -n, --namespace NAME      The controllers' namespace;" in run("install", "--help").out
 
 
 @pytest.mark.parametrize(

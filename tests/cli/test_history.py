@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.views.totals import totals, totals_lines
+from elasticctl.cli.views.history import totals, totals_lines
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
 from tests.support.job_samples import AT, at, job

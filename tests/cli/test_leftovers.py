@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.job_storage import YOUNG_S, named, sweep
+from elasticctl.cli.job_storage import KEEP_YOUNGER_S, delete_unused_workspaces, workspace_digests
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_store import storage as storages
 from elasticctl_store.workspace import transfer
@@ -44,32 +44,32 @@ def count(folder: Path, kind: str) -> int:
 
 def test_what_no_job_names_goes_with_its_contents(tmp_path: Path) -> None:
     kept, lost, head = (send(tmp_path, "1", data, b"shared") for data in (b"kept", b"lost", b"head"))
-    age(tmp_path, YOUNG_S + 1)
-    assert sweep(tmp_path, {kept}, NOW) == (1, len(b"lost"))
+    age(tmp_path, KEEP_YOUNGER_S + 1)
+    assert delete_unused_workspaces(tmp_path, {kept}, NOW) == (1, len(b"lost"))
     assert not (tmp_path / "listings" / lost).exists()
     for number, digest in enumerate((kept, head)):
         copy = tmp_path / f"copy{number}"
         copy.mkdir()
         unpack(storages.open(str(tmp_path)), digest, copy)
-    assert sweep(tmp_path, {kept}, NOW) == (0, 0)
+    assert delete_unused_workspaces(tmp_path, {kept}, NOW) == (0, 0)
 
 
 def test_what_is_young_stays(tmp_path: Path) -> None:
     send(tmp_path, "1", b"a")
     send(tmp_path, "1", b"b")
-    age(tmp_path, YOUNG_S - 1)
-    assert sweep(tmp_path, (), NOW) == (0, 0)
+    age(tmp_path, KEEP_YOUNGER_S - 1)
+    assert delete_unused_workspaces(tmp_path, (), NOW) == (0, 0)
     assert (count(tmp_path, "listings"), count(tmp_path, "packs")) == (2, 2)
 
 
 def test_a_workspace_that_is_sent_at_the_same_moment_stays_whole(tmp_path: Path) -> None:
     """It points into a pack of the newest one of its folder, and its own listing is young."""
     send(tmp_path, "1", b"old", b"shared")
-    age(tmp_path, YOUNG_S + 1)
+    age(tmp_path, KEEP_YOUNGER_S + 1)
     young = send(tmp_path, "1", b"new", b"shared")
     for name in (f"listings/{young}", "heads/" + "1" * 32):
         os.utime(tmp_path / name, (NOW, NOW))
-    assert sweep(tmp_path, (), NOW)[0] == 1
+    assert delete_unused_workspaces(tmp_path, (), NOW)[0] == 1
     (tmp_path / "copy").mkdir()
     unpack(storages.open(str(tmp_path)), young, tmp_path / "copy")
 
@@ -77,16 +77,16 @@ def test_a_workspace_that_is_sent_at_the_same_moment_stays_whole(tmp_path: Path)
 def test_a_damaged_listing_holds_nobody_up(tmp_path: Path) -> None:
     kept, damaged = send(tmp_path, "1", b"kept"), send(tmp_path, "2", b"damaged")
     (tmp_path / "listings" / damaged).write_text("{")
-    age(tmp_path, YOUNG_S + 1)
-    assert sweep(tmp_path, {kept}, NOW) == (0, len(b"damaged"))
-    assert sweep(tmp_path / "nothing", (), NOW) == (0, 0)
+    age(tmp_path, KEEP_YOUNGER_S + 1)
+    assert delete_unused_workspaces(tmp_path, {kept}, NOW) == (0, len(b"damaged"))
+    assert delete_unused_workspaces(tmp_path / "nothing", (), NOW) == (0, 0)
 
 
 def test_jobs_name_them_by_their_variable() -> None:
     manifest = job_samples.job()
     (container,) = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     container["env"].append({"name": "ELASTICCTL_WORKSPACE", "value": "s3://b/p?endpoint=http://x#abc"})
-    assert named([manifest, job_samples.job("other")]) == {"abc"}
+    assert workspace_digests([manifest, job_samples.job("other")]) == {"abc"}
 
 
 @pytest.mark.timeout(120)
@@ -105,5 +105,5 @@ def test_prune_keeps_those_of_jobs_that_stay(
     assert (pruned.code, count(workspaces, "listings")) == (0, 3)  # no job was deleted, so nothing was swept
     assert run("rerun", "job1", "--wait").code == 0
     pruned = run("prune", "--older-than", "0s", "--state", "-y")
-    assert "2 workspaces that no job names any more deleted too, 18 B\n" in pruned.err
+    assert "2 workspaces no longer used deleted too, 18 B\n" in pruned.err
     assert count(workspaces, "listings") == 1  # the newest of its folder

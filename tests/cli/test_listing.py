@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from elasticctl.api.text import span
-from elasticctl.cli.framework.output import bar, tabbed
+from elasticctl.cli.framework.output import bar, format_tabs
 from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.job_list import Shape, job_table
-from elasticctl.cli.views.screen import most_telling
+from elasticctl.cli.views.watch import most_relevant
 from tests.support import snapshots
 from tests.support.job_samples import AT, FAILED, at, cloud_job, drawn, job
 
@@ -59,7 +59,7 @@ def test_a_status_fits_the_screen(width: int) -> None:
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(wide=True, namespaces=True)])
 def test_a_pipe_gets_every_column_of_every_job(shape: Shape) -> None:
-    lines = tabbed(job_table(JOBS, NOW, shape, REASONS)).split("\n")
+    lines = format_tabs(job_table(JOBS, NOW, shape, REASONS)).split("\n")
     assert {line.count("\t") for line in lines} == {len(shape.header) - 1}
     snapshots.check("list-wide-pipe" if shape.wide else "list-pipe", lines)
 
@@ -86,7 +86,7 @@ def test_a_long_life_is_told_in_short() -> None:
 
 
 def test_a_bar_is_drawn_for_people_only() -> None:
-    assert "21%" not in tabbed(status_table(cloud_job(), [], NOW))
+    assert "21%" not in format_tabs(status_table(cloud_job(), [], NOW))
     assert bar(0.25, 8, "utf-8") == "██░░░░░░"
     assert bar(1.0, 4, "latin-1") == "####"
     assert bar(0.99, 4, None) == "###."
@@ -94,20 +94,20 @@ def test_a_bar_is_drawn_for_people_only() -> None:
 
 def test_a_full_screen_shows_what_goes_on_and_what_ended_last() -> None:
     jobs = [job(f"job-{number}", phase="Running" if number % 5 == 0 else "Succeeded") for number in range(20)]
-    names = [each["metadata"]["name"] for each in most_telling(jobs, 6)]
+    names = [each["metadata"]["name"] for each in most_relevant(jobs, 6)]
     assert names == ["job-0", "job-5", "job-10", "job-15", "job-18", "job-19"]
-    assert most_telling(jobs, 20) == jobs
-    assert len(most_telling(jobs, -3)) == 1
+    assert most_relevant(jobs, 20) == jobs
+    assert len(most_relevant(jobs, -3)) == 1
 
 
 MANY = f"""
 import time
 from elasticctl.cli.views.job_list import Shape, job_table
-from elasticctl.cli.framework.output import tabbed
+from elasticctl.cli.framework.output import format_tabs
 from tests.support.job_samples import cloud_job
 jobs = [cloud_job(f"job-{{number}}") for number in range(1000)]
 began = time.process_time()
-tabbed(job_table(jobs, {NOW}, Shape(wide=True)))
+format_tabs(job_table(jobs, {NOW}, Shape(wide=True)))
 print(time.process_time() - began)
 """
 

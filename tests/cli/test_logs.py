@@ -11,7 +11,7 @@ import pytest
 from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import GroupGeneration, JobStatus
-from elasticctl.cli.verbs.inspect.logs import Lines
+from elasticctl.cli.verbs.inspect.logs import LogFlags
 from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_store.stored_logs import Incarnation
@@ -35,42 +35,42 @@ def job(*command: str, status: JobStatus = GROUP) -> ElasticJob:
 @pytest.mark.parametrize(
     ("lines", "query"),
     [
-        (Lines(), LogQuery()),
-        (Lines(follow=True, tail=3), LogQuery(follow=True, tail=3)),
-        (Lines(since=60), LogQuery(since=940.0)),
-        (Lines(worker=("0", "train-worker-7")), LogQuery(workers=("train-worker-0", "train-worker-7"))),
-        (Lines(rank=0), LogQuery(workers=("train-worker-2",))),
-        (Lines(rank=1), LogQuery(workers=("train-worker-0",))),
-        (Lines(previous=True), LogQuery(previous=True)),
-        (Lines(everything=True, follow=True), LogQuery(everything=True, follow=True)),
+        (LogFlags(), LogQuery()),
+        (LogFlags(follow=True, tail=3), LogQuery(follow=True, tail=3)),
+        (LogFlags(since=60), LogQuery(since=940.0)),
+        (LogFlags(worker=("0", "train-worker-7")), LogQuery(workers=("train-worker-0", "train-worker-7"))),
+        (LogFlags(rank=0), LogQuery(workers=("train-worker-2",))),
+        (LogFlags(rank=1), LogQuery(workers=("train-worker-0",))),
+        (LogFlags(previous=True), LogQuery(previous=True)),
+        (LogFlags(everything=True, follow=True), LogQuery(everything=True, follow=True)),
     ],
 )
-def test_what_is_asked_for(lines: Lines, query: LogQuery) -> None:
+def test_what_is_asked_for(lines: LogFlags, query: LogQuery) -> None:
     assert lines.query(job(), 1000.0) == query
 
 
 @pytest.mark.parametrize(
     ("lines", "error", "why"),
     [
-        (Lines(worker=("0",), rank=0), UsageError, "not both"),
-        (Lines(worker=("trainer",)), UsageError, "names no worker"),
-        (Lines(previous=True, everything=True), UsageError, "--previous does not go with --all"),
-        (Lines(previous=True, follow=True), UsageError, "--previous does not go with --follow"),
-        (Lines(rank=2), NotFoundError, "no rank 2: its ranks are 0 to 1"),
+        (LogFlags(worker=("0",), rank=0), UsageError, "contradict each other"),
+        (LogFlags(worker=("trainer",)), UsageError, "is not the name of a worker"),
+        (LogFlags(previous=True, everything=True), UsageError, "--previous does not go with --all"),
+        (LogFlags(previous=True, follow=True), UsageError, "--previous does not go with --follow"),
+        (LogFlags(rank=2), NotFoundError, "no rank 2: its ranks are 0 to 1"),
     ],
 )
-def test_what_cannot_be_meant(lines: Lines, error: type[Exception], why: str) -> None:
+def test_what_cannot_be_meant(lines: LogFlags, error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         lines.query(job(), 1000.0)
 
 
 def test_of_a_worker_with_several_ranks_one_is_shown() -> None:
     several = job("elasticctl-launch", "--nproc-per-node", "2", "--", "x")
-    assert Lines(rank=3).query(several, 0.0).workers == ("train-worker-0",)
-    shown = [line.text for line in Lines(rank=1).of(LINES, 2)]
+    assert LogFlags(rank=3).query(several, 0.0).workers == ("train-worker-0",)
+    shown = [line.text for line in LogFlags(rank=1).of(LINES, 2)]
     assert shown == ["[rank1] loss 1"]
-    assert list(Lines(rank=1).of(LINES, 1)) == LINES, "the only rank of its worker says so nowhere"
-    assert [line.text for line in Lines(grep=re.compile(r"loss \d$")).of(LINES, 2)] == [
+    assert list(LogFlags(rank=1).of(LINES, 1)) == LINES, "the only rank of its worker says so nowhere"
+    assert [line.text for line in LogFlags(grep=re.compile(r"loss \d$")).of(LINES, 2)] == [
         "[rank0] loss 2",
         "[rank1] loss 1",
     ]

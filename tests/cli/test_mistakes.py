@@ -15,7 +15,7 @@ from tests.support.cluster_contract import phase, running
 from tests.support.jobs import FOREVER, shell_job
 from tests.support.waiting import wait_until
 
-NO_JOB = 'no job "{}" in context local, namespace default{}; `elasticctl list` shows all'
+NO_JOB = 'no job "{}" in context local, namespace default{}. FIX: list the jobs with `elasticctl list`'
 
 MISTAKES = [
     ("status none", 3, NO_JOB.format("none", "")),
@@ -23,16 +23,20 @@ MISTAKES = [
     (
         "status digits",
         3,
-        '"digits" is the beginning of several jobs in context local, namespace default: digits-a, digits-b',
+        '"digits" matches several jobs in context local, namespace default: digits-a, digits-b',
     ),
-    ("status digits-a -w -o yaml", 2, "--watch shows tables; it does not go with --output yaml"),
-    ("status digits-a -n other", 3, 'no job "digits-a" in context local, namespace other; `elasticctl list` shows all'),
-    ("list -A -w -o name", 2, "--watch shows tables; it does not go with --output name"),
+    ("status digits-a -w -o yaml", 2, "--watch shows tables and does not go with --output yaml"),
+    (
+        "status digits-a -n other",
+        3,
+        'no job "digits-a" in context local, namespace other. FIX: list the jobs with `elasticctl list`',
+    ),
+    ("list -A -w -o name", 2, "--watch shows tables and does not go with --output name"),
     ("logs none", 3, NO_JOB.format("none", "")),
     (
         "logs digits-a --worker x",
         2,
-        '"x" names no worker; they are called digits-a-worker-0 (or 0) and so on',
+        '"x" is not the name of a worker. FIX: give digits-a-worker-0 or 0, for example',
     ),
     (
         "logs digits-a --tail -1",
@@ -46,14 +50,18 @@ MISTAKES = [
         " See `elasticctl logs --help`.",
     ),
     ("scale none --to 2", 3, NO_JOB.format("none", "")),
-    ("scale digits-a", 2, "say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto"),
+    (
+        "scale digits-a",
+        2,
+        "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto",
+    ),
     ("scale digits-a --to 5", 2, "5 workers are more than the maximum of digits-a, 4"),
     ("scale digits-a --remove 1", 2, "1 worker is fewer than the minimum of digits-a, 2"),
-    ("scale digits-a --gpus 2", 2, "digits-a runs on CPUs; say --to N, in workers"),
+    ("scale digits-a --gpus 2", 2, "digits-a runs on CPUs. FIX: give the number of workers with --to N"),
     (
         "scale digits-a --remove-worker 7",
         3,
-        "digits-a has no worker digits-a-worker-7; it has digits-a-worker-0, digits-a-worker-1",
+        "digits-a has no worker digits-a-worker-7. It has digits-a-worker-0, digits-a-worker-1",
     ),
     ("scale digits-b --to 2", 3, "digits-b has ended (Succeeded) and cannot be scaled"),
     ("wait none", 3, NO_JOB.format("none", "")),
@@ -70,14 +78,14 @@ MISTAKES = [
     ),
     ("describe none", 3, NO_JOB.format("none", "")),
     ("events none", 3, NO_JOB.format("none", "")),
-    ("events digits-a -w -o json", 2, "--watch shows tables; it does not go with --output json"),
+    ("events digits-a -w -o json", 2, "--watch shows tables and does not go with --output json"),
     ("history none", 3, NO_JOB.format("none", "")),
     ("explain none", 3, NO_JOB.format("none", "")),
     ("suspend digits-b", 3, "digits-b has ended (Succeeded) and cannot be suspended"),
     ("resume digits-b", 3, "digits-b has ended (Succeeded) and cannot be resumed"),
     ("cancel digits-b", 3, "digits-b has ended (Succeeded) and cannot be cancelled"),
     ("cancel", 2, "Missing argument 'JOB...'. See `elasticctl cancel --help`."),
-    ("delete digits-a", 2, "digits-a is still Running; add --yes to delete it all the same"),
+    ("delete digits-a", 2, "digits-a is still Running. FIX: add --yes to delete it anyway"),
     ("rerun digits-a --from-checkpoint 3", 2, "digits-a has no storage URL, so it has no checkpoint to start from"),
     (
         "rerun digits-a --from-checkpoint first",
@@ -87,9 +95,9 @@ MISTAKES = [
     (
         "rerun digits-a --name digits-a",
         3,
-        "digits-a is still Running: give the new job another --name, or cancel the old one first",
+        "digits-a is still Running. FIX: give the new job another --name, or cancel the old one first",
     ),
-    ("prune", 2, "say how long ago they must have ended: --older-than 7d"),
+    ("prune", 2, "no age given. FIX: add --older-than 7d, for example"),
     (
         "prune --older-than 1w",
         2,
@@ -97,14 +105,14 @@ MISTAKES = [
         " See `elasticctl prune --help`.",
     ),
     ("preempt none", 3, NO_JOB.format("none", "")),
-    ("preempt digits-a --worker 0 --rank 1", 2, "say --worker NAME or --rank N, not both"),
+    ("preempt digits-a --worker 0 --rank 1", 2, "--worker and --rank contradict each other. FIX: give one of them"),
     (
         "preempt digits-a --worker 5",
         3,
-        "digits-a-worker-5 does not run now; these workers of digits-a do: digits-a-worker-0, digits-a-worker-1",
+        "digits-a-worker-5 is not running. These workers of digits-a are: digits-a-worker-0, digits-a-worker-1",
     ),
-    ("preempt digits-b", 3, "digits-b has ended (Succeeded): it has no workers to lose"),
-    ("checkpoints digits-a", 2, "digits-a names no storage: give the URL of its checkpoints instead"),
+    ("preempt digits-b", 3, "digits-b has ended (Succeeded) and has no workers to lose"),
+    ("checkpoints digits-a", 2, "digits-a has no storage. FIX: give the URL of its checkpoints"),
     ("checkpoints none", 3, NO_JOB.format("none", "")),
 ]
 

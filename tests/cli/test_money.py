@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.cost import cost, rate
-from elasticctl.cli.framework.output import tabbed
+from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.cost import cost_text, plan_line, saved_line
+from elasticctl.cli.views.history import totals_lines
 from elasticctl.cli.views.job import status_table
-from elasticctl.cli.views.totals import totals_lines
 from tests.support.cli import Run
 from tests.support.job_samples import AT, job
 from tests.support.jobs import made
@@ -55,4 +55,4 @@ def test_status_and_history_tell_what_spot_has_saved() -> None:
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
-    assert "Cost" not in tabbed(status_table(job(workerSeconds={"unknown": 3600.0}), [], AT))
+    assert "Cost" not in format_tabs(status_table(job(workerSeconds={"unknown": 3600.0}), [], AT))

@@ -24,8 +24,8 @@ from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import capacity, hardware, node_labels
 from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ElasticJob, JobSpec
 from elasticctl.cli.framework import target
-from elasticctl.cli.submit.copies import Stay, elsewhere, in_place, workspace_of
-from elasticctl.cli.submit.workspace import gather, pieces_of
+from elasticctl.cli.submit.copies import JobLocation, moved_manifest, storage_patch, workspace_of
+from elasticctl.cli.submit.workspace import collect_files, pieces_of
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down
@@ -101,7 +101,7 @@ class World:
     def sent(self) -> str:
         """Have the script's folder in a storage as a workspace, and gone from here; its reference."""
         folder, url = self.script.parent, (self.homes[0] / "workspaces").as_uri()
-        listing = gather(folder, None).listing
+        listing = collect_files(folder, None).listing
         transfer.send(storages.open(url), listing, "here", lambda file: pieces_of(folder, file), lambda count: None)
         self.script.rename(self.script.with_suffix(".kept"))
         return f"{url}#{listing.digest}"
@@ -175,7 +175,7 @@ def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
     assert done.code == 0, done.err
     said = done.err.splitlines()
     assert said[0] == f"train: from east ({s3.open().url}) to west ({gs.open().url})"
-    assert said[-1] == f"train: goes on in west, with its state in {gs.open().url}"
+    assert said[-1] == f"train: continues in west, with its state in {gs.open().url}"
     world.end(world.west)
     groups = world.west.get_job("default", "train")["status"]["generations"]
     assert before <= groups[0]["resumedStep"] < STEPS
@@ -190,7 +190,7 @@ def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
     refused = run("resume", "train", "--context", "east")
     assert (refused.code, refused.err) == (
         3,
-        "error: train goes on in context west, where it was moved to: `elasticctl resume train --context west`\n",
+        "error: train runs in context west now. FIX: `elasticctl resume train --context west`\n",
     )
     explained = run("explain", "train", "--context", "east")
     assert "It was moved to context west and runs only there." in explained.out
@@ -252,9 +252,7 @@ def test_after_a_failure_the_job_can_go_on_where_it_was(run: Run, world: World, 
     s3.gate.faults = lambda seen: Fault(status=403, code="AccessDenied") if seen.method == "PUT" else None
     failed = run("move", "train", "--context", "east", "--to", "west", "--storage", s3.url)
     assert (failed.code, "error: " in failed.err) == (3, True)
-    assert (
-        "train is in east as before, suspended; move it again to go on with that, or: elasticctl resume" in failed.err
-    )
+    assert "train is still in east, suspended. Next: repeat the move, or: elasticctl resume" in failed.err
     assert run("resume", "train", "--context", "east").code == 0
     step = world.step(world.east)
     wait_until(lambda: world.step(world.east) > step, 60)
@@ -275,7 +273,7 @@ def test_when_the_new_place_fails_late_it_is_started_there_by_the_next_one(
         patched.setattr(world.west, "patch_job", _unreachable)
         failed = run(*order)
     assert failed.code == 3
-    assert "and can go on from there only: move it again to have it start there" in failed.err
+    assert "and can continue only from there. Next: repeat the move to start it there" in failed.err
     assert world.west.get_job("default", "train")["spec"]["suspend"] is True
     assert run(*order).code == 0
     world.end(world.west)
@@ -321,7 +319,7 @@ def test_what_cannot_be_moved_stays_as_it_is(run: Run, world: World, tmp_path: P
         assert "annotations" not in world.east.get_job("default", name)["metadata"]
     world.east.create_job(shell_job("over", "true", container=container))
     wait_until(lambda: at(world.east.get_job("default", "over"), "status", "phase") == "Succeeded")
-    assert "over has ended (Succeeded): there is nothing left to go on with" in run("move", "over", *order).err
+    assert "over has ended (Succeeded) and cannot be moved" in run("move", "over", *order).err
 
 
 @pytest.mark.timeout(240)
@@ -361,15 +359,15 @@ def cloud_job(provider: str, spot: bool = True, gpu: str = "t4", **fields: Any) 
     return render_manifest(spec, find_template("default", Path("/nowhere")))
 
 
-AWS = Stay(Context("aws", "aws", image="old", service_account="me"), "default", "s3://old/digits")
-GCP = Stay(Context("gcp", "gcp", image="new", service_account="you"), "ml", "gs://new/digits-1")
+AWS = JobLocation(Context("aws", "aws", image="old", service_account="me"), "default", "s3://old/digits")
+GCP = JobLocation(Context("gcp", "gcp", image="new", service_account="you"), "ml", "gs://new/digits-1")
 
 
 @pytest.mark.parametrize("spot", [True, False])
 @pytest.mark.parametrize(("old", "new"), [(AWS, GCP), (GCP, AWS)])
-def test_nodes_are_asked_for_in_the_other_providers_words(old: Stay, new: Stay, spot: bool) -> None:
+def test_nodes_are_asked_for_in_the_other_providers_words(old: JobLocation, new: JobLocation, spot: bool) -> None:
     manifest = cloud_job(old.context.provider, spot)
-    made = ElasticJob.from_manifest(elsewhere(manifest, old, new))
+    made = ElasticJob.from_manifest(moved_manifest(manifest, old, new))
     direct = ElasticJob.from_manifest(cloud_job(new.context.provider, spot))
     assert node_labels(made.template) == node_labels(direct.template)
     assert capacity(made.template) == capacity(direct.template)
@@ -381,11 +379,11 @@ def test_nodes_are_asked_for_in_the_other_providers_words(old: Stay, new: Stay, 
 
 
 def test_what_was_the_old_contexts_own_becomes_the_new_ones() -> None:
-    made = elsewhere(cloud_job("aws", service_account="me"), AWS, GCP)
+    made = moved_manifest(cloud_job("aws", service_account="me"), AWS, GCP)
     spec = at(made, "spec", "replicaSpecs", "Worker", "template", "spec")
     assert (spec["containers"][0]["image"], spec["serviceAccountName"]) == ("new", "you")
     other = cloud_job("aws", service_account="own")
-    spec = at(elsewhere(other, AWS, GCP), "spec", "replicaSpecs", "Worker", "template", "spec")
+    spec = at(moved_manifest(other, AWS, GCP), "spec", "replicaSpecs", "Worker", "template", "spec")
     assert spec["serviceAccountName"] == "own"
     assert made["metadata"]["annotations"] == {ANNOTATION_MOVED_FROM: "aws s3://old/digits"}
 
@@ -395,29 +393,29 @@ def test_the_users_own_wishes_stay() -> None:
     spec = at(manifest, "spec", "replicaSpecs", "Worker", "template", "spec")
     spec["nodeSelector"] = {"team": "vision", "node.kubernetes.io/instance-type": "g4dn.xlarge"}
     spec["tolerations"].append({"key": "team", "operator": "Exists"})
-    made = at(elsewhere(manifest, AWS, GCP), "spec", "replicaSpecs", "Worker", "template", "spec")
+    made = at(moved_manifest(manifest, AWS, GCP), "spec", "replicaSpecs", "Worker", "template", "spec")
     assert made["nodeSelector"] == {"team": "vision"}
     assert {"key": "team", "operator": "Exists"} in made["tolerations"]
 
 
 def test_where_a_gpu_is_not_to_be_had_it_cannot_go() -> None:
     with pytest.raises(UsageError, match="gcp has no a10g GPUs"):
-        elsewhere(cloud_job("aws", gpu="a10g"), AWS, GCP)
+        moved_manifest(cloud_job("aws", gpu="a10g"), AWS, GCP)
     manifest = cloud_job("aws")
     del at(manifest, "spec", "replicaSpecs", "Worker", "template", "spec")["affinity"]
     with pytest.raises(UsageError, match="does not say which GPU type"):
-        elsewhere(manifest, AWS, GCP)
+        moved_manifest(manifest, AWS, GCP)
     with pytest.raises(UsageError, match="between this machine and a cluster"):
-        elsewhere(cloud_job("aws"), AWS, Stay(Context(LOCAL, LOCAL), "default", "file:///x"))
+        moved_manifest(cloud_job("aws"), AWS, JobLocation(Context(LOCAL, LOCAL), "default", "file:///x"))
 
 
 def test_the_workspace_is_named_beside_the_new_state() -> None:
     digest = secrets.token_hex(32)
     manifest = cloud_job("aws", workspace=f"s3://old/workspaces#{digest}", workspace_from="/home/me/project")
     assert workspace_of(manifest) == ("s3://old/workspaces", digest)
-    assert workspace_of(elsewhere(manifest, AWS, GCP)) == ("gs://new/workspaces", digest)
+    assert workspace_of(moved_manifest(manifest, AWS, GCP)) == ("gs://new/workspaces", digest)
     assert workspace_of(cloud_job("aws")) == ("", "")
-    patch = in_place(manifest, AWS, Stay(AWS.context, "default", "s3://other/digits"))
+    patch = storage_patch(manifest, AWS, JobLocation(AWS.context, "default", "s3://other/digits"))
     (container,) = patch["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     found = {item["name"]: item.get("value") for item in container["env"]}
     assert found["ELASTICCTL_WORKSPACE"] == f"s3://other/workspaces#{digest}"

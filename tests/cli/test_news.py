@@ -11,8 +11,8 @@ import pytest
 from elasticctl.api import notifications
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import ANNOTATION_NOTIFY
-from elasticctl.cli.submit.copies import Rerun, again
-from elasticctl.cli.submit.manifest import manifest_with_news
+from elasticctl.cli.submit.copies import Rerun, rerun_manifest
+from elasticctl.cli.submit.manifest import manifest_with_notifications
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl.settings.contexts import Context
@@ -69,10 +69,10 @@ def test_the_flag_goes_before_the_manifest_and_that_before_the_context(
 
 def test_a_rerun_tells_whom_the_old_job_told() -> None:
     old = telling(shell_job("old", "true"))
-    made = again(old, Rerun("new", "", ""))
+    made = rerun_manifest(old, Rerun("new", "", ""))
     local = Context("local", "local", notify_url_from="secret:of-the-context")
     for wanted, expected in [("", "secret:slack"), ("teams", "secret:teams"), ("none", None)]:
-        annotations = manifest_with_news(made, wanted, local)["metadata"].get("annotations", {})
+        annotations = manifest_with_notifications(made, wanted, local)["metadata"].get("annotations", {})
         assert annotations.get(ANNOTATION_NOTIFY) == expected
 
 

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import MAX_WORKERS
-from elasticctl.cli.submit.plan import Request, Size, check_name, job_spec, name_from, size_of, storage_url, summary
+from elasticctl.cli.submit.plan import (
+    JobFlags,
+    JobSize,
+    check_name,
+    job_spec,
+    name_from,
+    plan_summary,
+    size_of,
+    storage_url,
+)
 from elasticctl.settings.contexts import Context
 
 LOCAL = Context("local", "local")
@@ -23,39 +32,44 @@ CPU_CLOUD = Context("cpu", "gcp", image="i", storage="gs://b/j")
 @pytest.mark.parametrize(
     ("context", "machine_gpus", "said", "size"),
     [
-        (LOCAL, 0, {}, Size(1, 1, None, 0, 1)),
-        (LOCAL, 2, {}, Size(1, 1, None, 1, 1)),
-        (LOCAL, 0, {"workers": 3, "min_workers": 2, "max_workers": 4}, Size(3, 2, 4, 0, 1)),
-        (LOCAL, 8, {"workers": 3}, Size(3, 1, None, 0, 1)),
-        (LOCAL, 8, {"gpus": 4}, Size(4, 1, None, 1, 1)),
-        (LOCAL, 8, {"gpus": 4, "workers": 2}, Size(2, 1, None, 2, 2)),
-        (LOCAL, 8, {"gpus": 8, "gpus_per_node": 4, "min_gpus": 4, "max_gpus": 8}, Size(2, 1, 2, 4, 4)),
-        (LOCAL, 8, {"gpus": 0}, Size(1, 1, None, 0, 1)),
-        (LOCAL, 8, {"gpus": 0, "workers": 2}, Size(2, 1, None, 0, 1)),
-        (LOCAL, 0, {"gpus": 4}, Size(4, 1, None, 0, 1, ON_CPU)),
-        (LOCAL, 0, {"gpus": 4, "gpus_per_node": 2}, Size(2, 1, None, 0, 2, ON_CPU)),
-        (AWS, 0, {"gpus": 16}, Size(4, 1, None, 4, 4)),
-        (AWS, 0, {"gpus": 16, "gpus_per_node": 1, "min_gpus": 4}, Size(16, 4, None, 1, 1)),
-        (AWS, 0, {"workers": 2}, Size(2, 1, None, 4, 4)),
-        (AWS, 0, {"gpus": 0, "workers": 2}, Size(2, 1, None, 0, 1)),
-        (AWS, 0, {"min_gpus": 8, "max_gpus": 16}, Size(4, 2, 4, 4, 4, automatic=True)),
-        (LOCAL, 0, {"min_workers": 2, "max_workers": 4}, Size(4, 2, 4, 0, 1, automatic=True)),
-        (LOCAL, 0, {"min_gpus": 2, "max_gpus": 4}, Size(4, 2, 4, 0, 1, ON_CPU, automatic=True)),
-        (LOCAL, 2, {"min_gpus": 1, "max_gpus": 16}, Size(2, 1, 2, 1, 1, automatic=True)),
-        (LOCAL, 8, {"max_gpus": 4}, Size(1, 1, 4, 1, 1)),
-        (CPU_CLOUD, 0, {"workers": 2}, Size(2, 1, None, 0, 1)),
-        (CPU_CLOUD, 0, {"gpus": 2, "gpu_type": "l4"}, Size(2, 1, None, 1, 1)),
+        (LOCAL, 0, {}, JobSize(1, 1, None, 0, 1)),
+        (LOCAL, 2, {}, JobSize(1, 1, None, 1, 1)),
+        (LOCAL, 0, {"workers": 3, "min_workers": 2, "max_workers": 4}, JobSize(3, 2, 4, 0, 1)),
+        (LOCAL, 8, {"workers": 3}, JobSize(3, 1, None, 0, 1)),
+        (LOCAL, 8, {"gpus": 4}, JobSize(4, 1, None, 1, 1)),
+        (LOCAL, 8, {"gpus": 4, "workers": 2}, JobSize(2, 1, None, 2, 2)),
+        (LOCAL, 8, {"gpus": 8, "gpus_per_node": 4, "min_gpus": 4, "max_gpus": 8}, JobSize(2, 1, 2, 4, 4)),
+        (LOCAL, 8, {"gpus": 0}, JobSize(1, 1, None, 0, 1)),
+        (LOCAL, 8, {"gpus": 0, "workers": 2}, JobSize(2, 1, None, 0, 1)),
+        (LOCAL, 0, {"gpus": 4}, JobSize(4, 1, None, 0, 1, ON_CPU)),
+        (LOCAL, 0, {"gpus": 4, "gpus_per_node": 2}, JobSize(2, 1, None, 0, 2, ON_CPU)),
+        (AWS, 0, {"gpus": 16}, JobSize(4, 1, None, 4, 4)),
+        (AWS, 0, {"gpus": 16, "gpus_per_node": 1, "min_gpus": 4}, JobSize(16, 4, None, 1, 1)),
+        (AWS, 0, {"workers": 2}, JobSize(2, 1, None, 4, 4)),
+        (AWS, 0, {"gpus": 0, "workers": 2}, JobSize(2, 1, None, 0, 1)),
+        (AWS, 0, {"min_gpus": 8, "max_gpus": 16}, JobSize(4, 2, 4, 4, 4, automatic=True)),
+        (LOCAL, 0, {"min_workers": 2, "max_workers": 4}, JobSize(4, 2, 4, 0, 1, automatic=True)),
+        (LOCAL, 0, {"min_gpus": 2, "max_gpus": 4}, JobSize(4, 2, 4, 0, 1, ON_CPU, automatic=True)),
+        (LOCAL, 2, {"min_gpus": 1, "max_gpus": 16}, JobSize(2, 1, 2, 1, 1, automatic=True)),
+        (LOCAL, 8, {"max_gpus": 4}, JobSize(1, 1, 4, 1, 1)),
+        (CPU_CLOUD, 0, {"workers": 2}, JobSize(2, 1, None, 0, 1)),
+        (CPU_CLOUD, 0, {"gpus": 2, "gpu_type": "l4"}, JobSize(2, 1, None, 1, 1)),
     ],
 )  # fmt: skip
-def test_sizes(context: Context, machine_gpus: int, said: dict[str, Any], size: Size) -> None:
-    assert size_of(Request(**said), context, machine_gpus) == size
+def test_sizes(context: Context, machine_gpus: int, said: dict[str, Any], size: JobSize) -> None:
+    assert size_of(JobFlags(**said), context, machine_gpus) == size
 
 
 @pytest.mark.parametrize(
     ("context", "machine_gpus", "said", "message"),
     [
-        (LOCAL, 2, {"gpus": 4}, "4 GPUs are wanted, but this machine has 2 GPUs; say --gpus 2"),
-        (LOCAL, 2, {"min_gpus": 4, "max_gpus": 8}, "4 GPUs are wanted, but this machine has 2 GPUs; say --min-gpus 2"),
+        (LOCAL, 2, {"gpus": 4}, "4 GPUs are wanted, but this machine has 2 GPUs. FIX: give --gpus 2"),
+        (
+            LOCAL,
+            2,
+            {"min_gpus": 4, "max_gpus": 8},
+            "4 GPUs are wanted, but this machine has 2 GPUs. FIX: give --min-gpus 2",
+        ),
         (LOCAL, 8, {"gpus": 3, "gpus_per_node": 2}, "--gpus 3: each worker has 2 GPUs, so it must be a multiple of 2"),
         (LOCAL, 8, {"gpus": 4, "workers": 3}, "--gpus 4 cannot be shared evenly by --workers 3"),
         (LOCAL, 8, {"gpus": 4, "gpus_per_node": 2, "workers": 4}, "--gpus 4 and 4 workers with 2 GPUs each disagree"),
@@ -63,7 +77,7 @@ def test_sizes(context: Context, machine_gpus: int, said: dict[str, Any], size: 
         (LOCAL, 0, {"min_workers": 4, "max_workers": 2}, "the minimum of 4 workers is more than the maximum of 2"),
         (LOCAL, 0, {"workers": 1, "min_workers": 2}, "1 worker is fewer than the minimum of 2"),
         (LOCAL, 0, {"workers": 5, "max_workers": 4}, "5 workers are more than the maximum of 4"),
-        (LOCAL, 0, {"workers": MAX_WORKERS + 1}, f"{MAX_WORKERS + 1} workers are more than elasticctl can look after"),
+        (LOCAL, 0, {"workers": MAX_WORKERS + 1}, f"{MAX_WORKERS + 1} workers are more than elasticctl can manage"),
         (CPU_CLOUD, 0, {"gpus": 2}, "--gpu-type is needed with --gpus in context cpu"),
         (CPU_CLOUD, 0, {"gpus": 2, "gpu_type": "h10"}, 'unknown GPU type "h10" (did you mean "h100"?)'),
     ],
@@ -72,7 +86,7 @@ def test_numbers_that_contradict_each_other(
     context: Context, machine_gpus: int, said: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        size_of(Request(**said), context, machine_gpus)
+        size_of(JobFlags(**said), context, machine_gpus)
     assert str(caught.value).startswith(message)
 
 
@@ -92,7 +106,7 @@ def test_any_numbers_give_a_size_within_its_bounds_or_one_line(
 ) -> None:
     said = {name: value or None if name != "gpus" else value for name, value in said.items()}
     try:
-        size = size_of(Request(**said), context, machine_gpus)
+        size = size_of(JobFlags(**said), context, machine_gpus)
     except UsageError:
         return
     assert 1 <= size.min_workers <= size.workers <= (size.max_workers or MAX_WORKERS)
@@ -142,34 +156,34 @@ def test_storage_is_a_url() -> None:
 def test_a_cloud_job_needs_an_image() -> None:
     context = Context("bare", "aws")
     with pytest.raises(UsageError, match="--image is needed in context bare"):
-        job_spec(Request(), context, size_of(Request(), context, 0), ("python", "train.py"))
+        job_spec(JobFlags(), context, size_of(JobFlags(), context, 0), ("python", "train.py"))
 
 
 def test_workers_get_the_service_account_that_is_named_or_the_contexts_own() -> None:
     context = dataclasses.replace(AWS, service_account="bucket-user")
-    for request, account in ((Request(), "bucket-user"), (Request(service_account="other"), "other")):
+    for request, account in ((JobFlags(), "bucket-user"), (JobFlags(service_account="other"), "other")):
         spec = job_spec(request, context, size_of(request, context, 0), ("python", "train.py"))
         assert spec.service_account == account
 
 
 def test_the_plan_says_what_and_where() -> None:
-    request = Request(name="digits", gpus=16, min_gpus=4)
+    request = JobFlags(name="digits", gpus=16, min_gpus=4)
     spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "train.py"))
-    assert summary(dataclasses.replace(spec, storage="s3://b/j/digits"), AWS) == (
+    assert plan_summary(dataclasses.replace(spec, storage="s3://b/j/digits"), AWS) == (
         "digits: 4 workers with 4 t4 GPUs each (1 to any number), context prod, spot, state in s3://b/j/digits"
     )
 
 
 def test_an_automatic_size_is_said_and_asked_for() -> None:
-    request = Request(min_gpus=8, max_gpus=16, priority=5)
+    request = JobFlags(min_gpus=8, max_gpus=16, priority=5)
     spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "t.py"))
     assert (spec.automatic, spec.priority, spec.workers) == (True, 5, 4)
-    said = summary(dataclasses.replace(spec, name="digits", storage="s3://b/j"), AWS)
-    assert said.startswith("digits: 2 to 4 workers with 4 t4 GPUs each, as many as there is room for, priority 5, ")
+    said = plan_summary(dataclasses.replace(spec, name="digits", storage="s3://b/j"), AWS)
+    assert said.startswith("digits: 2 to 4 workers with 4 t4 GPUs each, as many as fit, priority 5, ")
 
 
 def test_a_job_for_a_queue_waits_to_be_admitted() -> None:
-    request = Request(gpus=4, queue="team-a")
+    request = JobFlags(gpus=4, queue="team-a")
     spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "t.py"))
     assert (spec.labels, spec.suspend) == ({"kueue.x-k8s.io/queue-name": "team-a"}, True)
     with pytest.raises(UsageError, match="--queue is for clusters with Kueue"):

@@ -10,7 +10,7 @@ import pytest
 
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.verbs.run.preempt import choose_worker
+from elasticctl.cli.verbs.run.lifecycle import choose_worker
 from elasticctl.cluster.base import LogQuery, Manifest
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
@@ -45,12 +45,12 @@ def test_the_worker_that_is_meant(worker: str, rank: int | None, chosen: int) ->
     ("changes", "running", "worker", "rank", "kind", "message"),
     [
         ({"phase": "Succeeded"}, [0], "", None, ConflictError, "has ended (Succeeded)"),
-        ({}, [], "", None, ConflictError, "no worker of digits runs now"),
-        ({}, [0, 2], "7", None, NotFoundError, "digits-worker-7 does not run now; these workers of digits do: "),
-        ({}, [0], "", 0, NotFoundError, "digits-worker-2 does not run now"),
+        ({}, [], "", None, ConflictError, "no worker of digits is running"),
+        ({}, [0, 2], "7", None, NotFoundError, "digits-worker-7 is not running. These workers of digits are: "),
+        ({}, [0], "", 0, NotFoundError, "digits-worker-2 is not running"),
         ({}, [0, 2], "", 4, NotFoundError, "no rank 4: its ranks are 0 to 3"),
         ({"generations": []}, [0, 2], "", 0, NotFoundError, "no rank 0: it does not train yet"),
-        ({}, [0], "cat", None, UsageError, "names no worker"),
+        ({}, [0], "cat", None, UsageError, "is not the name of a worker"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -79,7 +79,7 @@ def test_a_job_that_does_not_say_has_one_rank_a_worker(command: object) -> None:
 
 
 def test_wrong_use_is_told(run: Run, private_home: Path) -> None:
-    assert "not both" in run("preempt", "job", "--worker", "1", "--rank", "0").err
+    assert "contradict each other" in run("preempt", "job", "--worker", "1", "--rank", "0").err
     assert "is not a duration" in run("preempt", "job", "--notice", "soon").err
     assert run("preempt", "job", "--rank", "-1").code == 2
 
@@ -92,7 +92,7 @@ def status_of(cluster: LocalCluster, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "said", "causes"),
     [
-        (["--notice", "20s"], "told to go, and killed after 20s", {"Preempted"}),
+        (["--notice", "20s"], "notified, killed after 20s", {"Preempted"}),
         (["--notice", "none"], "killed without notice", {"Deleted", "Killed"}),
     ],
 )

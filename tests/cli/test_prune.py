@@ -8,7 +8,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from elasticctl.cli.verbs.run.prune import Which, choose, own_folder
+from elasticctl.cli.verbs.run.prune import PruneFilter, own_folder, select_jobs
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import local_paths
 from tests.support.cli import Run, Spawn
@@ -24,15 +24,15 @@ JOBS = [
 ]
 
 
-def chosen(which: Which) -> list[str]:
-    return [item.job.name for item in choose(JOBS, which, AT + 100)]
+def chosen(which: PruneFilter) -> list[str]:
+    return [item.job.name for item in select_jobs(JOBS, which, AT + 100)]
 
 
 def test_jobs_that_ended_long_enough_ago() -> None:
-    assert chosen(Which(older_than=0)) == ["early", "late"]
-    assert chosen(Which(older_than=11)) == ["early"]
-    assert chosen(Which(older_than=91)) == []
-    assert chosen(Which(older_than=0, phase="Succeeded")) == ["late"]
+    assert chosen(PruneFilter(older_than=0)) == ["early", "late"]
+    assert chosen(PruneFilter(older_than=11)) == ["early"]
+    assert chosen(PruneFilter(older_than=91)) == []
+    assert chosen(PruneFilter(older_than=0, phase="Succeeded")) == ["late"]
 
 
 def test_only_folders_that_the_local_cluster_chose_are_its_own(private_home: Path) -> None:
@@ -82,7 +82,7 @@ def test_state_goes_only_where_it_is_ours_and_nobody_needs_it(
     of_a_phase = run("prune", "--older-than", "0s", "--phase", "succeeded", "--dry-run", "-o", "json")
     assert len(json.loads(of_a_phase.out)["jobs"]) == 3
     refused = run("prune", "--older-than", "0s", "--state")
-    assert refused.err == "error: this deletes 3 jobs and their logs; add --yes to do so\n"
+    assert refused.err == "error: this deletes 3 jobs and their logs. FIX: add --yes to confirm\n"
     done = run("prune", "--older-than", "0s", "--state", "--yes")
     assert done.code == 0
     assert done.err.splitlines()[0] == "3 jobs deleted; the state of 1 too"
@@ -98,7 +98,7 @@ def test_it_asks_with_the_list(terminal: Spawn, local_cluster: LocalCluster, thr
         child.expect_exact(word)
     child.expect_exact("Delete 3 jobs and their logs? [y/N]:")
     child.sendline("n")
-    child.expect("nothing is deleted")
+    child.expect("nothing deleted")
     child.expect(pexpect.EOF)
     assert len(local_cluster.list_jobs("default")) == 3
 
@@ -115,7 +115,7 @@ def test_what_has_happened_since_the_list_was_shown(
         local_cluster.delete_job("default", name)
     local_cluster.create_job(shell_job("source", FOREVER))
     child.sendline("y")
-    child.expect_exact("source: left alone: it is another job by now")
+    child.expect_exact("source: left alone: another job has that name now")
     child.expect_exact("2 jobs deleted")
     child.expect(pexpect.EOF)
     child.close()
@@ -125,7 +125,7 @@ def test_what_has_happened_since_the_list_was_shown(
 
 
 def test_nothing_to_do_and_wrong_use(run: Run, home: Path) -> None:
-    assert run("prune").err == "error: say how long ago they must have ended: --older-than 7d\n"
+    assert run("prune").err == "error: no age given. FIX: add --older-than 7d, for example\n"
     assert run("prune", "--older-than", "7d", "--phase", "Running").code == 2
     done = run("prune", "--older-than", "7d", "-y")
     assert (done.code, done.out, done.err) == (0, "", "no job in namespace default ended longer than 7d0h ago\n")

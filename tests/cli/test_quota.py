@@ -10,10 +10,11 @@ import pytest
 
 from elasticctl.api.quota import PoolUsage, ProjectUsage, Quota, usage_by_job, usage_by_project
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.submit.copies import Rerun, again
-from elasticctl.cli.views.job import history_table, scalings, status_table
+from elasticctl.cli.submit.copies import Rerun, rerun_manifest
+from elasticctl.cli.verbs.setup.quota import bar, free_lines, holdings_table, job_sentences
+from elasticctl.cli.views.history import history_table, scalings
+from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.job_list import job_table
-from elasticctl.cli.views.quota import bar, left, table, told
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run
@@ -39,7 +40,7 @@ HELD = usage_by_job(map(ElasticJob.from_manifest, JOBS))
 
 def test_a_line_for_each_project_and_kind() -> None:
     rows = usage_by_project([Quota("a", 1.0, {"t4": 4}, {"t4": 16}).to_manifest()], HELD)
-    assert [line[:7] for line in table(rows, "utf-8").rows] == [
+    assert [line[:7] for line in holdings_table(rows, "utf-8").rows] == [
         ("a", "t4", "8", "4", "16", "4", "0"),
         ("b", "t4", "0", "0", "", "0", "1"),
     ]
@@ -64,7 +65,7 @@ def test_a_bar_tells_what_is_held_by_right_borrowed_and_idle(
 
 
 def test_a_sentence_for_each_job() -> None:
-    assert list(told(HELD)) == [
+    assert list(job_sentences(HELD)) == [
         "a/one has all 4 workers that it asks for; borrows 4 GPUs from b.",
         "b/two waits for 2 GPUs held by jobs that come first. Last change: gives 2 workers to a/one.",
     ]
@@ -76,7 +77,7 @@ def test_a_sentence_for_each_pool_of_which_it_is_known_what_is_free() -> None:
         PoolUsage("cpu", "CPU slot", 0, 1, 1),
         PoolUsage("t4", "GPU", 8, 16, None),
     ]
-    assert list(left(pools)) == ["cpu: 1 of 1 CPU slot free"]
+    assert list(free_lines(pools)) == ["cpu: 1 of 1 CPU slot free"]
 
 
 def test_status_and_list_say_what_is_borrowed() -> None:
@@ -112,10 +113,10 @@ def test_a_job_of_kueues_waits_to_be_admitted() -> None:
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
     queued["spec"]["suspend"] = True
     found = diagnose(Case(ElasticJob.from_manifest(queued), (), AT + 60))[0]
-    assert found.text == "It waits to be admitted to Kueue's queue team-a. Its progress is kept: step 100."
-    rerun = again({**queued, "spec": {**queued["spec"], "suspend": False}}, Rerun("one-2"))
+    assert found.text == "It waits to be admitted to Kueue's queue team-a. Its place is kept: step 100."
+    rerun = rerun_manifest({**queued, "spec": {**queued["spec"], "suspend": False}}, Rerun("one-2"))
     assert rerun["spec"]["suspend"] is True
-    assert "suspend" not in again({**job("two"), "spec": {**queued["spec"]}}, Rerun("two-2"))["spec"]
+    assert "suspend" not in rerun_manifest({**job("two"), "spec": {**queued["spec"]}}, Rerun("two-2"))["spec"]
 
 
 def test_what_else_sharing_has_to_say_comes_last() -> None:
@@ -177,7 +178,7 @@ def test_quotas_are_set_listed_explained_and_removed(run: Run, home: Any, local_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("quota", "set", "a"), "error: say what: --guaranteed KIND=N, --limit KIND=N or --weight W\n"),
+        (("quota", "set", "a"), "error: nothing to set. FIX: add --guaranteed KIND=N, --limit KIND=N or --weight W\n"),
         (("quota", "set", "a", "--guaranteed", "t5=1"), 'error: spec.guaranteed: "t5" is not'),
         (
             ("quota", "set", "a", "--guaranteed", "t4=x"),

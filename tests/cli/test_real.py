@@ -103,7 +103,7 @@ def test_a_job_from_submit_to_delete(
     assert run("logs", "first", "--worker", "1").out == "worker-1 | begun\nworker-1 | done\n"
     assert "scaling" in run("history", "first").out
     assert run("delete", "first").code == 0
-    assert run("list").err == "no jobs in namespace default of context local; start one: elasticctl submit train.py\n"
+    assert run("list").err == "no jobs in namespace default of context local. Next: elasticctl submit train.py\n"
     assert run("status", "first").code == 3
 
 
@@ -144,7 +144,7 @@ def test_names_may_be_shortened_while_they_are_unique(run: Run, submit: Callable
     submit("digits-two", 1)
     assert run("wait", "digits-o", "--timeout", "20s").code == 0
     assert run("status", "digits").err == (
-        'error: "digits" is the beginning of several jobs in context local, namespace default: digits-one, digits-two\n'
+        'error: "digits" matches several jobs in context local, namespace default: digits-one, digits-two\n'
     )
     assert "did you mean" in run("status", "digit-one").err
 
@@ -173,7 +173,8 @@ def test_ctrl_c_lets_go_of_a_job_and_leaves_it_running(
     _, err = attached.communicate(timeout=20)
     assert attached.returncode == 130
     assert err.endswith(
-        "detached: kept goes on. Come back: elasticctl logs -f kept   Stop it: elasticctl cancel kept\n"
+        "detached: kept keeps running. Next: follow it again: elasticctl logs -f kept   stop it:"
+        " elasticctl cancel kept\n"
     )
     assert job(local_cluster, "kept")["status"]["active"] == 1
     gate.touch()
@@ -220,7 +221,7 @@ def test_a_taken_name_of_our_own_making_gets_a_suffix(run: Run, home: Path, tmp_
     second = run("submit", str(script), "--template", str(plain), "-d")
     assert first.out == "train\n"
     assert second.out.startswith("train-")
-    assert f"there is a job train already: this one is {second.out}" in second.err
+    assert f"the name train is taken: this job is called {second.out}" in second.err
     assert second.err.count("context local, state in") == 1
     third = run("submit", str(script), "--template", str(plain), "-d", "--name", "train")
     assert third.code == 3

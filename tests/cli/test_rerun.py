@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from elasticctl.api.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
-from elasticctl.cli.submit.copies import Rerun, again, beside, next_name, origin
-from elasticctl.cli.submit.plan import below
+from elasticctl.cli.submit.copies import Rerun, next_name, original_name, rerun_manifest, sibling_url
+from elasticctl.cli.submit.plan import child_url
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
@@ -39,7 +39,7 @@ def environment(manifest: dict[str, Any]) -> dict[str, str]:
 def test_the_same_again_without_the_old_ones_life() -> None:
     old = used()
     before = copy.deepcopy(old)
-    new = again(old, Rerun("digits-2", "file:///state/digits-2"))
+    new = rerun_manifest(old, Rerun("digits-2", "file:///state/digits-2"))
     assert old == before
     assert new["metadata"] == {
         "name": "digits-2",
@@ -53,11 +53,11 @@ def test_the_same_again_without_the_old_ones_life() -> None:
 
 
 def test_where_it_starts_is_this_runs_alone() -> None:
-    started = again(used(), Rerun("digits-2", "file:///b", "file:///a#7"))
+    started = rerun_manifest(used(), Rerun("digits-2", "file:///b", "file:///a#7"))
     assert environment(started)["ELASTICCTL_START_FROM"] == "file:///a#7"
-    fresh = again(started, Rerun("digits-3", "file:///c"))
+    fresh = rerun_manifest(started, Rerun("digits-3", "file:///c"))
     assert environment(fresh) == {"ELASTICCTL_STORAGE": "file:///c"}
-    assert origin(fresh) == "digits"
+    assert original_name(fresh) == "digits"
 
 
 def test_names_count_up_from_the_first_job() -> None:
@@ -67,11 +67,11 @@ def test_names_count_up_from_the_first_job() -> None:
 
 
 def test_beside_another_url() -> None:
-    assert beside("s3://bucket/runs/old/", "new") == "s3://bucket/runs/new"
+    assert sibling_url("s3://bucket/runs/old/", "new") == "s3://bucket/runs/new"
     minio = "?endpoint=http://minio:9000&region=r"
-    assert beside(f"s3://bucket/runs/old{minio}", "new") == f"s3://bucket/runs/new{minio}"
-    assert below(f"s3://bucket/runs/{minio}", "new") == f"s3://bucket/runs/new{minio}"
-    assert below("file:///a%3Fb/what?", "new") == "file:///a%3Fb/what?/new"
+    assert sibling_url(f"s3://bucket/runs/old{minio}", "new") == f"s3://bucket/runs/new{minio}"
+    assert child_url(f"s3://bucket/runs/{minio}", "new") == f"s3://bucket/runs/new{minio}"
+    assert child_url("file:///a%3Fb/what?", "new") == "file:///a%3Fb/what?/new"
 
 
 def test_a_rerun_of_a_real_job(run: Run, local_cluster: LocalCluster) -> None:
@@ -100,7 +100,7 @@ def test_what_cannot_be_rerun_is_one_line(run: Run, local_cluster: LocalCluster)
     wait_until(lambda: local_cluster.get_job("default", "goes-on").get("status", {}).get("active") == 1)
     refused = run("rerun", "goes-on", "--name", "goes-on")
     assert (refused.code, refused.err.count("\n")) == (3, 1)
-    assert refused.err.endswith("ing: give the new job another --name, or cancel the old one first\n")
+    assert refused.err.endswith("ing. FIX: give the new job another --name, or cancel the old one first\n")
     assert "has no storage URL" in run("rerun", "goes-on", "--from-checkpoint", "latest").err
     assert "neither a step nor latest" in run("rerun", "goes-on", "--from-checkpoint", "newest").err
     assert run("rerun", "goes-on", "-o", "json").code == 2

@@ -10,7 +10,7 @@ import pytest
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.api.spec import ANNOTATION_SCALED_BY, ElasticJob
 from elasticctl.cli.framework.target import Target
-from elasticctl.cli.verbs.run.scale import Change, Wish, apply, await_workers, roll_back, scale_patch
+from elasticctl.cli.verbs.run.scale import ScaleChange, ScaleFlags, apply_change, await_workers, roll_back, scale_patch
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.settings.contexts import Context
 from tests.support.cli import Run
@@ -42,15 +42,15 @@ def workers(patch: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     ("wish", "count"),
     [
-        (Wish(to=6), 6),
-        (Wish(add=2), 6),
-        (Wish(remove=2), 2),
-        (Wish(gpus=10), 5),
-        (Wish(remove_worker=("1", "worker-3")), 2),
-        (Wish(remove_worker=("1", "digits-worker-1")), 3),
+        (ScaleFlags(to=6), 6),
+        (ScaleFlags(add=2), 6),
+        (ScaleFlags(remove=2), 2),
+        (ScaleFlags(gpus=10), 5),
+        (ScaleFlags(remove_worker=("1", "worker-3")), 2),
+        (ScaleFlags(remove_worker=("1", "digits-worker-1")), 3),
     ],
 )
-def test_the_number_of_workers(wish: Wish, count: int) -> None:
+def test_the_number_of_workers(wish: ScaleFlags, count: int) -> None:
     patch = scale_patch(JOB, PODS, wish)
     assert workers(patch) == count
     assert patch["metadata"] == {"annotations": {ANNOTATION_SCALED_BY: "user"}, "resourceVersion": "7"}
@@ -62,7 +62,7 @@ def test_workers_are_removed_by_uid_and_old_wishes_end_with_their_workers() -> N
         {"name": "digits-worker-0", "uid": "gone"},
         {"name": "digits-worker-2", "uid": "uid-2"},
     ]
-    assert scale_patch(job, PODS, Wish(remove_worker=("1",)))["spec"]["removeWorkers"] == [
+    assert scale_patch(job, PODS, ScaleFlags(remove_worker=("1",)))["spec"]["removeWorkers"] == [
         {"name": "digits-worker-2", "uid": "uid-2"},
         {"name": "digits-worker-1", "uid": "uid-1"},
     ]
@@ -71,21 +71,25 @@ def test_workers_are_removed_by_uid_and_old_wishes_end_with_their_workers() -> N
 def test_without_a_maximum_there_is_room() -> None:
     job = copy.deepcopy(JOB)
     del job["spec"]["maxReplicas"]
-    assert workers(scale_patch(job, PODS, Wish(to=40))) == 40
+    assert workers(scale_patch(job, PODS, ScaleFlags(to=40))) == 40
 
 
 @pytest.mark.parametrize(
     ("wish", "kind", "message"),
     [
-        (Wish(to=7), UsageError, "7 workers are more than the maximum of digits, 6"),
-        (Wish(add=3), UsageError, "7 workers are more than the maximum of digits, 6"),
-        (Wish(remove=3), UsageError, "1 worker is fewer than the minimum of digits, 2"),
-        (Wish(gpus=5), UsageError, "--gpus 5: a worker of digits has 2 GPUs, so it must be a multiple of 2"),
-        (Wish(remove_worker=("9",)), NotFoundError, "digits has no worker digits-worker-9; it has digits-worker-0, "),
-        (Wish(remove_worker=("x",)), UsageError, '"x" names no worker; they are called digits-worker-0 (or 0)'),
+        (ScaleFlags(to=7), UsageError, "7 workers are more than the maximum of digits, 6"),
+        (ScaleFlags(add=3), UsageError, "7 workers are more than the maximum of digits, 6"),
+        (ScaleFlags(remove=3), UsageError, "1 worker is fewer than the minimum of digits, 2"),
+        (ScaleFlags(gpus=5), UsageError, "--gpus 5: a worker of digits has 2 GPUs, so it must be a multiple of 2"),
+        (
+            ScaleFlags(remove_worker=("9",)),
+            NotFoundError,
+            "digits has no worker digits-worker-9. It has digits-worker-0, ",
+        ),
+        (ScaleFlags(remove_worker=("x",)), UsageError, '"x" is not the name of a worker. FIX: give digits-worker-0'),
     ],
 )
-def test_wishes_out_of_bounds(wish: Wish, kind: type[ElasticctlError], message: str) -> None:
+def test_wishes_out_of_bounds(wish: ScaleFlags, kind: type[ElasticctlError], message: str) -> None:
     with pytest.raises(kind) as caught:
         scale_patch(JOB, PODS, wish)
     assert str(caught.value).startswith(message)
@@ -93,30 +97,30 @@ def test_wishes_out_of_bounds(wish: Wish, kind: type[ElasticctlError], message: 
 
 def test_a_job_that_has_ended_is_left_alone() -> None:
     with pytest.raises(ConflictError, match=r"digits has ended \(Succeeded\) and cannot be scaled"):
-        scale_patch({**JOB, "status": {"phase": "Succeeded"}}, PODS, Wish(to=3))
+        scale_patch({**JOB, "status": {"phase": "Succeeded"}}, PODS, ScaleFlags(to=3))
 
 
 def test_a_cpu_job_has_no_gpus_to_count() -> None:
     job = copy.deepcopy(JOB)
     del job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["resources"]
-    with pytest.raises(UsageError, match="digits runs on CPUs; say --to N, in workers"):
-        scale_patch(job, PODS, Wish(gpus=4))
+    with pytest.raises(UsageError, match=r"digits runs on CPUs. FIX: give the number of workers with --to N"):
+        scale_patch(job, PODS, ScaleFlags(gpus=4))
 
 
 def test_automatic_is_a_wish_of_its_own_and_a_number_ends_it() -> None:
-    assert scale_patch(JOB, PODS, Wish(auto=True))["spec"] == {"sharing": {"automatic": True}}
+    assert scale_patch(JOB, PODS, ScaleFlags(auto=True))["spec"] == {"sharing": {"automatic": True}}
     automatic = copy.deepcopy(JOB)
     automatic["spec"]["sharing"] = {"automatic": True}
     automatic["status"] |= {"desired": 3, "share": {"workers": 3}}
-    patch = scale_patch(automatic, PODS, Wish(add=1))
+    patch = scale_patch(automatic, PODS, ScaleFlags(add=1))
     assert (workers(patch), patch["spec"]["sharing"]) == (4, {"automatic": False}), "one more than it was given"
-    assert workers(scale_patch(automatic, PODS, Wish(to=6))) == 6
-    assert "sharing" not in scale_patch(JOB, PODS, Wish(to=6))["spec"]
+    assert workers(scale_patch(automatic, PODS, ScaleFlags(to=6))) == 6
+    assert "sharing" not in scale_patch(JOB, PODS, ScaleFlags(to=6))["spec"]
 
 
 def test_a_change_in_words() -> None:
-    assert Change(2, 4).words == "2 -> 4 workers"
-    assert Change(2, 6, is_automatic=True).words == "as many workers as there is room for, 6 at most"
+    assert ScaleChange(2, 4).words == "2 -> 4 workers"
+    assert ScaleChange(2, 6, is_automatic=True).words == "as many workers as fit, 6 at most"
 
 
 @pytest.fixture
@@ -151,8 +155,8 @@ def test_a_scaling_that_does_not_get_its_workers_is_taken_back(target: Target, r
 def test_a_dry_run_says_what_would_change_and_changes_nothing(target: Target, run: Run) -> None:
     before = target.cluster.get_job("default", "digits")["spec"]
     for words, said in [
-        (("--to", "3"), "digits: 1 -> 3 workers (dry run: nothing is changed)\n"),
-        (("--auto",), "digits: as many workers as there is room for, 3 at most (dry run: nothing is changed)\n"),
+        (("--to", "3"), "digits: 1 -> 3 workers (dry run: nothing changes)\n"),
+        (("--auto",), "digits: as many workers as fit, 3 at most (dry run: nothing changes)\n"),
         (("--to", "4"), "error: 4 workers are more than the maximum of digits, 3\n"),
     ]:
         done = run("scale", "digits", *words, "--dry-run")
@@ -161,8 +165,8 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(target: Target, ru
 
 
 def test_what_somebody_else_asked_for_since_is_not_taken_back(target: Target, run: Run) -> None:
-    change = apply(target, "digits", Wish(to=2))
-    apply(target, "digits", Wish(to=3))
+    change = apply_change(target, "digits", ScaleFlags(to=2))
+    apply_change(target, "digits", ScaleFlags(to=3))
     assert roll_back(target, "digits", change) == 124
     assert digits(target).desired == 3
 
@@ -189,7 +193,7 @@ class Written:
 def test_a_status_that_is_written_meanwhile_stands_in_the_way_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     cluster: Any = Written(writes=2)
     target = Target(Context("lab", "kubernetes"), "default", cluster)
-    change = apply(target, "digits", Wish(to=6))
+    change = apply_change(target, "digits", ScaleFlags(to=6))
     assert (change.before, change.after) == (4, 6)
     cluster.writes = 2
     assert roll_back(target, "digits", change) == 124
@@ -197,14 +201,14 @@ def test_a_status_that_is_written_meanwhile_stands_in_the_way_of_nothing(capsys:
     assert workers(cluster.job) == 4
     cluster.writes = 9
     with pytest.raises(ConflictError):
-        apply(target, "digits", Wish(to=6))
+        apply_change(target, "digits", ScaleFlags(to=6))
 
 
 def test_nobody_waits_for_the_workers_of_a_suspended_job(capsys: pytest.CaptureFixture[str]) -> None:
     cluster: Any = Written(writes=0)
     cluster.job["spec"]["suspend"] = True
     assert await_workers(Target(Context("lab", "kubernetes"), "default", cluster), "digits", 4, None) == 1
-    assert capsys.readouterr().err == "digits is suspended: it gets its workers when it is resumed\n"
+    assert capsys.readouterr().err == "digits is suspended: its workers start when it is resumed\n"
 
 
 def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
@@ -213,7 +217,7 @@ def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
     assert isinstance(target.cluster, LocalCluster)
     target.cluster.share(LocalSharing(on=False))
     wait_until(lambda: digits(target).status.share is None)
-    apply(target, "digits", Wish(to=2))
+    apply_change(target, "digits", ScaleFlags(to=2))
     assert await_workers(target, "digits", 2, 20) == 0
     assert sum(worker.phase == "Running" for worker in digits(target).status.workers) == 2
 
@@ -221,10 +225,13 @@ def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--rollback", "--to", "2"), "error: --rollback needs a time after which to go back: --timeout 10m\n"),
-        (("--auto", "--wait"), "error: --auto takes what there is, now and later: there is no number to wait for\n"),
-        (("--auto", "--to", "2"), "error: say how: one of"),
-        (("--to", "2", "--timeout", "5m"), "error: --timeout says how long to wait: add --wait, or --rollback to go"),
+        (("--rollback", "--to", "2"), "error: --rollback needs a time limit. FIX: add --timeout 10m, for example\n"),
+        (
+            ("--auto", "--wait"),
+            "error: --auto sets no number of workers to wait for. FIX: leave out --wait and --rollback\n",
+        ),
+        (("--auto", "--to", "2"), "error: no size given. FIX: add one of"),
+        (("--to", "2", "--timeout", "5m"), "error: --timeout has no effect without waiting"),
     ],
 )
 def test_wishes_that_make_no_sense(run: Run, private_home: Any, words: tuple[str, ...], message: str) -> None:

@@ -86,14 +86,14 @@ def test_a_watch_stays_in_its_place_and_leaves_the_last_state_behind(
 def test_a_resize_is_followed(begun: Callable[..., str], terminal: Open) -> None:
     begun("digits", 2)
     seen = terminal("list", "-w", columns=120, lines=24)
-    seen.shows("AGE", "more about one: elasticctl status digits")
+    seen.shows("AGE", "Next: look at one: elasticctl status digits")
     seen.resize(40, 12)
     lines = seen.until(lambda now: now[0].split() == ["NAME", "PHASE", "WORKERS", "RESTARTS"])
     assert lines[1].split() == ["digits", "Running", "2/2", "(2+)", "0"]
-    assert [line for line in lines[2:] if line] == ["more about one: elasticctl status digits"]
+    assert [line for line in lines[2:] if line] == ["Next: look at one: elasticctl status digits"]
     seen.resize(200, 50)
     lines = seen.until(lambda now: now[0].split() == ["NAME", "PHASE", "WORKERS", "RESTARTS", "AGE"])
-    assert [line for line in lines[2:] if line] == ["more about one: elasticctl status digits"]
+    assert [line for line in lines[2:] if line] == ["Next: look at one: elasticctl status digits"]
     assert seen.scrolled == 0
     seen.interrupt()
     assert seen.end() == 130
@@ -104,14 +104,14 @@ def test_more_jobs_than_lines(local_cluster: LocalCluster, terminal: Open) -> No
     for number in range(12):
         local_cluster.create_job(shell_job(f"job-{number:02}", "true", suspend=True))
     seen = terminal("list", "-w", columns=80, lines=10)
-    lines = seen.shows("6 more jobs; more about one: elasticctl status job-11")
+    lines = seen.shows("6 more jobs; Next: look at one: elasticctl status job-11")
     assert [line.split()[0] for line in lines[1:7]] == [f"job-{number:02}" for number in range(6, 12)]
     assert seen.scrolled == 0
 
 
 def test_an_empty_list_says_how_to_begin_and_fills_itself(begun: Callable[..., str], terminal: Open) -> None:
     seen = terminal("list", "-w", columns=120)
-    seen.shows("no jobs in namespace default of context local; start one: elasticctl submit train.py")
+    seen.shows("no jobs in namespace default of context local. Next: elasticctl submit train.py")
     begun("first")
     seen.shows("first  Running")
 
@@ -126,7 +126,9 @@ def test_ctrl_c_asks_and_the_job_may_go_on(
     for times, answer in enumerate(typed, start=1):
         seen.until(lambda lines, times=times: sum(QUESTION in line for line in lines) == times)
         seen.type(answer)
-    seen.shows("detached: kept goes on. Come back: elasticctl logs -f kept   Stop it: elasticctl cancel kept")
+    seen.shows(
+        "detached: kept keeps running. Next: follow it again: elasticctl logs -f kept   stop it: elasticctl cancel kept"
+    )
     assert seen.end() == 130
     assert phase(local_cluster, "kept") == "Running"
 
@@ -159,7 +161,7 @@ def test_pruning_shows_the_list_and_asks(
     gate.touch()
     local_cluster.create_job(shell_job("old", "true"))
     wait_until(lambda: phase(local_cluster, "old") == "Succeeded")
-    for answer, said, left in (("", "nothing is deleted", 1), ("y", "1 job deleted", 0)):
+    for answer, said, left in (("", "nothing deleted", 1), ("y", "1 job deleted", 0)):
         seen = terminal("prune", "--older-than", "0s", columns=100)
         lines = seen.shows("Delete this job and its logs? [y/N]:")
         assert lines[1].split()[:2] == ["old", "Succeeded"]

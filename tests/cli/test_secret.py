@@ -92,11 +92,16 @@ def test_a_list_has_no_values(run: Run, private_home: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "data", "code", "said"),
     [
-        (("set", "hub"), b"", 2, "say which keys, and their values are asked for; or give --from-env-file FILE"),
-        (("set", "hub", "A", "--from-env-file", "x"), b"", 2, "say which keys"),
-        (("set", "hub", f"A={PLANTED}"), b"", 2, "give the key alone: a value on the command line could be read"),
+        (("set", "hub"), b"", 2, "no keys given. FIX: name the keys, or give --from-env-file FILE"),
+        (("set", "hub", "A", "--from-env-file", "x"), b"", 2, "no keys given"),
+        (("set", "hub", f"A={PLANTED}"), b"", 2, "a value on the command line can be read"),
         (("set", "hub", "a-b"), b"x", 2, '"a-b" cannot be the name of a variable'),
-        (("set", "hub", "A", "B"), b"x", 2, "a pipe has the value of one key; give several with --from-env-file -"),
+        (
+            ("set", "hub", "A", "B"),
+            b"x",
+            2,
+            "a pipe holds the value of one key. FIX: give several with --from-env-file -",
+        ),
         (("set", "hub", "A"), b"", 2, "the value of A is empty"),
         (("set", "hub", "A"), f"{PLANTED}\xff".encode("latin-1"), 2, "stdin is not UTF-8 text"),
         (("set", "Hub", "A"), b"x", 2, '"Hub" is no name of a secret'),
@@ -149,8 +154,8 @@ def test_a_manifest_has_names_alone(run: Run, script: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--secret", "no"), "--secret: there is no secret no; set it: elasticctl secret set no KEY"),
-        (("--secret", "hub:NO"), '--secret: the secret hub has no key "NO"; set it: elasticctl secret set hub NO'),
+        (("--secret", "no"), "--secret: there is no secret no. FIX: elasticctl secret set no KEY"),
+        (("--secret", "hub:NO"), '--secret: the secret hub has no key "NO". FIX: elasticctl secret set hub NO'),
         (("--secret", "hub:A", "--env", "A=1"), '--secret: "A" is given twice'),
         (("--secret", "hub:A", "--secret", "hub:B=A"), '--secret: "A" is given twice'),
         (("--secret", "hub:a.b"), '"a.b" cannot be the name of a variable; give one: hub:a.b=VARIABLE.'),
@@ -173,7 +178,7 @@ def test_what_a_job_cannot_have_is_one_line(run: Run, script: Path, words: tuple
 def test_a_context_takes_no_credentials(run: Run, private_home: Path) -> None:
     done = run("config", "set-context", "local", "--storage", f"s3://key:{PLANTED}@bucket/p")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "credentials belong into the environment" in done.err
+    assert "pass credentials through the environment" in done.err
     assert PLANTED not in done.err
     assert not (private_home / "config.yaml").exists()
 

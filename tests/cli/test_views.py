@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import span
-from elasticctl.cli.framework.output import tabbed
-from elasticctl.cli.views.job import history_table, status_table
+from elasticctl.cli.framework.output import format_tabs
+from elasticctl.cli.views.history import history_table
+from elasticctl.cli.views.job import status_table
 from elasticctl.cli.views.job_list import Shape, job_table
 from tests.support.job_samples import AT, FAILED, at, drawn, job
 
@@ -30,7 +31,7 @@ def test_a_long_value_goes_on_in_the_next_line() -> None:
 
 
 def test_status_tells_the_whole_story() -> None:
-    assert tabbed(status_table(job(), [], NOW)).split("\n") == [
+    assert format_tabs(status_table(job(), [], NOW)).split("\n") == [
         "FIELD\tVALUE",
         "Name\tdigits namespace default",
         "Phase\tRunning for 59s",
@@ -48,12 +49,12 @@ def test_status_tells_the_whole_story() -> None:
 def test_workers_do_not_train_before_their_groups_first_step() -> None:
     group = {"generation": 3, "openedAt": at(50), "formedAt": at(51), "workers": ["digits-worker-0"]}
     for stepped, doing in [({}, "running"), ({"firstStepAt": at(52)}, "training")]:
-        lines = tabbed(status_table(job(generations=[{**group, **stepped}]), [], NOW)).split("\n")
+        lines = format_tabs(status_table(job(generations=[{**group, **stepped}]), [], NOW)).split("\n")
         assert f"Workers\t4 of 4 {doing} (1-4), CPU" in lines
 
 
 def test_a_failed_job_names_its_first_failing_rank() -> None:
-    lines = tabbed(status_table(job(**FAILED), [], NOW)).split("\n")
+    lines = format_tabs(status_table(job(**FAILED), [], NOW)).split("\n")
     assert "Phase\tFailed after 1m39s" in lines
     assert "Reason\tBackoffLimitExceeded: 4 failures, 3 allowed" in lines
     assert "Failures\t4 of 3 allowed" in lines
@@ -81,7 +82,7 @@ def test_a_waiting_job_says_why() -> None:
 def test_history_is_in_order_of_time() -> None:
     later = {"at": at(40), "worker": "digits-worker-2", "cause": "NodeLost"}
     manifest = job(interruptions=[later, job()["status"]["interruptions"][0]])
-    assert tabbed(history_table(ElasticJob.from_manifest(manifest))).split("\n")[1:] == [
+    assert format_tabs(history_table(ElasticJob.from_manifest(manifest))).split("\n")[1:] == [
         "2023-11-14 22:13:40\tinterruption\tdigits-worker-1\tPreempted\t2.5s\t12",
         "2023-11-14 22:13:50\tscaling\t3 -> 4\tuser\t1.2s\t-",
         "2023-11-14 22:14:00\tinterruption\tdigits-worker-2\tNodeLost\t-\t-",
@@ -117,7 +118,7 @@ def test_any_object_can_be_shown(status: dict[str, Any], template: Any, pods: An
         status_table(manifest, pods if isinstance(pods, list) else [pods], NOW),
         history_table(ElasticJob.from_manifest(manifest)),
     ):
-        text = tabbed(table)
+        text = format_tabs(table)
         assert all(line.count("\t") == len(table.header) - 1 for line in text.split("\n"))
 
 

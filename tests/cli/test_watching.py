@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError
-from elasticctl.cli.framework import polling
+from elasticctl.cli.framework import target
 from elasticctl.cli.framework.output import console
-from elasticctl.cli.framework.polling import Answers
+from elasticctl.cli.framework.target import Poller
 from elasticctl.cli.submit import follow
-from elasticctl.cli.views import screen, watch
-from elasticctl.cli.views.screen import Frame, drawn
+from elasticctl.cli.views import watch
+from elasticctl.cli.views.watch import Frame, render_frame
 from tests.support.job_samples import job
 
 
@@ -42,26 +42,26 @@ def replies(*given: Any) -> Callable[[], Any]:
 def test_what_was_answered_last_stays_while_nobody_answers() -> None:
     said: list[str] = []
     given = ("a", UnreachableError("gone"), BusyError("busy"), "b", NotFoundError("deleted"))
-    answers = Answers(replies(*given), 0.001, say=said.append)
+    answers = Poller(replies(*given), 0.001, say=said.append)
     each = answers.each()
     seen = [(next(each), answers.trouble.partition(": ")[2]) for _ in range(4)]
     assert seen == [("a", ""), ("a", "gone"), ("a", "busy"), ("b", "")]
-    assert said == ["asking again: gone"]
+    assert said == ["retrying: gone"]
     with pytest.raises(NotFoundError):
         next(each)
 
 
 def test_the_first_question_has_to_be_answered() -> None:
     with pytest.raises(UnreachableError):
-        next(Answers(replies(UnreachableError("gone")), 0.001).each())
+        next(Poller(replies(UnreachableError("gone")), 0.001).each())
 
 
 def test_a_slow_cluster_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     clock = itertools.count(0.0, 1.0)  # a second passes at each look: an answer takes one
     fake = SimpleNamespace(sleep=slept.append, monotonic=lambda: next(clock), time=time.time)
-    monkeypatch.setattr(polling, "time", fake)
-    found = Answers(replies(*"abc"), 0.001).each()
+    monkeypatch.setattr(target, "time", fake)
+    found = Poller(replies(*"abc"), 0.001).each()
     assert [next(found) for _ in range(3)] == ["a", "b", "c"]
     assert all(pause_s >= 4.0 for pause_s in slept)
     assert len(slept) == 2
@@ -69,7 +69,7 @@ def test_a_slow_cluster_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_pause_goes_beyond_the_time_that_is_left() -> None:
     began = time.monotonic()
-    found = Answers(replies(*"ab"), 60.0, until=began + 0.01).each()
+    found = Poller(replies(*"ab"), 60.0, until=began + 0.01).each()
     assert [next(found) for _ in range(2)] == ["a", "b"]
     assert time.monotonic() - began < 30
 
@@ -84,7 +84,7 @@ def test_who_waits_waits_through_an_outage(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(follow, "POLL_EVERY_S", 0.001)
     gone = [UnreachableError("no answer"), BusyError("busy")]
     assert follow.await_end(place(job(), *gone, job(), job(phase="Succeeded")), "digits") == 0
-    assert capsys.readouterr().err.splitlines()[0] == "asking again: no answer"
+    assert capsys.readouterr().err.splitlines()[0] == "retrying: no answer"
     monkeypatch.setattr(follow, "PATIENCE_S", 0.0)
     with pytest.raises(UnreachableError):
         follow.await_end(place(job(), *gone), "digits")
@@ -96,14 +96,14 @@ def test_trouble_is_said_once_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr()
     assert [line.split("\t")[1] for line in said.out.splitlines()] == ["PHASE", "Running", "Succeeded"]
     assert said.err.count("gone") == 1
-    assert said.err == "asking again: gone\n"
+    assert said.err == "retrying: gone\n"
 
 
 def test_trouble_stands_below_the_table() -> None:
     stream = io.StringIO()
     width = 50
-    frame = Frame(None, "no jobs; start one", "this is from 12s ago, asking again: no answer from the cluster at x")
-    console(stream, width).print(drawn(frame, console(stream, width)))
+    frame = Frame(None, "no jobs; start one", "this is from 12s ago, retrying: no answer from the cluster at x")
+    console(stream, width).print(render_frame(frame, console(stream, width)))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     assert lines[0] == "no jobs; start one"
     assert lines[1].startswith("this is from 12s ago")
@@ -112,4 +112,4 @@ def test_trouble_stands_below_the_table() -> None:
 
 
 def test_a_pipe_is_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not screen.can_redraw()
+    assert not watch.can_redraw()

@@ -227,7 +227,7 @@ def test_a_manifest_is_submitted_though_its_bucket_cannot_be_seen(
     (project / "job.yaml").write_text(run("submit", "train.py", "--context", "prod", "--dry-run").out)
     done = run("submit", "-f", "job.yaml", "--context", "prod", "-d")
     assert (done.code, len(created)) == (0, 1), done.err
-    assert "cannot see whether the workspace is there: s3://nowhere/jobs/workspaces" in done.err
+    assert "cannot check that the workspace is there: s3://nowhere/jobs/workspaces" in done.err
     assert "no AWS credentials found" in done.err
 
 
@@ -254,7 +254,7 @@ def test_a_template_that_forgets_it_is_refused(
         (("train.py", "--workspace", "train.py"), '--workspace "train.py" is not a folder'),
         (("train.py", "--workspace", "lib"), "the script "),
         (("train.py", "--workspace", ".", "--no-workspace"), "--workspace and --no-workspace contradict each other"),
-        (("data.txt",), 'the script "data.txt" stays behind by the rules of .gitignore or .elasticctlignore'),
+        (("data.txt",), 'the script "data.txt" is left out by the rules of .gitignore or .elasticctlignore'),
         (("train.py", "--workspace-limit", "100"), "the workspace "),
         (("train.py", "--workspace-limit", "10 MB"), '"10 MB" is not a size such as 500MB, 2GB or 1GiB.'),
         (("train.py", "--workspace-limit", "1i"), '"1i" is not a size'),

@@ -31,7 +31,7 @@ def test_it_ends_cleanly_and_starts_no_cluster(serve: Serve, home: Path, number:
     dashboard = serve()
     dashboard.link()
     code, said = dashboard.end(number)
-    assert (code, said.splitlines()[-1]) == (0, "the dashboard has ended")
+    assert (code, said.splitlines()[-1]) == (0, "the dashboard has stopped")
     assert "Traceback" not in said
     assert processes_of(home) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.submit.workspace import gather, pieces_of
+from elasticctl.cli.submit.workspace import collect_files, pieces_of
 from elasticctl_launcher.workspace import PREFIX, unpack_workspace
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import TrainError
@@ -48,7 +48,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def sent(source: Path, url: str) -> str:
     """Send the folder; what a manifest would say of it."""
-    listing = gather(source, None).listing
+    listing = collect_files(source, None).listing
     transfer.send(storages.open(url), listing, "0" * 32, lambda file: pieces_of(source, file), lambda count: None)
     return f"{url}#{listing.digest}"
 

@@ -201,5 +201,5 @@ def test_it_is_taken_out_once_no_job_lives(
     done = elasticctl("install", "--uninstall", "--yes")
     assert done.code == 0, done
     wait_until(lambda: not _left(api, found.objects), 120)
-    assert "nothing of elasticctl is installed there" in elasticctl("install", "--uninstall", "--yes").err
+    assert "elasticctl is not installed there" in elasticctl("install", "--uninstall", "--yes").err
     prepare(api)  # for what is torn down after this

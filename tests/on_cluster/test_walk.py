@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import Manifest
-from elasticctl.cli.framework.target import contexts
+from elasticctl.cli.framework.contexts import contexts
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi.connection import Connection
 from tests.on_cluster.conftest import Replicas

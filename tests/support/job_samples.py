@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from elasticctl.cli.framework.output import Table, console, fitted, grid
+from elasticctl.cli.framework.output import Table, console, fit_table, rich_table
 
 AT = 1_700_000_000.0
 
@@ -128,5 +128,5 @@ def cloud_job(name: str = "resnet", **status: Any) -> dict[str, Any]:
 def drawn(table: Table, width: int) -> list[str]:
     """A table as a terminal of that width shows it, without colours."""
     stream = io.StringIO()
-    console(stream, width).print(grid(fitted(table, width)))
+    console(stream, width).print(rich_table(fit_table(table, width)))
     return [line.rstrip() for line in stream.getvalue().splitlines()]

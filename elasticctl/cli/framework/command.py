@@ -51,7 +51,7 @@ class Verb(TyperCommand):
                 formatter.write_dl([record for record in records if record is not None])
 
 
-class Group(TyperGroup):
+class VerbGroup(TyperGroup):
     """A group that suggests the verb that was meant."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -67,7 +67,7 @@ class Group(TyperGroup):
             formatter.write_dl([(verb.name or "", verb.get_short_help_str(limit=200)) for verb in verbs if verb])
 
 
-def new_app(cls: type[Group] = Group, **settings: Any) -> typer.Typer:
+def new_app(cls: type[VerbGroup] = VerbGroup, **settings: Any) -> typer.Typer:
     """A Typer app without rich, whose import takes longer than most verbs; `main` prints its errors."""
     return typer.Typer(
         cls=cls,
@@ -79,12 +79,11 @@ def new_app(cls: type[Group] = Group, **settings: Any) -> typer.Typer:
     )
 
 
-def family(name: str, about: str, cls: type[Group] = Group) -> tuple[typer.Typer, typer.Typer]:
-    """A Typer app with one group of verbs, and that group, to which verbs are added."""
-    app = new_app()
+def add_group(app: typer.Typer, name: str, about: str, cls: type[VerbGroup] = VerbGroup) -> typer.Typer:
+    """Add a group of verbs to `app` and return it, for verbs to be added to; alone it prints its help."""
     group = new_app(cls=cls, help=about, callback=show_overview, invoke_without_command=True)
     app.add_typer(group, name=name)
-    return app, group
+    return group
 
 
 def show_overview(ctx: typer.Context, debug: Debug = False) -> None:

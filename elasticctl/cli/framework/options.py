@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs take, each defined once, and the forms that values come in."""
+"""Options and arguments that several verbs share, and the formats of their values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.text import shown
+from elasticctl.cli.framework.contexts import complete_context, complete_job
 
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
 _BYTES = re.compile(r"([0-9]{1,9})([kMGT]?)(i?)B?")
@@ -129,27 +129,6 @@ def namespace(about: str) -> Any:
     return typer.Option("-n", "--namespace", metavar="NAME", help=about, show_default=False)
 
 
-def complete_context(incomplete: str) -> list[str]:
-    """The contexts whose names begin so; none where the contexts file cannot be read."""
-    from elasticctl.cli.framework.target import contexts
-
-    try:
-        return [context.name for context in contexts().contexts if context.name.startswith(incomplete)]
-    except ElasticctlError:
-        return []
-
-
-def complete_job(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """The jobs whose names begin so, with their phases; none where the cluster does not answer."""
-    from elasticctl.cli.framework.target import job_names
-
-    where = Where(ctx.params.get("context") or "", ctx.params.get("namespace") or "")
-    try:
-        return [(name, phase) for name, phase in job_names(where) if name.startswith(incomplete)]
-    except ElasticctlError:
-        return []
-
-
 @dataclass(frozen=True, slots=True)
 class Where:
     """What the command line said about the place; empty: not said."""
@@ -163,10 +142,10 @@ class Where:
             show_envvar=False,
             show_default=False,
             autocompletion=complete_context,
-            help="Which context; the current one by default.",
+            help="The context; the current one by default.",
         ),
     ] = ""
-    namespace: Annotated[str, namespace("Which namespace; the context's own by default.")] = ""
+    namespace: Annotated[str, namespace("The namespace; the context's own by default.")] = ""
 
 
 Job = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_job)]
@@ -178,6 +157,6 @@ Output = Annotated[
     Form,
     typer.Option("-o", "--output", help="How to print: a table (tab-separated in a pipe), or the whole objects."),
 ]
-Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on showing changes.")]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Keep showing changes.")]
 Timeout = Annotated[int | None, time("Give up after 90s, 10m, 2h (exit code 124).")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]

@@ -1,7 +1,7 @@
-"""Printing: stdout is data, stderr is talk.
+"""Printing: stdout is for data, stderr for messages.
 
-On a terminal a table is aligned and may be coloured; anywhere else it is tab-separated, one line a row. rich is
-imported for a terminal only.
+On a terminal tables are aligned and coloured; elsewhere they are tab-separated, one line a row. rich is imported for a
+terminal only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from elasticctl.cluster.base import Manifest
+from elasticctl.api.codec import to_rfc3339
+from elasticctl.cluster.base import LogLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,9 @@ def print_table(table: Table) -> None:
     """Print a table as the reader of stdout likes it."""
     if on_terminal():
         screen = console()
-        screen.print(grid(fitted(table, screen.width)))
+        screen.print(rich_table(fit_table(table, screen.width)))
     else:
-        emit(tabbed(table))
+        emit(format_tabs(table))
 
 
 def print_objects(manifests: Sequence[Manifest], form: str, *, one: bool) -> None:
@@ -110,12 +112,12 @@ def print_plain(data: Any, form: str) -> None:
         emit(dump_yaml(data))
 
 
-def tabbed(table: Table) -> str:
+def format_tabs(table: Table) -> str:
     """A table for a pipe: cells apart by tabs, a dash for an empty one."""
     return "\n".join("\t".join(_cell(cell) for cell in row) for row in (table.header, *table.rows))
 
 
-def aligned(table: Table, least: Sequence[int] = (), width: int | None = None) -> tuple[list[str], list[int]]:
+def format_aligned(table: Table, least: Sequence[int] = (), width: int | None = None) -> tuple[list[str], list[int]]:
     """A table as plain lines, the header first, and how wide its columns are: at least as wide as `least` says.
 
     For rows that come one by one, under those that are there. Lines are cut at `width` columns, if it is given.
@@ -128,7 +130,7 @@ def aligned(table: Table, least: Sequence[int] = (), width: int | None = None) -
     return lines, widths
 
 
-def fitted(table: Table, width: int) -> Table:
+def fit_table(table: Table, width: int) -> Table:
     """The table for a terminal of `width` columns: without spare columns that are empty or find no room.
 
     Where even that is too wide, names are cut, and then the last column.
@@ -141,10 +143,10 @@ def fitted(table: Table, width: int) -> Table:
             break
         if name in table.header:
             table = _without(table, name)
-    return table if table.wraps else _squeezed(table, width)
+    return table if table.wraps else _squeeze(table, width)
 
 
-def grid(table: Table) -> RenderableType:
+def rich_table(table: Table) -> RenderableType:
     """A table for a terminal: all columns as wide as they need, the last one as wide as there is room."""
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -157,7 +159,7 @@ def grid(table: Table) -> RenderableType:
         shown.add_column(name, no_wrap=True, overflow="ellipsis", min_width=width, style="dim" if table.facts else "")
     shown.add_column(table.header[-1], no_wrap=not table.wraps, overflow="fold" if table.wraps else "ellipsis")
     for row in table.rows:
-        shown.add_row(*(_coloured(Text(cell)) for cell in row))
+        shown.add_row(*(_colour_phase(Text(cell)) for cell in row))
     return shown
 
 
@@ -168,7 +170,7 @@ def bar(share: float, width: int, encoding: str | None) -> str:
     return full * done + empty * (width - done)
 
 
-def _coloured(text: Text) -> Text:
+def _colour_phase(text: Text) -> Text:
     """A phase at the beginning of a cell in its colour."""
     word = text.plain.partition("  ")[0]
     if word in _PHASE_STYLES:
@@ -195,7 +197,7 @@ def _names(table: Table) -> int:
     return table.header.index("NAME") if "NAME" in table.header else 0
 
 
-def _squeezed(table: Table, width: int) -> Table:
+def _squeeze(table: Table, width: int) -> Table:
     """The table with its names and then its last column cut, as far as they are too long for `width`."""
     names, last = _names(table), len(table.header) - 1
     if last > 0:
@@ -237,7 +239,7 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def colour() -> bool:
+def has_colour() -> bool:
     """True when stdout takes colours: a terminal, and no NO_COLOR."""
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -254,3 +256,25 @@ def _cell(text: str) -> str:
 def _encodable(text: str, stream: TextIO) -> str:
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+# Readable on dark and light grounds alike: no white, black or plain blue.
+_COLOURS = (36, 33, 32, 35, 96, 92, 95, 94)
+
+
+def print_log_lines(lines: Iterable[LogLine], job: str, *, timestamps: bool = False) -> None:
+    """Print log lines as they come, each under its worker's short name; colours on a terminal."""
+    coloured = has_colour()
+    prefixes: dict[str, str] = {}
+    for line in lines:
+        prefix = prefixes.get(line.worker)
+        if prefix is None:
+            prefix = prefixes[line.worker] = _prefix(line.worker, job, len(prefixes) if coloured else None)
+        time_text = f"{to_rfc3339(line.at)} " if timestamps else ""
+        emit(f"{prefix}{time_text}{line.text}")
+        sys.stdout.flush()
+
+
+def _prefix(worker: str, job: str, number: int | None) -> str:
+    short = worker.removeprefix(f"{job}-")
+    return f"{short} | " if number is None else f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{short} |\x1b[0m "

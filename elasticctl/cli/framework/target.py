@@ -1,21 +1,28 @@
-"""From `--context`, `--namespace` and a job's name, perhaps shortened, to a cluster and a job."""
+"""From --context, --namespace and a job's name or prefix to a cluster and a job, and how to poll it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.text import did_you_mean, shown
+from elasticctl.cli.framework.contexts import contexts
 from elasticctl.cli.framework.options import Where
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.settings import contexts as config
-from elasticctl.settings.contexts import Config, Context
+from elasticctl.settings.contexts import Context
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from elasticctl.api.errors import BusyError, UnreachableError
+from elasticctl.api.text import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +44,10 @@ class Target:
             return self.cluster.get_job(self.namespace, fitting[0])
         place = f"in context {self.context.name}, namespace {self.namespace}"
         if fitting:
-            raise NotFoundError(f"{shown(name)} is the beginning of several jobs {place}: {', '.join(fitting)}")
-        raise NotFoundError(f"no job {shown(name)} {place}{did_you_mean(name, names)}; `elasticctl list` shows all")
-
-
-def contexts_file() -> Path:
-    """The contexts file of this user."""
-    return config.config_folder() / "config.yaml"
-
-
-def templates_folder() -> Path:
-    """Where this user's own job templates are."""
-    return config.config_folder() / "templates"
-
-
-def contexts() -> Config:
-    """The contexts of this user."""
-    return config.load_config(contexts_file())
+            raise NotFoundError(f"{shown(name)} matches several jobs {place}: {', '.join(fitting)}")
+        raise NotFoundError(
+            f"no job {shown(name)} {place}{did_you_mean(name, names)}. FIX: list the jobs with `elasticctl list`"
+        )
 
 
 def locate(where: Where) -> tuple[Context, str]:
@@ -74,7 +68,9 @@ def full_worker_name(job: str, wanted: str) -> str:
 
     index = wanted.removeprefix(f"{job}-").removeprefix("worker-")
     if not (index.isascii() and index.isdigit()):
-        raise UsageError(f"{shown(wanted)} names no worker; they are called {worker_name(job, 0)} (or 0) and so on")
+        raise UsageError(
+            f"{shown(wanted)} is not the name of a worker. FIX: give {worker_name(job, 0)} or 0, for example"
+        )
     return worker_name(job, int(index))
 
 
@@ -93,14 +89,50 @@ def worker_of_rank(job: ElasticJob, rank: int) -> str:
     return workers[rank // each]
 
 
-def job_names(where: Where) -> list[tuple[str, str]]:
-    """Names and phases of the jobs there are, for completion: starts no local cluster."""
-    target = reach(where)
-    if target.context.provider == config.LOCAL:
-        from elasticctl.cluster.local.paths import local_paths
-        from elasticctl.cluster.local.supervisor import supervisor_info
+PATIENCE_S = 600.0
+"""For who waits and cannot see whether anybody answers: an API server that is upgraded may be away for minutes."""
+_SHARE_OF_TIME = 0.2
+"""A cluster that is slow to answer is asked less often: answers are waited for in no more of the time than this."""
 
-        if supervisor_info(local_paths()) is None:
-            return []
-    jobs = target.cluster.list_jobs(target.namespace)
-    return [(job["metadata"]["name"], job.get("status", {}).get("phase", "")) for job in jobs]
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Poller(Generic[T]):
+    """What a question is answered, again and again; while nobody answers, what was answered last.
+
+    `until`: a moment of the monotonic clock that no pause goes beyond. `patience_s`: how long nobody may answer.
+    `say` is told once when that begins. `trouble` says since when nobody does; "" while all is well.
+    """
+
+    question: Callable[[], T]
+    every_s: float
+    until: float = math.inf
+    patience_s: float = math.inf
+    say: Callable[[str], None] | None = None
+    trouble: str = ""
+
+    def each(self) -> Iterator[T]:
+        """Yield answers without end. The first question has to be answered; later ones only have to make sense."""
+        asked_at = time.monotonic()
+        last = self.question()
+        heard_at = time.monotonic()
+        while True:
+            took_s = time.monotonic() - asked_at
+            yield last
+            time.sleep(self._pause_s(took_s))
+            asked_at = time.monotonic()
+            try:
+                last = self.question()
+                self.trouble, heard_at = "", time.monotonic()
+            except (UnreachableError, BusyError) as e:
+                silent_s = time.monotonic() - heard_at
+                if silent_s > self.patience_s:
+                    raise
+                if self.say is not None and not self.trouble:
+                    self.say(f"retrying: {e}")
+                self.trouble = f"last answer {span(silent_s)} ago, retrying: {e}"
+
+    def _pause_s(self, took_s: float) -> float:
+        wanted_s = max(self.every_s, took_s * (1 / _SHARE_OF_TIME - 1))
+        return max(0.0, min(wanted_s, self.until - time.monotonic()))

@@ -1,4 +1,4 @@
-"""From the manifest of a job to that of the same job in another context: storage, workspace, nodes, image. Pure."""
+"""Make the manifest of a rerun, or of a job that moves to another context: storage, workspace, nodes, image."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from elasticctl.api.spec import (
     QUEUE_LABEL,
     ElasticJob,
 )
-from elasticctl.cli.submit.plan import place_of
+from elasticctl.cli.submit.plan import split_url
 from elasticctl.settings.contexts import LOCAL, Context
 
 _MAX_NAME = 51
-_OF_ONE_LIFE = ("suspend", "cancel", "removeWorkers")
+_RUN_FIELDS = ("suspend", "cancel", "removeWorkers")
 """Fields of a spec that are about this very run of it."""
 
 
@@ -54,11 +54,11 @@ class Rerun:
     start_from: str = ""
 
 
-def again(manifest: Manifest, rerun: Rerun) -> Manifest:
+def rerun_manifest(manifest: Manifest, rerun: Rerun) -> Manifest:
     """The same job as a new object; how many workers it wants is what it was last scaled to."""
     metadata = manifest["metadata"]
     labels = dict(metadata.get("labels") or {})
-    spec = {key: value for key, value in copy.deepcopy(manifest["spec"]).items() if key not in _OF_ONE_LIFE}
+    spec = {key: value for key, value in copy.deepcopy(manifest["spec"]).items() if key not in _RUN_FIELDS}
     container = worker_container(at(spec, "replicaSpecs", "Worker", "template") or {})
     for variable, value in ((STORAGE_VARIABLE, rerun.storage), (START_FROM_VARIABLE, rerun.start_from)):
         set_variable(container, variable, value)
@@ -67,7 +67,7 @@ def again(manifest: Manifest, rerun: Rerun) -> Manifest:
         for key, value in (metadata.get("annotations") or {}).items()
         if GROUP not in key or key == ANNOTATION_NOTIFY
     }
-    annotations[ANNOTATION_RERUN_OF] = origin(manifest)
+    annotations[ANNOTATION_RERUN_OF] = original_name(manifest)
     made: Manifest = {
         "apiVersion": manifest["apiVersion"],
         "kind": manifest["kind"],
@@ -81,7 +81,7 @@ def again(manifest: Manifest, rerun: Rerun) -> Manifest:
     return made
 
 
-def origin(manifest: Manifest) -> str:
+def original_name(manifest: Manifest) -> str:
     """The name of the job that this one, perhaps over several reruns, goes back to."""
     found = at(manifest, "metadata", "annotations", ANNOTATION_RERUN_OF)
     return found if isinstance(found, str) and found else str(manifest["metadata"]["name"])
@@ -98,9 +98,9 @@ def next_name(base: str, taken: Collection[str]) -> str:
         number += 1
 
 
-def beside(url: str, name: str) -> str:
+def sibling_url(url: str, name: str) -> str:
     """A storage URL next to another one; its options (`?endpoint=…`) stay."""
-    place, choices = place_of(url)
+    place, choices = split_url(url)
     return f"{place.rstrip('/').rpartition('/')[0]}/{name}{choices}"
 
 
@@ -125,7 +125,7 @@ _KNOWN_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for labe
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class JobLocation:
     """Where a job is or will be: its context, namespace and storage URL."""
 
     context: Context
@@ -138,10 +138,10 @@ class Stay:
         return f"{self.context.name} {self.url}"
 
 
-def elsewhere(manifest: Manifest, old: Stay, new: Stay) -> Manifest:
+def moved_manifest(manifest: Manifest, old: JobLocation, new: JobLocation) -> Manifest:
     """The job as it is created in its new place: suspended. Raises UsageError where it cannot run there."""
     start = hardware(ElasticJob.from_manifest(manifest)).env.get(START_FROM_VARIABLE, "")
-    made = again(manifest, Rerun(manifest["metadata"]["name"], new.url, start))
+    made = rerun_manifest(manifest, Rerun(manifest["metadata"]["name"], new.url, start))
     metadata = made["metadata"]
     metadata["namespace"] = new.namespace
     annotations = {key: value for key, value in metadata["annotations"].items() if key != ANNOTATION_RERUN_OF}
@@ -151,11 +151,11 @@ def elsewhere(manifest: Manifest, old: Stay, new: Stay) -> Manifest:
     made["spec"]["suspend"] = True
     template = at(made, "spec", "replicaSpecs", "Worker", "template")
     _set_storage(template, new.url)
-    _fit(template, ElasticJob.from_manifest(manifest), old.context, new.context)
+    _adapt_nodes(template, ElasticJob.from_manifest(manifest), old.context, new.context)
     return made
 
 
-def in_place(manifest: Manifest, old: Stay, new: Stay) -> dict[str, Any]:
+def storage_patch(manifest: Manifest, old: JobLocation, new: JobLocation) -> dict[str, Any]:
     """The patch by which a job goes on in its context with another storage."""
     template = copy.deepcopy(at(manifest, "spec", "replicaSpecs", "Worker", "template"))
     _set_storage(template, new.url)
@@ -174,7 +174,7 @@ def workspace_of(manifest: Manifest) -> tuple[str, str]:
 
 def workspaces_beside(url: str) -> str:
     """Where the workspace goes when the job's state goes to `url`."""
-    return beside(url, WORKSPACES)
+    return sibling_url(url, WORKSPACES)
 
 
 def _set_storage(template: Any, url: str) -> None:
@@ -186,12 +186,13 @@ def _set_storage(template: Any, url: str) -> None:
             item["value"] = f"{workspaces_beside(url)}#{str(at(item, 'value')).rpartition('#')[2]}"
 
 
-def _fit(template: Any, job: ElasticJob, old: Context, new: Context) -> None:
+def _adapt_nodes(template: Any, job: ElasticJob, old: Context, new: Context) -> None:
     """Change what a job asks of nodes where the other provider says it in other words."""
     if (old.provider == LOCAL) != (new.provider == LOCAL):
         raise UsageError(
-            f"{job.name} cannot be moved between this machine and a cluster: commands and images differ. Move its state"
-            f" alone with --to {old.name} --storage URL, or submit it there anew"
+            f"{job.name} cannot be moved between this machine and a cluster: commands and images"
+            " differ. FIX: move its state"
+            f" alone with --to {old.name} --storage URL, or submit it there again"
         )
     container = worker_container(template)
     if new.image and at(container, "image") == old.image:

@@ -1,7 +1,7 @@
-"""Several contexts for one job: the cheapest first, the next when capacity does not come, and never two at once.
+"""Try several contexts for one job: the cheapest first, the next when its workers do not start, never two at once.
 
-A job that has to give way is cancelled and seen to be gone before the next context is tried. Where that cannot be seen,
-nothing more is tried: a job that waits is better than two that train.
+A job that is withdrawn is cancelled, and its workers are gone, before the next context is tried. Where that cannot be
+confirmed nothing more is tried: a job that waits is better than two that train.
 """
 
 from __future__ import annotations
@@ -25,13 +25,22 @@ from elasticctl.api.errors import (
 from elasticctl.api.text import span
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import Target
-from elasticctl.cli.submit.attempt import Attempt
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
     from elasticctl.cli.submit.manifest import Draft
-    from elasticctl.cli.submit.plan import Request
+    from elasticctl.cli.submit.plan import JobFlags
     from elasticctl.settings.contexts import Context
+import dataclasses
+import secrets
+import time
+
+from elasticctl.api.text import counted
+from elasticctl.cluster.base import Cluster
+
+if TYPE_CHECKING:
+    from elasticctl.cli.submit.manifest import Draft
+
 
 CAPACITY_TIMEOUT_S = 600
 """How long each of several contexts has to bring the job's minimum of workers."""
@@ -44,7 +53,7 @@ Plan = Callable[["Context"], tuple["Draft", float | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PricedContext:
     """A context that the job could run in; `hourly_usd` None: no price is known."""
 
     context: Context
@@ -82,23 +91,23 @@ class Search:
                 try:
                     found = self._try(candidate)
                 except _NoCapacityError as e:
-                    say(f"{candidate.context.name}: passed over: {e}")
+                    say(f"{candidate.context.name}: skipped: {e}")
                     self.passed.append((candidate.context.name, e))
                 else:
                     self._say_where(candidate, found[1])
                     return found
         raise self._nowhere()
 
-    def candidates(self, contexts: Sequence[Context], plan: Plan) -> list[Candidate]:
+    def candidates(self, contexts: Sequence[Context], plan: Plan) -> list[PricedContext]:
         """The contexts that can run it at all, cheapest first, those without a price last."""
         found = []
         for context in contexts:
             try:
-                found.append(Candidate(context, *plan(context)))
+                found.append(PricedContext(context, *plan(context)))
             except UsageError as e:
                 self.passed.append((context.name, e))
         for name, error in self.passed if found else ():
-            say(f"{name}: passed over: {error}")
+            say(f"{name}: skipped: {error}")
         return sorted(found, key=lambda one: (one.hourly_usd is None, one.hourly_usd or 0.0))
 
     def cheapest(self, contexts: Sequence[Context], plan: Plan) -> Context:
@@ -108,7 +117,7 @@ class Search:
             raise self._nowhere()
         return found[0].context
 
-    def _try(self, candidate: Candidate) -> tuple[Target, Manifest]:
+    def _try(self, candidate: PricedContext) -> tuple[Target, Manifest]:
         """Raises _NoCapacityError once nothing of it is left, and ClusterError where that is not certain."""
         context = candidate.context
         try:
@@ -122,15 +131,15 @@ class Search:
             why_not = attempt.wait(manifest, self.timeout_s)
             if not why_not:
                 return target, manifest
-            say(f"{context.name}: {why_not}; taking it back")
+            say(f"{context.name}: {why_not}; withdrawing it")
             attempt.withdraw()
             raise _NoCapacityError(why_not)
         except KeyboardInterrupt:
-            say(f"\n{context.name}: interrupted; taking it back")
+            say(f"\n{context.name}: interrupted; withdrawing it")
             attempt.withdraw()
             raise
 
-    def _create(self, target: Target, candidate: Candidate, attempt: Attempt) -> Manifest:
+    def _create(self, target: Target, candidate: PricedContext, attempt: Attempt) -> Manifest:
         """Raises _NoCapacityError when nothing was created, ClusterError where that is not certain."""
         try:
             target.cluster.list_jobs(target.namespace)  # who does not answer now has been given nothing
@@ -143,7 +152,7 @@ class Search:
                 attempt.withdraw()
             raise _NoCapacityError(str(e)) from e
 
-    def _say_where(self, candidate: Candidate, manifest: Manifest) -> None:
+    def _say_where(self, candidate: PricedContext, manifest: Manifest) -> None:
         name = manifest["metadata"]["name"]
         before = "; ".join(f"not in {context}: {error}" for context, error in self.passed)
         say(f"{name} runs in {candidate.told}" + (f"; {before}" if before else ", the cheapest"))
@@ -153,14 +162,14 @@ class Search:
         if all(isinstance(error, UsageError) for error in errors) and len({str(error) for error in errors}) == 1:
             return errors[0]
         reasons = "; ".join(f"{context}: {error}" for context, error in self.passed)
-        return ClusterError(f"no context could take the job, and nothing of it is left: {reasons}")
+        return ClusterError(f"no context could run the job, and nothing of it is left: {reasons}")
 
 
 class _NoCapacityError(ElasticctlError):
     """This context does not bring the workers; nothing is left there."""
 
 
-def planner(request: Request, script: str | None, draft_in: Callable[[Context], Draft]) -> Plan:
+def planner(request: JobFlags, script: str | None, draft_in: Callable[[Context], Draft]) -> Plan:
     """What says how the job would be in a context, and what it would cost there; `script` None: it is of a file."""
 
     def plan(context: Context) -> tuple[Draft, float | None]:
@@ -172,7 +181,7 @@ def planner(request: Request, script: str | None, draft_in: Callable[[Context], 
     return plan
 
 
-def _hourly_usd(request: Request, context: Context) -> float | None:
+def _hourly_usd(request: JobFlags, context: Context) -> float | None:
     """US dollars; None where no price is known. Raises UsageError."""
     from elasticctl.cli.submit import plan
     from elasticctl.cli.views.cost import rate_of_spec
@@ -200,7 +209,7 @@ def _hourly_usd_of(manifest: Manifest) -> float | None:
     return job.desired * (one.low if capacity(job.template) == ON_DEMAND else one.spot_range[0])
 
 
-def several(contexts: str) -> tuple[str, ...]:
+def split_contexts(contexts: str) -> tuple[str, ...]:
     """`aws,gcp` -> the names, each once, in the order typed; UsageError for an empty one."""
     names = tuple(dict.fromkeys(part.strip() for part in contexts.split(",")))
     if "" in names and "," in contexts:
@@ -218,3 +227,133 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in zip(handled, before, strict=True):
             signal.signal(number, handler)
+
+
+GONE_WITHIN_S = 120.0
+_POLL_EVERY_S = 0.25
+_UNCONTROLLED_S = 15.0
+"""A job that nobody looks after has no phase; one without workers is taken to be such after so long."""
+_LATE_S = 2.0
+"""A create that was sent is carried out within this, answered or not."""
+_LIVE = ("Pending", "Running", "Unknown")
+
+
+class Attempt:
+    """One try in one place; the job bears a mark, so that no other is taken for it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._mark = secrets.token_hex(8)
+        self._made: list[tuple[str, str]] = []
+        self._sure = False
+
+    def marked(self, draft: Draft) -> Draft:
+        """The draft with the mark on what it makes."""
+        from elasticctl.api.spec import ANNOTATION_ATTEMPT
+
+        def make(name: str) -> Manifest:
+            manifest = draft.make(name)
+            metadata = manifest["metadata"]
+            self._made.append((metadata["namespace"], metadata["name"]))
+            annotations = {**(metadata.get("annotations") or {}), ANNOTATION_ATTEMPT: self._mark}
+            return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+
+        return dataclasses.replace(draft, make=make)
+
+    def wait(self, manifest: Manifest, timeout_s: float) -> str:
+        """Wait for the minimum of workers, or the end: "", or what there was instead. NotFoundError: it was deleted."""
+        from elasticctl.api.spec import ElasticJob
+
+        self._sure = True
+        metadata, deadline = manifest["metadata"], time.monotonic() + timeout_s
+        active, wanted, trouble = 0, 1, ""
+        while True:
+            try:
+                job = ElasticJob.from_manifest(self._cluster.get_job(metadata["namespace"], metadata["name"]))
+            except NotFoundError:
+                raise
+            except ClusterError as e:
+                trouble = f" ({e})"
+            else:
+                active, wanted, trouble = job.status.active, max(1, job.min), ""
+                if active >= wanted or job.status.phase.terminal:
+                    return ""
+            if time.monotonic() >= deadline:
+                return f"{active} of {counted(wanted, 'worker')} within {span(timeout_s)}{trouble}"
+            time.sleep(_POLL_EVERY_S)
+
+    def withdraw(self) -> None:
+        """Cancel the job, see its workers gone, delete it. Raises ClusterError where it cannot be seen to be gone.
+
+        Ctrl-C meanwhile deletes it at once.
+        """
+        for namespace, name in dict.fromkeys(self._made):
+            try:
+                try:
+                    self._end(namespace, name)
+                finally:
+                    self._delete(namespace, name)
+            except NotFoundError:
+                continue
+            except ClusterError as e:
+                where = self._target.context.name
+                raise ClusterError(
+                    f"{name} may still be in context {where}, so no other was tried: {e}. FIX:"
+                    f" `elasticctl delete {name} --context {where}`"
+                ) from e
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._target.cluster
+
+    def _is_mine(self, namespace: str, name: str) -> bool:
+        from elasticctl.api.objects import at
+        from elasticctl.api.spec import ANNOTATION_ATTEMPT
+
+        manifest = self._cluster.get_job(namespace, name)
+        return bool(at(manifest, "metadata", "annotations", ANNOTATION_ATTEMPT) == self._mark)
+
+    def _turned_up(self, namespace: str, name: str) -> bool:
+        """Is there a job of ours? One whose creation was never answered may come a moment later."""
+        deadline = time.monotonic() + (0.0 if self._sure else _LATE_S)
+        while True:
+            try:
+                return self._is_mine(namespace, name)
+            except NotFoundError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_POLL_EVERY_S)
+
+    def _end(self, namespace: str, name: str) -> None:
+        """Cancel, and wait until no worker is left; NotFoundError when there is no such job."""
+        from elasticctl.api.objects import at
+        from elasticctl.api.status import Phase
+
+        if not self._turned_up(namespace, name):
+            return
+        self._cluster.patch_job(namespace, name, {"spec": {"cancel": True, "cleanPodPolicy": "All"}})
+        ended = tuple(phase.value for phase in Phase if phase.terminal)
+        began = time.monotonic()
+        while True:
+            phase = at(self._cluster.get_job(namespace, name), "status", "phase")
+            live = [pod for pod in self._cluster.list_pods(namespace, name) if at(pod, "status", "phase") in _LIVE]
+            waited_s = time.monotonic() - began
+            if not live and (phase in ended or waited_s > _UNCONTROLLED_S):
+                return
+            if waited_s > GONE_WITHIN_S:
+                raise ClusterError(f"its workers have not ended within {span(GONE_WITHIN_S)}")
+            time.sleep(_POLL_EVERY_S)
+
+    def _delete(self, namespace: str, name: str) -> None:
+        """Delete the job, if it is there and ours, and wait until it is gone."""
+        try:
+            if not self._is_mine(namespace, name):
+                return
+            self._cluster.delete_job(namespace, name)
+            deadline = time.monotonic() + GONE_WITHIN_S
+            while self._is_mine(namespace, name):
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"it has not been deleted within {span(GONE_WITHIN_S)}")
+                time.sleep(_POLL_EVERY_S)
+        except NotFoundError:
+            return

@@ -1,4 +1,4 @@
-"""How a job ended: the line to say and the exit code."""
+"""Follow a job to its end: print its logs, report how it ended, and return the exit code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Literal
 
 import typer
 
+from elasticctl.api.errors import NotFoundError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Phase
 from elasticctl.api.text import span
-from elasticctl.cli.framework.output import hint, say
-from elasticctl.cli.framework.polling import PATIENCE_S, Answers
-from elasticctl.cli.framework.target import Target
-from elasticctl.cli.views.log_lines import print_lines
+from elasticctl.cli.framework.output import hint, print_log_lines, say
+from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target
 from elasticctl.cluster.base import LogQuery
 
 SUCCEEDED, FAILED, CANCELLED, TIMED_OUT = 0, 1, 4, 124
@@ -23,12 +22,12 @@ POLL_EVERY_S = 0.25
 
 
 def await_end(target: Target, name: str, *, timeout_s: float | None = None, running: bool = False) -> int:
-    """Wait until a job has ended (`running`: or trains), say how, and return the exit code.
+    """Wait until a job ends (`running`: or trains), say how, and return the exit code.
 
     Raises NotFoundError when the job is deleted meanwhile, UnreachableError when nobody has answered for long.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    answers = Answers(lambda: target.cluster.get_job(target.namespace, name), POLL_EVERY_S, deadline, PATIENCE_S, say)
+    answers = Poller(lambda: target.cluster.get_job(target.namespace, name), POLL_EVERY_S, deadline, PATIENCE_S, say)
     for manifest in answers.each():
         job = ElasticJob.from_manifest(manifest)
         if job.status.phase.terminal:
@@ -37,12 +36,22 @@ def await_end(target: Target, name: str, *, timeout_s: float | None = None, runn
             say(f"{name} is running with {job.status.active} of {job.desired} workers")
             return SUCCEEDED
         if time.monotonic() >= deadline:
-            say(f"{name} is still {job.status.phase.value} after {timeout_s:g} s; it goes on")
+            say(f"{name} is still {job.status.phase.value} after {timeout_s:g} s; it keeps running")
             return TIMED_OUT
     raise AssertionError("unreachable")
 
 
+def code_of_followed(target: Target, name: str) -> int:
+    """The exit code of a verb that has shown a job up to its end: 1 where the job failed, else 0, gone jobs too."""
+    try:
+        job = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name))
+    except NotFoundError:
+        return SUCCEEDED
+    return FAILED if job.status.phase is Phase.FAILED else SUCCEEDED
+
+
 def _report(job: ElasticJob) -> int:
+    """Print how a job ended; returns the exit code."""
     status = job.status
     took = ""
     if status.start_time is not None and status.completion_time is not None:
@@ -55,11 +64,11 @@ def _report(job: ElasticJob) -> int:
         return CANCELLED
     why = ": ".join(part for part in (status.reason, status.message) if part)
     say(f"{job.name} failed{took}{f': {why}' if why else ''}")
-    from elasticctl.cli.views.job import failure_lines  # not for --help
+    from elasticctl.cli.views.history import failure_lines  # not for --help
 
     for line in failure_lines(status):
         say(line)
-    hint(f"what to do about it: elasticctl explain {job.name}")
+    hint(f"Next: find out why: elasticctl explain {job.name}")
     return FAILED
 
 
@@ -75,11 +84,14 @@ def attach(target: Target, name: str) -> int:
     second Ctrl-C, the job goes on: 130.
     """
     try:
-        print_lines(target.cluster.logs(target.namespace, name, LogQuery(follow=True)), name)
+        print_log_lines(target.cluster.logs(target.namespace, name, LogQuery(follow=True)), name)
         return await_end(target, name)
     except KeyboardInterrupt:
         if _choice(name) == "detach":
-            say(f"detached: {name} goes on. Come back: elasticctl logs -f {name}   Stop it: elasticctl cancel {name}")
+            say(
+                f"detached: {name} keeps running. Next: follow it again: elasticctl logs -f {name}"
+                f"   stop it: elasticctl cancel {name}"
+            )
             return INTERRUPTED
     target.cluster.patch_job(target.namespace, name, {"spec": {"cancel": True}})
     return await_end(target, name)

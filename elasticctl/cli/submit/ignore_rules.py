@@ -1,8 +1,8 @@
-"""What of a folder stays behind when it goes along with a job: the rules of .gitignore and .elasticctlignore.
+"""Which files of a workspace are left out: the rules of .gitignore and .elasticctlignore.
 
-In order of weight: the defaults below; the `.gitignore` of each folder, from the top of the git repository on; the
-`.elasticctlignore` of each folder. The last rule that fits decides, and `!pattern` takes something back in. As in git,
-nothing can be taken back in out of a folder that stays behind.
+In order of precedence: the defaults below; the `.gitignore` of each folder, from the top of the git repository on; the
+`.elasticctlignore` of each folder. The last rule that matches decides, and `!pattern` takes a file in again. As in git,
+nothing can be taken in again below a folder that is left out.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def _means(rule: Pattern, path: str, is_folder: bool) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class IgnoreRules:
     """The rules that hold in one folder."""
 
     git: tuple[_Layer, ...]
     own: tuple[_Layer, ...]
 
-    def within(self, folder: Path) -> Rules:
+    def within(self, folder: Path) -> IgnoreRules:
         """The rules in a folder below, with those that its own files add. Raises UsageError."""
         git, own = _read(folder, GIT_RULES), _read(folder, OWN_RULES)
         return replace(self, git=(*self.git, *git), own=(*self.own, *own)) if git or own else self
@@ -98,9 +98,9 @@ class Rules:
         return bool(decided and decided[-1])
 
 
-def rules_above(folder: Path) -> Rules:
+def rules_above(folder: Path) -> IgnoreRules:
     """The rules that a folder comes under before its own: the defaults, and those of the repository it lies in."""
-    rules = Rules((_Layer(folder, GitIgnoreSpec.from_lines(DEFAULTS.splitlines())),), ())
+    rules = IgnoreRules((_Layer(folder, GitIgnoreSpec.from_lines(DEFAULTS.splitlines())),), ())
     for above in reversed(_parents_in_repository(folder)):
         rules = rules.within(above)
     return rules

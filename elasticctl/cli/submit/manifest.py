@@ -1,4 +1,4 @@
-"""Make a manifest to submit: from a script and flags through a template, or from a file."""
+"""Make the manifest to submit: from a script and flags through a template, or from a file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob, JobSpec
 from elasticctl.api.text import did_you_mean, shown
 from elasticctl.api.yamltext import FieldPath, YamlDocument, parse_yaml
+from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cli.framework.output import say
-from elasticctl.cli.framework.target import templates_folder
 from elasticctl.cli.submit import plan
 from elasticctl.cluster.base import Manifest
 from elasticctl.settings.contexts import LOCAL, Context
 
 if TYPE_CHECKING:
-    from elasticctl.cli.submit.workspace import Luggage
+    from elasticctl.cli.submit.workspace import Workspace
 from elasticctl.api import notifications
 from elasticctl.api.objects import at
 from elasticctl.api.spec import ANNOTATION_NOTIFY
@@ -52,7 +52,7 @@ def set_field(manifest: Manifest, path: str, value: str) -> None:
         raise UsageError(str(e)) from e
     around: Any = manifest
     for done, (step, following) in enumerate(itertools.pairwise(steps), start=1):
-        around = _inside(around, step, path, {} if isinstance(following, str) else None, done)
+        around = _step_into(around, step, path, {} if isinstance(following, str) else None, done)
     last = steps[-1]
     named = isinstance(around, dict) and isinstance(last, str)
     listed = isinstance(around, list) and isinstance(last, int) and last < len(around)
@@ -76,7 +76,7 @@ def _steps(path: str) -> FieldPath:
     return tuple(steps)
 
 
-def _inside(around: Any, step: str | int, path: str, default: Any, depth: int) -> Any:
+def _step_into(around: Any, step: str | int, path: str, default: Any, depth: int) -> Any:
     if isinstance(around, dict) and isinstance(step, str):
         if around.get(step) is None and default is not None:
             around[step] = default
@@ -104,7 +104,7 @@ class Draft:
 
 
 def from_script(
-    script: str, args: Sequence[str], request: plan.Request, context: Context, settings: Settings, *, template: str
+    script: str, args: Sequence[str], request: plan.JobFlags, context: Context, settings: Settings, *, template: str
 ) -> Draft:
     """A job that runs `script`; says the plan. Raises UsageError, SpecError or TemplateError."""
     from elasticctl.api.manifests import find_template, render_manifest
@@ -115,7 +115,7 @@ def from_script(
     name = plan.check_name(request.name) if request.name else plan.name_from(script)
     shape = find_template(template, templates_folder())
     _check_secrets(spec, context)
-    luggage = _luggage(script, request, context)
+    luggage = _plan_workspace(script, request, context)
     spec = dataclasses.replace(spec, command=_command(script, args, context, luggage))
     if luggage is not None:
         spec = dataclasses.replace(spec, workspace=luggage.reference, workspace_from=str(luggage.folder))
@@ -123,14 +123,14 @@ def from_script(
         say(size.note)
 
     def make(final_name: str) -> Manifest:
-        final = _placed(dataclasses.replace(spec, name=final_name), request, context)
-        say(plan.summary(final, context))
+        final = _with_storage(dataclasses.replace(spec, name=final_name), request, context)
+        say(plan.plan_summary(final, context))
         one = rate_of_spec(final)
         if one is not None:
             say(plan_line(one, final.workers))
         return with_settings(render_manifest(final, shape), settings)
 
-    return Draft(name, not request.name, make, _delivery(luggage, context, shape.name))
+    return Draft(name, not request.name, make, _delivery_of(luggage, context, shape.name))
 
 
 def from_file(path: str, settings: Settings, name: str, namespace: str, context: Context) -> Draft:
@@ -154,9 +154,9 @@ def from_file(path: str, settings: Settings, name: str, namespace: str, context:
 
     def deliver(manifest: Manifest, send: bool) -> None:
         if send and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
-            from elasticctl.cli.submit.workspace import deliver_named
+            from elasticctl.cli.submit.workspace import send_named_workspace
 
-            deliver_named(manifest)
+            send_named_workspace(manifest)
 
     return Draft(manifest["metadata"]["name"], False, lambda _: manifest, deliver)
 
@@ -193,21 +193,23 @@ def _check_secrets(spec: JobSpec, context: Context) -> None:
         values = kept.read(spec.namespace, name)
         if values is None or (key and key not in values):
             lacks = f"the secret {name} has no key {shown(key)}" if values is not None else f"there is no secret {name}"
-            raise UsageError(f"--secret: {lacks}; set it: elasticctl secret set {name} {key or 'KEY'}")
+            raise UsageError(f"--secret: {lacks}. FIX: elasticctl secret set {name} {key or 'KEY'}")
 
 
-def _luggage(script: str, request: plan.Request, context: Context) -> Luggage | None:
+def _plan_workspace(script: str, request: plan.JobFlags, context: Context) -> Workspace | None:
     """What goes along; None: nothing."""
     if not request.no_workspace:
-        from elasticctl.cli.submit.workspace import pack  # the rules of ignoring, and more that other verbs need not
+        from elasticctl.cli.submit.workspace import (
+            plan_workspace,  # the rules of ignoring, and more that other verbs need not
+        )
 
-        return pack(_existing(script), request, context)
+        return plan_workspace(_existing_script(script), request, context)
     if request.workspace:
-        raise UsageError("--workspace and --no-workspace contradict each other: give one of them")
+        raise UsageError("--workspace and --no-workspace contradict each other. FIX: give one of them")
     return None
 
 
-def _delivery(luggage: Luggage | None, context: Context, template: str) -> Callable[[Manifest, bool], None]:
+def _delivery_of(luggage: Workspace | None, context: Context, template: str) -> Callable[[Manifest, bool], None]:
     """See Draft.deliver."""
 
     def deliver(manifest: Manifest, send: bool) -> None:
@@ -216,7 +218,7 @@ def _delivery(luggage: Luggage | None, context: Context, template: str) -> Calla
         if WORKSPACE_VARIABLE in hardware(ElasticJob.from_manifest(manifest)).env:
             luggage.send() if send else luggage.say_plan()
         elif context.provider == LOCAL:
-            say(f"nothing goes along: the template {template} has no job.workspace; the script is run where it lies")
+            say(f"no workspace is sent: the template {template} has no job.workspace; the script runs where it is")
         else:
             raise TemplateError(
                 f"the template {template} has no job.workspace, so the script would not get there: take the lines of"
@@ -226,19 +228,19 @@ def _delivery(luggage: Luggage | None, context: Context, template: str) -> Calla
     return deliver
 
 
-def _command(script: str, args: Sequence[str], context: Context, luggage: Luggage | None) -> tuple[str, ...]:
+def _command(script: str, args: Sequence[str], context: Context, luggage: Workspace | None) -> tuple[str, ...]:
     """What the launcher starts. On this machine: this very Python, and a script that exists."""
     if context.provider == LOCAL:
-        path = _existing(script)
+        path = _existing_script(script)
         return (str(path), *args) if _is_program(path) else (sys.executable, str(path), *args)
     if luggage is None:
         return ("python", script, *args)
-    path = _existing(script)
+    path = _existing_script(script)
     inside = luggage.within(path)
     return (f"./{inside}", *args) if _is_program(path) else ("python", inside, *args)
 
 
-def _existing(script: str) -> Path:
+def _existing_script(script: str) -> Path:
     """The script's absolute path; UsageError when there is none."""
     path = Path(os.path.abspath(script))
     if not path.is_file():
@@ -253,15 +255,18 @@ def _is_program(path: Path) -> bool:
     return path.suffix != ".py" and os.access(path, os.X_OK)
 
 
-def _placed(spec: JobSpec, request: plan.Request, context: Context) -> JobSpec:
+def _with_storage(spec: JobSpec, request: plan.JobFlags, context: Context) -> JobSpec:
     """The job with what depends on its name, and on where it was typed."""
-    storage = new_storage(spec.name, request.storage, context)
+    storage = choose_storage(spec.name, request.storage, context)
     if not storage:
-        raise UsageError(f"--storage is needed in context {context.name} (or set it: elasticctl config set-context)")
+        raise UsageError(
+            f"--storage is needed in context {context.name} (FIX: add it, or set it with"
+            " `elasticctl config set-context`)"
+        )
     return dataclasses.replace(spec, storage=storage, working_dir=os.getcwd() if context.provider == LOCAL else "")
 
 
-def new_storage(name: str, given: str, context: Context) -> str:
+def choose_storage(name: str, given: str, context: Context) -> str:
     """Where a new job called `name` keeps its state: where it was told, or a new place below the context's own.
 
     "" where neither says. Raises UsageError for a URL of an unknown kind.
@@ -271,7 +276,7 @@ def new_storage(name: str, given: str, context: Context) -> str:
     if given:
         return plan.storage_url(given, here)
     if context.storage:
-        return plan.below(plan.storage_url(context.storage, here), unique)
+        return plan.child_url(plan.storage_url(context.storage, here), unique)
     if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
 
@@ -279,10 +284,10 @@ def new_storage(name: str, given: str, context: Context) -> str:
     return ""
 
 
-OFF = "none"
+NO_NOTIFICATIONS = "none"
 
 
-def reference(text: str, provider: str) -> str:
+def notification_reference(text: str, provider: str) -> str:
     """A reference as it is stored; a relative path becomes an absolute one. UsageError for what is none there."""
     kind, _, name = text.partition(":")
     if kind == "file" and name:
@@ -297,21 +302,21 @@ def reference(text: str, provider: str) -> str:
     return str(found)
 
 
-def with_news(draft: Draft, wanted: str, context: Context) -> Draft:
+def with_notifications(draft: Draft, wanted: str, context: Context) -> Draft:
     """The draft, with its news going where `manifest_with_news` says. Raises UsageError."""
-    if wanted not in ("", OFF):
-        reference(wanted, context.provider)  # refused before anything is packed or sent
-    return dataclasses.replace(draft, make=lambda name: manifest_with_news(draft.make(name), wanted, context))
+    if wanted not in ("", NO_NOTIFICATIONS):
+        notification_reference(wanted, context.provider)  # refused before anything is packed or sent
+    return dataclasses.replace(draft, make=lambda name: manifest_with_notifications(draft.make(name), wanted, context))
 
 
-def manifest_with_news(manifest: Manifest, wanted: str, context: Context) -> Manifest:
+def manifest_with_notifications(manifest: Manifest, wanted: str, context: Context) -> Manifest:
     """The manifest, with its news going where it is `wanted`, or where the manifest says, or where the context does.
 
     Raises UsageError.
     """
     value = ""
-    if wanted != OFF:
-        given = reference(wanted, context.provider) if wanted else ""
+    if wanted != NO_NOTIFICATIONS:
+        given = notification_reference(wanted, context.provider) if wanted else ""
         value = given or at(manifest, "metadata", "annotations", ANNOTATION_NOTIFY) or context.notify_url_from
     metadata = manifest["metadata"]
     others = {key: item for key, item in (metadata.get("annotations") or {}).items() if key != ANNOTATION_NOTIFY}

@@ -1,4 +1,4 @@
-"""From flags to a JobSpec: how many workers, what each has, what it runs. Pure."""
+"""From the flags of `submit` to a JobSpec: how many workers, what each has, and what it runs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def _priority(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class JobFlags:
     """What the flags of `submit` ask for; None or empty: not said. Times in seconds."""
 
     gpus: Annotated[int | None, options.count("How many GPUs in all.", low=0)] = None
     gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100.", "TYPE")] = ""
-    gpus_per_node: Annotated[int | None, options.count("How many of them on each worker.")] = None
+    gpus_per_node: Annotated[int | None, options.count("GPUs per worker.")] = None
     workers: Annotated[int | None, options.count("How many workers; without --gpus they run on CPUs.")] = None
-    min_gpus: Annotated[int | None, options.count("Go on with as few as N GPUs.")] = None
+    min_gpus: Annotated[int | None, options.count("Keep training with as few as N GPUs.")] = None
     max_gpus: Annotated[int | None, options.count("Never use more than N GPUs.")] = None
-    min_workers: Annotated[int | None, options.count("Go on with as few as N workers; 1 by default.")] = None
+    min_workers: Annotated[int | None, options.count("Keep training with as few as N workers; 1 by default.")] = None
     max_workers: Annotated[int | None, options.count("Never use more than N workers.")] = None
     priority: Annotated[
         int,
@@ -50,17 +50,15 @@ class Request:
             "--priority",
             parser=_priority,
             metavar="N",
-            help="From -1000 to 1000: whom it outranks, where GPUs are shared.",
+            help="From -1000 to 1000: jobs with more get shared GPUs first.",
         ),
     ] = 0
-    queue: Annotated[str, options.text("The queue of Kueue that has to admit the job.")] = ""
+    queue: Annotated[str, options.text("The Kueue queue that admits the job.")] = ""
     name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
-    image: Annotated[str, options.text("The container image; on this machine there is none.", "IMAGE")] = ""
-    service_account: Annotated[
-        str, options.text("Whose rights in the cloud the workers have, such as to the bucket.")
-    ] = ""
+    image: Annotated[str, options.text("The container image; unused on this machine.", "IMAGE")] = ""
+    service_account: Annotated[str, options.text("The Kubernetes service account of the workers.")] = ""
     env: Annotated[
-        tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "A variable for the script.")
+        tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "An environment variable for the script.")
     ] = ()
     secrets: Annotated[
         tuple[SecretRef, ...],
@@ -73,11 +71,13 @@ class Request:
     ] = ()
     mounts: Annotated[
         tuple[Mount, ...],
-        typer.Option("--mount", parser=options.mount, metavar="CLAIM:/PATH", help="A volume claim, on Kubernetes."),
+        typer.Option(
+            "--mount", parser=options.mount, metavar="CLAIM:/PATH", help="Mount a volume claim, on Kubernetes."
+        ),
     ] = ()
-    workspace: Annotated[str, options.text("The folder that goes along; the script's own by default.", "DIR")] = ""
+    workspace: Annotated[str, options.text("The folder to send; the script's own by default.", "DIR")] = ""
     no_workspace: Annotated[
-        bool, typer.Option("--no-workspace", help="Nothing goes along: the script is there where the job runs.")
+        bool, typer.Option("--no-workspace", help="Send no files: the script is already where the job runs.")
     ] = False
     workspace_limit: Annotated[
         int,
@@ -86,20 +86,20 @@ class Request:
             parser=options.size,
             metavar="SIZE",
             show_default=False,
-            help="How large it may be; 100MB by default.",
+            help="How large the workspace may be; 100MB by default.",
         ),
     ] = WORKSPACE_LIMIT_BYTES
     storage: Annotated[
         str, options.text("Where state is kept: a folder, s3://…, gs://…; a new place by default.", "URL")
     ] = ""
-    spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Spot capacity or not.")] = True
+    spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Use spot capacity or on-demand.")] = True
     backoff_limit: Annotated[
-        int, options.count("How many failures of the script to put up with.", low=0, default=True)
+        int, options.count("How many failures of the script to tolerate.", low=0, default=True)
     ] = DEFAULT_BACKOFF_LIMIT
     deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this: 90m, 12h.")] = None
     ttl: Annotated[int | None, options.time("Delete the job this long after its end: 1h, 7d.")] = None
     hang_timeout: Annotated[
-        int | None, options.time("Start again after this long without a sign of life; 30m by default, 0s is never.")
+        int | None, options.time("Restart after this long without progress; 30m by default, 0s is never.")
     ] = None
     restart_policy: Annotated[
         RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")
@@ -107,7 +107,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class JobSize:
     """How many workers and what each has; `note` is what the person should be told about it, once.
 
     `automatic`: how many there are is chosen between the bounds, and `workers` is as many as may be.
@@ -122,7 +122,7 @@ class Size:
     automatic: bool = False
 
 
-def job_spec(request: Request, context: Context, size: Size, command: tuple[str, ...]) -> JobSpec:
+def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[str, ...]) -> JobSpec:
     """The job; its name, storage and working folder are for the caller to fill in."""
     kind = _gpu_kind(request, context)
     placement = place(context.provider, kind, size.gpus_per_worker, spot=request.spot)
@@ -132,7 +132,9 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
     if request.queue and context.provider == LOCAL:
         raise UsageError("--queue is for clusters with Kueue; `elasticctl local sharing on` shares this machine")
     if context.provider != LOCAL and not image:
-        raise UsageError(f"--image is needed in context {context.name} (or set one: elasticctl config set-context)")
+        raise UsageError(
+            f"--image is needed in context {context.name} (FIX: add it, or set it with `elasticctl config set-context`)"
+        )
     return JobSpec(
         name=request.name,
         namespace=context.namespace,
@@ -165,7 +167,7 @@ def job_spec(request: Request, context: Context, size: Size, command: tuple[str,
     )
 
 
-def size_of(request: Request, context: Context, machine_gpus: int) -> Size:
+def size_of(request: JobFlags, context: Context, machine_gpus: int) -> JobSize:
     """Turn GPUs and workers into a size; `machine_gpus` counts for the local context only.
 
     Bounds without a number between them mean that the size is automatic. Raises UsageError for numbers that contradict
@@ -181,18 +183,18 @@ def size_of(request: Request, context: Context, machine_gpus: int) -> Size:
     _check(low, workers, high)
     if automatic and context.provider == LOCAL and each and machine_gpus >= (low or 1) * each:
         workers = high = min(workers, machine_gpus // each)
-    size = Size(workers, low or 1, high, each, max(each, 1), automatic=automatic)
+    size = JobSize(workers, low or 1, high, each, max(each, 1), automatic=automatic)
     if context.provider != LOCAL or each == 0 or workers * each <= machine_gpus:
         return size
     if machine_gpus:
         wanted, has = counted_are((low or 1 if automatic else workers) * each, "GPU"), counted(machine_gpus, "GPU")
         flag = "--min-gpus" if automatic else "--gpus"
-        raise UsageError(f"{wanted} wanted, but this machine has {has}; say {flag} {machine_gpus}")
+        raise UsageError(f"{wanted} wanted, but this machine has {has}. FIX: give {flag} {machine_gpus}")
     note = f"this machine has no GPU: the job runs on {counted(workers * each, 'CPU rank')} instead"
     return dataclasses.replace(size, gpus_per_worker=0, note=note)
 
 
-def _is_automatic(request: Request) -> bool:
+def _is_automatic(request: JobFlags) -> bool:
     low = request.min_gpus is not None or request.min_workers is not None
     high = request.max_gpus is not None or request.max_workers is not None
     return low and high and request.gpus is None and request.workers is None
@@ -236,24 +238,25 @@ def check_public(url: str) -> None:
     host = place.partition("/")[0]
     if "@" in host or (":" in host and "@" in place):  # a secret access key may have slashes
         raise UsageError(
-            "--storage: the URL has something before an '@', and would be stored as it is: credentials belong into"
+            "--storage: the URL has something before an '@', and would be stored as it is. FIX:"
+            " pass credentials through"
             " the environment (elasticctl secret)"
         )
 
 
-def below(url: str, name: str) -> str:
+def child_url(url: str, name: str) -> str:
     """The URL of `name` below another one, whose options (`?endpoint=…`) it keeps."""
-    place, choices = place_of(url)
+    place, choices = split_url(url)
     return f"{place.rstrip('/')}/{name}{choices}"
 
 
-def place_of(url: str) -> tuple[str, str]:
+def split_url(url: str) -> tuple[str, str]:
     """A storage URL without its options, and those with their `?`; a folder has none."""
     place, mark, choices = (url, "", "") if url.startswith("file:") else url.partition("?")
     return place, mark + choices
 
 
-def summary(spec: JobSpec, context: Context) -> str:
+def plan_summary(spec: JobSpec, context: Context) -> str:
     """The plan in a line: what will run where, and where its state goes."""
     each = counted(spec.ranks_per_worker, "CPU rank")
     if spec.gpus_per_worker:
@@ -262,17 +265,17 @@ def summary(spec: JobSpec, context: Context) -> str:
     market = "" if context.provider in (LOCAL, KUBERNETES) else (", spot" if spec.spot else ", on demand")
     size = f"{counted(spec.workers, 'worker')} with {each} each ({bounds})"
     if spec.automatic:
-        size = f"{bounds} workers with {each} each, as many as there is room for"
+        size = f"{bounds} workers with {each} each, as many as fit"
     rank = f", priority {spec.priority}" if spec.priority else ""
     return f"{spec.name}: {size}{rank}, context {context.name}{market}, state in {spec.storage}"
 
 
-def _gpu_kind(request: Request, context: Context) -> GpuType | None:
+def _gpu_kind(request: JobFlags, context: Context) -> GpuType | None:
     name = request.gpu_type or context.gpu_type
     return gpu_type(name) if name and request.gpus != 0 else None
 
 
-def _gpus_per_worker(request: Request, context: Context, machine_gpus: int) -> int:
+def _gpus_per_worker(request: JobFlags, context: Context, machine_gpus: int) -> int:
     kind = _gpu_kind(request, context)
     asked = request.gpus_per_node
     if request.gpus and request.workers and asked is None:
@@ -305,12 +308,13 @@ def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int
         )
     if workers is not None and workers * each != gpus:
         raise UsageError(
-            f"{flag} {gpus} and {counted(workers, 'worker')} with {counted(each, 'GPU')} each disagree; leave one out"
+            f"{flag} {gpus} and {counted(workers, 'worker')} with {counted(each, 'GPU')} each"
+            " disagree. FIX: leave one out"
         )
     return gpus // each
 
 
-def _check_references(request: Request, context: Context) -> None:
+def _check_references(request: JobFlags, context: Context) -> None:
     """Refuse variables, claims and paths that are given twice, and volumes on a machine without any."""
     if request.mounts and context.provider == LOCAL:
         raise UsageError("--mount is for clusters: on this machine a job sees every folder where it is")
@@ -333,4 +337,4 @@ def _check(low: int | None, workers: int, high: int | None) -> None:
     if high is not None and workers > high:
         raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {high}")
     if max(workers, high or 0) > MAX_WORKERS:
-        raise UsageError(f"{max(workers, high or 0)} workers are more than elasticctl can look after, {MAX_WORKERS}")
+        raise UsageError(f"{max(workers, high or 0)} workers are more than elasticctl can manage, {MAX_WORKERS}")

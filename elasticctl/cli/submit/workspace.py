@@ -1,7 +1,4 @@
-"""The workspace of a job: which folder goes along with `submit`, what the plan says about it, and its way to storage.
-
-Imports modules of `elasticctl_train` that need no torch.
-"""
+"""The workspace of a job: which files of a folder go with `submit`, and how they reach the storage."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import counted, joined, shown
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework.output import say
-from elasticctl.cli.submit.ignore_rules import OWN_RULES, Rules, is_environment, rules_above
-from elasticctl.cli.submit.plan import Request, below, storage_url
+from elasticctl.cli.submit.ignore_rules import OWN_RULES, IgnoreRules, is_environment, rules_above
+from elasticctl.cli.submit.plan import JobFlags, child_url, storage_url
 from elasticctl.cluster.base import Manifest
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl_store import storage as storages
@@ -39,7 +36,7 @@ _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class WorkspaceFiles:
     """What goes along, and in words what was found and cannot."""
 
     listing: Listing
@@ -47,7 +44,7 @@ class Gathered:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Walked:
     """What a walk comes to: files with size and executable bit, links with target, empty folders."""
 
     files: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -56,12 +53,12 @@ class _Found:
     left_out: list[str] = field(default_factory=list)
 
 
-def gather(folder: Path, limit_bytes: int | None) -> Gathered:
+def collect_files(folder: Path, limit_bytes: int | None) -> WorkspaceFiles:
     """What of `folder`, an absolute path, goes along.
 
     Raises UsageError for more than the limit, and for what cannot be read.
     """
-    found = _Found()
+    found = _Walked()
     _walk(folder, "", rules_above(folder), found)
     _check_size(folder, found, limit_bytes)
     links = {path: target for path, target in found.links.items() if not _leaves(path, found)}
@@ -71,30 +68,30 @@ def gather(folder: Path, limit_bytes: int | None) -> Gathered:
     items += [Link(path, target) for path, target in links.items()]
     items += [Folder(path) for path in found.folders]
     outside = [f"{path} -> {target}" for path, target in found.links.items() if path not in links]
-    return Gathered(Listing.of(items), (*found.left_out, *outside))
+    return WorkspaceFiles(Listing.of(items), (*found.left_out, *outside))
 
 
 def pieces_of(folder: Path, file: File) -> Iterator[bytes]:
     """The content of a gathered file. Raises UsageError when it is not what it was any more."""
     digest = hashlib.sha256()
     try:
-        with _opened(folder / file.path) as source:
+        with _open_file(folder / file.path) as source:
             while piece := source.read(PIECE_BYTES):
                 digest.update(piece)
                 yield piece
     except OSError as e:
-        raise _unreadable(folder, file.path, e) from e
+        raise _unreadable_error(folder, file.path, e) from e
     if digest.hexdigest() != file.sha256:
-        raise _changing(folder, file.path)
+        raise _changed_error(folder, file.path)
 
 
-def _walk(folder: Path, inside: str, above: Rules, found: _Found) -> bool:
+def _walk(folder: Path, inside: str, above: IgnoreRules, found: _Walked) -> bool:
     """Look at one folder and those below it; returns whether anything in it goes along."""
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
     except OSError as e:
-        raise UsageError(f"cannot read the folder {folder}: {e.strerror}; {_mend_leave_out()}") from e
+        raise UsageError(f"cannot read the folder {folder}: {e.strerror}. {_fix_leave_out()}") from e
     rules, any_goes = above.within(folder), False
     for entry in entries:
         path = f"{inside}{entry.name}"
@@ -103,19 +100,19 @@ def _walk(folder: Path, inside: str, above: Rules, found: _Found) -> bool:
             continue
         wrong = unfit(path)
         if wrong:
-            raise UsageError(f"{shown(path)} cannot go along: its path {wrong}; {_mend_leave_out()}")
+            raise UsageError(f"{shown(path)} cannot be in the workspace: its path {wrong}. {_fix_leave_out()}")
         any_goes = True
         if is_folder:
             if not _walk(folder / entry.name, f"{path}/", rules, found):
                 found.folders.append(path)
         else:
-            _note(entry, path, found)
+            _add_entry(entry, path, found)
         if len(found.files) + len(found.links) + len(found.folders) > MAX_ITEMS:
-            raise UsageError(f"the workspace has more than {MAX_ITEMS:,} files; {_mend_leave_out()}")
+            raise UsageError(f"the workspace has more than {MAX_ITEMS:,} files. {_fix_leave_out()}")
     return any_goes
 
 
-def _note(entry: os.DirEntry[str], path: str, found: _Found) -> None:
+def _add_entry(entry: os.DirEntry[str], path: str, found: _Walked) -> None:
     """A file or a link, as it is now; what is neither is left out."""
     try:
         if entry.is_symlink():
@@ -130,7 +127,7 @@ def _note(entry: os.DirEntry[str], path: str, found: _Found) -> None:
         found.left_out.append(path)
 
 
-def _leaves(path: str, found: _Found) -> bool:
+def _leaves(path: str, found: _Walked) -> bool:
     return unfit_target(found.links[path]) or leaves(path, found.links)
 
 
@@ -138,24 +135,24 @@ def _digest(folder: Path, path: str) -> tuple[int, str]:
     """Size and sha256 of a file that stood still while it was read."""
     for _ in range(_TRIES):
         try:
-            with _opened(folder / path) as source:
+            with _open_file(folder / path) as source:
                 before, digest = os.fstat(source.fileno()), hashlib.sha256()
                 while chunk := source.read(_READ_BYTES):
                     digest.update(chunk)
                 after = os.fstat(source.fileno())
         except OSError as e:
-            raise _unreadable(folder, path, e) from e
+            raise _unreadable_error(folder, path, e) from e
         if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
             return after.st_size, digest.hexdigest()
-    raise _changing(folder, path)
+    raise _changed_error(folder, path)
 
 
-def _opened(path: Path) -> io.FileIO:
+def _open_file(path: Path) -> io.FileIO:
     """The file itself: no link that has taken its place, and no pipe that would never end."""
     return io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
-def _check_size(folder: Path, found: _Found, limit_bytes: int | None) -> None:
+def _check_size(folder: Path, found: _Walked, limit_bytes: int | None) -> None:
     total = sum(size for size, _ in found.files.values())
     if limit_bytes is None or total <= limit_bytes:
         return
@@ -165,24 +162,24 @@ def _check_size(folder: Path, found: _Found, limit_bytes: int | None) -> None:
     raise UsageError(
         f"the workspace {folder} has {job_storage.size(total)}, more than {job_storage.size(limit_bytes)};"
         f" the largest: {named}."
-        f" Leave out what the job does not need with lines in {OWN_RULES}, such as /{top}{below}, raise"
+        f" FIX: leave out what the job does not need with lines in {OWN_RULES}, such as /{top}{below}, raise"
         " --workspace-limit, or choose --workspace or --no-workspace"
     )
 
 
-def _unreadable(folder: Path, path: str, error: OSError) -> UsageError:
-    return UsageError(f"cannot read {folder / path}: {error.strerror}; {_mend_leave_out()}")
+def _unreadable_error(folder: Path, path: str, error: OSError) -> UsageError:
+    return UsageError(f"cannot read {folder / path}: {error.strerror}. {_fix_leave_out()}")
 
 
-def _changing(folder: Path, path: str) -> UsageError:
-    return UsageError(f"{folder / path} changed while it was read: submit again, or {_mend_leave_out()}")
+def _changed_error(folder: Path, path: str) -> UsageError:
+    return UsageError(f"{folder / path} changed while it was read: submit again. {_fix_leave_out()}")
 
 
-def _mend_leave_out() -> str:
-    return f"leave it out with a line in {OWN_RULES}"
+def _fix_leave_out() -> str:
+    return f"FIX: leave it out with a line in {OWN_RULES}"
 
 
-def told(left_out: Sequence[str]) -> str:
+def left_out_line(left_out: Sequence[str]) -> str:
     """What was found and stays behind, in a line: the first few, and how many more."""
     more = [f"{len(left_out) - _NAMED} more"] if len(left_out) > _NAMED else []
     return joined([*map(shown, left_out[:_NAMED]), *more])
@@ -195,11 +192,11 @@ _QUICK = storages.Patience(tries=3, total_s=15.0, connect_s=5.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Luggage:
+class Workspace:
     """A folder that goes along, as it was when the job was planned; `url`: where workspaces are kept."""
 
     folder: Path
-    gathered: Gathered
+    gathered: WorkspaceFiles
     url: str
 
     @property
@@ -215,8 +212,8 @@ class Luggage:
         path = script.relative_to(self.folder).as_posix()
         if all(item.path != path for item in listing.items):
             raise UsageError(
-                f"the script {shown(path)} stays behind by the rules of .gitignore or .elasticctlignore: take it in"
-                f" with a line !{path} in .elasticctlignore, or say --no-workspace"
+                f"the script {shown(path)} is left out by the rules of .gitignore or .elasticctlignore. FIX: take it in"
+                f" with a line !{path} in .elasticctlignore, or give --no-workspace"
             )
         return path
 
@@ -234,16 +231,16 @@ class Luggage:
     def say_left_out(self) -> None:
         """Sockets and the like, and links that lead out of the folder."""
         if self.gathered.left_out:
-            say(f"not in the workspace, because no file of it: {told(self.gathered.left_out)}")
+            say(f"left out of the workspace: {left_out_line(self.gathered.left_out)}")
 
     def send(self) -> None:
         """Have it in storage, and say what that took. Raises StorageError, or UsageError for a file that changes."""
         listing = self.gathered.listing
         try:
             place = storages.open(self.url)
-            with job_storage.meter("workspace", listing.size_bytes) as on_bytes:
+            with job_storage.progress_bar("workspace", listing.size_bytes) as on_bytes:
                 sent = transfer.send(
-                    place, listing, _origin(self.folder), lambda f: pieces_of(self.folder, f), on_bytes
+                    place, listing, _folder_id(self.folder), lambda f: pieces_of(self.folder, f), on_bytes
                 )
         except TrainError as e:
             raise JobStorageError(
@@ -258,26 +255,27 @@ class Luggage:
         self.say_left_out()
 
 
-def pack(path: Path, request: Request, context: Context) -> Luggage | None:
+def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace | None:
     """What goes along with the script at an absolute path; None: nothing. Raises UsageError."""
     folder = Path(os.path.abspath(request.workspace)) if request.workspace else path.parent
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"--workspace {shown(request.workspace)} {what}")
-    if not request.workspace and _is_everybodys(folder):
+    if not request.workspace and _is_shared_folder(folder):
         if context.provider == LOCAL:
-            say(f"nothing of {folder} goes along: the script is run as it is there at each start (--workspace DIR)")
+            say(f"no file of {folder} is copied: each start runs the script as it is there (--workspace DIR)")
             return None
         raise UsageError(
-            f"the script lies in {folder}, which cannot go along as a whole: move it to a folder of its own, or say"
+            f"the script lies in {folder}, which is too wide for a workspace. FIX: move it to a"
+            " folder of its own, or give"
             f" --workspace DIR"
         )
-    luggage = Luggage(folder, gather(folder, request.workspace_limit), _url(request.storage, context))
+    luggage = Workspace(folder, collect_files(folder, request.workspace_limit), _url(request.storage, context))
     luggage.within(path)
     return luggage
 
 
-def deliver_named(manifest: Manifest) -> None:
+def send_named_workspace(manifest: Manifest) -> None:
     """Have the workspace that a manifest names in storage, made again from its folder if it was never sent.
 
     So that what --dry-run has printed can be submitted. Raises UsageError when the folder is not what it was.
@@ -292,15 +290,17 @@ def deliver_named(manifest: Manifest) -> None:
     except MissingError:
         pass
     except TrainError as e:
-        say(f"cannot see whether the workspace is there: {e}")
+        say(f"cannot check that the workspace is there: {e}")
         return
     folder = Path(env.get(WORKSPACE_FROM_VARIABLE, ""))
     again = f"the workspace {digest[:12]} that the manifest names was never sent"
     if not folder.is_absolute() or not folder.is_dir():
-        raise UsageError(f"{again}, and its folder is not on this machine: make the manifest anew from the script")
-    luggage = Luggage(folder, gather(folder, None), url)
+        raise UsageError(
+            f"{again}, and its folder is not on this machine. FIX: make the manifest again from the script"
+        )
+    luggage = Workspace(folder, collect_files(folder, None), url)
     if luggage.gathered.listing.digest != digest:
-        raise UsageError(f"{again}, and {folder} has changed since: make the manifest anew from the script")
+        raise UsageError(f"{again}, and {folder} has changed since. FIX: make the manifest again from the script")
     luggage.send()
 
 
@@ -312,26 +312,30 @@ def _url(given: str, context: Context) -> str:
 
         return local_paths().workspaces.as_uri()
     if not base:
-        raise UsageError(f"--storage is needed in context {context.name} (or set it: elasticctl config set-context)")
+        raise UsageError(
+            f"--storage is needed in context {context.name} (FIX: add it, or set it with"
+            " `elasticctl config set-context`)"
+        )
     url = storage_url(base, os.getcwd())
     if context.provider != LOCAL and url.startswith("file:") and not _is_here(url):
         raise UsageError(
-            f"the workspace cannot be sent to {url}, a folder that this machine does not have: use s3:// or gs://, or"
+            f"the workspace cannot be sent to {url}, a folder that this machine does not have."
+            " FIX: use s3:// or gs://, or"
             f" --no-workspace with the script in the image"
         )
-    return below(url, FOLDER)
+    return child_url(url, FOLDER)
 
 
 def _is_here(url: str) -> bool:
     return Path(unquote(url.removeprefix("file://"))).is_dir()
 
 
-def _is_everybodys(folder: Path) -> bool:
+def _is_shared_folder(folder: Path) -> bool:
     """Is it a folder that holds more than one project: home, /, or the temporary one?"""
     shared = (Path.home(), Path(folder.anchor), Path(tempfile.gettempdir()))
     return any(os.path.realpath(folder) == os.path.realpath(other) for other in shared)
 
 
-def _origin(folder: Path) -> str:
+def _folder_id(folder: Path) -> str:
     """What names a folder of a machine, without telling which."""
     return hashlib.sha256(os.fsencode(f"{socket.gethostname()}:{folder}")).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Prices and costs in words; what is an estimate is said to be one. Pure but for price list and spot prices."""
+"""Prices and costs in words. Estimates are labelled as such."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job from head to foot, in kubectl's manner: facts, then a table for each kind of thing. Pure."""
+"""A job from head to foot, as kubectl describes objects: facts, then a table for each kind of thing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, WorkerStatus
 from elasticctl.api.text import counted, span
-from elasticctl.cli.framework.output import Table, aligned
+from elasticctl.cli.framework.output import Table, format_aligned
 from elasticctl.cli.views import job as views
 from elasticctl.cli.views.cost import cost_text
-from elasticctl.cli.views.totals import goodput_line
+from elasticctl.cli.views.history import clock, failure_lines, goodput_line, interruptions, scalings
 from elasticctl.diagnosis import Case, Finding
 
 _GROUPS_SHOWN = 5
@@ -35,25 +35,25 @@ class Section:
     lines: tuple[str, ...] = ()
 
 
-def portrait(case: Case, findings: Sequence[Finding]) -> list[Section]:
+def describe_job(case: Case, findings: Sequence[Finding]) -> list[Section]:
     """All there is to say about a job; sections with nothing in them are left out."""
     job, status = case.job, case.status
     sections = [
         Section("", facts=_filled(_identity(case, findings))),
         Section("Runs", facts=_filled(_runs(job, case.hardware))),
         Section("Policy", facts=_filled(_policy(job))),
-        Section("Training", facts=_filled([*views.progress_facts(status, case.now), *_worth(case)])),
+        Section("Training", facts=_filled([*views.progress_facts(status, case.now), *_goodput_and_cost(case)])),
         _workers(case),
         _groups(status, job.name),
-        Section("Interruptions", lines=_last(views.interruptions(status))),
-        Section("Scalings", lines=_last(views.scalings(status))),
-        Section("First failure", lines=tuple(views.failure_lines(status))),
+        Section("Interruptions", lines=_last(interruptions(status))),
+        Section("Scalings", lines=_last(scalings(status))),
+        Section("First failure", lines=tuple(failure_lines(status))),
         _conditions(status),
     ]
     return [section for section in sections if section.facts or section.table or section.lines]
 
 
-def drawn(sections: Sequence[Section], width: int | None) -> Iterator[str]:
+def format_sections(sections: Sequence[Section], width: int | None) -> Iterator[str]:
     """The sections as lines; facts are folded at `width` columns and tables cut there (None: neither)."""
     label = max((len(name) for section in sections for name, _ in section.facts), default=0) + 3
     for section in sections:
@@ -64,7 +64,7 @@ def drawn(sections: Sequence[Section], width: int | None) -> Iterator[str]:
         for name, value in section.facts:
             yield from _fact(f"{inset}{name}:".ljust(label + 2), value, width)
         if section.table is not None:
-            lines, _ = aligned(section.table, width=None if width is None else width - len(inset))
+            lines, _ = format_aligned(section.table, width=None if width is None else width - len(inset))
             yield from (f"{inset}{line}" for line in lines)
         for line in section.lines:
             yield from _fact(inset, line, width)
@@ -72,11 +72,11 @@ def drawn(sections: Sequence[Section], width: int | None) -> Iterator[str]:
 
 def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
     job, status = case.job, case.status
-    lasting = views.lasting(job, case.now)
+    lasting = views.duration_text(job, case.now)
     return [
         ("Name", job.name),
         ("Namespace", job.namespace),
-        ("Created", "" if job.created_at is None else f"{views.clock(job.created_at)} ({_ago(case, job.created_at)})"),
+        ("Created", "" if job.created_at is None else f"{clock(job.created_at)} ({_ago(case, job.created_at)})"),
         ("Phase", f"{status.phase.value} {lasting}".strip()),
         ("Why", findings[0].text),
         ("Also", " ".join(finding.text for finding in findings[1:])),
@@ -121,7 +121,7 @@ def _policy(job: ElasticJob) -> list[tuple[str, str]]:
     ]
 
 
-def _worth(case: Case) -> list[tuple[str, str]]:
+def _goodput_and_cost(case: Case) -> list[tuple[str, str]]:
     part = goodput(case.status, case.now)
     return [("Goodput", goodput_line(part) if part else ""), ("Cost", cost_text(case.job, case.now))]
 
@@ -140,7 +140,7 @@ def _groups(status: JobStatus, job: str) -> Section:
     rows = [
         (
             str(item.generation),
-            views.clock(item.formed_at),
+            clock(item.formed_at),
             str(len(item.workers)),
             "" if item.resumed_step is None else str(item.resumed_step),
             "" if item.last_step is None else str(item.last_step),
@@ -153,7 +153,7 @@ def _groups(status: JobStatus, job: str) -> Section:
 
 
 def _conditions(status: JobStatus) -> Section:
-    rows = [(c.type, c.status, views.clock(c.last_transition_time), c.reason) for c in status.conditions]
+    rows = [(c.type, c.status, clock(c.last_transition_time), c.reason) for c in status.conditions]
     return Section("Conditions", table=Table(("TYPE", "STATUS", "SINCE", "REASON"), rows) if rows else None)
 
 

@@ -1,26 +1,25 @@
-"""A job as a table, and the words that other views share. Pure; `now` is a parameter (seconds since the epoch)."""
+"""One job as a table of facts, and the cells that the list of jobs shares. `now` is in seconds since the epoch."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from elasticctl.api.history import fraction_done, remaining_s, steps_per_s
 from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import ON_DEMAND, SPOT, capacity, hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
-from elasticctl.api.status import Cause, JobStatus, Phase, Scaling, ScalingPhase
+from elasticctl.api.status import JobStatus, Phase
 from elasticctl.api.text import counted, span
 from elasticctl.cli.framework.output import Table, bar, joined
 from elasticctl.cli.views.cost import cost_text
+from elasticctl.cli.views.history import causes, failure_lines, interruptions, scalings
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
-    from elasticctl.api.history import TimelineEntry
+    pass
 
-_PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 _SHOWN_LAST = 3
 _BAR_WIDTH = 30
 CAPACITIES = {SPOT: "spot", ON_DEMAND: "on-demand"}
@@ -35,7 +34,7 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float, *, ba
     status = job.status
     fields = [
         ("Name", joined((job.name, f"namespace {job.namespace}"))),
-        ("Phase", joined((status.phase.value, lasting(job, now)))),
+        ("Phase", joined((status.phase.value, duration_text(job, now)))),
         ("Reason", reason(job, pods, now)),
         ("Workers", f"{_at_work(status, job.desired, pods)} ({job.bounds}), {_kind(job)}"),
         *progress_facts(status, now, bar_encoding=bar_encoding),
@@ -79,116 +78,13 @@ def progress_facts(status: JobStatus, now: float, *, bar_encoding: str | None = 
     ]
 
 
-def causes(status: JobStatus) -> str:
-    """`NodeLost 1  Preempted 2`: the workers that ended otherwise than as planned."""
-    return joined(f"{cause} {count}" for cause, count in _restarts(status))
-
-
-def restarts(status: JobStatus) -> int:
-    """How many workers ended otherwise than as planned."""
-    return sum(count for _, count in _restarts(status))
-
-
-def _restarts(status: JobStatus) -> list[tuple[str, int]]:
-    return sorted((cause, count) for cause, count in status.restarts.items() if count and cause not in _PLANNED)
-
-
-def history_table(job: ElasticJob) -> Table:
-    """The interruptions and scalings of a job in order of time."""
-    rows = [
-        (item.at, "interruption", item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone))
-        for item in job.status.interruptions
-    ]
-    rows += [
-        (
-            item.at,
-            "scaling",
-            f"{item.from_workers} -> {item.to_workers}",
-            _wish(item),
-            _seconds(item.recovery_s) or _unfinished(item),
-            _count(item.steps_redone),
-        )
-        for item in job.status.scalings
-    ]
-    told = [(clock(at), *cells) for at, *cells in sorted(rows, key=lambda row: row[0] or 0.0)]
-    return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",))
-
-
-def events_table(entries: Sequence[TimelineEntry]) -> Table:
-    """A row for each thing that happened."""
-    rows = [(clock(entry.at), entry.what, entry.about, entry.details) for entry in entries]
-    return Table(("AT", "WHAT", "ABOUT", "DETAILS"), rows, wraps=True)
-
-
-def interruptions(status: JobStatus) -> list[str]:
-    """Each interruption on a line: when, who, why, what it cost."""
-    open_end = "never recovered" if status.phase.terminal else "not yet recovered"
-    return [
-        joined(
-            (
-                clock(item.at),
-                item.worker,
-                item.cause or "",
-                f"training again after {span(item.recovery_s)}" if item.recovery_s is not None else open_end,
-                f"{item.steps_redone} steps done again" if item.steps_redone is not None else "",
-            )
-        )
-        for item in status.interruptions
-    ]
-
-
-def scalings(status: JobStatus) -> list[str]:
-    """Each scaling on a line: when, from how many to how many, on whose wish, how long it took."""
-    return [
-        joined(
-            (
-                clock(item.at),
-                f"{item.from_workers} -> {item.to_workers} workers",
-                f"by {_wish(item)}" if item.by else "",
-                f"training after {span(item.recovery_s)}" if item.recovery_s is not None else _unfinished(item),
-            )
-        )
-        for item in status.scalings
-    ]
-
-
-def _wish(item: Scaling) -> str:
-    """On whose wish it was, and what for."""
-    return f"{item.by}: {item.message}" if item.message else item.by
-
-
-def _unfinished(item: Scaling) -> str:
-    """`in progress` or `superseded`; nothing of one that is done."""
-    words = {ScalingPhase.IN_PROGRESS: "in progress", ScalingPhase.SUPERSEDED: "superseded"}
-    return words.get(item.phase, "") if item.phase is not None else ""
-
-
-def failure_lines(status: JobStatus) -> list[str]:
-    """The first failing rank and the last lines it printed."""
-    failure = status.first_failure
-    if failure is None:
-        return []
-    rank = "" if failure.rank is None else f"rank {failure.rank} of "
-    code = "" if failure.exit_code is None else f"exit code {failure.exit_code}"
-    end = failure.signal or code
-    head = f"{rank}{failure.worker or 'a worker'}: " + (
-        ", ".join(part for part in (end, failure.error) if part) or "failed"
-    )
-    return [head, *(f"  {line}" for line in failure.last_lines)]
-
-
 def _failure(status: JobStatus) -> list[str]:
     """The first failing rank, and what it printed last as one text."""
     head, *lines = failure_lines(status) or [""]
     return [head, textwrap.dedent("\n".join(lines))]
 
 
-def clock(at: float | None) -> str:
-    """A moment in the reader's own time zone."""
-    return "" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def lasting(job: ElasticJob, now: float) -> str:
+def duration_text(job: ElasticJob, now: float) -> str:
     """`for 3m20s`, or `after 3m20s` once it has ended."""
     status = job.status
     if status.start_time is None:
@@ -227,10 +123,10 @@ def _progress(status: JobStatus, bar_encoding: str | None) -> str:
     progress, done, left = status.progress, fraction_done(status), remaining_s(status)
     if progress.step is None:
         return ""
-    epoch = of(progress.epoch, progress.total_epochs)
+    epoch = part_of(progress.epoch, progress.total_epochs)
     words = joined(
         (
-            f"step {of(progress.step, progress.total_steps)}",
+            f"step {part_of(progress.step, progress.total_steps)}",
             f"epoch {epoch}" if epoch else "",
             rate(status, long=True),
             "" if left is None or status.phase.terminal else f"{span(left)} to go",
@@ -261,15 +157,7 @@ def ago(at: float | None, now: float, status: JobStatus) -> str:
     return "" if at is None or status.phase.terminal else f" {span(now - at)} ago"
 
 
-def of(part: int | None, whole: int | None) -> str:
+def part_of(part: int | None, whole: int | None) -> str:
     if part is None:
         return ""
     return str(part) if whole is None else f"{part}/{whole}"
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else span(value)
-
-
-def _count(value: int | None) -> str:
-    return "" if value is None else str(value)

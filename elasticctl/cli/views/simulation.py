@@ -1,4 +1,4 @@
-"""What `simulate` rests on and how it is shown: table, plot, and what was measured or assumed. Pure."""
+"""What `simulate` prints: table, plot, and which of its numbers were measured or assumed."""
 
 from __future__ import annotations
 

@@ -1,20 +1,45 @@
-"""`--watch`: a table that is redrawn in place on a terminal; anywhere else, a line for each change."""
+"""`--watch`: a table redrawn in place on a terminal; anywhere else, a line for each change."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.cli.framework.output import Table, console, emit, say, tabbed
-from elasticctl.cli.framework.polling import Answers
-from elasticctl.cli.framework.target import Target
+from elasticctl.api.status import Phase
+from elasticctl.cli.framework.output import (
+    Table,
+    console,
+    emit,
+    fit_table,
+    format_tabs,
+    hint,
+    on_terminal,
+    print_table,
+    rich_table,
+    say,
+)
+from elasticctl.cli.framework.target import Poller, Target
 from elasticctl.cli.views import job as views
-from elasticctl.cli.views.job_list import Shape, job_table
-from elasticctl.cli.views.next_steps import bar_encoding, next_line, next_of_list, none_line, reasons
-from elasticctl.cli.views.screen import ROOM_AROUND, Frame, can_redraw, drawing, most_telling
+from elasticctl.cli.views.job_list import (
+    Shape,
+    bar_encoding,
+    job_table,
+    next_line,
+    next_of_list,
+    no_jobs_line,
+    waiting_reasons,
+)
 from elasticctl.cluster.base import Manifest
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
 
 REDRAW_EVERY_S = 0.5
 
@@ -25,21 +50,21 @@ def watch_list(target: Target, namespace: str | None, shape: Shape) -> None:
     """Show the jobs of a namespace (None: of all) until interrupted."""
     if not can_redraw():
         changes = _Changes(lambda jobs, now: job_table(jobs, now, shape))
-        for jobs in Answers(lambda: target.cluster.list_jobs(namespace), REDRAW_EVERY_S, say=say).each():
+        for jobs in Poller(lambda: target.cluster.list_jobs(namespace), REDRAW_EVERY_S, say=say).each():
             changes.show(jobs)
         return
 
     def look() -> tuple[list[Manifest], list[Manifest], dict[str, str]]:
         """All jobs, those that there is room for, and why some of these wait."""
         jobs = target.cluster.list_jobs(namespace)
-        shown = most_telling(jobs, console().size.height - ROOM_AROUND)
-        return jobs, shown, reasons(target, shown, time.time())
+        shown = most_relevant(jobs, console().size.height - ROOM_AROUND)
+        return jobs, shown, waiting_reasons(target, shown, time.time())
 
-    answers = Answers(look, REDRAW_EVERY_S)
-    with drawing() as draw:
+    answers = Poller(look, REDRAW_EVERY_S)
+    with redrawing() as draw:
         for jobs, shown, why in answers.each():
             if not jobs:
-                draw(Frame(None, none_line(target, namespace), answers.trouble))
+                draw(Frame(None, no_jobs_line(target, namespace), answers.trouble))
                 continue
             more = f"{len(jobs) - len(shown)} more jobs; " if len(shown) < len(jobs) else ""
             table = job_table(shown, time.time(), shape, why)
@@ -59,12 +84,12 @@ def watch_job(target: Target, name: str) -> None:
 
     if not can_redraw():
         changes = _Changes(job_table)
-        for job in Answers(look, REDRAW_EVERY_S, say=say).each():
+        for job in Poller(look, REDRAW_EVERY_S, say=say).each():
             changes.show([job])
             if _ended(job):
                 return
-    answers = Answers(look_closely, REDRAW_EVERY_S)
-    with drawing() as draw:
+    answers = Poller(look_closely, REDRAW_EVERY_S)
+    with redrawing() as draw:
         for job, pods in answers.each():
             table = views.status_table(job, pods, time.time(), bar_encoding=bar_encoding())
             draw(Frame(table, next_line(job, live=True), answers.trouble))
@@ -86,7 +111,7 @@ class _Changes:
         for job, key, row in zip(jobs, ageless.rows, current.rows, strict=True):
             if self._printed.get(job["metadata"]["uid"]) == key:
                 continue
-            header, _, line = tabbed(Table(current.header, [row])).partition("\n")
+            header, _, line = format_tabs(Table(current.header, [row])).partition("\n")
             emit(line if self._printed else f"{header}\n{line}")
             self._printed[job["metadata"]["uid"]] = key
         sys.stdout.flush()
@@ -94,3 +119,73 @@ class _Changes:
 
 def _ended(job: Manifest) -> bool:
     return ElasticJob.from_manifest(job).status.phase.terminal
+
+
+ROOM_AROUND = 4
+"""Lines of a screen that are not rows of its table: the header, a blank one, what to type next, trouble."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is to be seen: a table (None: there is nothing yet), a line about what to type next, and trouble if any."""
+
+    table: Table | None
+    next_line: str
+    trouble: str = ""
+
+
+def can_redraw() -> bool:
+    """True on a terminal that can place its cursor."""
+    return on_terminal() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+@contextmanager
+def redrawing() -> Iterator[Callable[[Frame], None]]:
+    """Yield what draws a frame over the one before; the last one is printed when it is over, however it ends."""
+    from rich.live import Live
+
+    frames: list[Frame] = []
+    try:
+        with Live(console=console(), screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+
+            def draw(frame: Frame) -> None:
+                frames[:] = [frame]
+                live.update(render_frame(frame, live.console), refresh=True)
+
+            yield draw
+    finally:
+        for last in frames:
+            if last.table is not None:
+                print_table(last.table)
+            (hint if last.table is not None else say)(last.next_line)
+
+
+def render_frame(frame: Frame, screen: Console) -> RenderableType:
+    """A frame as it is drawn on a screen: no line is longer than that is wide."""
+    from rich.console import Group
+    from rich.text import Text
+
+    def line(text: str, style: str) -> Text:
+        return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+    parts: list[RenderableType] = []
+    if frame.table is not None:
+        parts += [rich_table(fit_table(frame.table, screen.width)), Text("")]
+    parts.append(line(frame.next_line, "dim"))
+    if frame.trouble:
+        parts.append(line(frame.trouble, "yellow"))
+    return Group(*parts)
+
+
+def most_relevant(jobs: Sequence[Manifest], room: int) -> list[Manifest]:
+    """As many of the jobs as there is room for, in their order: those that go on, then those that ended last."""
+    if len(jobs) <= room:
+        return list(jobs)
+    newest_first = list(reversed(range(len(jobs))))
+    kept = sorted(newest_first, key=lambda index: _has_ended(jobs[index]))[: max(1, room)]
+    return [jobs[index] for index in sorted(kept)]
+
+
+def _has_ended(job: Manifest) -> bool:
+    phase = job.get("status", {}).get("phase")
+    return phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)

@@ -141,9 +141,9 @@ def test_uninstalling_refuses_while_jobs_live(lab: Run, api: FakeApi) -> None:
         api.put(f"{JOBS}/{name}", {**shell_job(name, "true"), "status": {"phase": phase}})
     refused = lab("--uninstall", "--yes")
     assert (refused.code, refused.out) == (3, "")
-    assert refused.err == "error: 1 job would end: default/lives; cancel them first, or add --force\n"
+    assert refused.err == "error: 1 job would end: default/lives. FIX: cancel them first, or add --force\n"
     asked = lab("--uninstall", "--force")
-    assert (asked.code, asked.err.endswith("add --yes to do so\n")) == (2, True)
+    assert (asked.code, asked.err.endswith("add --yes to confirm\n")) == (2, True)
     shown = lab("--uninstall", "--dry-run")
     assert shown.code == 0
     assert "CustomResourceDefinition elasticjobs.elastic.pytorch.org\n" in shown.out
@@ -155,7 +155,7 @@ def test_uninstalling_refuses_while_jobs_live(lab: Run, api: FakeApi) -> None:
     deletions = [request.path for request in api.requests if request.method == "DELETE"]
     assert deletions[0].endswith("customresourcedefinitions/elasticjobs.elastic.pytorch.org")
     assert deletions[-1] == "/api/v1/namespaces/elasticctl-system"
-    assert lab("--uninstall", "--yes").err == "nothing of elasticctl is installed there\n"
+    assert lab("--uninstall", "--yes").err == "elasticctl is not installed there\n"
 
 
 def test_a_namespace_that_was_there_before_stays_as_it_is(lab: Run, api: FakeApi) -> None:
@@ -207,7 +207,7 @@ def test_sharing_stays_as_it_is_unless_something_is_said(lab: Run, api: FakeApi)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--capacity", "t4=4"), "error: --capacity is for a cluster that shares: add --sharing\n"),
+        (("--capacity", "t4=4"), "error: --capacity is for a cluster that shares. FIX: add --sharing\n"),
         (("--sharing", "--capacity", "t5=4"), "error: --capacity t5=4: KIND=N is needed"),
         (("--sharing", "--capacity", "t4=many"), "error: --capacity t4=many: KIND=N is needed"),
     ],

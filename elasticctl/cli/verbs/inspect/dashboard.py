@@ -61,13 +61,13 @@ def dashboard(
         address = ""
 
         def let_in() -> None:
-            say(f"a browser is in; a link for another one: {address}{page.gate.issue()}")
+            say(f"a browser has connected; link for another one: {address}{page.gate.issue()}")
 
         def ready(chosen: int) -> None:
             nonlocal address
             address = f"http://{HOST}:{chosen}"
             say(f"dashboard of context {context.name}: {address}{page.gate.issue()}")
-            say("The link works once. Ctrl-C ends the dashboard; jobs go on.")
+            say("The link works once. Ctrl-C stops the dashboard; jobs keep running.")
             if browser and _has_screen():
                 _open(folder, address + page.gate.issue())
 
@@ -76,14 +76,14 @@ def dashboard(
 
         page = Dashboard(place, patch_to_scale, let_in)
         asyncio.run(run())
-    say("the dashboard has ended")
+    say("the dashboard has stopped")
 
 
 def patch_to_scale(manifest: Manifest, workers: int) -> dict[str, Any]:
     """What `elasticctl scale --to` does."""
-    from elasticctl.cli.verbs.run.scale import Wish, scale_patch
+    from elasticctl.cli.verbs.run.scale import ScaleFlags, scale_patch
 
-    return scale_patch(manifest, [], Wish(to=workers))
+    return scale_patch(manifest, [], ScaleFlags(to=workers))
 
 
 def _has_screen() -> bool:

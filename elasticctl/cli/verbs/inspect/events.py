@@ -1,8 +1,9 @@
-"""`events`: what happened to a job, in order of time, once or as it goes on."""
+"""`events` and `history`: what happened to a job, and what its interruptions cost."""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -12,15 +13,15 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import (
-    aligned,
     console,
     emit,
+    format_aligned,
+    format_tabs,
     hint,
     on_terminal,
     print_data,
     print_table,
     say,
-    tabbed,
 )
 from elasticctl.cli.framework.target import Target, reach
 
@@ -39,8 +40,10 @@ def events(
     output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
     watch: options.Watch = False,
     where: Where,
-) -> None:
+) -> int:
     """Show what happened to a job in order of time: groups, interruptions, scalings, checkpoints, pods.
+
+    With -w the exit code is 1 when the job fails.
 
     \b
       elasticctl events digits
@@ -50,20 +53,23 @@ def events(
     name = target.find(job)["metadata"]["name"]
     if watch:
         if output != "table":
-            raise UsageError(f"--watch shows tables; it does not go with --output {output}")
+            raise UsageError(f"--watch shows tables and does not go with --output {output}")
         _watch(target, name)
-        return
+        from elasticctl.cli.submit.follow import code_of_followed
+
+        return code_of_followed(target, name)
     found, _ = _read(target, name)
     if output == "table":
-        from elasticctl.cli.views.job import events_table
+        from elasticctl.cli.views.history import events_table
 
         print_table(events_table(found))
-        hint(f"what they mean: elasticctl explain {name}")
-        return
+        hint(f"Next: find out what they mean: elasticctl explain {name}")
+        return 0
     from elasticctl.api.codec import to_rfc3339
 
     entries = [{"at": to_rfc3339(e.at), "what": e.what, "about": e.about, "details": e.details} for e in found]
     print_data("EventList", {"job": name, "events": entries}, output)
+    return 0
 
 
 def _read(target: Target, name: str) -> tuple[list[TimelineEntry], bool]:
@@ -77,21 +83,48 @@ def _read(target: Target, name: str) -> tuple[list[TimelineEntry], bool]:
 
 def _watch(target: Target, name: str) -> None:
     """Print each entry once, as it comes, until the job has ended."""
-    from elasticctl.cli.framework.polling import Answers
-    from elasticctl.cli.views.job import events_table
+    from elasticctl.cli.framework.target import Poller
+    from elasticctl.cli.views.history import events_table
 
     printed: set[TimelineEntry] = set()
     widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
-    for found, ended in Answers(lambda: _read(target, name), POLL_EVERY_S, say=say).each():
+    for found, ended in Poller(lambda: _read(target, name), POLL_EVERY_S, say=say).each():
         news = [entry for entry in found if entry not in printed]
         table = events_table(news)
         if on_terminal():
-            lines, widths = aligned(table, widths, console().width)
+            lines, widths = format_aligned(table, widths, console().width)
         else:
-            lines = tabbed(table).split("\n")
+            lines = format_tabs(table).split("\n")
         for line in lines[1 if printed else 0 :] if news else []:
             emit(line)
         sys.stdout.flush()
         printed.update(news)
         if ended:
             return
+
+
+@verb(app, "history")
+def history(
+    *,
+    job: options.Job,
+    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    where: Where,
+) -> None:
+    """Show a job's interruptions and scalings in order of time, and what they cost in all."""
+    from elasticctl.api.codec import to_json
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cli.views.history import history_table, totals, totals_lines
+
+    found = ElasticJob.from_manifest(reach(where).find(job))
+    now = time.time()
+    if output != "table":
+        entries = {"interruptions": found.status.interruptions, "scalings": found.status.scalings}
+        kept = {name: to_json(items) for name, items in entries.items()}
+        print_data("History", {"job": found.name, **kept, "totals": to_json(totals(found, now))}, output)
+        return
+    table = history_table(found)
+    if table.rows:
+        print_table(table)
+    for line in totals_lines(found, now):
+        say(line)
+    hint(f"Next: see what else happened: elasticctl events {found.name}")

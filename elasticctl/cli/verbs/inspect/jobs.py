@@ -1,4 +1,4 @@
-"""`list` and `status`: jobs as they are, once or until they end."""
+"""`list` and `status`: the state of jobs, once or until they end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, print_objects, print_table, say
 from elasticctl.cli.framework.target import Target, reach
-from elasticctl.cli.views.next_steps import bar_encoding, next_line, next_of_list, none_line, reasons
 
 app = new_app()
 
@@ -28,42 +27,58 @@ def list_jobs(
     watch: options.Watch = False,
     where: Where,
 ) -> None:
-    """List jobs, oldest first."""
+    """List jobs, oldest first.
+
+    \b
+      elasticctl list
+      elasticctl list -A -w
+      elasticctl list -o name
+    """
     _list(reach(where), all_namespaces, output, watch)
 
 
 @verb(app, "status")
 def status(
     *, job: options.MaybeJob = None, output: options.Output = "table", watch: options.Watch = False, where: Where
-) -> None:
-    """Show where a job is: workers, progress, checkpoint, interruptions; without JOB, all jobs."""
+) -> int:
+    """Show the state of a job: workers, progress, checkpoint, interruptions; without JOB, all jobs.
+
+    With -w the exit code is 1 when the job fails.
+
+    \b
+      elasticctl status digits
+      elasticctl status digits -w
+    """
     target = reach(where)
     if job is None:
         _list(target, False, output, watch)
-        return
+        return 0
     _check_watchable(output, watch)
     manifest = target.find(job)
     name = manifest["metadata"]["name"]
     if watch:
-        from elasticctl.cli.views import watch as watching
+        from elasticctl.cli.submit.follow import code_of_followed
+        from elasticctl.cli.views.watch import watch_job
 
-        watching.watch_job(target, name)
-        return
+        watch_job(target, name)
+        return code_of_followed(target, name)
     if output in ("json", "yaml", "name"):
         print_objects([manifest], output, one=True)
-        return
+        return 0
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.views import job as views
+    from elasticctl.cli.views.job import status_table
+    from elasticctl.cli.views.job_list import bar_encoding, next_line
 
     found = ElasticJob.from_manifest(manifest)
     pods = target.cluster.pods_of([found])[found.uid]
-    print_table(views.status_table(manifest, pods, time.time(), bar_encoding=bar_encoding()))
+    print_table(status_table(manifest, pods, time.time(), bar_encoding=bar_encoding()))
     hint(next_line(manifest))
+    return 0
 
 
 def _check_watchable(output: str, watch: bool) -> None:
     if watch and output in ("json", "yaml", "name"):
-        raise UsageError(f"--watch shows tables; it does not go with --output {output}")
+        raise UsageError(f"--watch shows tables and does not go with --output {output}")
 
 
 def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
@@ -72,18 +87,18 @@ def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
     if output in ("json", "yaml", "name"):
         print_objects(target.cluster.list_jobs(namespace), output, one=False)
         return
-    from elasticctl.cli.views.job_list import Shape, job_table
+    from elasticctl.cli.views.job_list import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
 
     shape = Shape(wide=output == "wide", namespaces=everywhere)
     if watch:
-        from elasticctl.cli.views import watch as watching
+        from elasticctl.cli.views.watch import watch_list
 
-        watching.watch_list(target, namespace, shape)
+        watch_list(target, namespace, shape)
         return
     jobs = target.cluster.list_jobs(namespace)
     if not jobs:
-        say(none_line(target, namespace))
+        say(no_jobs_line(target, namespace))
         return
     now = time.time()
-    print_table(job_table(jobs, now, shape, reasons(target, jobs, now)))
+    print_table(job_table(jobs, now, shape, waiting_reasons(target, jobs, now)))
     hint(next_of_list(jobs))

@@ -1,4 +1,4 @@
-"""`logs`: what a job's workers print, each line under its worker's name."""
+"""`logs`: the output of the workers of a job, each line after the name of its worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from elasticctl.api.text import shown
 from elasticctl.cli.framework import options, output
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import print_log_lines
 from elasticctl.cli.framework.target import full_worker_name, reach, worker_of_rank
-from elasticctl.cli.views.log_lines import print_lines
 from elasticctl.cluster.base import LogLine, LogQuery
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = new_app()
 
 
-def pattern(text: str) -> re.Pattern[str]:
+def parse_pattern(text: str) -> re.Pattern[str]:
     """A regular expression; typer.BadParameter for what is none."""
     try:
         return re.compile(text)
@@ -34,21 +34,23 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class LogFlags:
     """Which lines are wanted; `since` is in seconds."""
 
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the job has ended; new workers are followed too.")
+        bool, typer.Option("-f", "--follow", help="Follow until the job ends; new workers are followed too.")
     ] = False
     worker: Annotated[
         tuple[str, ...], typer.Option("--worker", metavar="NAME", help="Only this worker: its name or number.")
     ] = ()
     rank: Annotated[int | None, options.count("Only what rank N prints, on the worker that runs it.", low=0)] = None
     tail: Annotated[int | None, options.count("Only the last N lines of each worker.", low=0)] = None
-    since: Annotated[int | None, options.time("Only lines younger than 90s, 10m, 2h.")] = None
+    since: Annotated[int | None, options.time("Only lines of the last 90s, 10m, 2h.")] = None
     grep: Annotated[
         re.Pattern[str] | None,
-        typer.Option("--grep", parser=pattern, metavar="REGEX", help="Of these, only lines in which this is found."),
+        typer.Option(
+            "--grep", parser=parse_pattern, metavar="REGEX", help="Only lines that match this regular expression."
+        ),
     ] = None
     previous: Annotated[bool, typer.Option("--previous", help="What earlier incarnations printed.")] = False
     everything: Annotated[bool, typer.Option("--all", help="What all incarnations printed, from the first on.")] = False
@@ -60,7 +62,7 @@ class Lines:
         NotFoundError for a rank that this one does not have.
         """
         if self.worker and self.rank is not None:
-            raise UsageError("say --worker NAME or --rank N, not both")
+            raise UsageError("--worker and --rank contradict each other. FIX: give one of them")
         if self.previous and (self.everything or self.follow):
             raise UsageError(f"--previous does not go with {'--all' if self.everything else '--follow'}")
         named = tuple(full_worker_name(job.name, worker) for worker in self.worker)
@@ -86,11 +88,13 @@ class Lines:
 def logs(
     *,
     job: options.Job,
-    lines: Lines,
+    lines: LogFlags,
     timestamps: Annotated[bool, typer.Option("--timestamps", help="Put the time, in UTC, before each line.")] = False,
     where: Where,
-) -> None:
-    """Print what a job's workers print, and what those have printed that are gone.
+) -> int:
+    """Print the output of a job's workers, also of those that are gone.
+
+    With -f the exit code is 1 when the job fails.
 
     \b
       elasticctl logs -f train
@@ -103,10 +107,15 @@ def logs(
     target = reach(where)
     found = ElasticJob.from_manifest(target.find(job))
     said = target.cluster.logs(target.namespace, found.name, lines.query(found, time.time()))
-    print_lines(lines.of(said, hardware(found).ranks_per_worker), found.name, timestamps=timestamps)
+    print_log_lines(lines.of(said, hardware(found).ranks_per_worker), found.name, timestamps=timestamps)
+    if not lines.follow:
+        return 0
+    from elasticctl.cli.submit.follow import code_of_followed
+
+    return code_of_followed(target, found.name)
 
 
-def forget(job: ElasticJob) -> None:
+def delete_stored_logs(job: ElasticJob) -> None:
     """Delete what a job that has been deleted kept of its logs in its storage; says so where that cannot be done."""
     from elasticctl.cluster.stored_logs import StoredLogs
 

@@ -1,4 +1,4 @@
-"""`simulate`: what a job would take, cost and lose on other numbers of GPUs."""
+"""`simulate`: forecast time, cost and goodput of a job on other numbers of GPUs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 app = new_app()
 
 
-def gpu_counts(text: str) -> tuple[int, ...]:
+def parse_gpu_counts(text: str) -> tuple[int, ...]:
     """`4,8,16` -> the numbers, by size; 64 of them at most. Raises UsageError."""
     parts = text.split(",")
     if len(parts) > 64 or not all(part.isascii() and part.isdigit() and 0 < int(part) <= 100_000 for part in parts):
-        raise UsageError(f"--gpus {shown(text)}: give numbers of GPUs, such as 4,8,16")
+        raise UsageError(f"--gpus {shown(text)}: FIX: give numbers of GPUs, such as 4,8,16")
     return tuple(sorted(set(map(int, parts))))
 
 
-def pause(text: str) -> float:
+def parse_pause(text: str) -> float:
     """`250ms` or a duration -> seconds."""
     number = text.removesuffix("ms")
     if number != text and number.isascii() and number.isdigit() and len(number) < 10:
@@ -42,15 +42,15 @@ def pause(text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SimulatedSizes:
     """Which sizes, and how much is to be done."""
 
     table: Annotated[str, options.text("A file with a line for each size: GPUs, rate.", "FILE")] = ""
     gpus: Annotated[str, options.text("Which numbers of GPUs to look at: 4,8,16.", "N,N...")] = ""
-    gpus_per_node: Annotated[int | None, options.count("How many of them on each node.")] = None
+    gpus_per_node: Annotated[int | None, options.count("GPUs per node.")] = None
     gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100: for the price.", "TYPE")] = ""
     work: Annotated[
-        int | None, options.time("How long it takes undisturbed at the smallest known size; 1d by default.")
+        int | None, options.time("How long it takes without interruptions at the smallest known size; 1d by default.")
     ] = None
 
 
@@ -62,10 +62,10 @@ class Assumed:
         int | None, options.time("How long one spot node lasts on average; 24h by default.")
     ] = None
     recovery: Annotated[int | None, options.time("From a loss to the next step; 30s by default.")] = None
-    replacement: Annotated[int | None, options.time("Until another node comes; 5m by default.")] = None
+    replacement: Annotated[int | None, options.time("Until a replacement node starts; 5m by default.")] = None
     save_cost: Annotated[
         float | None,
-        typer.Option(parser=pause, metavar="TIME", help="How long a save stops training; 100ms by default."),
+        typer.Option(parser=parse_pause, metavar="TIME", help="How long a save stops training; 100ms by default."),
     ] = None
     save_every: Annotated[int | None, options.time("Time between saves; chosen as in training by default.")] = None
 
@@ -74,7 +74,7 @@ class Assumed:
 def simulate(
     *,
     job: options.MaybeJob = None,
-    size: Size,
+    size: SimulatedSizes,
     assumed: Assumed,
     output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
     where: Where,
@@ -91,9 +91,9 @@ def simulate(
     from elasticctl.cli.views import simulation
 
     if (job is None) == (not size.table):
-        raise UsageError("give a job or a scaling curve with --table FILE, one of the two")
-    basis = _of_table(size, assumed, where) if job is None else _of_job(job, size, assumed, where)
-    outlooks = simulation.outlooks(basis, gpu_counts(size.gpus) if size.gpus else ())
+        raise UsageError("give either a job or a scaling curve with --table FILE")
+    basis = _basis_of_table(size, assumed, where) if job is None else _basis_of_job(job, size, assumed, where)
+    outlooks = simulation.outlooks(basis, parse_gpu_counts(size.gpus) if size.gpus else ())
     if output != "table":
         print_data("Simulation", simulation.as_data(basis, outlooks), output)
         return
@@ -105,7 +105,7 @@ def simulate(
         say(line)
 
 
-def _of_table(size: Size, assumed: Assumed, where: Where) -> Basis:
+def _basis_of_table(size: SimulatedSizes, assumed: Assumed, where: Where) -> Basis:
     from elasticctl.api.cost import rate
     from elasticctl.api.gpu_types import gpu_type
     from elasticctl.cli.views.cost import with_live_spot
@@ -127,10 +127,10 @@ def _of_table(size: Size, assumed: Assumed, where: Where) -> Basis:
         if not size.gpus_per_node and not context.gpus_per_node and shapes:
             each = min(shapes)
         price = with_live_spot(rate(context.provider, shapes.get(each, ()), kind.name, each))
-    return basis_of_table(points, size.work, _given(assumed, each), price)
+    return basis_of_table(points, size.work, _given_conditions(assumed, each), price)
 
 
-def _of_job(name: str, size: Size, assumed: Assumed, where: Where) -> Basis:
+def _basis_of_job(name: str, size: SimulatedSizes, assumed: Assumed, where: Where) -> Basis:
     from elasticctl.api.cost import rate_of
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.views.cost import with_live_spot
@@ -139,19 +139,17 @@ def _of_job(name: str, size: Size, assumed: Assumed, where: Where) -> Basis:
 
     if size.gpu_type or size.gpus_per_node:
         flag = "--gpu-type" if size.gpu_type else "--gpus-per-node"
-        raise UsageError(f"{flag} goes with --table: what a job's nodes are like, the job says itself")
+        raise UsageError(f"{flag} goes with --table: a job knows its own nodes")
     job = ElasticJob.from_manifest(reach(where).find(name))
     evidence = evidence_of(job, time.time())
     if not evidence.points:
-        raise UsageError(
-            f"{job.name} has no measured rate yet: it needs a group that has done 10 steps; or give --table FILE"
-        )
+        raise UsageError(f"{job.name} has no measured rate yet: that takes 10 steps. FIX: wait, or give --table FILE")
     return basis_of_job(
-        job.name, evidence, size.work, _given(assumed, evidence.gpus_per_node), with_live_spot(rate_of(job))
+        job.name, evidence, size.work, _given_conditions(assumed, evidence.gpus_per_node), with_live_spot(rate_of(job))
     )
 
 
-def _given(assumed: Assumed, gpus_per_node: int) -> dict[str, float]:
+def _given_conditions(assumed: Assumed, gpus_per_node: int) -> dict[str, float]:
     """What was said on the command line, by the names of `Conditions`."""
     said = {
         "gpus_per_node": gpus_per_node,
@@ -163,5 +161,5 @@ def _given(assumed: Assumed, gpus_per_node: int) -> dict[str, float]:
     }
     for flag, key in (("--interrupted-every", "between_s"), ("--save-every", "interval_s")):
         if said[key] == 0:
-            raise UsageError(f"{flag} 0s: it has to be longer than nothing")
+            raise UsageError(f"{flag} 0s: must be longer than 0s")
     return {key: value for key, value in said.items() if value is not None}

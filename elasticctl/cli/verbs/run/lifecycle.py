@@ -1,21 +1,30 @@
-"""`suspend`, `resume`, `cancel`, `delete`."""
+"""`suspend`, `resume`, `cancel`, `delete`, `wait` and `preempt`: the life of a job that is there."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
-from elasticctl.api.text import counted
+from elasticctl.api.text import span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, say
-from elasticctl.cli.framework.target import Target, reach
-from elasticctl.cli.verbs.inspect.logs import forget
+from elasticctl.cli.framework.target import full_worker_name, reach, worker_of_rank
+
+if TYPE_CHECKING:
+    from elasticctl.api.spec import ElasticJob
+    from elasticctl.cluster.base import Manifest
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from elasticctl.api.text import counted
+from elasticctl.cli.framework.target import Target
+from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
@@ -29,11 +38,11 @@ def suspend(*, jobs: options.Jobs, where: Where) -> None:
     target = reach(where)
 
     def stop(name: str) -> None:
-        job = _patched(target, name, {"suspend": True}, "suspended")
-        say(f"{job.name}: its workers are being stopped")
-        hint(f"go on: elasticctl resume {job.name}")
+        job = _patch_spec(target, name, {"suspend": True}, "suspended")
+        say(f"{job.name}: stopping its workers")
+        hint(f"Next: resume it: elasticctl resume {job.name}")
 
-    _each(jobs, stop)
+    _for_each(jobs, stop)
 
 
 @verb(app, "resume")
@@ -43,10 +52,10 @@ def resume(*, jobs: options.Jobs, where: Where) -> None:
 
     def go_on(name: str) -> None:
         _check_here(target, name)
-        job = _patched(target, name, {"suspend": False}, "resumed")
-        say(f"{job.name}: going on with {counted(job.desired, 'worker')}")
+        job = _patch_spec(target, name, {"suspend": False}, "resumed")
+        say(f"{job.name}: resuming with {counted(job.desired, 'worker')}")
 
-    _each(jobs, go_on)
+    _for_each(jobs, go_on)
 
 
 @verb(app, "cancel")
@@ -55,11 +64,11 @@ def cancel(*, jobs: options.Jobs, where: Where) -> None:
     target = reach(where)
 
     def end(name: str) -> None:
-        job = _patched(target, name, {"cancel": True}, "cancelled")
+        job = _patch_spec(target, name, {"cancel": True}, "cancelled")
         say(f"{job.name}: cancelled")
-        hint(f"remove it: elasticctl delete {job.name}")
+        hint(f"Next: delete it: elasticctl delete {job.name}")
 
-    _each(jobs, end)
+    _for_each(jobs, end)
 
 
 @verb(app, "delete")
@@ -72,18 +81,18 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
 
     def remove(name: str) -> None:
         job = ElasticJob.from_manifest(target.find(name))
-        if not (yes or job.status.phase.terminal or _confirmed(job)):
-            say(f"{job.name}: kept")
+        if not (yes or job.status.phase.terminal or _confirm_delete(job)):
+            say(f"{job.name}: not deleted")
             return
         target.cluster.delete_job(target.namespace, job.name)
-        forget(job)
+        delete_stored_logs(job)
         storage = hardware(job).storage
         say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
 
-    _each(jobs, remove)
+    _for_each(jobs, remove)
 
 
-def _each(names: Sequence[str], act: Callable[[str], None]) -> None:
+def _for_each(names: Sequence[str], act: Callable[[str], None]) -> None:
     """Do it to each job: what stands in the way of one is said, and does not keep it from the others.
 
     Raises the last of these errors at the end.
@@ -108,10 +117,10 @@ def _check_here(target: Target, name: str) -> None:
     context = found.moved_to.partition(" ")[0]
     if context:
         there = f"`elasticctl resume {found.name} --context {context}`"
-        raise ConflictError(f"{found.name} goes on in context {context}, where it was moved to: {there}")
+        raise ConflictError(f"{found.name} runs in context {context} now. FIX: {there}")
 
 
-def _patched(target: Target, name: str, spec: dict[str, Any], done: str) -> ElasticJob:
+def _patch_spec(target: Target, name: str, spec: dict[str, Any], done: str) -> ElasticJob:
     """The job with its spec changed; ConflictError once it has ended."""
     from elasticctl.api.spec import ElasticJob
 
@@ -121,7 +130,96 @@ def _patched(target: Target, name: str, spec: dict[str, Any], done: str) -> Elas
     return ElasticJob.from_manifest(target.cluster.patch_job(target.namespace, job.name, {"spec": spec}))
 
 
-def _confirmed(job: ElasticJob) -> bool:
+def _confirm_delete(job: ElasticJob) -> bool:
     if not sys.stdin.isatty():
-        raise UsageError(f"{job.name} is still {job.status.phase.value}; add --yes to delete it all the same")
+        raise UsageError(f"{job.name} is still {job.status.phase.value}. FIX: add --yes to delete it anyway")
     return typer.confirm(f"{job.name} is still {job.status.phase.value}. Delete it?", err=True)
+
+
+@verb(app, "wait")
+def wait(
+    *,
+    job: options.Job,
+    until: Annotated[Literal["done", "running"], typer.Option("--for", help="What to wait for.")] = "done",
+    timeout: options.Timeout = None,
+    where: Where,
+) -> int:
+    """Wait until a job ends.
+
+    The exit code tells how: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out.
+    """
+    from elasticctl.cli.submit.follow import await_end
+
+    target = reach(where)
+    name = target.find(job)["metadata"]["name"]
+    return await_end(target, name, timeout_s=timeout, running=until == "running")
+
+
+NOTICE_S = 120
+"""What AWS gives."""
+
+
+def parse_notice(text: str) -> int:
+    """A duration -> whole seconds; `none` is no notice at all."""
+    return 0 if text == "none" else options.duration(text)
+
+
+@verb(app, "preempt")
+def preempt(
+    *,
+    job: options.Job,
+    worker: Annotated[str, options.text("This worker: its name or number.")] = "",
+    rank: Annotated[int | None, options.count("The worker that runs rank N.", low=0)] = None,
+    notice_s: Annotated[
+        int,
+        typer.Option(
+            "--notice",
+            parser=parse_notice,
+            metavar="TIME",
+            show_default=False,
+            help="How long before the kill the worker is notified: 30s, 2m (the default), or none.",
+        ),
+    ] = NOTICE_S,
+    where: Where,
+) -> None:
+    """Take a worker away from a job, as a cloud takes back a spot machine; the job makes another.
+
+    \b
+      elasticctl preempt digits
+      elasticctl preempt digits --rank 0 --notice none
+    """
+    from elasticctl.api.spec import ElasticJob
+
+    if worker and rank is not None:
+        raise UsageError("--worker and --rank contradict each other. FIX: give one of them")
+    target = reach(where)
+    found = ElasticJob.from_manifest(target.find(job))
+    pods = target.cluster.pods_of([found])[found.uid]
+    name = choose_worker(found, pods, worker, rank)
+    target.cluster.evict_pod(target.namespace, name, grace_s=float(notice_s))
+    say(f"{name}: " + (f"notified, killed after {span(notice_s)}" if notice_s else "killed without notice"))
+    hint(f"Next: see what it cost: elasticctl history {found.name}")
+
+
+def choose_worker(job: ElasticJob, pods: list[Manifest], worker: str, rank: int | None) -> str:
+    """The worker that was named, or runs `rank`, or else the last of those that run. Pure.
+
+    Raises ConflictError where nobody runs, NotFoundError for a worker or a rank that is not there.
+    """
+    if job.status.phase.terminal:
+        raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and has no workers to lose")
+    running: list[str] = [pod["metadata"]["name"] for pod in pods if _is_running(pod)]
+    if not running:
+        raise ConflictError(f"no worker of {job.name} is running. FIX: see why with `elasticctl status {job.name}`")
+    name = running[-1]
+    if worker:
+        name = full_worker_name(job.name, worker)
+    elif rank is not None:
+        name = worker_of_rank(job, rank)
+    if name not in running:
+        raise NotFoundError(f"{name} is not running. These workers of {job.name} are: {', '.join(running)}")
+    return name
+
+
+def _is_running(pod: Manifest) -> bool:
+    return pod.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]

@@ -1,4 +1,4 @@
-"""`move`: a job goes on in another context, or with another storage, from the step at which it was stopped."""
+"""`move`: continue a job in another context, or with another storage, from the step at which it was stopped."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from elasticctl.api.errors import (
 from elasticctl.api.text import counted, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.contexts import complete_context
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, say
 from elasticctl.cli.framework.target import Target, reach
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.copies import Stay
+    from elasticctl.cli.submit.copies import JobLocation
     from elasticctl.cluster.base import Manifest
     from elasticctl_store.storage import Storage
 
@@ -45,14 +46,14 @@ def move(
     job: options.Job,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="CONTEXT", autocompletion=options.complete_context, help="Where it is to go on."),
+        typer.Option("--to", metavar="CONTEXT", autocompletion=complete_context, help="The context to move it to."),
     ],
     storage: Annotated[
-        str, options.text("Where its state goes; by default a new place of that context's.", "URL")
+        str, options.text("The storage of its state; by default a new place in that context's.", "URL")
     ] = "",
     where: Where,
 ) -> None:
-    """Have a job go on in another context, from the very step at which it stops here.
+    """Continue a job in another context, from the very step at which it stops here.
 
     Its newest checkpoint is copied and checked; then it goes on there under its name, and never again here. With the
     context that it is in, and --storage, only its state moves. After a failure the same command goes on.
@@ -68,56 +69,57 @@ def move(
     found = ElasticJob.from_manifest(manifest)
     source = dataclasses.replace(source, namespace=found.namespace)
     target = source if to == source.context.name else reach(Where(to, where.namespace))
-    if _is_over(found, target):
+    if _is_already_moved(found, target):
         return
-    _planned(source, target, manifest, storage).run(manifest)
-    hint(f"follow it: elasticctl logs -f {found.name} --context {to}")
+    _plan_move(source, target, manifest, storage).run(manifest)
+    hint(f"Next: follow it: elasticctl logs -f {found.name} --context {to}")
 
 
-def _is_over(job: ElasticJob, target: Target) -> bool:
+def _is_already_moved(job: ElasticJob, target: Target) -> bool:
     """Has this job been moved there already? ConflictError when it is elsewhere."""
     context, _, url = job.moved_to.partition(" ")
     if not context:
         return False
     if context != target.context.name:
         raise ConflictError(
-            f"{job.name} has been moved to context {context}: move it from there, with --context {context}"
+            f"{job.name} has been moved to context {context}: FIX: move it from there, with --context {context}"
         )
     say(f"{job.name} has been moved to context {context} already, with its state in {url}")
     return True
 
 
-def _planned(source: Target, target: Target, manifest: Manifest, storage: str) -> Move:
+def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str) -> Move:
     """Everything that can be known beforehand is checked here: nothing has been done when it fails."""
     from elasticctl.api.objects import at
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ANNOTATION_MOVING_TO, ElasticJob
-    from elasticctl.cli.submit.copies import Stay
-    from elasticctl.cli.submit.manifest import new_storage
+    from elasticctl.cli.submit.copies import JobLocation
+    from elasticctl.cli.submit.manifest import choose_storage
 
     job = ElasticJob.from_manifest(manifest)
-    old = Stay(source.context, source.namespace, hardware(job).storage)
+    old = JobLocation(source.context, source.namespace, hardware(job).storage)
     if not old.url:
-        raise UsageError(f"{job.name} names no storage, so it has no checkpoint to go on from elsewhere")
+        raise UsageError(f"{job.name} names no storage, so it has no checkpoint to continue from elsewhere")
     context, _, begun = str(at(manifest, "metadata", "annotations", ANNOTATION_MOVING_TO) or "").partition(" ")
     in_place = target is source
     if begun and not storage and context == target.context.name:
         url = begun  # where an earlier try has put what there is
     elif in_place and not storage:
         raise UsageError(
-            f"{job.name} is in context {context or old.context.name} already: give --storage, or another --to"
+            f"{job.name} is already in context {context or old.context.name}. FIX: give --storage, or another --to"
         )
     else:
-        url = new_storage(job.name, storage, target.context)
+        url = choose_storage(job.name, storage, target.context)
     if not url:
         raise UsageError(
-            f"--storage is needed in context {target.context.name} (or set it: elasticctl config set-context)"
+            f"--storage is needed in context {target.context.name} (FIX: add it, or set it with"
+            " `elasticctl config set-context`)"
         )
-    return Move(source, target, old, Stay(target.context, target.namespace, url), job.uid)
+    return Move(source, target, old, JobLocation(target.context, target.namespace, url), job.uid)
 
 
-def _ended(name: str, phase: str) -> ConflictError:
-    return ConflictError(f"{name} has ended ({phase}): there is nothing left to go on with; `rerun` runs it again")
+def _ended_error(name: str, phase: str) -> ConflictError:
+    return ConflictError(f"{name} has ended ({phase}) and cannot be moved. FIX: run it again with `elasticctl rerun`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +128,25 @@ class Move:
 
     source: Target
     target: Target
-    old: Stay
-    new: Stay
+    old: JobLocation
+    new: JobLocation
     uid: str
 
     def run(self, manifest: Manifest) -> None:
         """Move the job. A failure says where things stand; the same command goes on from there."""
-        from elasticctl.cli.job_storage import errors_shown
+        from elasticctl.cli.job_storage import storage_errors
         from elasticctl_store import storage as storages
         from elasticctl_store.checkpoints import commits
 
         name = manifest["metadata"]["name"]
-        with errors_shown():
+        with storage_errors():
             here, there = storages.open(self.old.url), storages.open(self.new.url)
             if here.url == there.url:
                 raise UsageError(f"--storage {here.url} is where the job's state is already")
             moved = commits.moved_to(here)
         if moved is not None and moved.to != there.url:
             raise JobStorageError(
-                f"{self.old.url} has been moved to {moved.to}: say --storage {moved.to} to go on with that"
+                f"{self.old.url} has been moved to {moved.to}. FIX: add --storage {moved.to} to continue that move"
             )
         say(f"{name}: from {self.old.context.name} ({here.url}) to {self.new.context.name} ({there.url})")
         if moved is None:
@@ -155,7 +157,7 @@ class Move:
                 self._carry(name, here, there, manifest, made)
         with self._only_there(name):
             self._go_on(name, manifest)
-        say(f"{name}: goes on in {self.new.context.name}, with its state in {there.url}")
+        say(f"{name}: continues in {self.new.context.name}, with its state in {there.url}")
 
     @property
     def _in_place(self) -> bool:
@@ -163,20 +165,20 @@ class Move:
 
     def _made(self, manifest: Manifest) -> Manifest | None:
         """The job as it will be created; None where it stays where it is."""
-        from elasticctl.cli.submit.copies import elsewhere
+        from elasticctl.cli.submit.copies import moved_manifest
 
-        return None if self._in_place else elsewhere(manifest, self.old, self.new)
+        return None if self._in_place else moved_manifest(manifest, self.old, self.new)
 
     def _check(self, here: Storage, there: Storage, manifest: Manifest, made: Manifest | None) -> None:
         """Refuse what cannot come to an end while the job still runs."""
         from elasticctl.api.spec import ElasticJob
-        from elasticctl.cli.job_storage import errors_shown
+        from elasticctl.cli.job_storage import storage_errors
         from elasticctl_store.checkpoints import transfer
 
         job = ElasticJob.from_manifest(manifest)
         if job.status.phase.terminal:
-            raise _ended(job.name, job.status.phase.value)
-        with errors_shown():
+            raise _ended_error(job.name, job.status.phase.value)
+        with storage_errors():
             transfer.check_target(there)
             if job.status.checkpoint.step is None and transfer.newest(here) is None:
                 raise UsageError(f"{job.name} has committed no checkpoint in {here.url} yet: there is nothing to move")
@@ -199,7 +201,7 @@ class Move:
             raise UsageError(f"the contexts {names} lead to the same place: {here} moves the state alone")
         if at(found, "metadata", "annotations", ANNOTATION_MOVED_FROM) != self.old.mark:
             raise ConflictError(
-                f"there is another job {name} in context {self.new.context.name}: delete that one first"
+                f"there is another job {name} in context {self.new.context.name}. FIX: delete that one first"
             )
         return found
 
@@ -213,7 +215,7 @@ class Move:
         manifest = cluster.patch_job(namespace, name, {"metadata": mark, "spec": {"suspend": True}})
         grace = at(manifest, "spec", "replicaSpecs", "Worker", "template", "spec", "terminationGracePeriodSeconds")
         limit_s = _STOPPED_WITHIN_S + (grace if isinstance(grace, int) else 30)
-        say(f"{name}: its workers commit a last step and stop")
+        say(f"{name}: its workers save a last checkpoint and stop")
         deadline = time.monotonic() + limit_s
         while True:
             phase = at(cluster.get_job(namespace, name), "status", "phase")
@@ -221,22 +223,22 @@ class Move:
             if phase == "Suspended" and not live:
                 return
             if phase in ("Succeeded", "Failed", "Cancelled"):
-                raise _ended(name, phase)
+                raise _ended_error(name, phase)
             if time.monotonic() > deadline:
                 raise ClusterError(f"{counted(len(live), 'worker')} of {name} did not stop within {span(limit_s)}")
             time.sleep(_POLL_EVERY_S)
 
     def _carry(self, name: str, here: Storage, there: Storage, manifest: Manifest, made: Manifest | None) -> None:
         """Copy, create the job there, and close the journal here; from then on it can only go on there."""
-        from elasticctl.cli.job_storage import errors_shown, meter, size
+        from elasticctl.cli.job_storage import progress_bar, size, storage_errors
         from elasticctl_store.checkpoints import commits, transfer
 
-        with errors_shown():
+        with storage_errors():
             writer = commits.Writer.take_over(here)  # whoever still runs cannot commit any more
             load = transfer.newest(here)
             if load is None:
-                raise JobStorageError(f"{here.url}: no whole checkpoint is there to go on from")
-            with meter("copying", load.size_bytes) as on_bytes:
+                raise JobStorageError(f"{here.url}: there is no whole checkpoint to continue from")
+            with progress_bar("copying", load.size_bytes) as on_bytes:
                 carried = transfer.carry(here, there, load, on_bytes)
             self._carry_workspace(manifest)
         sent = counted(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
@@ -244,7 +246,7 @@ class Move:
         if made is not None and self._there(made) is None:
             self.target.cluster.create_job(made)
         try:
-            with errors_shown():
+            with storage_errors():
                 writer.close(there.url)
         except JobStorageError:
             if made is not None:
@@ -263,10 +265,10 @@ class Move:
     def _go_on(self, name: str, manifest: Manifest) -> None:
         """Start the job in its new place, and leave word in the old one."""
         from elasticctl.api.spec import ANNOTATION_MOVED_TO, ANNOTATION_MOVING_TO
-        from elasticctl.cli.submit.copies import in_place
+        from elasticctl.cli.submit.copies import storage_patch
 
         if self._in_place:
-            patch = in_place(manifest, self.old, self.new)
+            patch = storage_patch(manifest, self.old, self.new)
             patch["metadata"]["annotations"][ANNOTATION_MOVING_TO] = None
             self.source.cluster.patch_job(self.old.namespace, name, patch)
             return
@@ -284,8 +286,8 @@ class Move:
         try:
             yield
         except (ElasticctlError, KeyboardInterrupt):
-            again = f"move it again to go on with that, or: elasticctl resume {name} --context {self.old.context.name}"
-            say(f"{name} is in {self.old.context.name} as before, suspended; {again}")
+            again = f"Next: repeat the move, or: elasticctl resume {name} --context {self.old.context.name}"
+            say(f"{name} is still in {self.old.context.name}, suspended. {again}")
             raise
 
     @contextmanager
@@ -294,5 +296,8 @@ class Move:
         try:
             yield
         except (ElasticctlError, KeyboardInterrupt):
-            say(f"{name} is in {self.new.url}, and can go on from there only: move it again to have it start there")
+            say(
+                f"{name} is in {self.new.url}, and can continue only from there. Next: repeat the"
+                " move to start it there"
+            )
             raise

@@ -1,4 +1,4 @@
-"""`prune`: delete jobs that ended long ago, and their stored state where it is this machine's own."""
+"""`prune`: delete jobs that ended long ago, and their stored state where it is on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, print_data, print_table, say
 from elasticctl.cli.framework.target import Target, reach
-from elasticctl.cli.verbs.inspect.logs import forget
+from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
 from elasticctl.settings.contexts import LOCAL
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ app = new_app()
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class PruneFilter:
     """Which jobs are meant; `older_than` in seconds since their end, `phase` empty: all that are final."""
 
     older_than: Annotated[int | None, options.time("Jobs that ended longer ago than this: 12h, 7d.")] = None
@@ -42,7 +42,7 @@ class Which:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class PrunedJob:
     """A job to delete. `state` says what becomes of what it has stored: goes, stays, or none."""
 
     job: ElasticJob
@@ -55,7 +55,7 @@ class Doomed:
 @verb(app, "prune")
 def prune(
     *,
-    which: Which,
+    which: PruneFilter,
     state: Annotated[
         bool,
         typer.Option(
@@ -76,12 +76,12 @@ def prune(
       elasticctl prune --older-than 1d --phase Failed --state -y
     """
     if which.older_than is None:
-        raise UsageError("say how long ago they must have ended: --older-than 7d")
+        raise UsageError("no age given. FIX: add --older-than 7d, for example")
     target, now = reach(where), time.time()
     everyone = target.cluster.list_jobs(target.namespace)
-    doomed = choose(everyone, which, now)
+    doomed = select_jobs(everyone, which, now)
     if state:
-        doomed = [_with_state(target, item, doomed) for item in doomed]
+        doomed = [_with_folder(target, item, doomed) for item in doomed]
     if output != "table":
         print_data("Pruned", {"dryRun": dry_run, "jobs": [_as_data(item) for item in doomed]}, output)
     elif doomed:
@@ -89,14 +89,14 @@ def prune(
     if not doomed:
         say(f"no job in namespace {target.namespace} ended longer than {span(which.older_than)} ago")
     elif dry_run:
-        say(f"{counted(len(doomed), 'job')} would be deleted; --dry-run deletes nothing")
-    elif yes or _confirmed(len(doomed)):
+        say(f"{counted(len(doomed), 'job')} would be deleted (dry run: nothing changes)")
+    elif yes or _confirm(len(doomed)):
         _delete_all(target, doomed, now, workspaces=state and target.context.provider == LOCAL)
     else:
-        say("nothing is deleted")
+        say("nothing deleted")
 
 
-def choose(manifests: Sequence[Manifest], which: Which, now: float) -> list[Doomed]:
+def select_jobs(manifests: Sequence[Manifest], which: PruneFilter, now: float) -> list[PrunedJob]:
     """The jobs that are meant, the one that ended first first. Pure; `now` in seconds since the epoch."""
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
@@ -108,11 +108,11 @@ def choose(manifests: Sequence[Manifest], which: Which, now: float) -> list[Doom
             continue
         if which.phase is None or job.status.phase.value == which.phase:
             storage = hardware(job).storage
-            found.append(Doomed(job, ended_at, storage, STAYS if storage else NONE))
+            found.append(PrunedJob(job, ended_at, storage, STAYS if storage else NONE))
     return sorted(found, key=lambda item: item.ended_at)
 
 
-def _with_state(target: Target, item: Doomed, doomed: Sequence[Doomed]) -> Doomed:
+def _with_folder(target: Target, item: PrunedJob, doomed: Sequence[PrunedJob]) -> PrunedJob:
     """The job with the folder that its state can be deleted with; without one where that is not ours to delete."""
     folder = own_folder(item.storage) if target.context.provider == LOCAL else None
     if folder is None:
@@ -147,15 +147,15 @@ def _uses(manifest: Manifest, url: str, folder: Path) -> bool:
     return any(other and (other == url or own_folder(other) == folder) for other in (found.storage, start))
 
 
-def _delete_all(target: Target, doomed: Sequence[Doomed], now: float, *, workspaces: bool) -> None:
+def _delete_all(target: Target, doomed: Sequence[PrunedJob], now: float, *, workspaces: bool) -> None:
     """Delete jobs with what goes along, and say what stays; `workspaces`: those too that no job names any more."""
     gone = [item for item in doomed if _delete(target, item)]
-    _say_what_stays(gone)
+    _report(gone)
     if workspaces:
-        _sweep_workspaces(target, {item.job.key for item in gone}, now)
+        _delete_unused_workspaces(target, {item.job.key for item in gone}, now)
 
 
-def _delete(target: Target, item: Doomed) -> bool:
+def _delete(target: Target, item: PrunedJob) -> bool:
     """Delete a job with what goes along; False where it was left alone.
 
     Much may have happened since it was listed: it may be gone by itself, and another one may have its name.
@@ -163,17 +163,17 @@ def _delete(target: Target, item: Doomed) -> bool:
     try:
         now = target.cluster.get_job(target.namespace, item.job.name)
         if now["metadata"].get("uid") != item.job.uid:
-            say(f"{item.job.name}: left alone: it is another job by now")
+            say(f"{item.job.name}: left alone: another job has that name now")
             return False
         target.cluster.delete_job(target.namespace, item.job.name)
     except NotFoundError:
         pass  # its time to live was over, or somebody was quicker
-    forget(item.job)
+    delete_stored_logs(item.job)
     _delete_state(item)
     return True
 
 
-def _delete_state(item: Doomed) -> None:
+def _delete_state(item: PrunedJob) -> None:
     if item.folder is None:
         return
     import shutil
@@ -188,9 +188,9 @@ def _delete_state(item: Doomed) -> None:
         ) from e
 
 
-def _sweep_workspaces(target: Target, gone: Collection[str], now: float) -> None:
+def _delete_unused_workspaces(target: Target, gone: Collection[str], now: float) -> None:
     """Delete the workspaces of the local cluster that none of its jobs names any more."""
-    from elasticctl.cli.job_storage import named, size, sweep
+    from elasticctl.cli.job_storage import delete_unused_workspaces, size, workspace_digests
     from elasticctl.cluster.local.paths import local_paths
 
     left = [
@@ -198,12 +198,12 @@ def _sweep_workspaces(target: Target, gone: Collection[str], now: float) -> None
         for manifest in target.cluster.list_jobs(None)
         if f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}" not in gone
     ]
-    count, freed_bytes = sweep(local_paths().workspaces, named(left), now)
+    count, freed_bytes = delete_unused_workspaces(local_paths().workspaces, workspace_digests(left), now)
     if count:
-        say(f"{counted(count, 'workspace')} that no job names any more deleted too, {size(freed_bytes)}")
+        say(f"{counted(count, 'workspace')} no longer used deleted too, {size(freed_bytes)}")
 
 
-def _say_what_stays(doomed: Sequence[Doomed]) -> None:
+def _report(doomed: Sequence[PrunedJob]) -> None:
     freed = sum(item.state == GOES for item in doomed)
     with_state = f"; the state of {freed} too" if freed else ""
     say(f"{counted(len(doomed), 'job')} deleted{with_state}")
@@ -212,7 +212,7 @@ def _say_what_stays(doomed: Sequence[Doomed]) -> None:
             say(f"{item.job.name}: its checkpoints stay in {item.storage}")
 
 
-def _table(doomed: Sequence[Doomed], now: float) -> Table:
+def _table(doomed: Sequence[PrunedJob], now: float) -> Table:
     rows = [
         (item.job.name, item.job.status.phase.value, f"{span(now - item.ended_at)} ago", item.state, item.storage)
         for item in doomed
@@ -220,7 +220,7 @@ def _table(doomed: Sequence[Doomed], now: float) -> Table:
     return Table(("NAME", "PHASE", "ENDED", "CHECKPOINTS", "STORAGE"), rows, spare=("STORAGE",))
 
 
-def _as_data(item: Doomed) -> dict[str, str]:
+def _as_data(item: PrunedJob) -> dict[str, str]:
     from elasticctl.api.codec import to_rfc3339
 
     return {
@@ -232,8 +232,8 @@ def _as_data(item: Doomed) -> dict[str, str]:
     }
 
 
-def _confirmed(count: int) -> bool:
+def _confirm(count: int) -> bool:
     what = f"{counted(count, 'job')} and their logs" if count > 1 else "this job and its logs"
     if not sys.stdin.isatty():
-        raise UsageError(f"this deletes {what}; add --yes to do so")
+        raise UsageError(f"this deletes {what}. FIX: add --yes to confirm")
     return typer.confirm(f"Delete {what}?", err=True)

@@ -1,4 +1,4 @@
-"""`rerun`: the same job once more, from the beginning or from a checkpoint of the old one."""
+"""`rerun`: run a job again, from step 0 or from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Assignment, Where
 from elasticctl.cli.framework.output import print_objects, say
 from elasticctl.cli.framework.target import Target, reach
-from elasticctl.cli.verbs.inspect.logs import forget
-from elasticctl.cli.verbs.run.submit import DryRunVerb, How, follow_up
+from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
+from elasticctl.cli.verbs.run.submit import DryRunVerb, SubmitOptions, follow_up
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
@@ -43,7 +43,7 @@ class Changes:
     name: Annotated[str, options.text("The new job's name; the old one's with a number by default.")] = ""
     from_checkpoint: Annotated[
         str | None,
-        typer.Option(parser=step_or_latest, metavar="STEP|latest", help="Go on from this step of the old job."),
+        typer.Option(parser=step_or_latest, metavar="STEP|latest", help="Continue from this step of the old job."),
     ] = None
     storage: Annotated[str, options.text("Where its state is kept; a new place by default.", "URL")] = ""
     settings: Annotated[
@@ -53,7 +53,7 @@ class Changes:
 
 
 @verb(app, "rerun", cls=DryRunVerb)
-def rerun(*, job: options.Job, changes: Changes, how: How, where: Where) -> int:
+def rerun(*, job: options.Job, changes: Changes, how: SubmitOptions, where: Where) -> int:
     """Run a job again: a new job that runs the same, from step 0, with state of its own.
 
     With --from-checkpoint it goes on from a checkpoint of the old job, which is only read. With the old job's own
@@ -64,22 +64,22 @@ def rerun(*, job: options.Job, changes: Changes, how: How, where: Where) -> int:
       elasticctl rerun digits --from-checkpoint latest --set spec.backoffLimit=10
     """
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.manifest import manifest_with_news, with_settings
+    from elasticctl.cli.submit.manifest import manifest_with_notifications, with_settings
 
     how.check()
     target = reach(where)
     old = target.find(job)
     found = ElasticJob.from_manifest(old)
-    made = with_settings(_new(target, old, changes), changes.settings)
-    made = manifest_with_news(made, how.notify, target.context)
+    made = with_settings(_new_manifest(target, old, changes), changes.settings)
+    made = manifest_with_notifications(made, how.notify, target.context)
     if how.dry_run == "client":
         print_objects([made], how.output or "yaml", one=True)
         return 0
     replaces = made["metadata"]["name"] == found.name
     if replaces or how.dry_run:
-        checked = _checked(target, made, replaces)  # before anything is deleted
+        checked = _create_dry_run(target, made, replaces)  # before anything is deleted
     if replaces:
-        _make_way(target, found, dry_run=how.dry_run is not None)
+        _delete_old(target, found, dry_run=how.dry_run is not None)
     _say_plan(found, made, changes.from_checkpoint)
     if how.dry_run:
         print_objects([checked], how.output or "yaml", one=True)
@@ -87,30 +87,32 @@ def rerun(*, job: options.Job, changes: Changes, how: How, where: Where) -> int:
     return follow_up(target, _create(target, made, patient=replaces), how)
 
 
-def _new(target: Target, old: Manifest, changes: Changes) -> Manifest:
+def _new_manifest(target: Target, old: Manifest, changes: Changes) -> Manifest:
     """The manifest of the new job."""
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.copies import Rerun, again, beside, next_name, origin
-    from elasticctl.cli.submit.manifest import new_storage
+    from elasticctl.cli.submit.copies import Rerun, next_name, original_name, rerun_manifest, sibling_url
+    from elasticctl.cli.submit.manifest import choose_storage
     from elasticctl.cli.submit.plan import check_name
 
     found = ElasticJob.from_manifest(old)
-    start = "" if changes.from_checkpoint is None else _start(found, changes.from_checkpoint)
+    start = "" if changes.from_checkpoint is None else _start_from(found, changes.from_checkpoint)
     if changes.name:
         name = check_name(changes.name)
     else:
         taken = {other["metadata"]["name"] for other in target.cluster.list_jobs(target.namespace)}
-        name = next_name(origin(old), taken)
+        name = next_name(original_name(old), taken)
     before, storage = hardware(found).storage, ""
     if before or changes.storage:
-        storage = new_storage(name, changes.storage, target.context) or beside(before, f"{name}-{int(time.time())}")
+        storage = choose_storage(name, changes.storage, target.context) or sibling_url(
+            before, f"{name}-{int(time.time())}"
+        )
         if storage == before:
-            raise UsageError(f"--storage {storage} is the old job's own: give the new one another place")
-    return again(old, Rerun(name, storage, start))
+            raise UsageError(f"--storage {storage} belongs to the old job. FIX: give the new one another place")
+    return rerun_manifest(old, Rerun(name, storage, start))
 
 
-def _start(old: ElasticJob, wanted: str) -> str:
+def _start_from(old: ElasticJob, wanted: str) -> str:
     """`URL#STEP` of a checkpoint of the old job; UsageError or NotFoundError where there can be no such one."""
     from elasticctl.api.podtemplate import hardware
 
@@ -120,10 +122,10 @@ def _start(old: ElasticJob, wanted: str) -> str:
     if url.startswith("file://"):  # a bucket may be open to the job and closed to this machine
         from elasticctl.cli import job_storage
 
-        place = job_storage.place_of(url, Where())
-        job_storage.of_step(job_storage.found_at(place), None if wanted == LATEST else int(wanted))
+        place = job_storage.find_storage(url, Where())
+        job_storage.checkpoint_of_step(job_storage.list_checkpoints(place), None if wanted == LATEST else int(wanted))
     elif old.status.checkpoint.step is None:
-        raise UsageError(f"{old.name} has committed no checkpoint; without --from-checkpoint it starts at step 0")
+        raise UsageError(f"{old.name} has committed no checkpoint. FIX: leave out --from-checkpoint to start at step 0")
     if not old.status.phase.terminal:
         say(f"{old.name} is still {old.status.phase.value}: it may delete that checkpoint before the new job reads it")
     return f"{url}#{wanted}"
@@ -147,7 +149,7 @@ def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> N
         say(plan_line(one, new.desired))
 
 
-def _checked(target: Target, made: Manifest, replaces: bool) -> Manifest:
+def _create_dry_run(target: Target, made: Manifest, replaces: bool) -> Manifest:
     """The job as the cluster would store it; one whose name is still taken is checked under another."""
     from elasticctl.cli.submit.copies import next_name
 
@@ -158,21 +160,21 @@ def _checked(target: Target, made: Manifest, replaces: bool) -> Manifest:
     return {**stored, "metadata": {**stored["metadata"], "name": name}}
 
 
-def _make_way(target: Target, old: ElasticJob, *, dry_run: bool) -> None:
+def _delete_old(target: Target, old: ElasticJob, *, dry_run: bool) -> None:
     """Delete the old job, whose name the new one gets; ConflictError while it runs."""
     from elasticctl.api.podtemplate import hardware
 
     if not old.status.phase.terminal:
         phase = old.status.phase.value
         raise ConflictError(
-            f"{old.name} is still {phase}: give the new job another --name, or cancel the old one first"
+            f"{old.name} is still {phase}. FIX: give the new job another --name, or cancel the old one first"
         )
     kept = hardware(old).storage
     doing = "would be deleted" if dry_run else "is deleted, with its logs"
     say(f"the old {old.name} {doing}" + (f"; its checkpoints stay in {kept}" if kept else ""))
     if not dry_run:
         target.cluster.delete_job(target.namespace, old.name)
-        forget(old)
+        delete_stored_logs(old)
 
 
 def _create(target: Target, made: Manifest, *, patient: bool) -> Manifest:

@@ -1,4 +1,4 @@
-"""From a wish for workers to the patch of a job, and until it has come true."""
+"""`scale`: change the number of workers of a running job, and wait until they run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, M
 from elasticctl.api.status import WorkerStatus
 from elasticctl.api.text import counted, counted_are
 from elasticctl.cli.framework.output import say
-from elasticctl.cli.framework.polling import PATIENCE_S, Answers
-from elasticctl.cli.framework.target import Target, full_worker_name
+from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name
 
 if TYPE_CHECKING:
     pass
@@ -36,7 +35,7 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ScaleChange:
     """What a wish came to: how many workers were wanted before and after, and whether that was or is automatic."""
 
     before: int
@@ -48,26 +47,26 @@ class Change:
     def words(self) -> str:
         """`2 -> 4 workers`."""
         if self.is_automatic:
-            return f"as many workers as there is room for, {self.after} at most"
+            return f"as many workers as fit, {self.after} at most"
         return f"{self.before} -> {self.after} workers"
 
 
-def apply(target: Target, name: str, wish: Wish) -> Change:
+def apply_change(target: Target, name: str, wish: ScaleFlags) -> ScaleChange:
     """Patch the job, so that scalings come one after another."""
-    before, after = _patched(target, name, lambda manifest: _asked_for(target, manifest, wish))
-    return _change(before, after)
+    before, after = _patch_with_retries(target, name, lambda manifest: _patch_for(target, manifest, wish))
+    return _change_between(before, after)
 
 
-def foreseen(target: Target, name: str, wish: Wish) -> Change:
+def preview_change(target: Target, name: str, wish: ScaleFlags) -> ScaleChange:
     """What `apply` would do now, without doing it; refused for the same reasons."""
     from elasticctl.api.objects import merge_patch
 
     manifest = target.cluster.get_job(target.namespace, name)
-    patch = _asked_for(target, manifest, wish)
-    return _change(manifest, {**manifest, "spec": merge_patch(manifest["spec"], patch["spec"])})
+    patch = _patch_for(target, manifest, wish)
+    return _change_between(manifest, {**manifest, "spec": merge_patch(manifest["spec"], patch["spec"])})
 
 
-def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[str, Any]:
+def scale_patch(manifest: Manifest, pods: list[Manifest], wish: ScaleFlags) -> dict[str, Any]:
     """The merge patch that carries out a wish; whoever asks for a number wants no automatic size. Pure.
 
     Raises UsageError when the wish is out of bounds, NotFoundError for a worker that is not there, ConflictError when
@@ -79,7 +78,7 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[st
     metadata = {"annotations": {ANNOTATION_SCALED_BY: BY_USER}, "resourceVersion": job.resource_version}
     if wish.auto:
         return {"metadata": metadata, "spec": {"sharing": {"automatic": True}}}
-    leaving = _leaving(job, pods, wish.remove_worker)
+    leaving = _workers_to_remove(job, pods, wish.remove_worker)
     workers = _workers(job, wish) - len(leaving)
     _check_bounds(job, manifest["spec"], workers)
     spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": workers}}}
@@ -93,13 +92,13 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: Wish) -> dict[st
     return {"metadata": metadata, "spec": spec}
 
 
-def _asked_for(target: Target, manifest: Manifest, wish: Wish) -> dict[str, Any]:
+def _patch_for(target: Target, manifest: Manifest, wish: ScaleFlags) -> dict[str, Any]:
     """The patch that carries out a wish."""
     job = ElasticJob.from_manifest(manifest)
     return scale_patch(manifest, target.cluster.pods_of([job])[job.uid] if wish.remove_worker else [], wish)
 
 
-def _patched(
+def _patch_with_retries(
     target: Target, name: str, patch_of: Callable[[Manifest], dict[str, Any] | None]
 ) -> tuple[Manifest, Manifest]:
     """The job before and after its patch; again where anybody has written to it between the two, its status too.
@@ -119,23 +118,23 @@ def _patched(
     raise AssertionError("unreachable")
 
 
-def _change(manifest: Manifest, patched: Manifest) -> Change:
+def _change_between(manifest: Manifest, patched: Manifest) -> ScaleChange:
     """What came, or would come, of a job from a patch."""
     before, after = ElasticJob.from_manifest(manifest), ElasticJob.from_manifest(patched)
-    return Change(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic)
+    return ScaleChange(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic)
 
 
-def roll_back(target: Target, name: str, change: Change) -> int:
+def roll_back(target: Target, name: str, change: ScaleChange) -> int:
     """Go back to the size before, unless somebody has asked for another one since; returns the exit code."""
-    before, after = _patched(target, name, lambda manifest: _back(manifest, change))
+    before, after = _patch_with_retries(target, name, lambda manifest: _rollback_patch(manifest, change))
     if after is before:
-        say(f"{name}: it has been scaled again since, or has ended: it stays as it is")
+        say(f"{name}: scaled again since, or ended: left as it is")
     else:
         say(f"{name}: rolled back to {counted(change.before, 'worker')}")
     return TIMED_OUT
 
 
-def _back(manifest: Manifest, change: Change) -> dict[str, Any] | None:
+def _rollback_patch(manifest: Manifest, change: ScaleChange) -> dict[str, Any] | None:
     """The patch that takes a change back; None where that is no longer the newest, or the job has ended."""
     job = ElasticJob.from_manifest(manifest)
     if job.status.phase.terminal or job.desired != change.after or job.sharing.automatic:
@@ -152,22 +151,22 @@ def _size(job: ElasticJob) -> int:
     return job.status.desired if job.sharing.automatic and job.status.share is not None else job.desired
 
 
-def _leaving(job: ElasticJob, pods: list[Manifest], names: tuple[str, ...]) -> dict[str, str]:
+def _workers_to_remove(job: ElasticJob, pods: list[Manifest], names: tuple[str, ...]) -> dict[str, str]:
     """UID -> name of the workers to remove."""
     present = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
     leaving = {}
     for name in (full_worker_name(job.name, wanted) for wanted in names):
         if name not in present:
-            raise NotFoundError(f"{job.name} has no worker {name}; it has {', '.join(sorted(present)) or 'none now'}")
+            raise NotFoundError(f"{job.name} has no worker {name}. It has {', '.join(sorted(present)) or 'none now'}")
         leaving[present[name]] = name
     return leaving
 
 
-def _workers(job: ElasticJob, wish: Wish) -> int:
+def _workers(job: ElasticJob, wish: ScaleFlags) -> int:
     if wish.gpus is not None:
         each = hardware(job).gpus_per_worker
         if each == 0:
-            raise UsageError(f"{job.name} runs on CPUs; say --to N, in workers")
+            raise UsageError(f"{job.name} runs on CPUs. FIX: give the number of workers with --to N")
         if wish.gpus % each:
             raise UsageError(
                 f"--gpus {wish.gpus}: a worker of {job.name} has {each} GPUs, so it must be a multiple of {each}"
@@ -193,7 +192,7 @@ def await_workers(target: Target, name: str, workers: int, timeout_s: int | None
     `goes_on` False: not to be said when it is too late, for somebody will see to that.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    answers = Answers(lambda: target.cluster.get_job(target.namespace, name), _POLL_EVERY_S, deadline, PATIENCE_S, say)
+    answers = Poller(lambda: target.cluster.get_job(target.namespace, name), _POLL_EVERY_S, deadline, PATIENCE_S, say)
     for manifest in answers.each():
         job = ElasticJob.from_manifest(manifest)
         status, running = job.status, sum(_is_running(worker) for worker in job.status.workers)
@@ -204,10 +203,10 @@ def await_workers(target: Target, name: str, workers: int, timeout_s: int | None
             say(f"{name} ended ({status.phase.value}) before that")
             return 1
         if job.suspend:
-            say(f"{name} is suspended: it gets its workers when it is resumed")
+            say(f"{name} is suspended: its workers start when it is resumed")
             return 1
         if time.monotonic() >= deadline:
-            end = "; it goes on" if goes_on else ""
+            end = "; it keeps running" if goes_on else ""
             say(f"{name}: {running} of {counted(workers, 'worker')} running after {timeout_s} s{end}")
             return TIMED_OUT
     raise AssertionError("unreachable")
@@ -222,18 +221,18 @@ app = new_app()
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ScaleFlags:
     """What was asked for; exactly one field is set."""
 
-    auto: Annotated[bool, typer.Option("--auto", help="As many as there is room for, within the job's bounds.")] = False
+    auto: Annotated[bool, typer.Option("--auto", help="As many as fit, within the job's bounds.")] = False
 
     to: Annotated[int | None, options.count("N workers in all.")] = None
     gpus: Annotated[int | None, options.count("N GPUs in all.")] = None
     add: Annotated[int | None, options.count("K workers more.", letter="K")] = None
-    remove: Annotated[int | None, options.count("K workers fewer: those of the highest number.", letter="K")] = None
+    remove: Annotated[int | None, options.count("K workers fewer: those with the highest numbers.", letter="K")] = None
     remove_worker: Annotated[
         tuple[str, ...],
-        typer.Option("--remove-worker", metavar="NAME", help="This very worker: its name or number."),
+        typer.Option("--remove-worker", metavar="NAME", help="This worker: its name or number."),
     ] = ()
 
     @property
@@ -246,18 +245,18 @@ class Wish:
 def scale(
     *,
     job: options.Job,
-    wish: Wish,
+    wish: ScaleFlags,
     wait: Annotated[bool, typer.Option("--wait", help="Return when that many workers run.")] = False,
     timeout: options.Timeout = None,
     rollback: Annotated[
-        bool, typer.Option("--rollback", help="With --timeout: go back to the size before when the time is up.")
+        bool, typer.Option("--rollback", help="With --timeout: return to the previous size when the time is up.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would change, or why it is refused.")
+        bool, typer.Option("--dry-run", help="Only print what would change, or why it is refused.")
     ] = False,
     where: Where,
 ) -> int:
-    """Change the number of workers of a running job; it goes on from where it is.
+    """Change the number of workers of a running job; it keeps running from where it is.
 
     \b
       elasticctl scale digits --to 4
@@ -266,29 +265,29 @@ def scale(
       elasticctl scale digits --auto
     """
     _check(wish, wait, timeout, rollback)
-    pass
-
     target = reach(where)
     name = target.find(job)["metadata"]["name"]
     if dry_run:
-        say(f"{name}: {foreseen(target, name, wish).words} (dry run: nothing is changed)")
+        say(f"{name}: {preview_change(target, name, wish).words} (dry run: nothing changes)")
         return 0
-    change = apply(target, name, wish)
+    change = apply_change(target, name, wish)
     say(f"{name}: {change.words}")
     if wait or rollback:
         code = await_workers(target, name, change.after, timeout, goes_on=not rollback)
         return roll_back(target, name, change) if rollback and code == TIMED_OUT else code
-    hint(f"live: elasticctl status -w {name}")
+    hint(f"Next: watch it: elasticctl status -w {name}")
     return 0
 
 
-def _check(wish: Wish, wait: bool, timeout: int | None, rollback: bool) -> None:
+def _check(wish: ScaleFlags, wait: bool, timeout: int | None, rollback: bool) -> None:
     """Refuse what contradicts itself; UsageError."""
     if not wish.clear:
-        raise UsageError("say how: one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto")
+        raise UsageError(
+            "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto"
+        )
     if rollback and timeout is None:
-        raise UsageError("--rollback needs a time after which to go back: --timeout 10m")
+        raise UsageError("--rollback needs a time limit. FIX: add --timeout 10m, for example")
     if timeout is not None and not (wait or rollback):
-        raise UsageError("--timeout says how long to wait: add --wait, or --rollback to go back when the time is up")
+        raise UsageError("--timeout has no effect without waiting. FIX: add --wait or --rollback")
     if wish.auto and (wait or rollback):
-        raise UsageError("--auto takes what there is, now and later: there is no number to wait for")
+        raise UsageError("--auto sets no number of workers to wait for. FIX: leave out --wait and --rollback")

@@ -1,4 +1,4 @@
-"""`submit`: a plan, a job, and then its logs until it has ended."""
+"""`submit`: print a plan, create the job, then follow its logs until it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elasticctl.cli.framework.output import hint, print_objects, say
 from elasticctl.cli.framework.target import Target, locate
 from elasticctl.cli.submit import failover
 from elasticctl.cli.submit.follow import attach, await_end
-from elasticctl.cli.submit.plan import Request
+from elasticctl.cli.submit.plan import JobFlags
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Manifest
 
@@ -33,7 +33,7 @@ app = new_app()
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ManifestSource:
     """What the manifest is made from."""
 
     template: Annotated[
@@ -42,7 +42,7 @@ class Source:
     file: Annotated[
         str,
         typer.Option(
-            "-f", "--file", metavar="FILE", show_default=False, help="Submit this ElasticJob manifest; - is stdin."
+            "-f", "--file", metavar="FILE", show_default=False, help="Submit this ElasticJob manifest; - reads stdin."
         ),
     ] = ""
     settings: Annotated[
@@ -52,7 +52,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class SubmitOptions:
     """What is to happen with the job."""
 
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return at once and print the job's name.")] = False
@@ -67,13 +67,13 @@ class How:
     ] = None
 
     notify: Annotated[
-        str, options.text("News goes to the webhook whose URL is at secret:KEY, file:PATH, env:NAME; or none.", "REF")
+        str, options.text("Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME; or none.", "REF")
     ] = ""
 
     def check(self) -> None:
         """Refuse what contradicts itself; UsageError."""
         if self.output and not (self.detach or self.dry_run):
-            raise UsageError("--output goes with --detach or --dry-run; otherwise stdout is the job's own output")
+            raise UsageError("--output needs --detach or --dry-run: without them stdout is the output of the job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Places(Where):
     """Where to try, and how long."""
 
     capacity_timeout: Annotated[
-        int | None, options.time("Give a context up that brings too few workers; 10m with several.")
+        int | None, options.time("Try the next context when too few workers start in this time; 10m with several.")
     ] = None
 
 
@@ -117,9 +117,9 @@ def submit(
     *,
     script: Annotated[str | None, typer.Argument(metavar="SCRIPT")] = None,
     args: Annotated[tuple[str, ...], typer.Argument(metavar="-- ARGS...")] = (),
-    request: Request,
-    source: Source,
-    how: How,
+    request: JobFlags,
+    source: ManifestSource,
+    how: SubmitOptions,
     where: Places,
 ) -> int:
     """Run SCRIPT as an elastic job: workers may be lost and added while it trains.
@@ -133,42 +133,43 @@ def submit(
       elasticctl submit train.py --gpus 16 --gpu-type t4 --min-gpus 4
       elasticctl submit -f job.yaml --set spec.backoffLimit=10
     """
-    from elasticctl.cli.submit.manifest import (  # reads and writes YAML, which --help need not
-        from_file,
-        from_script,
-        with_news,
-    )
+    from elasticctl.cli.submit.manifest import from_file, from_script, with_notifications
 
     how.check()
     if source.file:
         _check_alone(ctx, script)
     elif script is None:
-        raise UsageError("what is to run? Give a script, or a manifest with -f; see `elasticctl submit --help`")
+        raise UsageError("nothing to run. FIX: give a script, or a manifest with -f")
 
     def draft_in(context: Context) -> Draft:
         if source.file:
             draft = from_file(source.file, source.settings, request.name, where.namespace, context)
         else:
             draft = from_script(script or "", args, request, context, source.settings, template=source.template)
-        return with_news(draft, how.notify, context)
+        return with_notifications(draft, how.notify, context)
 
     places = [
         dataclasses.replace(context, namespace=namespace)
-        for context, namespace in (locate(Where(name, where.namespace)) for name in failover.several(where.context))
+        for context, namespace in (
+            locate(Where(name, where.namespace)) for name in failover.split_contexts(where.context)
+        )
     ]
     context = places[0]
     if len(places) > 1 or where.capacity_timeout is not None:
         if source.file == "-":
-            raise UsageError("-f - is read once only: with several contexts or --capacity-timeout give a file")
-        search = _search(where)
+            raise UsageError(
+                "stdin can be read only once, but several contexts and --capacity-timeout read the"
+                " manifest again. FIX: give -f a file"
+            )
+        search = _new_search(where)
         plan = failover.planner(request, None if source.file else script, draft_in)
         if not how.dry_run:
             return follow_up(*search.first(places, plan), how)
         context = search.cheapest(places, plan)
-    return _submitted(context, draft_in(context), how)
+    return _submit_to(context, draft_in(context), how)
 
 
-def _submitted(context: Context, draft: Draft, how: How) -> int:
+def _submit_to(context: Context, draft: Draft, how: SubmitOptions) -> int:
     """Create the job in this context, or only show what it would be; returns the exit code."""
     if how.dry_run == "client":
         manifest = draft.make(draft.name)
@@ -183,7 +184,7 @@ def _submitted(context: Context, draft: Draft, how: How) -> int:
     return follow_up(target, manifest, how)
 
 
-def _search(where: Places) -> failover.Search:
+def _new_search(where: Places) -> failover.Search:
     """Each context in turn, for as long as it was said."""
     timeout_s = failover.CAPACITY_TIMEOUT_S if where.capacity_timeout is None else where.capacity_timeout
     return failover.Search(
@@ -196,12 +197,12 @@ def _search(where: Places) -> failover.Search:
 def _check_alone(ctx: typer.Context, script: str | None) -> None:
     """With a manifest, nothing else says what the job is like, but for its name."""
     if script is not None:
-        raise UsageError("give a script or a manifest with -f, not both")
-    refused = {"args", "template", *(field.name for field in dataclasses.fields(Request))} - {"name"}
+        raise UsageError("a script and a manifest (-f) contradict each other. FIX: give one of them")
+    refused = {"args", "template", *(field.name for field in dataclasses.fields(JobFlags))} - {"name"}
     for parameter in ctx.command.params:
         source = ctx.get_parameter_source(str(parameter.name))
         if parameter.name in refused and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{parameter.opts[0]} does not go with -f; change the manifest with --set PATH=VALUE")
+            raise UsageError(f"{parameter.opts[0]} does not go with -f. FIX: change the manifest with --set PATH=VALUE")
 
 
 def _create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
@@ -209,7 +210,7 @@ def _create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
     jobs = target.cluster.list_jobs(target.namespace) if draft.name_is_ours else []
     taken = {job["metadata"]["name"] for job in jobs}
     for left in reversed(range(_ATTEMPTS)):
-        name = _free(draft.name, taken)
+        name = _free_name(draft.name, taken)
         try:
             manifest = draft.make(name)
             draft.deliver(manifest, not dry_run)
@@ -222,21 +223,21 @@ def _create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
     raise AssertionError("unreachable")
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _free_name(name: str, taken: set[str]) -> str:
     if name not in taken:
         return name
     free = f"{name}-{''.join(secrets.choice(_SUFFIX_CHARS) for _ in range(4))}"
-    say(f"there is a job {name} already: this one is {free}")
+    say(f"the name {name} is taken: this job is called {free}")
     return free
 
 
-def follow_up(target: Target, manifest: Manifest, how: How) -> int:
+def follow_up(target: Target, manifest: Manifest, how: SubmitOptions) -> int:
     """Go on with a job that has been created, as was asked for; returns the exit code."""
     name = manifest["metadata"]["name"]
     target = dataclasses.replace(target, namespace=manifest["metadata"]["namespace"])
     if how.detach:
         print_objects([manifest], how.output or "name", one=True)
-        hint(f"watch it: elasticctl status -w {name}   its output: elasticctl logs -f {name}")
+        hint(f"Next: watch it: elasticctl status -w {name}   follow its output: elasticctl logs -f {name}")
         return 0
     if how.wait:
         return await_end(target, name)

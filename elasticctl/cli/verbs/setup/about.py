@@ -38,5 +38,5 @@ def completion(
     fish  elasticctl completion fish > ~/.config/fish/completions/elasticctl.fish
     """
     code = shell_complete(ctx.find_root().command, {}, "elasticctl", COMPLETE_VAR, f"source_{shell}")
-    hint(f"to have it always: {_WHERE[shell]}")
+    hint(f"Next: load it in every shell: {_WHERE[shell]}")
     return code

@@ -1,4 +1,4 @@
-"""`config`: the places jobs can run at."""
+"""`config` and `template`: the contexts that jobs run in, and the templates that they are made from."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from elasticctl.api.errors import NotFoundError, UsageError
+from elasticctl.api.errors import NotFoundError, TemplateError, UsageError
 from elasticctl.api.gpu_types import gpu_type, place
 from elasticctl.api.text import did_you_mean, shown
 from elasticctl.cli.framework import options
-from elasticctl.cli.framework.command import family, verb
+from elasticctl.cli.framework.command import add_group, new_app, verb
+from elasticctl.cli.framework.contexts import complete_context, contexts, contexts_file, templates_folder
 from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_plain, print_table, say
-from elasticctl.cli.framework.target import contexts, contexts_file
 from elasticctl.cli.submit.plan import storage_url
 from elasticctl.settings import contexts as configuration
 from elasticctl.settings.contexts import Context
 
-app, config = family("config", "Choose and describe the places to run jobs at.")
+app = new_app()
+config = add_group(app, "config", "Manage contexts: the clusters that jobs run in.")
 
 _COLUMNS = ("CURRENT", "NAME", "PROVIDER", "NAMESPACE", "STORAGE")
 _WIDE = ("KUBE CONTEXT", "IMAGE", "GPUS")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=options.complete_context)]
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_context)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Fields:
 
     provider: Annotated[
         Literal["local", "aws", "gcp", "kubernetes"] | None,
-        typer.Option("--provider", help="Whose machines these are."),
+        typer.Option("--provider", help="Who provides the machines."),
     ] = None
     kube_context: Annotated[str | None, options.text("The context of kubeconfig that reaches the cluster.")] = None
     namespace: Annotated[str | None, options.text("The namespace for jobs.")] = None
@@ -48,11 +49,9 @@ class Fields:
         str | None, options.text("The Kubernetes service account of workers: whose rights they have in the cloud.")
     ] = None
     gpu_type: Annotated[str | None, options.text("The GPUs jobs use: t4, v100, a10g, l4, a100 or h100.", "TYPE")] = None
-    gpus_per_node: Annotated[int | None, options.count("How many GPUs a node has; 0: as few as there are.", low=0)] = (
-        None
-    )
+    gpus_per_node: Annotated[int | None, options.count("GPUs per node; 0: the smallest node type.", low=0)] = None
     notify_url_from: Annotated[
-        str | None, options.text("Where the webhook's URL for news of jobs is: secret:KEY, file:PATH, env:NAME", "REF")
+        str | None, options.text("Notify the webhook whose URL is in secret:KEY, file:PATH or env:NAME.", "REF")
     ] = None
 
 
@@ -69,7 +68,8 @@ def get_contexts(
         rows = [_row(each, each.name == found.current, wide=output == "wide") for each in found.contexts]
         print_table(Table((*_COLUMNS, *(_WIDE if output == "wide" else ())), rows))
         hint(
-            "another one: elasticctl config set-context NAME --provider aws; use it: elasticctl config use-context NAME"
+            "Next: add one: elasticctl config set-context NAME --provider aws   use one: elasticctl"
+            " config use-context NAME"
         )
     else:
         print_data("ContextList", configuration.encode_config(found), output)
@@ -107,22 +107,22 @@ def set_context(name: Name, given: Fields) -> None:
         configuration.check_namespace(fields["namespace"])
     old = next((context for context in known.contexts if context.name == name), None)
     if old is None and not re.fullmatch(r"[^\s,]+", name):
-        raise UsageError(f"{shown(name)} cannot be the name of a context: it has no blanks and no commas")
+        raise UsageError(f"{shown(name)} cannot be the name of a context: names have no blanks and no commas")
     if old is None and "provider" not in fields:
-        raise UsageError(f"context {name} is new: say --provider aws, gcp or kubernetes")
+        raise UsageError(f"context {name} is new. FIX: add --provider aws, gcp or kubernetes")
     context = dataclasses.replace(old, **fields) if old else Context(name, **fields)
     if context.gpu_type:
         kind = gpu_type(context.gpu_type)
         each = context.gpus_per_node or min(kind.nodes(context.provider), default=1)
         place(context.provider, kind, each, spot=True)
     if fields.get("notify_url_from"):
-        from elasticctl.cli.submit.manifest import reference  # not for those who only read contexts
+        from elasticctl.cli.submit.manifest import notification_reference  # not for those who only read contexts
 
-        url_from = reference(fields["notify_url_from"], context.provider)
+        url_from = notification_reference(fields["notify_url_from"], context.provider)
         context = dataclasses.replace(context, notify_url_from=url_from)
     configuration.save_config(known.having(context), contexts_file())
     say(f"context {name} {'changed' if old else 'added'}")
-    hint(f"use it: elasticctl config use-context {name}")
+    hint(f"Next: use it: elasticctl config use-context {name}")
 
 
 @verb(config, "import")
@@ -153,7 +153,9 @@ def import_contexts(
         say("nothing to add: the contexts of kubeconfig are known already" if found else "kubeconfig has no contexts")
         return
     configuration.save_config(known, contexts_file())
-    hint("say where state goes: elasticctl config set-context NAME --storage s3://bucket/prefix --image IMAGE")
+    hint(
+        "Next: set where checkpoints go: elasticctl config set-context NAME --storage s3://bucket/prefix --image IMAGE"
+    )
 
 
 @verb(config, "delete-context")
@@ -170,3 +172,63 @@ def view(
     """Print the contexts file and where it is."""
     say(f"# {contexts_file()}")
     print_plain(configuration.encode_config(contexts()), output)
+
+
+template = add_group(app, "template", "Manage the templates that jobs are made from: shipped ones, and your own.")
+
+
+@verb(template, "list")
+def list_templates(
+    output: Annotated[
+        Literal["table", "json", "yaml", "name"], typer.Option("-o", "--output", help="How to print.")
+    ] = "table",
+) -> None:
+    """List the templates; one of your own hides a shipped one of its name."""
+    from elasticctl.api.manifests import available_templates  # and with it Jinja, which `config` need not wait for
+
+    found = available_templates(templates_folder())
+    if output == "name":
+        for each in found:
+            emit(each.name)
+        return
+    if output != "table":
+        known = [{"name": each.name, **({"path": str(each.path)} if each.path else {})} for each in found]
+        print_data("TemplateList", {"templates": known}, output)
+        return
+    print_table(Table(("NAME", "FROM"), [(each.name, str(each.path or "shipped")) for each in found]))
+    hint("Next: make your own: elasticctl template new NAME")
+
+
+@verb(template, "show")
+def show(name: Annotated[str, typer.Argument(metavar="NAME")] = "default") -> None:
+    """Print a template."""
+    from elasticctl.api.manifests import find_template
+
+    emit(find_template(name, templates_folder()).text)
+
+
+@verb(template, "new")
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    base: Annotated[str, typer.Option("--from", metavar="NAME", help="The template to begin with.")] = "default",
+) -> None:
+    """Copy a template to your own folder, to be changed there.
+
+    \b
+      elasticctl template new mine
+      elasticctl submit train.py --template mine
+    """
+    from elasticctl.api.manifests import SUFFIX, find_template
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}", name):
+        raise UsageError(f"{shown(name)}: a template's name is letters, digits, '-' and '_'")
+    text = find_template(base, templates_folder()).text
+    path = templates_folder() / f"{name}{SUFFIX}"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as e:
+        raise TemplateError(f"{path} exists. FIX: edit it, or choose another name") from e
+    emit(str(path))
+    say(f"Next: edit it, then: elasticctl submit train.py --template {name}")

@@ -1,21 +1,32 @@
-"""`install`: make a Kubernetes cluster ready for ElasticJobs."""
+"""`install` and `doctor`: make a Kubernetes cluster ready for jobs, and check that a context is."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from elasticctl.api.errors import ConflictError, UsageError
-from elasticctl.api.text import counted, listed
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
-from elasticctl.cli.framework.options import Assignment, Where
-from elasticctl.cli.framework.output import emit, hint, say
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import Table, emit, format_tabs, on_terminal, print_data
 from elasticctl.cli.framework.target import locate
-from elasticctl.settings.contexts import LOCAL
+from elasticctl.settings.contexts import LOCAL, Context
+
+if TYPE_CHECKING:
+    from elasticctl.doctor import Check
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elasticctl.api.errors import ConflictError, UsageError
+from elasticctl.api.text import counted, listed
+from elasticctl.cli.framework.options import Assignment
+from elasticctl.cli.framework.output import hint, say
 
 if TYPE_CHECKING:
     from elasticctl.api.codec import Manifest
@@ -27,39 +38,35 @@ TIMEOUT_S = 300
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class InstallOptions:
     """What to put there, and how far to go."""
 
-    image: Annotated[str, options.text("The controller's image; left out, the one that runs there stays.", "IMAGE")] = (
-        ""
-    )
+    image: Annotated[str, options.text("The controller's image; by default the one that runs there.", "IMAGE")] = ""
     sharing: Annotated[
         bool | None,
-        typer.Option(
-            "--sharing/--no-sharing", help="Share GPUs by quotas and priorities; left out, it stays as it is."
-        ),
+        typer.Option("--sharing/--no-sharing", help="Share GPUs by quotas and priorities; unchanged by default."),
     ] = None
     capacity: Annotated[
         tuple[Assignment, ...],
         options.assignments("--capacity", "KIND=N", "With --sharing: GPUs of a type that an autoscaler may go up to."),
     ] = ()
-    replicas: Annotated[int, options.count("How many controllers; one of them acts.", default=True)] = 2
+    replicas: Annotated[int, options.count("How many controllers to run; one of them is active.", default=True)] = 2
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied, or removed.")] = False
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the controller runs.")] = False
     timeout: Annotated[int, options.time("How long to wait for it; 5m by default.")] = TIMEOUT_S
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="Take it all out, the records of jobs too.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Uninstall although jobs are running: they end.")] = False
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove everything, the records of jobs too.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Uninstall even though jobs are running: they end.")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class System(Where):
     """Which cluster, and where in it."""
 
-    namespace: Annotated[str, options.namespace("Where the controllers are put; elasticctl-system by default.")] = ""
+    namespace: Annotated[str, options.namespace("The controllers' namespace; elasticctl-system by default.")] = ""
 
 
 @verb(app, "install")
-def install(*, how: How, yes: options.Yes = False, where: System) -> None:
+def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> None:
     """Put the controller into a context's cluster, or bring it up to date.
 
     \b
@@ -72,7 +79,7 @@ def install(*, how: How, yes: options.Yes = False, where: System) -> None:
     context, _ = locate(where)
     namespace = where.namespace or NAMESPACE
     if context.provider == LOCAL:
-        raise UsageError("the local cluster needs no installation; say --context NAME for one that does")
+        raise UsageError("the local cluster needs no installation. FIX: choose a cluster with --context NAME")
     wanted = manifests(namespace=namespace, image=how.image, replicas=how.replicas, sharing=_flags(how))
     if how.dry_run and not how.uninstall:
         _print(wanted)
@@ -87,52 +94,52 @@ def install(*, how: How, yes: options.Yes = False, where: System) -> None:
     running = installer.running(namespace)
     image = how.image or (image_of(running) if running else "")
     if not image:
-        raise UsageError("--image is needed the first time; docs/kubernetes.md says how to build it")
+        raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
     sharing = sharing_of(running) if how.sharing is None and running else _flags(how)
     installer.apply(manifests(namespace=namespace, image=image, replicas=how.replicas, sharing=sharing))
     if not how.no_wait:
         installer.await_available(namespace, how.timeout)
-    hint(f"try it: elasticctl submit train.py --context {context.name}")
+    hint(f"Next: try it: elasticctl submit train.py --context {context.name}")
 
 
-def _flags(how: How) -> list[str]:
+def _flags(how: InstallOptions) -> list[str]:
     """The controller's flags about sharing; UsageError for capacities that are none, or of no use."""
     from elasticctl.api.quota import POOLS
     from elasticctl.kubeapi.installation import sharing_flags
 
     for kind, slots in how.capacity:
         if not how.sharing:
-            raise UsageError("--capacity is for a cluster that shares: add --sharing")
+            raise UsageError("--capacity is for a cluster that shares. FIX: add --sharing")
         if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
             raise UsageError(f"--capacity {kind}={slots}: KIND=N is needed, with a KIND of {listed(POOLS)}")
     return sharing_flags({kind: int(slots) for kind, slots in how.capacity}) if how.sharing else []
 
 
-def _uninstall(installer: Installer, wanted: list[Manifest], how: How, *, yes: bool) -> None:
+def _uninstall(installer: Installer, wanted: list[Manifest], how: InstallOptions, *, yes: bool) -> None:
     from elasticctl.cluster.kube.install import name_of
 
     found = installer.look(wanted)
     if not found.objects:
-        say("nothing of elasticctl is installed there")
+        say("elasticctl is not installed there")
         return
     if found.living and not (how.force or how.dry_run):
         raise ConflictError(
             f"{counted(len(found.living), 'job')} would end: {', '.join(found.living[:3])}"
-            f"{', …' if len(found.living) > 3 else ''}; cancel them first, or add --force"
+            f"{', …' if len(found.living) > 3 else ''}. FIX: cancel them first, or add --force"
         )
     for item in found.objects:
         emit(name_of(item))
-    say(_loss(found))
+    say(_removal_line(found))
     if how.dry_run:
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError("--uninstall removes all of this; add --yes to do so")
+            raise UsageError("--uninstall removes all of this. FIX: add --yes to confirm")
         typer.confirm("Remove all of this?", abort=True, err=True)
     installer.remove(found.objects)
 
 
-def _loss(found: Installed) -> str:
+def _removal_line(found: Installed) -> str:
     jobs = f"{counted(len(found.jobs), 'job')}, {len(found.living)} of them living" if found.jobs else "no job"
     return f"with them {jobs}; checkpoints stay where they are"
 
@@ -141,3 +148,82 @@ def _print(manifests: list[Manifest]) -> None:
     from elasticctl.api.yamltext import dump_yaml
 
     emit("---\n".join(dump_yaml(item) for item in manifests))
+
+
+_MARKS = {"ok": "ok", "warning": "warning", "failed": "FAILED", "skipped": "-"}
+_STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
+_OUTCOME_WIDTH, _NAME_WIDTH = 7, 10
+
+
+@verb(app, "doctor")
+def doctor(
+    *,
+    storage: Annotated[str, options.text("Try this storage; the context's own by default.", "URL")] = "",
+    controller_namespace: Annotated[str, options.text("Where the controller was installed.")] = "",
+    output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
+    where: Where,
+) -> int:
+    """Check a context: the cluster, your rights in it, its GPUs and spot nodes, and the storage of checkpoints.
+
+    Each check that does not pass says what to do. The exit code is 1 when one failed. Nothing is changed, but for an
+    object in the storage that is written and deleted again.
+
+    \b
+      elasticctl doctor
+      elasticctl doctor --context prod --storage s3://bucket/jobs
+    """
+    context, namespace = locate(where)
+    checks = []
+    for check in _checks(context, namespace, storage or context.storage, controller_namespace):
+        checks.append(check)
+        if output == "table" and on_terminal():
+            _show(check)
+    if output != "table":
+        found = [dataclasses.asdict(item) for item in checks]
+        print_data("Checkup", {"context": context.name, "checks": found}, output)
+    elif not on_terminal():
+        rows = [(item.name, item.outcome.value, item.says, item.mend) for item in checks]
+        emit(format_tabs(Table(("CHECK", "OUTCOME", "FOUND", "FIX"), rows)))
+    return int(any(item.outcome == "failed" for item in checks))
+
+
+def _checks(context: Context, namespace: str, storage: str, system: str) -> Iterator[Check]:
+    """All checks of a context, as they are made."""
+    from elasticctl.cli.submit.plan import storage_url
+    from elasticctl.doctor import Check, CheckOutcome
+    from elasticctl.doctor.machine import check_storage
+
+    if context.provider == LOCAL:
+        from elasticctl.cluster.local.paths import local_paths
+        from elasticctl.doctor.machine import check_machine
+
+        paths = local_paths()
+        yield from check_machine(paths)
+        yield check_storage(storage_url(storage, os.getcwd()) if storage else paths.storage.as_uri())
+        return
+    from elasticctl.doctor.cluster import check_cluster
+    from elasticctl.kubeapi.connection import connect
+    from elasticctl.kubeapi.installation import NAMESPACE
+
+    yield from check_cluster(connect(context.kube_context), context, namespace, system or NAMESPACE)
+    if storage:
+        yield check_storage(storage)
+    else:
+        mend = f"elasticctl config set-context {context.name} --storage URL"
+        yield Check("storage", CheckOutcome.WARNING, "none is set: every submit has to name one", mend)
+
+
+def _show(check: Check) -> None:
+    """One check for a person, as soon as it is made."""
+    from rich.text import Text
+
+    from elasticctl.cli.framework.output import console
+
+    screen = console()
+    outcome = check.outcome.value
+    line = Text.assemble(
+        (_MARKS[outcome].ljust(_OUTCOME_WIDTH), _STYLES[outcome]), "  ", check.name.ljust(_NAME_WIDTH), "  ", check.says
+    )
+    screen.print(line)
+    if check.mend:
+        screen.print(Text(" " * (_OUTCOME_WIDTH + _NAME_WIDTH + 4) + f"-> {check.mend}"))

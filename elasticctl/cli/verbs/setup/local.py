@@ -1,4 +1,4 @@
-"""`local`: the cluster that is built into this machine."""
+"""`local`: the cluster that is built into elasticctl."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import typer
 from elasticctl.api.errors import UsageError
 from elasticctl.api.text import counted, span
 from elasticctl.cli.framework import options
-from elasticctl.cli.framework.command import family, verb
+from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.output import Table, hint, print_data, print_table, say
 
-app, local = family(
-    "local", "The cluster that is built into this machine: jobs are processes of yours, no cloud is needed."
+app = new_app()
+local = add_group(
+    app, "local", "Manage the cluster that is built into elasticctl: jobs are processes of yours, no cloud is needed."
 )
 
 
@@ -42,7 +43,7 @@ def local_status(
         rows.insert(0, ("Supervisor", f"running for {span(time.time() - info.started_at)}, pid {info.pid}"))
         rows.append(("GPUs", str(len(info.gpus)) if info.gpus else "none: jobs run on CPUs"))
     print_table(Table(("FIELD", "VALUE"), rows, wraps=True, facts=True))
-    hint("its jobs: elasticctl list --context local")
+    hint("Next: see its jobs: elasticctl list --context local")
 
 
 @verb(local, "down")
@@ -58,7 +59,7 @@ def local_down(
 
     if delete_jobs and not yes:
         if not sys.stdin.isatty():
-            raise UsageError("--delete-jobs deletes every job of the local cluster; add --yes to do so")
+            raise UsageError("--delete-jobs deletes every job of the local cluster. FIX: add --yes to confirm")
         typer.confirm("Delete every job of the local cluster?", abort=True, err=True)
     stopped = shut_down(local_paths(), keep_jobs=not delete_jobs, say=say)
     gone = "; its jobs are deleted" if delete_jobs else ""
@@ -88,4 +89,4 @@ def local_sharing(
     slots = "" if found.cpu_slots is None else f", {counted(found.cpu_slots, 'CPU slot')}"
     say(f"sharing is {'on' if found.on else 'off'}{slots if found.on else ''}")
     if found.on:
-        hint("guarantee a project its part: elasticctl quota set PROJECT --guaranteed cpu=2")
+        hint("Next: give a project its quota: elasticctl quota set PROJECT --guaranteed cpu=2")

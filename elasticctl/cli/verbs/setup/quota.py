@@ -1,19 +1,21 @@
-"""`quota`: what projects are guaranteed, who holds what, and who waits for whom."""
+"""`quota`: what each project is guaranteed, what it holds, and which jobs wait."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from elasticctl.api.errors import ForbiddenError, UsageError
-from elasticctl.api.text import shown
+from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage
+from elasticctl.api.text import counted, shown
 from elasticctl.cli.framework import options
-from elasticctl.cli.framework.command import family, verb
+from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.options import Assignment, Where
-from elasticctl.cli.framework.output import emit, hint, print_data, print_table, say
+from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_table, say
 from elasticctl.cli.framework.target import Target, reach
 
 if TYPE_CHECKING:
@@ -22,24 +24,26 @@ if TYPE_CHECKING:
     from elasticctl.api.quota import Quota
     from elasticctl.api.spec import ElasticJob
 
-app, quota = family("quota", "What projects are guaranteed of a shared cluster; a project is a namespace.")
+app = new_app()
+quota = add_group(app, "quota", "What projects are guaranteed of a shared cluster; a project is a namespace.")
 
 Form = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")]
 Project = Annotated[str, typer.Argument(metavar="PROJECT")]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class QuotaTerms:
     """What is to change of a quota; empty or None: nothing."""
 
     guaranteed: Annotated[
-        tuple[Assignment, ...], options.assignments("--guaranteed", "KIND=N", "N slots of a kind, whenever wanted.")
+        tuple[Assignment, ...],
+        options.assignments("--guaranteed", "KIND=N", "N slots of a kind, whenever the project wants them."),
     ] = ()
     limit: Annotated[
         tuple[Assignment, ...], options.assignments("--limit", "KIND=N", "Never more than N; `KIND=none`: no limit.")
     ] = ()
     weight: Annotated[
-        float | None, typer.Option("--weight", metavar="W", help="Its share of what others leave; 1 by default.")
+        float | None, typer.Option("--weight", metavar="W", help="Its share of unused slots; 1 by default.")
     ] = None
 
 
@@ -48,7 +52,6 @@ def list_quotas(*, output: Form = "table", where: Where) -> None:
     """Show what each project holds, of how much that it is guaranteed, and which jobs wait for what."""
     from elasticctl.api.codec import to_json
     from elasticctl.api.quota import usage_by_job, usage_by_pool, usage_by_project
-    from elasticctl.cli.views.quota import left, table, told
 
     target = reach(where)
     jobs, all_seen = _jobs(target)
@@ -59,16 +62,16 @@ def list_quotas(*, output: Form = "table", where: Where) -> None:
         print_data("QuotaList", {"pools": to_json(pools), "holdings": to_json(rows), "jobs": to_json(held)}, output)
         return
     if rows:
-        print_table(table(rows, sys.stdout.encoding))
+        print_table(holdings_table(rows, sys.stdout.encoding))
     else:
-        say("no project has a quota, and no job shares; docs/sharing.md says how to switch sharing on")
-    for line in (*left(pools), *told(item for item in held if not item.workers)):
+        say("no project has a quota, and no job shares GPUs. Next: see docs/sharing.md for how to turn sharing on")
+    for line in (*free_lines(pools), *job_sentences(item for item in held if not item.workers)):
         say(line)
-    hint("give a project its part: elasticctl quota set PROJECT --guaranteed KIND=N")
+    hint("Next: give a project its quota: elasticctl quota set PROJECT --guaranteed KIND=N")
 
 
 @verb(quota, "set")
-def set_quota(*, project: Project, terms: Terms, where: Where) -> None:
+def set_quota(*, project: Project, terms: QuotaTerms, where: Where) -> None:
     """Guarantee a project slots, limit it, or weigh its part of what others leave; the rest stays as it is.
 
     \b
@@ -78,18 +81,18 @@ def set_quota(*, project: Project, terms: Terms, where: Where) -> None:
     from elasticctl.api.quota import Quota, check_quota
 
     if not (terms.guaranteed or terms.limit or terms.weight is not None):
-        raise UsageError("say what: --guaranteed KIND=N, --limit KIND=N or --weight W")
+        raise UsageError("nothing to set. FIX: add --guaranteed KIND=N, --limit KIND=N or --weight W")
     target = reach(where)
     before = _find(target, project) or Quota(project)
     wanted = Quota(
         project=project,
         weight=before.weight if terms.weight is None else terms.weight,
-        guaranteed=_changed(before.guaranteed, terms.guaranteed, "--guaranteed"),
-        limit=_changed(before.limit, terms.limit, "--limit"),
+        guaranteed=_apply_terms(before.guaranteed, terms.guaranteed, "--guaranteed"),
+        limit=_apply_terms(before.limit, terms.limit, "--limit"),
     )
     stored = Quota.from_manifest(target.cluster.put_quota(check_quota(wanted.to_manifest()).to_manifest()))
-    say(f"{project}: {_words(stored)}")
-    hint("who holds what: elasticctl quota list")
+    say(f"{project}: {_quota_line(stored)}")
+    hint("Next: see who holds what: elasticctl quota list")
 
 
 @verb(quota, "rm")
@@ -103,12 +106,11 @@ def remove_quota(*, project: Project, where: Where) -> None:
 def explain_quota(*, project: Annotated[str | None, typer.Argument(metavar="PROJECT")] = None, where: Where) -> None:
     """Say of each job, or of each of one project, what it has and why it has no more."""
     from elasticctl.api.quota import usage_by_job
-    from elasticctl.cli.views.quota import told
 
     held = [item for item in usage_by_job(_jobs(reach(where))[0]) if project in (None, item.project)]
     if not held:
         say("no job shares" + (f" in {project}" if project else ""))
-    for line in told(held):
+    for line in job_sentences(held):
         emit(line)
 
 
@@ -119,7 +121,7 @@ def _jobs(target: Target) -> tuple[list[ElasticJob], bool]:
     try:
         found, all_seen = target.cluster.list_jobs(None), True
     except ForbiddenError:
-        say(f"the jobs of other namespaces must not be seen: only those of {target.namespace} are shown")
+        say(f"you may not list the jobs of other namespaces: only those of {target.namespace} are shown")
         found, all_seen = target.cluster.list_jobs(target.namespace), False
     return [ElasticJob.from_manifest(job) for job in found], all_seen
 
@@ -131,7 +133,7 @@ def _find(target: Target, project: str) -> Quota | None:
     return next((item for item in found if item.project == project), None)
 
 
-def _changed(before: Mapping[str, int], given: tuple[Assignment, ...], flag: str) -> dict[str, int]:
+def _apply_terms(before: Mapping[str, int], given: tuple[Assignment, ...], flag: str) -> dict[str, int]:
     after = dict(before)
     for kind, text in given:
         if text == "none":
@@ -143,7 +145,55 @@ def _changed(before: Mapping[str, int], given: tuple[Assignment, ...], flag: str
     return after
 
 
-def _words(found: Quota) -> str:
+def _quota_line(found: Quota) -> str:
     given = ", ".join(f"{slots} {kind}" for kind, slots in sorted(found.guaranteed.items())) or "nothing"
     limit = ", ".join(f"{slots} {kind}" for kind, slots in sorted(found.limit.items())) or "none"
     return f"guaranteed {given}; limit {limit}; weight {found.weight:g}"
+
+
+_BAR_WIDTH = 20
+_BLOCKS, _PLAIN = ("█", "▓", "░"), ("#", "+", ".")
+_COLUMNS = ("PROJECT", "KIND", "HELD", "GUARANTEED", "LIMIT", "BORROWED", "WAITING", "HELD OF GUARANTEED")
+_SPARE = ("LIMIT", "HELD OF GUARANTEED")
+
+
+def holdings_table(rows: Sequence[ProjectUsage], encoding: str | None) -> Table:
+    """The rows with a bar each, all to one scale, in characters that the encoding has."""
+    scale = max((max(row.held, row.guaranteed) for row in rows), default=0)
+    cells = [
+        (
+            row.project,
+            row.pool,
+            str(row.held),
+            str(row.guaranteed),
+            "" if row.limit is None else str(row.limit),
+            str(row.borrowed),
+            str(row.waiting),
+            bar(row, scale, encoding),
+        )
+        for row in rows
+    ]
+    return Table(_COLUMNS, cells, spare=_SPARE)
+
+
+def bar(row: ProjectUsage, scale: int, encoding: str | None) -> str:
+    """Full: held by right; shaded: borrowed; light: guaranteed and not used. `scale` slots fill the whole width."""
+    own, lent, idle = _BLOCKS if (encoding or "").lower().replace("-", "").startswith("utf") else _PLAIN
+    if not scale:
+        return ""
+    ends = [round(slots * _BAR_WIDTH / scale) for slots in (row.held - row.borrowed, row.held, row.guaranteed)]
+    return own * ends[0] + lent * (ends[1] - ends[0]) + idle * max(0, ends[2] - ends[1])
+
+
+def free_lines(found: Iterable[PoolUsage]) -> Iterator[str]:
+    """A sentence for each pool of which it is known how much is left."""
+    for item in found:
+        if item.slots is not None and item.free is not None:
+            yield f"{item.pool}: {item.free} of {counted(item.slots, item.unit)} free"
+
+
+def job_sentences(held: Iterable[JobUsage]) -> Iterator[str]:
+    """A sentence for each job: what it has, and why not more."""
+    for item in held:
+        last = f" Last change: {item.change}." if item.change else ""
+        yield f"{item.project}/{item.job} {item.message}.{last}"

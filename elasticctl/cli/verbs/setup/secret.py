@@ -1,4 +1,4 @@
-"""`secret`: what jobs get by `submit --secret`: set from a file, a pipe or a prompt; never shown."""
+"""`secret`: values for `submit --secret`, read from a file, a pipe or a prompt, and never printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from elasticctl.api.errors import UsageError
 from elasticctl.api.text import counted, shown, span
-from elasticctl.cli.framework.command import family, verb
+from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_table, say
 from elasticctl.cli.framework.target import locate
@@ -22,7 +22,8 @@ from elasticctl.cluster.base import SecretInfo, check_secret_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-app, secret = family("secret", "Passwords and tokens for jobs: jobs name them, and their values are never shown.")
+app = new_app()
+secret = add_group(app, "secret", "Passwords and tokens for jobs: jobs name them, and their values are never shown.")
 
 
 @verb(secret, "set")
@@ -47,11 +48,11 @@ def set_secret(
     for key in keys:
         _check_key(key)
     if bool(keys) == bool(env_file):
-        raise UsageError("say which keys, and their values are asked for; or give --from-env-file FILE")
-    values = _asked(keys) if keys else _from_file(env_file)
+        raise UsageError("no keys given. FIX: name the keys, or give --from-env-file FILE")
+    values = _ask_values(keys) if keys else _from_file(env_file)
     secrets_of(context).merge(namespace, name, values)
     say(f"secret {name}: {counted(len(values), 'key')} set ({', '.join(values)})")
-    hint(f"give it to a job: elasticctl submit --secret {name} SCRIPT")
+    hint(f"Next: give it to a job: elasticctl submit --secret {name} SCRIPT")
 
 
 @verb(secret, "list")
@@ -76,7 +77,7 @@ def list_secrets(
         rows = [(one.name, ", ".join(one.keys), age) for one, age in zip(found, ages, strict=True)]
         print_table(Table(("NAME", "KEYS", "AGE"), rows))
     else:
-        say(f"no secrets in namespace {namespace}; make one: elasticctl secret set NAME KEY")
+        say(f"no secrets in namespace {namespace}. Next: elasticctl secret set NAME KEY")
 
 
 @verb(secret, "delete")
@@ -89,15 +90,15 @@ def delete(*, names: Annotated[tuple[str, ...], typer.Argument(metavar="NAME..."
         say(f"secret {name}: deleted")
 
 
-def _asked(keys: Sequence[str]) -> Mapping[str, str]:
+def _ask_values(keys: Sequence[str]) -> Mapping[str, str]:
     """The values of keys: typed unseen, or the whole of a pipe for one."""
     if sys.stdin.isatty():
         import getpass
 
-        return {key: _checked(key, getpass.getpass(f"{key}: ")) for key in keys}
+        return {key: _check_value(key, getpass.getpass(f"{key}: ")) for key in keys}
     if len(keys) > 1:
-        raise UsageError("a pipe has the value of one key; give several with --from-env-file -")
-    return {keys[0]: _checked(keys[0], _text(sys.stdin.buffer.read(), "stdin").removesuffix("\n"))}
+        raise UsageError("a pipe holds the value of one key. FIX: give several with --from-env-file -")
+    return {keys[0]: _check_value(keys[0], _text(sys.stdin.buffer.read(), "stdin").removesuffix("\n"))}
 
 
 def _from_file(path: str) -> Mapping[str, str]:
@@ -115,7 +116,7 @@ def _from_file(path: str) -> Mapping[str, str]:
         if not separator or not _VARIABLE.fullmatch(key):
             raise UsageError(f"{path}:{number}: not of the form KEY=VALUE, KEY being letters, digits and _")
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-        values[key] = _checked(key, value[1:-1] if quoted else value)
+        values[key] = _check_value(key, value[1:-1] if quoted else value)
     if not values:
         raise UsageError(f"{path} has no line of KEY=VALUE")
     return values
@@ -130,12 +131,12 @@ def _text(data: bytes, source: str) -> str:
 
 def _check_key(key: str) -> None:
     if "=" in key:
-        raise UsageError("give the key alone: a value on the command line could be read by everybody who can run ps")
+        raise UsageError("a value on the command line can be read by everybody who can run ps. FIX: give the key alone")
     if not _VARIABLE.fullmatch(key):
         raise UsageError(f"{shown(key)} cannot be the name of a variable: use letters, digits and _")
 
 
-def _checked(key: str, value: str) -> str:
+def _check_value(key: str, value: str) -> str:
     if not value or "\0" in value:
         raise UsageError(f"the value of {key} is empty" if not value else f"the value of {key} holds a NUL byte")
     return value

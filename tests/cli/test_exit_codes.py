@@ -1,0 +1,90 @@
+"""A job that fails never ends in exit code 0: each verb that waits for a job or follows it, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elasticctl.cluster.local.client import LocalCluster
+from tests.support.cli import Run
+from tests.support.jobs import shell_job
+from tests.support.waiting import wait_until
+
+Start = Callable[..., subprocess.Popen[str]]
+
+FAILS = "while [ ! -e {gate} ]; do sleep 0.05; done; echo no such data >&2; exit 7"
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A file: the job fails once it is there."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def job(local_cluster: LocalCluster, gate: Path) -> str:
+    """A job that runs until it fails, for good."""
+    local_cluster.create_job(shell_job("doomed", FAILS.format(gate=gate), backoffLimit=0))
+    wait_until(lambda: local_cluster.get_job("default", "doomed").get("status", {}).get("active") == 1)
+    return "doomed"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("wait", "doomed"),
+        ("logs", "-f", "doomed"),
+        ("status", "-w", "doomed"),
+        ("events", "-w", "doomed"),
+    ],
+    ids=" ".join,
+)
+def test_a_verb_that_follows_a_job_fails_with_it(words: tuple[str, ...], start: Start, job: str, gate: Path) -> None:
+    follower = start(*words)
+    with pytest.raises(subprocess.TimeoutExpired):
+        follower.wait(timeout=1.5)  # it does follow
+    gate.touch()
+    out, err = follower.communicate(timeout=60)
+    assert follower.returncode == 1, (out, err)
+
+
+def test_scale_fails_with_the_job_that_it_waits_for(
+    start: Start, job: str, gate: Path, local_cluster: LocalCluster
+) -> None:
+    scaling = start("scale", job, "--to", "20", "--wait")
+    workers = local_cluster.get_job
+    wait_until(lambda: workers("default", job)["spec"]["replicaSpecs"]["Worker"]["replicas"] == 20)
+    gate.touch()  # before all of them run
+    out, err = scaling.communicate(timeout=60)
+    assert scaling.returncode == 1, (out, err)
+
+
+@pytest.mark.parametrize("words", [("wait",), ("logs", "-f"), ("status", "-w"), ("events", "-w")], ids=" ".join)
+def test_nor_does_one_that_comes_too_late(
+    words: tuple[str, ...], run: Run, job: str, gate: Path, local_cluster: LocalCluster
+) -> None:
+    gate.touch()
+    wait_until(lambda: local_cluster.get_job("default", job)["status"]["phase"] == "Failed")
+    assert run(*words, job).code == 1
+    assert run("wait", job, "--for", "running").code == 1
+    assert run("logs", job).code == 0  # which only prints what there is
+
+
+@pytest.mark.parametrize("words", [("--wait",), ()], ids=["--wait", "attached"])
+def test_submit_and_rerun_fail_with_their_job(
+    words: tuple[str, ...], start: Start, home: Path, tmp_path: Path, gate: Path
+) -> None:
+    gate.touch()
+    script = tmp_path / "bad.py"
+    script.write_text("raise SystemExit(7)\n")
+    submitted = start("submit", str(script), "--workers", "1", "--backoff-limit", "0", *words)
+    out, err = submitted.communicate(timeout=100)
+    assert submitted.returncode == 1, (out, err)
+    assert "bad failed" in err
+    again = start("rerun", "bad", *words)
+    out, err = again.communicate(timeout=100)
+    assert again.returncode == 1, (out, err)
+    assert "bad-2 failed" in err
