@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
+from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
+from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import shown, span
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, console
+from elasticctl_store import storage as storages
+from elasticctl_store.errors import DamagedError, MissingError
+from elasticctl_store.storage import Storage
+from elasticctl_store.workspace import transfer
 
 if TYPE_CHECKING:
     from elasticctl_store.checkpoints.entries import Commit
     from elasticctl_store.checkpoints.verify import CheckedCommit
     from elasticctl_store.storage import Storage
-from collections.abc import Collection, Iterable
 
-from elasticctl.api.codec import Manifest
-from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
-from elasticctl.api.spec import ElasticJob
-from elasticctl_store import storage as storages
-from elasticctl_store.errors import DamagedError, MissingError
-from elasticctl_store.storage import Storage
-from elasticctl_store.workspace import transfer
 
 _COLUMNS = ("STEP", "EPOCH", "AGE", "SIZE", "RANKS", "STATE")
 _WIDE = ("NUMBER", "GENERATION", "METRICS")

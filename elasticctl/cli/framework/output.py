@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
+from elasticctl.api.codec import to_rfc3339
+from elasticctl.cluster.base import LogLine
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
     from elasticctl.cluster.base import Manifest
-from elasticctl.api.codec import to_rfc3339
-from elasticctl.cluster.base import LogLine
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from elasticctl.api.errors import NotFoundError, UsageError
-from elasticctl.api.text import did_you_mean, shown
+from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError, UsageError
+from elasticctl.api.text import did_you_mean, shown, span
 from elasticctl.cli.framework.contexts import contexts
 from elasticctl.cli.framework.options import Where
 from elasticctl.cluster import connect
@@ -16,13 +19,6 @@ from elasticctl.settings.contexts import Context
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
-import math
-import time
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
-
-from elasticctl.api.errors import BusyError, UnreachableError
-from elasticctl.api.text import span
 
 
 @dataclass(frozen=True, slots=True)

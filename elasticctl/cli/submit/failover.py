@@ -6,7 +6,10 @@ confirmed nothing more is tried: a job that waits is better than two that train.
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,24 +25,15 @@ from elasticctl.api.errors import (
     NotFoundError,
     UsageError,
 )
-from elasticctl.api.text import span
+from elasticctl.api.text import counted, span
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import Target
-from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.base import Cluster, Manifest
 
 if TYPE_CHECKING:
     from elasticctl.cli.submit.manifest import Draft
     from elasticctl.cli.submit.plan import JobFlags
     from elasticctl.settings.contexts import Context
-import dataclasses
-import secrets
-import time
-
-from elasticctl.api.text import counted
-from elasticctl.cluster.base import Cluster
-
-if TYPE_CHECKING:
-    from elasticctl.cli.submit.manifest import Draft
 
 
 CAPACITY_TIMEOUT_S = 600

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticctl.api import validation
+from elasticctl.api import notifications, validation
 from elasticctl.api.errors import SpecError, TemplateError, UsageError
+from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
-from elasticctl.api.spec import ElasticJob, JobSpec
+from elasticctl.api.spec import ANNOTATION_NOTIFY, ElasticJob, JobSpec
 from elasticctl.api.text import did_you_mean, shown
 from elasticctl.api.yamltext import FieldPath, YamlDocument, parse_yaml
 from elasticctl.cli.framework.contexts import templates_folder
@@ -27,12 +28,6 @@ from elasticctl.settings.contexts import LOCAL, Context
 
 if TYPE_CHECKING:
     from elasticctl.cli.submit.workspace import Workspace
-from elasticctl.api import notifications
-from elasticctl.api.objects import at
-from elasticctl.api.spec import ANNOTATION_NOTIFY
-
-if TYPE_CHECKING:
-    pass
     from elasticctl.cluster.base import Manifest
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from elasticctl.api.history import fraction_done, remaining_s, steps_per_s
 from elasticctl.api.objects import at
@@ -16,9 +15,6 @@ from elasticctl.cli.framework.output import Table, bar, joined
 from elasticctl.cli.views.cost import cost_text
 from elasticctl.cli.views.history import causes, failure_lines, interruptions, scalings
 from elasticctl.cluster.base import Manifest
-
-if TYPE_CHECKING:
-    pass
 
 _SHOWN_LAST = 3
 _BAR_WIDTH = 30

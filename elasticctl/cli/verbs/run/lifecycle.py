@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
-from elasticctl.api.text import span
+from elasticctl.api.text import counted, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, say
-from elasticctl.cli.framework.target import full_worker_name, reach, worker_of_rank
+from elasticctl.cli.framework.target import Target, full_worker_name, reach, worker_of_rank
+from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cluster.base import Manifest
 
-import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-from elasticctl.api.text import counted
-from elasticctl.cli.framework.target import Target
-from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
-
-if TYPE_CHECKING:
-    from elasticctl.api.spec import ElasticJob
 
 app = new_app()
 

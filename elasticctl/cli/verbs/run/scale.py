@@ -6,27 +6,20 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
+
+import typer
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest, PodPhase
 from elasticctl.api.status import WorkerStatus
 from elasticctl.api.text import counted, counted_are
-from elasticctl.cli.framework.output import say
-from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name
-
-if TYPE_CHECKING:
-    pass
-from typing import Annotated
-
-import typer
-
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
-from elasticctl.cli.framework.output import hint
-from elasticctl.cli.framework.target import reach
+from elasticctl.cli.framework.output import hint, say
+from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
 
 TIMED_OUT = 124
 BY_USER, BY_ROLLBACK = "user", "rollback"

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from elasticctl.api.errors import ConflictError, UsageError
+from elasticctl.api.text import counted, listed
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
-from elasticctl.cli.framework.options import Where
-from elasticctl.cli.framework.output import Table, emit, format_tabs, on_terminal, print_data
+from elasticctl.cli.framework.options import Assignment, Where
+from elasticctl.cli.framework.output import Table, emit, format_tabs, hint, on_terminal, print_data, say
 from elasticctl.cli.framework.target import locate
 from elasticctl.settings.contexts import LOCAL, Context
 
 if TYPE_CHECKING:
-    from elasticctl.doctor import Check
-
-import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from elasticctl.api.errors import ConflictError, UsageError
-from elasticctl.api.text import counted, listed
-from elasticctl.cli.framework.options import Assignment
-from elasticctl.cli.framework.output import hint, say
-
-if TYPE_CHECKING:
     from elasticctl.api.codec import Manifest
     from elasticctl.cluster.kube.install import Installed, Installer
+    from elasticctl.doctor import Check
+
 
 app = new_app()
 
