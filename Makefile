@@ -7,10 +7,13 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := -n logical --dist worksteal # a worker a core; whoever is done takes tests from the other's end
 HERE   := -m "not cluster and not browser and not packaging"
 
-.PHONY: demo test lint types unit coverage test-page test-packaging test-cluster docs startup clean
+.PHONY: demo quick test lint types unit coverage test-page test-packaging test-cluster docs startup clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
+
+quick: $(VENV)/.dev  ## the tests that start no process and no server: a minute
+	$(PYTEST) $(SPREAD) -m "not slow and not cluster and not browser"
 
 test: lint types unit  ## everything that needs no cluster, no browser and no package index; 10 minutes on two cores
 

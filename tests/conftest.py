@@ -27,6 +27,7 @@ pytest_plugins = [
     "tests.support.control",
     "tests.support.kube",
     "tests.support.launcher_lab",
+    "tests.support.slow",
 ]
 
 
