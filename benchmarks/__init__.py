@@ -1,1 +1,1 @@
-"""Measurements of this project beside what else one could use; docs/performance.md says how to run them."""
+"""Measurements of this project and its alternatives; docs/performance.md says how to run them."""

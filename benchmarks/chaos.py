@@ -1,11 +1,11 @@
-"""Does to one training job all that can happen to it, at random, and proves that nothing was lost.
+"""Break one training job at random in every way we know, and prove that no training was lost.
 
     python benchmarks/chaos.py [--events 200] [--seed S] [--workers 3] [--fixed-size] [--json FILE] [--keep DIR]
 
 A small job on a local cluster of its own: ranks, launchers, whole workers and the supervisor are killed, ranks are
-stopped, workers get notice, the job is scaled. Then it may finish. What its training script recorded and the journal of
+stopped, workers get notice, the job is scaled. Then it finishes. What its training script recorded and the journal of
 its storage must show that no committed step was lost, that each sample of each epoch was used exactly once on the
-committed line of history, and that the final weights are those of an undisturbed run. Exit code 1 names what is not so.
+committed line of history, and that the final weights are those of an undisturbed run. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def make_job(cluster: LocalCluster, name: str, folder: Path, seed: int, *, step_
 
 
 def disturb(job: Job, mischief: Mischief, dice: random.Random, count: int, say: Callable[[str], None]) -> list[Event]:
-    """Deal `count` events. Most wait until training goes on after the one before; some do not."""
+    """Cause `count` events. Most wait until training has resumed after the previous one; some do not."""
     job.wait("the first step", lambda: job.goes_on(0.0), GOES_ON_TIMEOUT_S)
     events: list[Event] = []
     for kind in mischief.deck(count):
@@ -200,8 +200,14 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     prices = costs(events, job.record)
     show(events, prices, proofs, time.monotonic() - began)
     if options.json:
-        told = [{**asdict(event), **asdict(cost)} for event, cost in zip(events, prices, strict=True)]
-        result = {"seed": options.seed, "epochs": epochs, "restarts": status.restarts, "proofs": proofs, "events": told}
+        caused = [{**asdict(event), **asdict(cost)} for event, cost in zip(events, prices, strict=True)]
+        result = {
+            "seed": options.seed,
+            "epochs": epochs,
+            "restarts": status.restarts,
+            "proofs": proofs,
+            "events": caused,
+        }
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     for what, faults in proofs.items():
         for fault in faults:

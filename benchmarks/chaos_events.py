@@ -1,4 +1,4 @@
-"""What `chaos` does to a job on the local cluster: each event strikes whoever the dice choose."""
+"""The events that `chaos` causes in a job on the local cluster, each with a random target."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Job:
         """The journal's entries."""
         return [entry for _, entry in read_entries(self.storage)]
 
-    def committed(self) -> int:
+    def last_committed_step(self) -> int:
         """The step of the newest commit, 0 if there is none."""
         return next((commit.step for commit in read_commits(self.storage)), 0)
 
@@ -148,7 +148,7 @@ class Mischief:
         while True:
             resumes = self._job.read().resumes
             world = resumes[-1].world if resumes else 0
-            committed, at = self._job.committed(), time.time()
+            committed, at = self._job.last_committed_step(), time.time()
             target = self._strikes[kind]()
             if target is not None:
                 return Event(kind, target, at, committed, world)

@@ -1,4 +1,4 @@
-"""What `chaos` has to prove, from what the training script recorded and what the storage's journal says. Pure.
+"""What `chaos` has to prove, from what the training script recorded and what the storage's journal says.
 
 The journal orders everything: a generation that takes over fences all before it and begins at the newest commit that is
 before it in the journal. So the *committed line* of history is, of each generation that committed, its steps from where

@@ -1,7 +1,7 @@
-"""The training script of `chaos`: says in a file, line by line, what it trained on and what it had to begin with.
+"""The training script of `chaos`: records in a file what it resumed from and what it trained on.
 
 Each rank appends a line when it has resumed, one for each optimizer step before the step can be committed, and rank 0
-the weights at the end. It trains until the epoch that the file of --end names; until there is one, it goes on.
+the weights at the end. It trains until the epoch in the file of --end; without that file, it does not end.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class Record:
         """Note what every restore finds; the generation is that of the storage's journal."""
         restore = Checkpointer.restore
 
-        def noted(checkpoints: Checkpointer, like: Like | None = None) -> Restored | None:
+        def restore_and_note(checkpoints: Checkpointer, like: Like | None = None) -> Restored | None:
             restored = restore(checkpoints, like)
             self._generation = checkpoints.generation
             self.add("resumed", step=restored.commit.step if restored else 0)
             return restored
 
-        Checkpointer.restore = noted  # type: ignore[method-assign, assignment]
+        Checkpointer.restore = restore_and_note  # type: ignore[method-assign, assignment]
 
 
 def end_of(run: Run, path: Path) -> int:
     """The epoch to stop before, as rank 0 reads it."""
-    told = torch.tensor([int(path.read_text()) if run.is_main and path.exists() else NO_END])
+    end = torch.tensor([int(path.read_text()) if run.is_main and path.exists() else NO_END])
     if run.world_size > 1:
-        dist.broadcast(told, 0)
-    return int(told)
+        dist.broadcast(end, 0)
+    return int(end)
 
 
 def arguments() -> argparse.Namespace:

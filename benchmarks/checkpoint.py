@@ -1,10 +1,10 @@
-"""What checkpoints cost: how long training stands still, processor time, memory, and how soon they are safe or back.
+"""What checkpoints cost: how long training stalls, processor time, memory, and how soon they are committed or restored.
 
     python benchmarks/checkpoint.py [--size 64MB] [--ranks 1] [--repeats 5] [--quick] [--server versitygw] [--json FILE]
 
 Each contender saves the same state to the same server in memory, in turns and each time in fresh processes, so that a
-first save is among them and a busy moment of the machine touches all. docs/performance.md says what is measured how,
-and has results. Ctrl-C ends everything that was started and shows what there is.
+first save is among them and a busy moment of the machine affects all. docs/performance.md describes the method and has
+results. Ctrl-C ends everything that was started and shows the results so far.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--contender", action="append", choices=list(NEEDS), help="these only (may be repeated)")
     parser.add_argument("--server", choices=[versity.PROGRAM], help="a real server on the PATH instead of the sink")
     parser.add_argument("--repeats", type=count, metavar="N", help="trials of each (5; with --quick 1)")
-    parser.add_argument("--quick", action="store_true", help="once each, and unless told: 64 MB")
+    parser.add_argument("--quick", action="store_true", help="once each, by default with 64 MB")
     parser.add_argument("--idle-saves", type=count, metavar="N", help="saves of an idle process, besides the first")
     parser.add_argument("--busy-s", type=float, default=1.0, metavar="S", help="seconds of uploads beside training (1)")
     parser.add_argument("--settle-s", type=float, default=5.0, metavar="S", help="seconds of training before saves (5)")

@@ -1,4 +1,4 @@
-"""How long the command line takes, beside kubectl on the same cluster, and what following many workers costs.
+"""How long commands take, compared with kubectl on the same cluster, and what following many workers costs.
 
     python benchmarks/cli.py [--runs 9] [--jobs 1000] [--workers 64] [--json FILE] [--place local --place fake]
 
@@ -114,7 +114,7 @@ def follow(place: Place, name: str, argv: Sequence[str], talk: Talk) -> Followed
 
 
 def reckon(said: bytes, talk: Talk) -> tuple[int, int, int]:
-    """How many of the lines are missing, there more than once, and behind a later one of their worker. Pure."""
+    """How many of the lines are missing, there more than once, and behind a later one of their worker."""
     numbers: defaultdict[int, list[int]] = defaultdict(list)
     for line in said.splitlines():
         found = _LINE.search(line)
@@ -170,8 +170,8 @@ def measure(place: Place, args: argparse.Namespace) -> tuple[list[Timed], list[F
 def tables(timed: Sequence[Timed], followed: Sequence[Followed]) -> Iterator[Table]:
     """What came out, for a person."""
     times = Table("place", "jobs", "command", "median ms", "lowest", "cpu ms", "aim ms", title="Commands")
-    medians = {key: statistics.median(item.wall_ms for item in items) for key, items in grouped(timed).items()}
-    for (place, jobs, command), items in grouped(timed).items():
+    medians = {key: statistics.median(item.wall_ms for item in items) for key, items in group_runs(timed).items()}
+    for (place, jobs, command), items in group_runs(timed).items():
         cpu_ms = statistics.median(item.cpu_ms for item in items)
         aim = _aim(place, jobs, command, medians)
         median, lowest = medians[place, jobs, command], min(item.wall_ms for item in items)
@@ -186,7 +186,7 @@ def tables(timed: Sequence[Timed], followed: Sequence[Followed]) -> Iterator[Tab
     yield logs
 
 
-def grouped(timed: Sequence[Timed]) -> dict[tuple[str, int, str], list[Timed]]:
+def group_runs(timed: Sequence[Timed]) -> dict[tuple[str, int, str], list[Timed]]:
     """The runs of each command at each place."""
     found: defaultdict[tuple[str, int, str], list[Timed]] = defaultdict(list)
     for item in timed:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.commandline import as_installed
+from benchmarks.commandline import installed_environment
 from benchmarks.startup import elasticctl
 from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.base import Cluster, Manifest
@@ -125,7 +125,7 @@ def local() -> Iterator[OwnCluster]:
 
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
         os.environ["ELASTICCTL_HOME"] = home
-        environ = {**as_installed(), "ELASTICCTL_CONTEXT": contexts.LOCAL}
+        environ = {**installed_environment(), "ELASTICCTL_CONTEXT": contexts.LOCAL}
         try:
             yield OwnCluster("local", environ, LocalCluster(local_paths()))
         finally:
@@ -171,7 +171,7 @@ def _kube_environ(home: Path, kubeconfig: str) -> Mapping[str, str]:
     context = Context("bench", contexts.KUBERNETES)
     contexts.save_config(Config("bench", (Context(contexts.LOCAL, contexts.LOCAL), context)), home / "config.yaml")
     # kubectl keeps what it has discovered below HOME.
-    return {**as_installed(), "ELASTICCTL_HOME": str(home), "KUBECONFIG": kubeconfig, "HOME": str(home)}
+    return {**installed_environment(), "ELASTICCTL_HOME": str(home), "KUBECONFIG": kubeconfig, "HOME": str(home)}
 
 
 def _kubeconfig(home: Path, cluster: Mapping[str, str]) -> str:

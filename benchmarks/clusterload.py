@@ -1,4 +1,4 @@
-"""What the controller's benchmark puts on a cluster, and when it sees what of it."""
+"""The load of the controller's benchmark, and a watch that notes when each pod appears."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pods:
         self._store = ObjectStore(prune_pod)
         self.created_at: dict[str, float] = {}  # by uid
         self.last_created_at = 0.0
-        self._store.subscribe(self._changed)
+        self._store.subscribe(self._note_creation)
         self._reflector = Reflector(api, Resource(resource_path("v1", NAMESPACE, "pods")), self._store)
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class Pods:
         now = self.uids().get(name)
         return None if now in (None, uid) else self.created_at[now]
 
-    def _changed(self, old: Manifest | None, new: Manifest | None) -> None:
+    def _note_creation(self, old: Manifest | None, new: Manifest | None) -> None:
         if new is not None and (old is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
             self.last_created_at = self.created_at[new["metadata"]["uid"]] = time.monotonic()
 

@@ -16,7 +16,7 @@ def count(text: str) -> int:
     return value
 
 
-def as_installed() -> dict[str, str]:
+def installed_environment() -> dict[str, str]:
     """This process's environment, without what would have Python compile the command line at each start.
 
     Where it is installed it has been compiled before.

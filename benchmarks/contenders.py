@@ -1,4 +1,4 @@
-"""What is measured side by side: stock torchrun, stock torchrun tuned, and elasticctl on its local cluster.
+"""The contenders of the recovery benchmark: stock torchrun, stock torchrun tuned, and elasticctl on its local cluster.
 
 Each runs the same training script with the same arguments on the loopback interface. Workers that are lost are replaced
 on both sides: by elasticctl's controller, and for torchrun by `TorchrunJob.tend`, which starts an agent again

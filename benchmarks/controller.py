@@ -1,4 +1,4 @@
-"""How the controller on Kubernetes does with a thousand workers and more, beside Kubernetes' own Job controller.
+"""How the controller on Kubernetes performs with a thousand workers and more, compared with the Job controller.
 
     export KUBECONFIG=…        # kubelab with ten hollow nodes
     python benchmarks/controller.py [--workers 1000] [--held 5000] [--repeats 3] [--json FILE]
@@ -7,7 +7,7 @@ Two controllers run as processes beside the cluster, as in its tests. How soon p
 that no scheduler takes, so that what runs them does not compete with what creates them for this machine's processors.
 After that they "run" on hollow nodes, without containers; two of those nodes are lost in the end. One watch from here
 tells when a pod was created, whoever created it.
-docs/performance.md says what is measured how, and has results.
+docs/performance.md describes the method and has results.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def lost_nodes(session: Session) -> None:
         else:
             until(lambda: _is_silent(session.api, silent), 120, f"{silent} to be given up")
         at = time.monotonic()
-        until(lambda: _replaced(session, on_it), 120, f"the replacement of all pods of {node}")  # noqa: B023
+        until(lambda: _are_replaced(session, on_it), 120, f"the replacement of all pods of {node}")  # noqa: B023
         last = max(session.load.pods.replaced_at(name, uid) or at for name, uid in on_it.items())
         session.found(f"{len(on_it)} pods of a {how} node, until all are created again", "s", [last - at], 3.0)
 
@@ -189,8 +189,8 @@ def fail_overs(session: Session, held: int, repeats: int) -> None:
         took_s.append((pods.replaced_at(name, uid) or at) - at)
         session.replicas.running.remove(leader)
         newcomer = session.replicas.start()
-        until(lambda: _listed(newcomer, held), 120, "a list of all pods")  # noqa: B023
-        listed_s.append(_listed(newcomer, held) or 0.0)
+        until(lambda: _list_duration_s(newcomer, held), 120, "a list of all pods")  # noqa: B023
+        listed_s.append(_list_duration_s(newcomer, held) or 0.0)
     session.found("fail-over: a worker lost with the leader, until it is created again", "s", took_s, 20.0)
     session.found(f"{held} pods listed by a controller that starts", "s", listed_s, 3.0)
 
@@ -200,7 +200,7 @@ def _is_silent(api: Connection, node: str) -> bool:
     return any((item["type"], item["status"]) == ("Ready", "Unknown") for item in conditions)
 
 
-def _replaced(session: Session, pods: dict[str, str]) -> bool:
+def _are_replaced(session: Session, pods: dict[str, str]) -> bool:
     return all(session.load.pods.replaced_at(name, uid) for name, uid in pods.items())
 
 
@@ -212,8 +212,8 @@ def _writes(replica: Replica) -> float:
     return sum(int(float(number)) for _, number in _WRITES.findall(replica.metrics()))
 
 
-def _listed(replica: Replica, held: int) -> float | None:
-    """How long its list of that many pods took, once it has told."""
+def _list_duration_s(replica: Replica, held: int) -> float | None:
+    """How long its list of that many pods took, once its log says so."""
     found = _LISTED.search(replica.log.read_text())
     return float(found.group(2)) if found and int(found.group(1)) >= held else None
 

@@ -1,4 +1,4 @@
-"""A small API server in a process of its own, for `cli.py`: jobs to list, and workers that talk when they are told to.
+"""A small API server in a process of its own, for `cli.py`: jobs to list, and workers that print on request.
 
 It is the one that tests use, over TLS as all of them are, with what kubectl wants to know about it before it asks for
 anything. Standard input takes one JSON object a line: {"jobs": N} has N jobs there, {"talk": {"workers": W, "lines": L,

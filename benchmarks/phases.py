@@ -1,4 +1,4 @@
-"""Where the time between an event and the first step goes, phase by phase. Pure."""
+"""Where the time between an event and the first step goes, phase by phase."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How long training stands still when a pod is deleted by force: from the deletion to the survivors' next step.
+"""How long training stops when a pod is deleted by force: from the deletion to the survivors' next step.
 
     export KUBECONFIG=…        # kubelab with two nodes
     python benchmarks/pod_recovery.py [--repeats 20] [--settle-s 15] [--json FILE]
 
 Three workers train on real nodes, under two controllers that run beside the cluster. Each in turn is deleted without
 grace once the whole group has trained for a while. Steps and phases are those that the script of benchmarks/recovery.py
-records, told in the same way.
+records, reported in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ending exactly the processes that a benchmark started, and those that are to be lost."""
+"""End exactly the processes that a benchmark started, and kill those that a scenario loses."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How long training stands still when a worker is lost, told to go, stuck, added or taken away.
+"""How long training stops when a worker is lost, gets notice, hangs, is added or is removed.
 
     python benchmarks/recovery.py [--repeats 5] [--quick] [--json FILE] [--svg FILE]
 
-Runs each scenario with each contender in turns, so that a busy moment of the machine touches all of them, each time
+Runs each scenario with each contender in turns, so that a busy moment of the machine affects all of them, each time
 with a new job. All figures come from the steps that the training script recorded; see `timeline` for what they are.
-docs/performance.md has results. Ctrl-C ends everything that was started and shows what there is.
+docs/performance.md has results. Ctrl-C ends everything that was started and shows the results so far.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="these only (may be repeated)")
     parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help="these only (may be repeated)")
     parser.add_argument("--repeats", type=count, metavar="N", help="trials of each (5; with --quick 1)")
-    parser.add_argument("--quick", action="store_true", help=f"once each, and unless told: {', '.join(QUICK)}")
+    parser.add_argument("--quick", action="store_true", help=f"once each, by default: {', '.join(QUICK)}")
     parser.add_argument("--settle-s", type=float, default=SETTLE_S, metavar="S", help="seconds of training before each")
     parser.add_argument("--phases", action="store_true", help="show where the time to the first step goes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")

@@ -1,8 +1,8 @@
-"""How fast the rendezvous service forms a large group, and forms it again when one member is lost.
+"""How fast the rendezvous service forms a large group, and re-forms it when one member is lost.
 
     python benchmarks/rendezvous.py [--agents 512] [--repeats 5] [--json FILE]
 
-The service runs in a process of its own, as in the supervisor and the controller, and is told who is alive over a pipe.
+The service runs in a process of its own, as in the supervisor and the controller, and learns over a pipe who is alive.
 The agents are simulated, without torch: each sends what a launcher sends, on connections that stay open, from one
 process. All times are from the first request (the loss) to the last agent's answer.
 """
@@ -47,7 +47,7 @@ class Found:
 
 
 def serve(commands: Connection) -> None:
-    """The service's process: answers with its port, then does what it is told until the pipe is closed."""
+    """The service's process: sends its port, then obeys the pipe until that is closed."""
     with suppress(EOFError, KeyboardInterrupt):
         asyncio.run(_serve(commands))
 

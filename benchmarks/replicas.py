@@ -95,9 +95,9 @@ class Replicas:
 
     def leader(self) -> Replica:
         """The one that acts, once there is one. Raises Missing."""
-        return until(self._leading, ELECTED_S, f"a leader among {len(self.running)} controllers")
+        return until(self._find_leader, ELECTED_S, f"a leader among {len(self.running)} controllers")
 
-    def _leading(self) -> Replica | None:
+    def _find_leader(self) -> Replica | None:
         return next((replica for replica in self.running if replica.leads()), None)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Measurements, their summary, and how both are shown: a table and JSON. Pure but for `machine`."""
+"""Measurements, their summary, and how both are shown: a table and JSON. No I/O but for `machine`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a job: who is killed, told or stopped, and what the group should be afterwards."""
+"""What happens to a job: who is killed, gets notice or is stopped, and what the group should be afterwards."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python benchmarks/sharing.py [--load 1.0] [--seeds 5] [--scale] [--json FILE] [--svg FILE]
 
 Ours is the controller's own core, not a copy: `decide` divides the GPUs and `resizing` says when a group takes in
-newcomers. Jobs and interruptions are drawn from distributions (benchmarks/week/trace.py has them all) with seeds 1, 2,
-and so on, the same for every contender. `--scale` times the core on 10,000 jobs with 50,000 workers.
+newcomers. Jobs and interruptions are sampled from distributions (benchmarks/week/trace.py has them all) with seeds 1,
+2, and so on, the same for every contender. `--scale` times the core on 10,000 jobs with 50,000 workers.
 docs/performance.md has results.
 """
 

@@ -1,9 +1,9 @@
-"""How long the command line takes to answer, beside the interpreter alone and beside kubectl.
+"""How long commands take to start, compared with the bare interpreter and with kubectl.
 
     python benchmarks/startup.py [--runs 15] [--json]
 
 Prints for each command its median and lowest wall time and its median CPU time, in milliseconds. The commands take
-turns, so that a busy moment of the machine touches all of them. Those that ask a cluster ask a local one of their own,
+turns, so that a busy moment of the machine affects all of them. Those that ask a cluster ask a local one of their own,
 started before and ended after.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.commandline import as_installed
+from benchmarks.commandline import installed_environment
 
 COMPLETE_VERB, COMPLETE_JOB = "complete `elasticctl s`", "complete `elasticctl status `"
 AIM_MS = {"elasticctl --help": 150.0, COMPLETE_VERB: 150.0, COMPLETE_JOB: 150.0}
@@ -72,13 +72,13 @@ def measure(runs: int, environ: Mapping[str, str]) -> dict[str, list[Sample]]:
     samples: dict[str, list[Sample]] = {name: [] for name in commands()}
     for turn in range(runs + 1):
         for name, command in commands().items():
-            sample = _timed(command, environ)
+            sample = _time_once(command, environ)
             if turn:
                 samples[name].append(sample)
     return samples
 
 
-def _timed(command: Command, environ: Mapping[str, str]) -> Sample:
+def _time_once(command: Command, environ: Mapping[str, str]) -> Sample:
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         command.argv, env={**environ, **command.environ}, stdin=subprocess.DEVNULL, capture_output=True, check=True
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print all times")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ec-", dir="/tmp") as home:
-        environ = {**as_installed(), "ELASTICCTL_HOME": home}
+        environ = {**installed_environment(), "ELASTICCTL_HOME": home}
         try:
             samples = measure(args.runs, environ)
         finally:

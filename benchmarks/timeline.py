@@ -1,8 +1,8 @@
-"""From the steps that a training script recorded to what an event cost. Pure: no clock, no files.
+"""From the steps that a training script recorded to what an event cost. No clock, no files.
 
 The training script appends one JSON line per rank and optimizer step. A *group* is one incarnation of the process
-group: its ranks agree on a random name when they start, so a new name is a group that did not exist before. Everything
-that is said about a recovery comes from these lines and the time of the event, the same way for every contender.
+group: its ranks agree on a random name when they start, so a new name is a group that did not exist before. All
+figures of a recovery come from these lines and the time of the event, in the same way for every contender.
 """
 
 from __future__ import annotations

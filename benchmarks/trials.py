@@ -1,4 +1,4 @@
-"""One trial: start a job, let it run, strike it, and watch its steps until it is whole again or the time is up."""
+"""One trial: start a job, let it run, cause an event, and watch its steps until it has recovered or time is up."""
 
 from __future__ import annotations
 

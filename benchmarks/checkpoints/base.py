@@ -1,4 +1,4 @@
-"""What a contender is, and what several of them need."""
+"""The interface of a contender, and what several of them share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Contender(Protocol):
         """What is done once before training begins."""
 
     def save(self, trainee: Trainee, number: int) -> None:
-        """Begin a save; training goes on when this returns."""
+        """Begin a save; training continues when this returns."""
 
     def committed_at_s(self) -> float | None:
         """When the last save was whole in the storage, on `time.perf_counter`; None: not yet. Rank 0's counts."""

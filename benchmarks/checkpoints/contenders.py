@@ -1,6 +1,6 @@
-"""Who saves and restores, each as its users are told to and tuned as well as it can be. Runs in the ranks' processes.
+"""The contenders, each used as its documentation says and tuned as well as possible. Runs in the ranks' processes.
 
-Each save of the others goes below a prefix of its own, and at a restore they are told which one is the newest; ours
+Each save of the others goes below a prefix of its own, and at a restore they are given the newest one; ours
 finds it. A save's place is `s3://BUCKET/PREFIX/…` at the sink's endpoint, which boto3 and what is built on it take from
 $AWS_ENDPOINT_URL.
 """

@@ -140,7 +140,7 @@ class Rank:
                 save = self._save_idle("first" if found.newest == 1 else "idle", found.newest, copy_s)
             else:
                 save = self._save_busy(found.newest, copy_s, found.saves[-1].commit_s)
-                spent_s += self._agreed(save.commit_s - save.hold_s)
+                spent_s += self._broadcast_from_rank_0(save.commit_s - save.hold_s)
             found.saves.append(save)
             unmapped_bytes = max(unmapped_bytes, _unmapped_bytes(self.task.tier) // self.task.world_size)
             dist.barrier()
@@ -193,7 +193,7 @@ class Rank:
     def _more(self, number: int) -> bool:
         return number <= self.task.idle_saves + _MOST_BUSY_SAVES
 
-    def _agreed(self, value: float) -> float:
+    def _broadcast_from_rank_0(self, value: float) -> float:
         """Rank 0's value, so that all ranks make as many saves."""
         tensor = torch.tensor(value, dtype=torch.float64)
         dist.broadcast(tensor, src=0)

@@ -1,4 +1,4 @@
-"""Measurements of saves and restores, their summary against the aims, and how they are shown. Pure."""
+"""Measurements of saves and restores, their summary against the aims, and how they are shown."""
 
 from __future__ import annotations
 

@@ -153,20 +153,20 @@ class Sink:
         kind = _kind(asked)
         self._asked[kind] += 1
         if kind == "put":
-            return self._stored(self._objects.put(asked.path, body, if_absent=asked.if_absent))
+            return self._answer_put(self._objects.put(asked.path, body, if_absent=asked.if_absent))
         if kind == "put part":
             kept = self._objects.add_part(asked.query["uploadId"], int(asked.query["partNumber"]), body)
-            return self._stored(kept or None)
+            return self._answer_put(kept or None)
         self._objects.pool.give_back(body)
         answers: Mapping[str, Callable[[Asked], Said]] = {
             "get": self._read,
             "head": self._read,
-            "begin upload": self._begun,
-            "complete upload": self._completed,
-            "abort upload": self._aborted,
-            "delete": self._deleted,
-            "copy": self._copied,
-            "list": self._listed,
+            "begin upload": self._begin_upload,
+            "complete upload": self._complete_upload,
+            "abort upload": self._abort_upload,
+            "delete": self._delete_object,
+            "copy": self._copy_object,
+            "list": self._list_objects,
             "list uploads": lambda asked: Said(200, _xml("ListMultipartUploadsResult", {"IsTruncated": "false"})),
             "head bucket": lambda asked: Said(200, headers=(("x-amz-bucket-region", "us-east-1"),)),
         }
@@ -180,7 +180,7 @@ class Sink:
             self._asked.clear()
         return Said(200, json.dumps({"cpuS": time.process_time(), "requests": dict(self._asked)}).encode())
 
-    def _stored(self, done: bool | None) -> Said:
+    def _answer_put(self, done: bool | None) -> Said:
         if done:
             return Said(200, headers=(("ETag", f'"{next(self._etags):032x}"'),))
         return Said(412, _error(412, "it is there")) if done is False else Said(404, _error(404, "", "NoSuchUpload"))
@@ -198,39 +198,39 @@ class Sink:
         headers = (*always, ("Content-Range", f"bytes {start}-{stop - 1}/{blob.size_bytes}"))
         return Said(206, headers=headers, blob=blob, start=start, stop=stop)
 
-    def _begun(self, asked: Asked) -> Said:
+    def _begin_upload(self, asked: Asked) -> Said:
         bucket, _, key = asked.path.partition("/")
         fields = {"Bucket": bucket, "Key": key, "UploadId": self._objects.begin(asked.path)}
         return Said(200, _xml("InitiateMultipartUploadResult", fields))
 
-    def _completed(self, asked: Asked) -> Said:
-        said = self._stored(self._objects.complete(asked.query["uploadId"], if_absent=asked.if_absent))
+    def _complete_upload(self, asked: Asked) -> Said:
+        said = self._answer_put(self._objects.complete(asked.query["uploadId"], if_absent=asked.if_absent))
         if said.status != 200:
             return said
         bucket, _, key = asked.path.partition("/")
         fields = {"Bucket": bucket, "Key": key, "ETag": dict(said.headers)["ETag"]}
         return Said(200, _xml("CompleteMultipartUploadResult", fields))
 
-    def _aborted(self, asked: Asked) -> Said:
+    def _abort_upload(self, asked: Asked) -> Said:
         self._objects.abort(asked.query["uploadId"])
         return Said(204)
 
-    def _deleted(self, asked: Asked) -> Said:
+    def _delete_object(self, asked: Asked) -> Said:
         self._objects.delete(asked.path)
         return Said(204)
 
-    def _copied(self, asked: Asked) -> Said:
+    def _copy_object(self, asked: Asked) -> Said:
         source = self._objects.get(unquote(asked.headers["x-amz-copy-source"]).lstrip("/"))
         if source is None:
             return Said(404, _error(404, "the source"))
         copy = self._objects.pool.take(source.size_bytes)
         for target, view in zip(copy.views, source.pieces(0, source.size_bytes), strict=False):
             target[: len(view)] = view
-        said = self._stored(self._objects.put(asked.path, copy, if_absent=asked.if_absent))
+        said = self._answer_put(self._objects.put(asked.path, copy, if_absent=asked.if_absent))
         fields = {"ETag": dict(said.headers)["ETag"], "LastModified": "2026-11-21T00:00:00Z"}
         return Said(200, _xml("CopyObjectResult", fields))
 
-    def _listed(self, asked: Asked) -> Said:
+    def _list_objects(self, asked: Asked) -> Said:
         bucket, query = asked.path.rstrip("/"), asked.query
         after = query.get("continuation-token") or query.get("start-after", "")
         most = min(1000, int(query.get("max-keys", "1000")))

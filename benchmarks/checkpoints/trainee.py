@@ -1,4 +1,4 @@
-"""What is checkpointed, and the training beside which that happens: a state of some size, and a loop of small steps.
+"""The state that is checkpointed, and the training meanwhile: a loop of small steps.
 
 The loop has nothing to do with the state: how large a state is says nothing about how long a step takes.
 """
@@ -38,7 +38,7 @@ class Trainee:
             self.optimizer.state[parameter] = {"step": torch.tensor(1.0), **moments}
 
     def mark(self, number: int) -> None:
-        """Change a little of the state, so that it can be told which save it came from."""
+        """Change a little of the state, so that each save can be recognized."""
         with torch.no_grad():
             next(self.model.parameters()).view(-1)[0] = float(number)
         for state in self.optimizer.state.values():

@@ -1,4 +1,4 @@
-"""One trial: the ranks of one contender save in fresh processes, and others restore; the sink they talk to."""
+"""One trial: the ranks of one contender save in fresh processes and others restore, with a sink of their own."""
 
 from __future__ import annotations
 

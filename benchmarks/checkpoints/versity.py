@@ -1,4 +1,4 @@
-"""versitygw, a real S3 server, over a folder in shared memory: asked in the same words as the sink."""
+"""versitygw, a real S3 server, over a folder in shared memory, with the same interface as the sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation: events in order of time, and after each what the contender decides of it."""
+"""The simulation: events in order of time, and the contender's decision after each."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Group:
         self.saved, self.saved_at = self.done, now
 
     def drop(self, names: set[str], now: float, noticed: bool) -> None:
-        """These workers go: told in time, or not."""
+        """These workers are lost, with notice or without."""
         for name in names:
             self.workers.pop(name, None)
         if not names & self.members:

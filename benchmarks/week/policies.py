@@ -1,4 +1,4 @@
-"""Who gets what, three ways: the controller's own core, and two schedulers of jobs whose size is fixed."""
+"""Three ways to divide the GPUs: the controller's own core, and two schedulers of jobs whose size is fixed."""
 
 from __future__ import annotations
 

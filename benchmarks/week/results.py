@@ -1,4 +1,4 @@
-"""What the contenders made of the weeks, beside each other and against the aims: tables and JSON. Pure."""
+"""The results of the contenders, side by side and against the aims: tables and JSON. No I/O."""
 
 from __future__ import annotations
 

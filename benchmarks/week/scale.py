@@ -1,4 +1,4 @@
-"""How long one decision takes when there is much to decide."""
+"""How long one decision takes with many jobs and workers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def crowd(jobs: int, workers: int, sizes: tuple[int, ...], seed: int) -> Crowd:
     return Crowd(pool, tuple(Project(name, guaranteed=guaranteed) for name in names), tuple(claims))
 
 
-def settled(start: Crowd, now: float) -> Crowd:
+def place_workers(start: Crowd, now: float) -> Crowd:
     """The same after its workers have followed a first decision: on nodes, in the order of nodes."""
     decision = start.decide(now)
     free = [node.slots for node in start.pool.nodes]
@@ -90,7 +90,7 @@ def settled(start: Crowd, now: float) -> Crowd:
 
 def measure(what: str, jobs: int, workers: int, sizes: tuple[int, ...], repeats: int) -> Pass:
     """Time decisions on a cluster at work, a tenth of whose jobs end and are replaced by new ones before each."""
-    at_work = settled(crowd(jobs, workers, sizes, seed=1), now=float(jobs))
+    at_work = place_workers(crowd(jobs, workers, sizes, seed=1), now=float(jobs))
     held = sum(len(claim.workers) for claim in at_work.claims)
     took_s, cpu_s = [], []
     for repeat in range(repeats):

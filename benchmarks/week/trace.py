@@ -99,12 +99,12 @@ class Trace:
 
 
 def generate(seed: int, settings: Settings) -> Trace:
-    """The trace of a seed. Jobs and outages are drawn apart: other jobs meet the same outages."""
+    """The trace of a seed. Jobs and outages are sampled separately: other jobs meet the same outages."""
     return Trace(seed, settings, _jobs(random.Random(f"jobs {seed}"), settings), _outages(seed, settings))
 
 
 def _jobs(dice: random.Random, settings: Settings) -> tuple[Job, ...]:
-    drawn = []
+    sampled = []
     now_s = 0.0
     while True:
         now_s += dice.expovariate(settings.jobs / settings.week_s)
@@ -112,10 +112,10 @@ def _jobs(dice: random.Random, settings: Settings) -> tuple[Job, ...]:
             break
         wanted = dice.choices(settings.sizes, settings.size_weights)[0]
         length = min(dice.lognormvariate(0.0, settings.sigma), 10.0)
-        drawn.append((now_s, wanted, length, dice.uniform(*settings.exponents), dice.choice(settings.projects)))
-    scale_s = _scale_s([(wanted, length) for _, wanted, length, *_ in drawn], settings)
+        sampled.append((now_s, wanted, length, dice.uniform(*settings.exponents), dice.choice(settings.projects)))
+    scale_s = _scale_s([(wanted, length) for _, wanted, length, *_ in sampled], settings)
     jobs = []
-    for number, (arrives_s, wanted, length, exponent, project) in enumerate(drawn):
+    for number, (arrives_s, wanted, length, exponent, project) in enumerate(sampled):
         runs_s = min(length * scale_s, settings.longest_h * HOUR_S)
         jobs.append(
             Job(
@@ -132,13 +132,13 @@ def _jobs(dice: random.Random, settings: Settings) -> tuple[Job, ...]:
     return tuple(jobs)
 
 
-def _scale_s(drawn: list[tuple[int, float]], settings: Settings) -> float:
+def _scale_s(sampled: list[tuple[int, float]], settings: Settings) -> float:
     """Seconds per unit of length with which the jobs come to the load, as far as the longest may be."""
     longest_s, asked_s = settings.longest_h * HOUR_S, settings.load * settings.gpus * settings.week_s
-    low, high = 0.0, longest_s / min((length for _, length in drawn), default=1.0)
+    low, high = 0.0, longest_s / min((length for _, length in sampled), default=1.0)
     for _ in range(60):
         middle = (low + high) / 2
-        if sum(wanted * min(length * middle, longest_s) for wanted, length in drawn) < asked_s:
+        if sum(wanted * min(length * middle, longest_s) for wanted, length in sampled) < asked_s:
             low = middle
         else:
             high = middle

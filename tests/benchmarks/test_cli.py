@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.cli import Followed, Timed, reckon, tables
 from benchmarks.cli_places import Talk
-from benchmarks.commandline import as_installed
+from benchmarks.commandline import installed_environment
 
 ROOT = Path(__file__).parents[2]
 TALK = Talk(workers=2, lines=3, every_s=0.1, settle_s=0.0)
@@ -51,8 +51,8 @@ def test_twice_the_rivals_time_is_the_aim() -> None:
 def test_the_command_line_is_timed_as_it_is_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("ELASTICCTL_CONTEXT", "prod")
-    assert "PYTHONDONTWRITEBYTECODE" not in as_installed()
-    assert as_installed()["ELASTICCTL_CONTEXT"] == "prod"
+    assert "PYTHONDONTWRITEBYTECODE" not in installed_environment()
+    assert installed_environment()["ELASTICCTL_CONTEXT"] == "prod"
 
 
 @pytest.mark.parametrize("place", ["fake", "local"])

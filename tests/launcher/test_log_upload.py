@@ -110,7 +110,7 @@ def test_killed_outright_it_loses_its_last_seconds_only(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("options", [("--log-upload", "off"), ()])
-def test_a_folder_of_this_machine_is_left_alone_unless_told(lab: Lab, options: tuple[str, ...]) -> None:
+def test_a_folder_of_this_machine_is_left_alone_unless_asked(lab: Lab, options: tuple[str, ...]) -> None:
     storage = talk(lab, *options)
     lab.until(lambda: "line 5" in printed(lab))
     (lab.folder / "done").touch()

@@ -1,4 +1,4 @@
-"""What ranks report and what of it goes on to the service: the furthest step, with all metrics that came on the way."""
+"""What ranks report and what of it is forwarded to the service: the furthest step, with all metrics that came on the way."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_metrics_are_not_lost_with_the_steps_that_had_them(inbox: RankReports, s
 def test_what_a_service_that_is_away_missed_is_told_when_it_is_back(inbox: RankReports, service: Service) -> None:
     service.answers.set()
     service.trouble = ServiceAway("restarting")
-    told = [{"kind": "resumed", "step": 4}, {"step": 5, "metrics": {"loss": 0.5}}, {"kind": "committed", "step": 6}]
-    send(inbox, *told)
+    reports = [{"kind": "resumed", "step": 4}, {"step": 5, "metrics": {"loss": 0.5}}, {"kind": "committed", "step": 6}]
+    send(inbox, *reports)
     wait_until(lambda: inbox._is_away and len(inbox._pending) == 2)
     service.trouble = None
     wait_until(lambda: len(service.messages) == 3)

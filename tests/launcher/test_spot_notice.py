@@ -258,7 +258,7 @@ def test_without_a_metadata_service_training_goes_on(lab: Lab) -> None:
     assert lab.wait("a-0") == 0
 
 
-def test_nobody_is_asked_unless_told(lab: Lab) -> None:
+def test_nobody_is_asked_unless_asked(lab: Lab) -> None:
     lab.add("a-0")
     with fake_metadata("aws") as server:
         lab.start_script("a-0", ELASTICCTL_METADATA_URL=server.url)

@@ -237,11 +237,11 @@ class Agent(SimpleElasticAgent):
         log.warning("generation %d: %s", failure.generation, failure.describe())
         self._reports.flush()
         if failure.verdict in (KILLED, STUCK):
-            return LauncherEvent.TOLD_TO_EXIT
+            return LauncherEvent.WORKER_BLAMED
         if self._ask_who_is_to_blame(failure) == "rejoin":
-            return LauncherEvent.TOLD_TO_REJOIN
+            return LauncherEvent.PEER_BLAMED
         self.failure = replace(failure, verdict=APPLICATION)  # the service blames it, whatever it looked like from here
-        return LauncherEvent.TOLD_TO_EXIT
+        return LauncherEvent.WORKER_BLAMED
 
     def _stop_to_restart(self) -> LauncherEvent:
         if self.failure is None:

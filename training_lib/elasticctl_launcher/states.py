@@ -60,9 +60,9 @@ class LauncherEvent(Enum):
     DRAIN_TIMED_OUT = "drain timed out"
     SIGTERM = "SIGTERM"
     """The signal itself, or a spot notice, which is passed on as the signal."""
-    TOLD_TO_REJOIN = "told to rejoin"
+    PEER_BLAMED = "peer blamed"
     """The service blames a peer."""
-    TOLD_TO_EXIT = "told to exit"
+    WORKER_BLAMED = "worker blamed"
     """The service blames this worker, gives no answer, or need not be asked."""
     RANKS_STOPPED = "ranks stopped"
     GROUP_FINISHED = "group finished"
@@ -123,8 +123,8 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
         _E.ERROR: _S.FAILED,
     },
     _S.JUDGING: {
-        _E.TOLD_TO_REJOIN: _S.RESTARTING,
-        _E.TOLD_TO_EXIT: _S.FAILING,
+        _E.PEER_BLAMED: _S.RESTARTING,
+        _E.WORKER_BLAMED: _S.FAILING,
         _E.SIGTERM: _S.JUDGING,  # looked at again where the next generation would be joined
         _E.ERROR: _S.FAILED,
     },
