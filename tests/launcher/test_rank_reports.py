@@ -1,4 +1,4 @@
-"""What ranks report and what of it is forwarded to the service: the furthest step, with all metrics that came on the way."""
+"""What ranks report, and what of it is forwarded to the service: the furthest step, with all metrics since the last."""
 
 from __future__ import annotations
 
