@@ -43,7 +43,7 @@ def test_a_change_in_between_is_not_overwritten() -> None:
 
 
 def test_another_job_of_the_same_name_is_left_alone() -> None:
-    with pytest.raises(ConflictError, match="made again"):
+    with pytest.raises(ConflictError, match="created again"):
         apply_change(Jobs(job()), "default", "digits", ChangeRequest("cancel", "another-uid"), patch_to_scale)
 
 
@@ -61,8 +61,8 @@ def test_a_job_that_has_ended_stays_as_it_is() -> None:
         ("cancel", {}, "which job"),
         ("cancel", {"uid": 7}, "which job"),
         ("cancel", [], "which job"),
-        ("cancel", {"uid": "u", "workers": 3}, "for nothing else"),
-        ("scale", {"uid": "u"}, "a number for scale"),
+        ("cancel", {"uid": "u", "workers": 3}, "no other verb takes one"),
+        ("scale", {"uid": "u"}, "scale needs a number"),
         ("scale", {"uid": "u", "workers": "3"}, "not a number"),
         ("scale", {"uid": "u", "workers": True}, "not a number"),
         ("scale", {"uid": "u", "workers": -1}, "not a number"),

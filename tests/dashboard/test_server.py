@@ -290,7 +290,7 @@ def test_a_refused_change_says_why() -> None:
             ("digits/explode", {"uid": "uid-digits"}, 400, "is not a change"),
             ("digits/cancel", b"{", 400, "not JSON"),
             ("digits/cancel", b"[" * 2000, 400, "not JSON"),
-            ("digits/cancel", {"uid": "old"}, 409, "made again"),
+            ("digits/cancel", {"uid": "old"}, 409, "created again"),
             ("other/cancel", {"uid": "u"}, 404, "no job other"),
             ("digits/cancel", b" " * (MAX_BODY_BYTES + 1), 413, ""),
         ):
