@@ -141,7 +141,8 @@ def test_a_cluster_is_asked_with_little(
     args: list[str], needless: set[str], lab: dict[str, str], tmp_path: Path
 ) -> None:
     """Nothing of logs, watches, quotas and proxies; and of what a job costs, and why it waits, where that is said."""
-    cluster = {f"elasticctl.cluster.{name}" for name in ("kube.logs", "kube.reflector", "stored_logs")}
+    cluster = {f"elasticctl.cluster.{name}" for name in ("kube.follow_logs", "kube.read_logs", "stored_logs")}
+    cluster.add("elasticctl.kubeapi.watch")
     loaded = loaded_by(args, tmp_path, **lab)
     assert "elasticctl.kubeapi.connection" in loaded
     assert not loaded & (HEAVY - {"yaml"})

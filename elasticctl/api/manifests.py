@@ -1,11 +1,11 @@
-"""JobSpec -> ElasticJob manifest, through a job template (Jinja2, sandboxed).
+"""Job templates, and how one turns a JobSpec into an ElasticJob manifest (Jinja2, sandboxed).
+
+Templates ship as package data, lie in the user's own folder, or are named by a path.
 
 A value never meets the YAML parser. While the template renders, each value that it would print is set aside and a
-token printed in its place; the text is then read as YAML, and the tokens in the resulting data are replaced by the
-values. So whatever a name, an argument or a variable contains, and wherever a template's author puts it, it can become
-neither structure nor another type; and a list or a mapping can be put in whole.
-
-Pure but for reading package data: no clock, no environment, no network.
+token is printed in its place; the text is then read as YAML, and the tokens in the resulting data are replaced by the
+values. So no name, argument or variable can add structure or change its type, wherever a template prints it; and a list
+or a mapping can be inserted as a whole.
 """
 
 from __future__ import annotations
@@ -34,11 +34,16 @@ from elasticctl.api.yamltext import YamlDocument, parse_yaml
 SUFFIX = ".yaml.j2"
 DEFAULT = "default"
 MAX_SIZE_BYTES = 256 * 1024
+MAX_STEPS = 100_000
+MAX_OUTPUT_CHARS = 1 << 20
+
+# Private-use characters: legal in YAML, without any meaning to it, and without upper case.
+_OPEN, _CLOSE = "\ue000", "\ue001"
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A job template's text; `path` is None for one that is shipped."""
+    """A job template's text; `path` is None if it is shipped."""
 
     name: str
     text: str
@@ -46,7 +51,7 @@ class Template:
 
 
 def available_templates(folder: Path) -> list[Template]:
-    """The shipped templates, and the user's in `folder`, which hide shipped ones of the same name; by name."""
+    """The shipped templates and the user's in `folder`, by name; the user's hide shipped ones of the same name."""
     found = {name: _read_shipped(name) for name in shipped_template_names()}
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         found[path.name.removesuffix(SUFFIX)] = _read_template(path)
@@ -54,9 +59,9 @@ def available_templates(folder: Path) -> list[Template]:
 
 
 def find_template(name: str, folder: Path) -> Template:
-    """The template called `name`: the user's in `folder`, a shipped one, or the file at that path.
+    """The template named `name`: the user's in `folder`, a shipped one, or the file at that path.
 
-    Raises TemplateError when there is none or it cannot be read.
+    Raises TemplateError if there is none or it cannot be read.
     """
     if "/" in name or name.endswith(SUFFIX):
         return _read_template(Path(name).expanduser())
@@ -93,18 +98,11 @@ def _read_template(path: Path) -> Template:
         raise TemplateError(f"cannot read the template {path}: {reason}") from e
 
 
-MAX_STEPS = 100_000
-MAX_OUTPUT_CHARS = 1 << 20
-
-# Private-use characters: legal in YAML, without meaning to it, and without upper case.
-_OPEN, _CLOSE = "\ue000", "\ue001"
-
-
 def render_manifest(spec: JobSpec, template: Template) -> Manifest:
     """Render and check a manifest.
 
-    Raises TemplateError, with the template's line, when the template is at fault, and SpecError, with the field, when
-    a value in the result is.
+    Raises TemplateError with the template's line if the template is wrong, and SpecError with the field if a value in
+    the result is.
     """
     values = _Values(template.text, repr(spec))
     text = _render_text(template, spec, values)
@@ -120,7 +118,7 @@ def render_manifest(spec: JobSpec, template: Template) -> Manifest:
 
 
 class _Values:
-    """Values set aside during one rendering, and the tokens that stand for them."""
+    """The values set aside during one rendering, and their tokens."""
 
     def __init__(self, *seed: str) -> None:
         # A value cannot hold a token of this rendering: it would have to contain its own digest.
@@ -130,7 +128,7 @@ class _Values:
         self._kept: list[Any] = []
 
     def keep(self, value: Any) -> str:
-        """Set a value aside; Jinja calls this for everything that a template prints."""
+        """Set a value aside and return its token; Jinja calls this for everything that a template prints."""
         self._kept.append(_plain(value))
         return f"{self._mark}{len(self._kept) - 1}{_CLOSE}"
 
@@ -158,7 +156,7 @@ class _Values:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON data; TemplateError when it is none."""
+    """`value` as JSON data; TemplateError if it is not."""
     if isinstance(value, jinja2.Undefined):
         str(value)  # raises: the environment's undefined values are strict
     if isinstance(value, Enum):
@@ -183,7 +181,7 @@ def _unicode(text: str) -> str:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """No files, no private attributes, and a bound on loops and calls, so that a template ends."""
+    """No files, no private attributes, and a limit on loops and calls, so that every template ends."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -223,14 +221,14 @@ def _render_text(template: Template, spec: JobSpec, values: _Values) -> str:
     except jinja2.TemplateSyntaxError as e:
         raise TemplateError(_where(template, e.lineno) + (e.message or "syntax error")) from e
     except Exception as e:
-        # A template is foreign code: it can raise anything.
+        # A template is code by others: it can raise anything.
         message = "no files can be included" if isinstance(e, TypeError) and "no loader" in str(e) else str(e)
         raise TemplateError(_where(template, _line(e.__traceback__)) + message) from e
     return text
 
 
 def escape_expansion(text: str) -> str:
-    """`text` such that Kubernetes, which replaces $(NAME) in args and variables, hands on exactly `text`."""
+    """Escape `text` so that Kubernetes, which expands $(NAME) in args and variables, passes on exactly `text`."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 

@@ -58,24 +58,6 @@ _FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """One file and its content type."""
-
-    content: bytes
-    content_type: str
-
-
-def assets() -> dict[str, Asset]:
-    """Path relative to the page -> file; the page itself is "". No other file can be requested."""
-    folder = resources.files("elasticctl.dashboard").joinpath("page")
-    found = {}
-    for name in _FILES:
-        kind = _TYPES[name.rpartition(".")[2]]
-        found["" if name == "index.html" else name] = Asset(folder.joinpath(name).read_bytes(), kind)
-    return found
-
-
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 4096
 MAX_VIEWERS = 16
@@ -100,6 +82,24 @@ _NOT_LET_IN = "Open this page with the link that `elasticctl dashboard` prints; 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file and its content type."""
+
+    content: bytes
+    content_type: str
+
+
+def assets() -> dict[str, Asset]:
+    """Path relative to the page -> file; the page itself is "". No other file can be requested."""
+    folder = resources.files("elasticctl.dashboard").joinpath("page")
+    found = {}
+    for name in _FILES:
+        kind = _TYPES[name.rpartition(".")[2]]
+        found["" if name == "index.html" else name] = Asset(folder.joinpath(name).read_bytes(), kind)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Is a Kubernetes cluster ready for jobs, as far as this user may look?"""
+"""Is a Kubernetes cluster ready for jobs, as far as this user may look: the API, the installation, rights, nodes."""
 
 from __future__ import annotations
 
@@ -21,94 +21,13 @@ from elasticctl.kubeapi.connection import Connection, list_objects, resource_pat
 from elasticctl.kubeapi.refusals import NoSuchApiError
 from elasticctl.settings.contexts import Context
 
-_SCALES = "fine where an autoscaler adds them on demand"
+OLDEST = (1, 20)
+"""The oldest release of Kubernetes that is tested."""
+LEASE_STALE_S = 30.0
+"""A leader renews every two seconds (`elasticctl_controller.kube.election`)."""
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_SCALES = "fine if an autoscaler adds them on demand"
 _PLUGIN = "install NVIDIA's device plugin, or the provider's GPU image: docs/clouds.md"
-
-
-def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
-    """Check all nodes of a cluster of `provider`: readiness, GPUs, spot capacity."""
-    ready = [node for node in nodes if _is_ready(node)]
-    yield _check_readiness(len(ready), len(nodes))
-    yield _check_gpus(ready, provider)
-    spot = _count_spot_nodes(ready, provider)
-    if spot is None:
-        yield Check(
-            "spot", CheckOutcome.SKIPPED, f"nothing says how a cluster of provider {provider} labels spot nodes"
-        )
-    elif spot:
-        yield Check("spot", CheckOutcome.OK, counted(spot, "spot node"))
-    else:
-        yield Check(
-            "spot",
-            CheckOutcome.WARNING,
-            f"no spot node now; {_SCALES}",
-            "add a spot node group (docs/clouds.md), or submit with --on-demand",
-        )
-
-
-def gpu_name(node: Manifest) -> str:
-    """The GPU type according to a node's labels, by our name if there is one; empty for none."""
-    labels = _labels(node)
-    accelerator, instance = str(labels.get(GKE_GPU_LABEL, "")), labels.get(INSTANCE_LABEL, "")
-    for gpu in GPU_TYPES.values():
-        if accelerator and gpu.gke_accelerator == accelerator:
-            return gpu.name
-        if any(instance in names for names in gpu.aws.values()):
-            return gpu.name
-    return accelerator
-
-
-def allocatable_gpus(node: Manifest) -> int:
-    """How many GPUs of the node can be allocated to pods."""
-    text = str((node.get("status") or {}).get("allocatable", {}).get(GPU_RESOURCE, "0"))
-    return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def _check_readiness(ready: int, of: int) -> Check:
-    if ready and ready == of:
-        return Check("nodes", CheckOutcome.OK, f"{counted(ready, 'node')}, all ready")
-    if ready:
-        return Check("nodes", CheckOutcome.WARNING, f"{ready} of {counted(of, 'node')} ready", "kubectl get nodes")
-    if of:
-        return Check("nodes", CheckOutcome.FAILED, f"none of {counted(of, 'node')} is ready", "kubectl describe nodes")
-    return Check("nodes", CheckOutcome.WARNING, f"no node now; {_SCALES}", "kubectl get nodes")
-
-
-def _check_gpus(nodes: Sequence[Manifest], provider: str) -> Check:
-    found: Counter[str] = Counter()
-    for node in nodes:
-        if allocatable_gpus(node):
-            found[gpu_name(node) or "of an unknown type"] += allocatable_gpus(node)
-    silent = [node for node in nodes if gpu_name(node) and not allocatable_gpus(node)]
-    if silent:
-        names = ", ".join(node["metadata"]["name"] for node in silent[:3]) + (", …" if len(silent) > 3 else "")
-        says = f"{counted(len(silent), 'node')} with GPUs {'offers' if len(silent) == 1 else 'offer'} none: {names}"
-        return Check("GPUs", CheckOutcome.FAILED, f"{says} (no {GPU_RESOURCE} is allocatable)", _PLUGIN)
-    if not found:
-        mend = "add a GPU node group: docs/clouds.md" if provider in ("aws", "gcp") else _PLUGIN
-        return Check("GPUs", CheckOutcome.WARNING, f"no node offers {GPU_RESOURCE} now; {_SCALES}", mend)
-    return Check("GPUs", CheckOutcome.OK, ", ".join(f"{count} {name}" for name, count in sorted(found.items())))
-
-
-def _count_spot_nodes(nodes: Sequence[Manifest], provider: str) -> int | None:
-    """How many nodes have the provider's spot label; None if that label is not known."""
-    if provider == "aws":
-        wanted = {(label, spot) for label, spot, _ in AWS_CAPACITY_LABELS}
-    elif provider == "gcp":
-        wanted = {(GKE_SPOT_LABEL, "true")}
-    else:
-        return None
-    return sum(any(_labels(node).get(label) == value for label, value in wanted) for node in nodes)
-
-
-def _is_ready(node: Manifest) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
-
-
-def _labels(node: Manifest) -> Mapping[str, Any]:
-    labels: Mapping[str, Any] = node["metadata"].get("labels") or {}
-    return labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +75,6 @@ RIGHTS = (
     Right("get", "pods", "logs", part="log"),
     Right("list", "events", "events, describe"),
 )
-
-
-OLDEST = (1, 20)
-"""The oldest release of Kubernetes that is tested."""
-LEASE_STALE_S = 30.0
-"""A leader renews every two seconds (`elasticctl_controller.kube.election`)."""
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 def check_cluster(connection: Connection, context: Context, namespace: str, system: str) -> Iterator[Check]:
@@ -301,3 +213,89 @@ def _check_rights(connection: Connection, namespace: str) -> Check:
     outcome = CheckOutcome.FAILED if any(right.vital for right in refused) else CheckOutcome.WARNING
     mend = f"kubectl create rolebinding NAME -n {namespace} --clusterrole=edit --user=YOU, by an administrator"
     return Check("rights", outcome, f"not allowed: {', '.join(map(str, refused))}", mend)
+
+
+def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
+    """Check all nodes of a cluster of `provider`: readiness, GPUs, spot capacity."""
+    ready = [node for node in nodes if _is_ready(node)]
+    yield _check_readiness(len(ready), len(nodes))
+    yield _check_gpus(ready, provider)
+    spot = _count_spot_nodes(ready, provider)
+    if spot is None:
+        yield Check(
+            "spot", CheckOutcome.SKIPPED, f"nothing says how a cluster of provider {provider} labels spot nodes"
+        )
+    elif spot:
+        yield Check("spot", CheckOutcome.OK, counted(spot, "spot node"))
+    else:
+        yield Check(
+            "spot",
+            CheckOutcome.WARNING,
+            f"no spot node now; {_SCALES}",
+            "add a spot node group (docs/clouds.md), or submit with --on-demand",
+        )
+
+
+def gpu_name(node: Manifest) -> str:
+    """The GPU type according to a node's labels, by our name if there is one; empty for none."""
+    labels = _labels(node)
+    accelerator, instance = str(labels.get(GKE_GPU_LABEL, "")), labels.get(INSTANCE_LABEL, "")
+    for gpu in GPU_TYPES.values():
+        if accelerator and gpu.gke_accelerator == accelerator:
+            return gpu.name
+        if any(instance in names for names in gpu.aws.values()):
+            return gpu.name
+    return accelerator
+
+
+def allocatable_gpus(node: Manifest) -> int:
+    """How many GPUs of the node can be allocated to pods."""
+    text = str((node.get("status") or {}).get("allocatable", {}).get(GPU_RESOURCE, "0"))
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _check_readiness(ready: int, of: int) -> Check:
+    if ready and ready == of:
+        return Check("nodes", CheckOutcome.OK, f"{counted(ready, 'node')}, all ready")
+    if ready:
+        return Check("nodes", CheckOutcome.WARNING, f"{ready} of {counted(of, 'node')} ready", "kubectl get nodes")
+    if of:
+        return Check("nodes", CheckOutcome.FAILED, f"none of {counted(of, 'node')} is ready", "kubectl describe nodes")
+    return Check("nodes", CheckOutcome.WARNING, f"no node now; {_SCALES}", "kubectl get nodes")
+
+
+def _check_gpus(nodes: Sequence[Manifest], provider: str) -> Check:
+    found: Counter[str] = Counter()
+    for node in nodes:
+        if allocatable_gpus(node):
+            found[gpu_name(node) or "of an unknown type"] += allocatable_gpus(node)
+    silent = [node for node in nodes if gpu_name(node) and not allocatable_gpus(node)]
+    if silent:
+        names = ", ".join(node["metadata"]["name"] for node in silent[:3]) + (", …" if len(silent) > 3 else "")
+        says = f"{counted(len(silent), 'node')} with GPUs {'offers' if len(silent) == 1 else 'offer'} none: {names}"
+        return Check("GPUs", CheckOutcome.FAILED, f"{says} (no {GPU_RESOURCE} is allocatable)", _PLUGIN)
+    if not found:
+        mend = "add a GPU node group: docs/clouds.md" if provider in ("aws", "gcp") else _PLUGIN
+        return Check("GPUs", CheckOutcome.WARNING, f"no node offers {GPU_RESOURCE} now; {_SCALES}", mend)
+    return Check("GPUs", CheckOutcome.OK, ", ".join(f"{count} {name}" for name, count in sorted(found.items())))
+
+
+def _count_spot_nodes(nodes: Sequence[Manifest], provider: str) -> int | None:
+    """How many nodes have the provider's spot label; None if that label is not known."""
+    if provider == "aws":
+        wanted = {(label, spot) for label, spot, _ in AWS_CAPACITY_LABELS}
+    elif provider == "gcp":
+        wanted = {(GKE_SPOT_LABEL, "true")}
+    else:
+        return None
+    return sum(any(_labels(node).get(label) == value for label, value in wanted) for node in nodes)
+
+
+def _is_ready(node: Manifest) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
+
+
+def _labels(node: Manifest) -> Mapping[str, Any]:
+    labels: Mapping[str, Any] = node["metadata"].get("labels") or {}
+    return labels

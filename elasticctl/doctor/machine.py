@@ -1,4 +1,4 @@
-"""Is this machine ready for jobs of the local cluster?"""
+"""Is this machine ready for jobs of the local cluster, and does a storage do what checkpoints rely on?"""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from elasticctl_store.storage import Patience, Storage
 LOW_BYTES = 1 << 30
 """Less free space than this is a warning: about one checkpoint of a mid-sized model."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the launcher keeps a node's latest snapshot
+PREFIX = "elasticctl-doctor"
+PATIENCE_S = 10.0
+_CONTENT = b"elasticctl doctor: this may be deleted"
 
 
 def check_machine(paths: LocalPaths) -> Iterator[Check]:
@@ -63,11 +66,6 @@ def _check_free_space(name: str, folder: Path, holds: str) -> Check:
     if free < LOW_BYTES:
         return Check(name, CheckOutcome.WARNING, f"{says}, which holds {holds}", "free some space")
     return Check(name, CheckOutcome.OK, says)
-
-
-PREFIX = "elasticctl-doctor"
-PATIENCE_S = 10.0
-_CONTENT = b"elasticctl doctor: this may be deleted"
 
 
 def check_storage(url: str) -> Check:

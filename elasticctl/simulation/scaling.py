@@ -3,6 +3,9 @@
 Amdahl ("Validity of the single processor approach to achieving large scale computing capabilities", 1967): a part of
 each step's time shrinks with the number of GPUs n, the rest does not, so the time for one unit of work is a + b / n.
 That is a straight line over 1 / n, and fitted as one.
+
+The measured sizes come from a table, or from a job's own status (`evidence_of`). There the unit of work is a step: the
+global batch stays the same when the group's size changes.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ from elasticctl.api.text import shown
 ASSUMED_FROM, ASSUMED_TO, ASSUMED_SPEEDUP = 4, 64, 9.0
 """Where only one size is known: the middle of the 8 to 10 times that the team whose platform this follows saw from 4 to
 64 T4 GPUs."""
+_MOST_GPUS = 100_000
+LEAST_STEPS, LEAST_S = 10, 1.0
+"""A group that did less says nothing about the rate of its size."""
+_OF_THE_MACHINE = (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DELETED, Cause.KILLED, Cause.UNRESPONSIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +108,6 @@ def _fitted_s(points: Sequence[Point]) -> float:
     return min(max(slope, 0.0), min(point.gpus / point.rate for point in points))
 
 
-_MOST_GPUS = 100_000
-
-
 def parse_points(text: str, source: str) -> tuple[Point, ...]:
     """The points of a table; blank lines, `#` comments and one header line are skipped.
 
@@ -139,11 +143,6 @@ def _parse_point(cells: list[str], number: int, source: str) -> Point:
             source=source,
         )
     return Point(gpus, rate)
-
-
-LEAST_STEPS, LEAST_S = 10, 1.0
-"""A group that did less says nothing about the rate of its size."""
-_OF_THE_MACHINE = (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DELETED, Cause.KILLED, Cause.UNRESPONSIVE)
 
 
 @dataclass(frozen=True, slots=True)

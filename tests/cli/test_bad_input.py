@@ -61,7 +61,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
             "--gpus does not go with -f. FIX: change the manifest with --set PATH=VALUE",
         ),
         ("submit -f none.yaml", 2, "cannot read none.yaml: No such file or directory"),
-        ("submit -f train.py", 2, "train.py:1: must be a mapping, not \"print('hello')\"; FIX: give an ElasticJob manifest"),
+        (
+            "submit -f train.py",
+            2,
+            "train.py:1: must be a mapping, not \"print('hello')\"; FIX: give an ElasticJob manifest",
+        ),
         ("submit -f job.yaml --context prod", 3, 'no context "prod"; FIX: see `elasticctl config get-contexts`'),
         ("list --context prod", 3, 'no context "prod"'),
         ("list -o xml", 2, "Invalid value for '-o' / '--output': 'xml' is not one of"),
