@@ -7,9 +7,9 @@ from elasticctl.settings.contexts import LOCAL, Context
 
 
 def connect(context: Context, *, starts: bool = True) -> Cluster:
-    """The cluster that a context stands for; does not talk to it yet.
+    """Return the cluster of a context, without connecting to it yet.
 
-    `starts`: the local cluster is started when it is first asked something and does not run.
+    `starts`: the local cluster is started on the first request if it is not running.
 
     Raises what `kubeapi.connection.connect` raises.
     """
@@ -20,11 +20,11 @@ def connect(context: Context, *, starts: bool = True) -> Cluster:
         return LocalCluster(starts=starts)
     from elasticctl.cluster.kube.client import KubeCluster
 
-    return KubeCluster.of(context)
+    return KubeCluster.from_context(context)
 
 
 def secrets_of(context: Context) -> SecretStore:
-    """The secrets of a context; does not talk to it yet. Raises what `connect` raises."""
+    """Return the secrets of a context, without connecting to it yet. Raises what `connect` raises."""
     if context.provider == LOCAL:
         from elasticctl.cluster.local.paths import local_paths
         from elasticctl.cluster.local.secrets import Secrets

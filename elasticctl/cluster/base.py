@@ -1,8 +1,8 @@
-"""`Cluster`: what a person does with a place that runs jobs, whichever place it is.
+"""`Cluster` and `SecretStore`: what the client does with a place that runs jobs, local or Kubernetes.
 
 Two implementations, one contract test (tests/support/cluster_contract): `LocalCluster` and `KubeCluster`.
-Objects are Kubernetes JSON (`Manifest`), because that is what both speak. Every method may raise `UnreachableError`;
-methods that take a job's name raise `NotFoundError` when it is not there.
+Objects are Kubernetes JSON (`Manifest`), because both use it. Every method may raise `UnreachableError`;
+methods that take a job's name raise `NotFoundError` when there is no such job.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from elasticctl.api.text import shown
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which log lines are wanted; `workers` empty: all. `since` is seconds since the epoch, `tail` lines per worker.
+    """Which log lines to read; `workers` empty: of all. `since` is seconds since the epoch, `tail` lines per worker.
 
-    Of each worker that is its newest incarnation; with `previous` the earlier ones, with `everything` all of them.
+    These are lines of each worker's newest incarnation; with `previous` of the earlier ones, with `everything` of all.
     """
 
     follow: bool = False
@@ -65,13 +65,13 @@ class Cluster(Protocol):
         """
 
     def delete_job(self, namespace: str, name: str) -> None:
-        """Delete a job, its workers and its logs; returns when the request is stored, not when they are gone."""
+        """Delete a job, its workers and its logs; returns once the request is stored, not when they are gone."""
 
     def list_quotas(self) -> list[Manifest]:
-        """Return the ElasticQuotas of all projects, by name; none where the cluster knows no such thing."""
+        """Return the ElasticQuotas of all projects, by name; none where the cluster does not define them."""
 
     def put_quota(self, manifest: Manifest) -> Manifest:
-        """Store a project's ElasticQuota in place of the one it has, if any; SpecError when it cannot be one."""
+        """Store a project's ElasticQuota in place of the one it has, if any; SpecError when it is invalid."""
 
     def delete_quota(self, project: str) -> None:
         """Remove a project's ElasticQuota; NotFoundError when it has none."""
@@ -80,12 +80,12 @@ class Cluster(Protocol):
         """Return the pods of a job, in order of index."""
 
     def pods_of(self, jobs: Sequence[ElasticJob]) -> dict[str, list[Manifest]]:
-        """Return uid -> pods, in order of index, of jobs that have just been read; none where one is gone since."""
+        """Return uid -> pods, in order of index, of jobs that have just been read; no pods for a job that is gone."""
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
-        """Take a worker away as a reclaimed machine does; its job makes another.
+        """Evict a worker, as a machine that is reclaimed does; its job creates another.
 
-        It gets SIGTERM and, after `grace_s` seconds, SIGKILL; with 0 SIGKILL at once. Returns when the request is
+        It gets SIGTERM and, after `grace_s` seconds, SIGKILL; with 0, SIGKILL at once. Returns once the request is
         stored. NotFoundError when there is no such pod, ConflictError when it has ended.
         """
 
@@ -95,27 +95,27 @@ class Cluster(Protocol):
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers, in order for each worker.
 
-        Where the cluster no longer has what a worker said, but the job's storage does, it is read from there. With
-        `follow`, waits for workers that are still to come, re-created and newly scaled ones, and ends when the
-        job has ended and all is said.
+        Output that the cluster no longer has is read from the job's storage, if it is there. With `follow`, waits for
+        workers that will be created, after losses or by scaling, and ends when the job has ended and all lines have
+        been read.
         """
 
 
 def pod_order(pod: Manifest) -> tuple[int, str]:
-    """A key by which pods are in order of their workers' indices."""
-    from elasticctl.api.spec import LABEL_INDEX  # not for those who only list jobs
+    """A sort key that orders pods by their workers' indices."""
+    from elasticctl.api.spec import LABEL_INDEX  # listing jobs must not pay for it
 
     text = pod["metadata"].get("labels", {}).get(LABEL_INDEX, "")
     return (int(text) if text.isascii() and text.isdigit() else 0, pod["metadata"]["name"])
 
 
 def is_owned(pod: Manifest, job_uid: str) -> bool:
-    """True when this very job made the pod, not one of the same name before it."""
+    """True when this very job created the pod, not an earlier one of the same name."""
     return any(owner.get("uid") == job_uid for owner in pod["metadata"].get("ownerReferences", []))
 
 
 def say_on_stderr(line: str) -> None:
-    """Where talk goes, unless somebody wants it elsewhere."""
+    """Print a message for people to stderr."""
     sys.stderr.write(line + "\n")
 
 
@@ -124,7 +124,7 @@ _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,200}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class SecretInfo:
-    """A secret without its values; `made_at` in seconds since the epoch, None where that is not known."""
+    """A secret without its values; `made_at` is in seconds since the epoch, None if unknown."""
 
     name: str
     keys: tuple[str, ...]
@@ -132,24 +132,26 @@ class SecretInfo:
 
 
 def is_secret_name(name: str) -> bool:
-    """Can a secret be called so? As a DNS name, which is what Kubernetes asks for."""
+    """True for a valid name of a secret: a DNS name, as Kubernetes requires."""
     return _SECRET_NAME.fullmatch(name) is not None
 
 
 def check_secret_name(name: str) -> None:
-    """Raise UsageError for what no secret can be called."""
+    """Raise UsageError for an invalid name of a secret."""
     if not is_secret_name(name):
-        raise UsageError(f"{shown(name)} is no name of a secret: use lower-case letters, digits, '-' and '.'")
+        raise UsageError(
+            f"{shown(name)} is not a valid name of a secret. FIX: use lower-case letters, digits, '-' and '.'"
+        )
 
 
 class SecretStore(Protocol):
-    """The secrets of one place. Every method may raise ClusterError; none shows a value."""
+    """The secrets of one cluster. Every method may raise ClusterError; none returns a value."""
 
     def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
-        """Set these keys; other keys of the secret stay. Makes it where there is none."""
+        """Set these keys and keep the secret's others; create it if there is none."""
 
     def delete(self, namespace: str, name: str) -> None:
-        """Remove it; NotFoundError when it is not there."""
+        """Delete it; NotFoundError when there is none."""
 
     def list(self, namespace: str) -> list[SecretInfo]:
-        """Those that `merge` has made or changed, by name."""
+        """Return the secrets that `merge` has created or changed, by name."""

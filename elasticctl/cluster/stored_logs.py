@@ -1,6 +1,6 @@
-"""What workers that are gone have printed, from their job's storage; the only importer of `elasticctl_train.logs` here.
+"""The output of workers that are gone, from their job's storage.
 
-Who may not or cannot read the storage is told so in one line, and sees what the cluster itself still has.
+When the storage cannot be read, one line says so, and only what the cluster itself still has is shown.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 REMEMBERED = 64
-"""Of the lines that have been read."""
+"""How many of the lines that have been read are remembered."""
 KEY_CHARS = 1024
-"""Of a line that are compared: what lies between may have broken a longer one up."""
+"""How much of a line is compared: a longer one may have been broken up on its way."""
 LAG_S = 0.5
-"""A line has its second time within this, or its place is not known for sure."""
+"""The times of a line and its copy differ by at most this; otherwise its position is not certain."""
 OVERLAP_S = 30.0
 _ROUNDING_S = 2e-6
 _FEWER = (REMEMBERED, 16, 4, 1)
@@ -39,7 +39,7 @@ _FEWER = (REMEMBERED, 16, 4, 1)
 
 @dataclass(frozen=True, slots=True)
 class NumberedLine:
-    """A line of the copy; `number` counts from 1, `at` is in seconds since the epoch."""
+    """A line of the stored copy; `number` counts from 1, `at` is in seconds since the epoch."""
 
     number: int
     at: float
@@ -47,7 +47,7 @@ class NumberedLine:
 
 
 class ReadLines:
-    """What has been read of one log; `whole`: from its first line on."""
+    """The lines that have been read of one log, to continue in its stored copy; `whole`: from the first line on."""
 
     def __init__(self, *, whole: bool) -> None:
         self._whole, self._count = whole, 0
@@ -55,21 +55,21 @@ class ReadLines:
 
     @property
     def begun(self) -> bool:
-        """Has anything been read?"""
+        """Whether anything has been read."""
         return bool(self._last)
 
     @property
     def needs_since(self) -> float | None:
-        """The time from which on the copy is needed; None: all of it."""
+        """The time from which the copy is needed; None: all of it."""
         return self._last[-1][0] - OVERLAP_S if self._last else None
 
     def note(self, at: float, text: str) -> None:
-        """A line has been read; to be called for every one, in order."""
+        """Note that a line has been read; call this for every line, in order."""
         self._count += 1
         self._last.append((at, text[:KEY_CHARS]))
 
     def rest(self, copy: Sequence[NumberedLine]) -> Sequence[NumberedLine]:
-        """The lines of the copy that have not been read. `copy` begins at `needs_since` or before."""
+        """Return the lines of the copy that have not been read. `copy` begins at `needs_since` or earlier."""
         if not self._last or not copy:
             return copy
         if self._whole and self._agrees(copy):
@@ -82,7 +82,7 @@ class ReadLines:
         return [line for line in copy if line.at > self._last[-1][0]]
 
     def _agrees(self, copy: Sequence[NumberedLine]) -> bool:
-        """Is what has been counted numbered alike in the copy, as far as both are at hand?"""
+        """Whether the lines have the same numbers in the copy, where both are known."""
         first = self._count - len(self._last) + 1
         return all(
             line.text[:KEY_CHARS] == self._last[line.number - first][1]
@@ -91,7 +91,7 @@ class ReadLines:
         )
 
     def _place(self, copy: Sequence[NumberedLine], keys: Sequence[str], fewer: int) -> int | None:
-        """Where in the copy the line is that was read last: behind those that were read before it."""
+        """Return the index in the copy of the last line that was read: after the lines that were read before it."""
         wanted = [key for _, key in self._last][-fewer:]
         newest = self._last[-1][0]
         for place in range(len(copy) - 1, len(wanted) - 2, -1):
@@ -105,7 +105,7 @@ class ReadLines:
 
 @dataclass(frozen=True, slots=True)
 class StoredIncarnation:
-    """One life of a worker that the storage tells of; `started_at` in seconds since the epoch."""
+    """An incarnation of a worker whose log is in the storage; `started_at` is in seconds since the epoch."""
 
     worker: str
     started_at: float
@@ -113,9 +113,9 @@ class StoredIncarnation:
 
 
 class StoredLogs:
-    """The stored logs of one job; opens its storage when it is first needed, and `say`s once why it cannot.
+    """The stored logs of one job; thread-safe.
 
-    Its methods raise nothing for a storage that cannot be read, but for `delete`. Thread-safe.
+    The storage is opened on first use. If it cannot be read, `say` reports that once; only `delete` raises an error.
     """
 
     def __init__(self, job: ElasticJob, say: Callable[[str], None]) -> None:
@@ -124,17 +124,17 @@ class StoredLogs:
         self._url = found.storage if found.launched else ""
         self._lock = threading.Lock()
         self._storage: Storage | None = None
-        self._told = False
+        self._reported = False
 
     @property
     def kept(self) -> bool:
-        """May there be any? False for a job without a storage, or without our launcher."""
+        """Whether there may be any; False for a job without a storage or without our launcher."""
         return bool(self._url and self._job_uid)
 
     def past(self, live: Mapping[str, str], query: LogQuery) -> Iterator[LogLine]:
-        """The lines of the incarnations that a query is about and the cluster no longer has, merged by time.
+        """Yield the lines of the incarnations that a query asks for and the cluster no longer has, merged by time.
 
-        `live`: worker -> uid of those that the cluster has.
+        `live`: worker -> uid of the incarnations that the cluster has.
         """
         logs = {}
         for log in self._find():
@@ -145,20 +145,20 @@ class StoredLogs:
         return heapq.merge(*(self._lines(log, query) for log in wanted), key=lambda line: line.at)
 
     def of(self, worker: str, uid: str, query: LogQuery) -> Iterator[LogLine]:
-        """The lines of one incarnation that a query is about."""
+        """Yield the lines of one incarnation that a query asks for."""
         for log in self._find(worker):
             if log.incarnation.uid == uid:
                 yield from self._lines(log, query)
 
     def rest(self, worker: str, uid: str, read: ReadLines, query: LogQuery) -> Iterator[LogLine]:
-        """The lines of one incarnation that come after what has been read of its live log."""
+        """Yield the lines of one incarnation that have not been read from its live log."""
         if not read.begun:
             yield from self.of(worker, uid, query)
             return
         copy: list[NumberedLine] = []
         for log in self._find(worker):
             if log.incarnation.uid == uid:
-                with self._saying_why_not():
+                with self._report_errors():
                     lines = log.lines(since=read.needs_since)
                     copy += [NumberedLine(line.number, line.at, line.text) for line in lines]
         for line in read.rest(copy):
@@ -166,14 +166,14 @@ class StoredLogs:
                 yield LogLine(worker, line.at, line.text)
 
     def delete(self) -> int:
-        """Delete all of them; returns how many objects that were. Raises StorageError."""
+        """Delete all of them and return the number of deleted objects. Raises JobStorageError."""
         if not self.kept:
             return 0
         from elasticctl_store import stored_logs
         from elasticctl_store.errors import MissingError, TrainError
 
         try:
-            return stored_logs.delete(self._opened(), self._job_uid)
+            return stored_logs.delete(self._open_storage(), self._job_uid)
         except MissingError:
             return 0
         except TrainError as e:
@@ -184,44 +184,44 @@ class StoredLogs:
         if self.kept:
             from elasticctl_store import stored_logs
 
-            with self._saying_why_not():
-                found = stored_logs.find(self._opened(), self._job_uid, worker)
+            with self._report_errors():
+                found = stored_logs.find(self._open_storage(), self._job_uid, worker)
         return found
 
     def _prime(self, logs: list[StoredLog], query: LogQuery) -> None:
         if logs:
             from elasticctl_store import stored_logs
 
-            with self._saying_why_not():
+            with self._report_errors():
                 stored_logs.prime(logs, since=query.since, tail=query.tail)
 
     def _lines(self, log: StoredLog, query: LogQuery) -> Iterator[LogLine]:
-        with self._saying_why_not():
+        with self._report_errors():
             for line in log.lines(since=query.since, tail=query.tail):
                 yield LogLine(log.incarnation.worker, line.at, line.text)
 
     @contextmanager
-    def _saying_why_not(self) -> Iterator[None]:
-        """Ends what is done in it at the first error of the storage, and says that once."""
+    def _report_errors(self) -> Iterator[None]:
+        """End the block at the first error of the storage, and report the first of all errors."""
         from elasticctl_store.errors import TrainError
 
         try:
             yield
         except TrainError as e:
             with self._lock:
-                first, self._told = not self._told, True
+                first, self._reported = not self._reported, True
             if first:
-                self._say(f"what workers that are gone have printed cannot be read, only what is still there: {e}")
+                self._say(f"cannot read the stored output of workers that are gone: {e}")
 
-    def _opened(self) -> Storage:
+    def _open_storage(self) -> Storage:
         from elasticctl_store import storage
         from elasticctl_store.errors import MissingError
 
         with self._lock:
             if self._storage is None:
-                # A folder of the workers' machines is not there on this one, and would look as if it were empty.
+                # A folder of the workers' machines does not exist on this one, and would look like an empty storage.
                 if self._url.startswith("file://") and not Path(unquote(self._url[7:])).is_dir():
-                    raise MissingError(f"{self._url} is no folder of this machine")
+                    raise MissingError(f"{self._url} is not a folder on this machine")
                 self._storage = storage.open(
                     self._url, storage.Patience(tries=3, total_s=10.0, connect_s=5.0, silence_s=15.0)
                 )
@@ -229,10 +229,10 @@ class StoredLogs:
 
 
 def chosen(found: Iterable[StoredIncarnation], live: Mapping[str, str], query: LogQuery) -> list[StoredIncarnation]:
-    """The incarnations that a query is about and that only the storage has; pure.
+    """Return the incarnations that a query asks for and that only the storage has.
 
-    Of each worker's name that is the newest, unless another lives; with `previous` the earlier ones, with `everything`
-    all of them.
+    Of each worker that is the newest one, unless the cluster has a newer one; with `previous` the earlier ones, with
+    `everything` all of them.
     """
     wanted = []
     ordered = sorted(found, key=lambda past: (past.worker, past.started_at, past.uid))
@@ -250,9 +250,9 @@ def chosen(found: Iterable[StoredIncarnation], live: Mapping[str, str], query: L
 
 
 def someone_is_gone(job: ElasticJob, live: Collection[str], query: LogQuery) -> bool:
-    """May a worker that the query is about have printed something and be gone? Only then the storage is asked; pure.
+    """Whether a worker that the query asks for may have printed something and be gone: only then is the storage read.
 
-    Of a job that has only begun nobody is gone, though some of its workers may not be there yet.
+    No worker of a job that has only just started is gone, though some may not exist yet.
     """
     status = job.status
     names = {worker.name for worker in status.workers if worker.started_at is not None}

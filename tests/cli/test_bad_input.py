@@ -91,7 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
             '"My_Team" is not a namespace; FIX: use lower-case',
         ),
         ("submit train.py -n My_Team", 2, '"My_Team" is not a namespace; FIX: use lower-case letters, digits and'),
-        ("secret set Hub! TOKEN", 2, '"Hub!" is no name of a secret: use lower-case letters'),
+        ("secret set Hub! TOKEN", 2, '"Hub!" is not a valid name of a secret. FIX: use lower-case letters'),
         ("config delete-context local", 2, "the context local is built in and cannot be deleted"),
         ("template show none", 2, 'no job template "none"'),
         ("template new a/b", 2, '"a/b": a template\'s name is letters, digits'),

@@ -128,7 +128,7 @@ def target(local_cluster: LocalCluster) -> Target:
     """A local cluster on which a worker of the job `digits`, and no more, finds a place."""
     from elasticctl.cluster.local.capacity import LocalSharing
 
-    local_cluster.share(LocalSharing(on=True, cpu_slots=1))
+    local_cluster.set_sharing(LocalSharing(on=True, cpu_slots=1))
     local_cluster.create_job(shell_job("digits", FOREVER, 1, minReplicas=1, maxReplicas=3))
     found = Target(Context("local", "local"), "default", local_cluster)
     wait_until(lambda: local_cluster.get_job("default", "digits").get("status", {}).get("phase") == "Running")
@@ -215,7 +215,7 @@ def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
     from elasticctl.cluster.local.capacity import LocalSharing
 
     assert isinstance(target.cluster, LocalCluster)
-    target.cluster.share(LocalSharing(on=False))
+    target.cluster.set_sharing(LocalSharing(on=False))
     wait_until(lambda: digits(target).status.share is None)
     apply_change(target, "digits", ScaleFlags(to=2))
     assert await_workers(target, "digits", 2, 20) == 0

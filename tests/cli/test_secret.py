@@ -104,7 +104,7 @@ def test_a_list_has_no_values(run: Run, private_home: Path) -> None:
         ),
         (("set", "hub", "A"), b"", 2, "the value of A is empty"),
         (("set", "hub", "A"), f"{PLANTED}\xff".encode("latin-1"), 2, "stdin is not UTF-8 text"),
-        (("set", "Hub", "A"), b"x", 2, '"Hub" is no name of a secret'),
+        (("set", "Hub", "A"), b"x", 2, '"Hub" is not a valid name of a secret'),
         (("set", "hub", "--from-env-file", "-"), f"A=1\n{PLANTED}\n".encode(), 2, "-:2: not of the form KEY=VALUE"),
         (("set", "hub", "--from-env-file", "-"), b"# none\n", 2, "- has no line of KEY=VALUE"),
         (("set", "hub", "--from-env-file", "nowhere"), b"", 2, "cannot read nowhere: No such file"),

@@ -128,7 +128,7 @@ def test_a_storage_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
         assert list(logs.past({}, LogQuery())) == []
         assert list(logs.of("j-worker-0", "uid", LogQuery())) == []
     assert len(said) == 1
-    assert "of-the-workers is no folder of this machine" in said[0]
+    assert "of-the-workers is not a folder on this machine" in said[0]
     assert logs.delete() == 0
 
 

@@ -134,7 +134,7 @@ def test_a_job_in_a_queue_says_what_kueue_says_unless_its_owner_suspended_it(
 
 
 def test_no_room_names_who_has_it() -> None:
-    message = "waits for 1 GPU: 0 of this machine's 2 are free"
+    message = "waits for 1 GPU: 0 of 2 on this machine are free"
     pods = [pod(0, reason="Unschedulable", message=message)]
     found = first(case(*pods, phase="Pending", active=1, holders={"train": 1, "big": 4}))
     assert found.rule == "no-room"

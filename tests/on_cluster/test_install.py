@@ -49,7 +49,7 @@ def installer(crd: None, api: Connection) -> Iterator[Installer]:
     made.await_available(installation.NAMESPACE, 120)
     assert not [line for line in said if "left out" in line]
     yield made
-    found = made.look(manifests()).objects
+    found = made.inspect(manifests()).objects
     made.remove(found)
     wait_until(lambda: not _left(api, found), 120)
     prepare(api)
@@ -189,7 +189,7 @@ def test_a_job_trains_under_it_and_outlives_its_leader(trainer: Trainer, api: Co
 def test_it_is_taken_out_once_no_job_lives(
     installer: Installer, api: Connection, trainer: Trainer, cli_home: None
 ) -> None:
-    found = installer.look(manifests())
+    found = installer.inspect(manifests())
     assert found.living == ("default/installed",)
     kinds = [item["kind"] for item in found.objects]
     assert (kinds[0], kinds[-1]) == ("CustomResourceDefinition", "Namespace")

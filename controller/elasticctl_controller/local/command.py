@@ -1,8 +1,8 @@
-"""From a Pod manifest to the command of a process of this machine. Pure.
+"""Builds the command of a worker's process from its pod's manifest.
 
-What a kubelet would do with the worker's container, as far as it makes sense for a process: command and args, env with
-`fieldRef` and `$(NAME)` references, secrets by reference, `workingDir`, the GPU limit. Images, volumes and probes have
-no meaning here.
+It does what a kubelet does with the worker's container, as far as it makes sense for a process: command and args, env
+with `fieldRef` and `$(NAME)` references, secrets by reference, `workingDir`, the GPU limit. Images, volumes and probes
+have no meaning here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _INHERITED = frozenset(
 
 
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a worker's env starts from; its container's own env goes over it.
+    """Return the environment that a worker's container adds its own env to.
 
-    PATH begins with this Python's folder, so that `python` and `elasticctl-launch` are the ones elasticctl runs with.
+    PATH begins with this Python's folder, so a worker runs the same `python` and `elasticctl-launch` as elasticctl.
     """
     base = {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
     base["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
@@ -43,12 +43,12 @@ def token_file(pod_dir: Path) -> Path:
 
 
 def termination_log(pod_dir: Path) -> Path:
-    """Where the worker may leave a message about its end, as in a Kubernetes container."""
+    """Where the worker may write a message about its end, as in a Kubernetes container."""
     return pod_dir / "termination-log"
 
 
 def pinned_environment(pod_dir: Path, uid: str, gpus: tuple[str, ...]) -> dict[str, str]:
-    """What is so whatever the container's env says: paths into the pod's folder, its identity, its GPUs."""
+    """Return the variables that a container's env cannot change: paths in the pod's folder, its identity, its GPUs."""
     return {
         POD_UID_VARIABLE: uid,
         "ELASTICCTL_RDZV_TOKEN_FILE": str(token_file(pod_dir)),
@@ -64,16 +64,16 @@ _KEYED_FIELD = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
 ReadSecret = Callable[[str], Mapping[str, str] | None]
-"""Name -> values by key, or None when there is no such secret."""
+"""From the name of a secret to its values by key, or None when there is no such secret."""
 
 
 class StartError(Exception):
-    """The manifest asks for something that this machine cannot start; the text says what."""
+    """The manifest asks for something that cannot be started on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to start: `working_dir` "" means the worker's own folder."""
+    """The process to start; `working_dir` "" means the worker's own folder."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -81,13 +81,13 @@ class Command:
 
 
 def no_secrets(_: str) -> None:
-    """What reads no secret, because there is none."""
+    """A `ReadSecret` where there are no secrets."""
 
 
 def build_command(
     pod: Manifest, base: Mapping[str, str], pinned: Mapping[str, str], read_secret: ReadSecret = no_secrets
 ) -> Command:
-    """Work out the worker's command; `base` is below the container's own env, `pinned` above it. Raises StartError."""
+    """Build the worker's command: the container's env overrides `base`, `pinned` overrides both. Raises StartError."""
     container = worker_container(pod)
     env, hidden = {**base, **pinned}, set[str]()
     for ref in _secret_refs(container):
@@ -110,18 +110,20 @@ def build_command(
     env |= pinned
     words = [*_strings(container.get("command"), "command"), *_strings(container.get("args"), "args")]
     if not words:
-        raise StartError("command: the local cluster has no images, so the container has to say what to run")
+        raise StartError("command: the local cluster runs no images. FIX: give the container a command")
     shown = next((name for word in words for name in sorted(_referenced_names(word) & (hidden - pinned.keys()))), None)
     if shown is not None:
-        raise StartError(f"args: $({shown}) would show a secret to everybody who can run ps; read the variable instead")
+        raise StartError(
+            f"args: $({shown}) would show a secret to everybody who can run ps. FIX: read the variable in the program"
+        )
     argv = tuple(_expand(word, env) for word in words)
     return Command(argv=argv, env=env, working_dir=str(container.get("workingDir") or ""))
 
 
 def missing_secret(pod: Manifest, read_secret: ReadSecret) -> str:
-    """What a worker waits for, in Kubernetes' words: a secret that is not there, or a key of one; "": nothing.
+    """Name the secret, or the key of one, that a worker waits for, in Kubernetes' words; "" if none is missing.
 
-    Raises StartError for a reference that is none.
+    Raises StartError for an invalid reference.
     """
     for ref in _secret_refs(worker_container(pod)):
         values = read_secret(ref.secret)
@@ -138,25 +140,27 @@ def worker_container(pod: Manifest) -> Mapping[str, Any]:
     """Return the container that trains: the one of TorchElastic's name, or else the first."""
     containers = list(_mappings(pod.get("spec", {}).get("containers")))
     if not containers:
-        raise StartError("spec.containers: there is none")
+        raise StartError("spec.containers: is empty")
     return next((c for c in containers if c.get("name") == WORKER_CONTAINER), containers[0])
 
 
 def gpus_requested(pod_spec: Mapping[str, Any]) -> int:
-    """Return how many GPUs the containers of a pod (or of a pod template) ask for together."""
+    """Return how many GPUs the containers of a pod (or of a pod template) request together."""
     wanted = 0
     for container in _mappings(pod_spec.get("containers")):
         limits = (
             container.get("resources", {}).get("limits", {}) if isinstance(container.get("resources"), dict) else {}
         )
         text = str(limits.get(GPU_RESOURCE, 0)) if isinstance(limits, dict) else "0"
-        wanted += int(text[:20]) if text.isascii() and text.isdigit() else 0  # Python reads no thousands of digits
+        wanted += (
+            int(text[:20]) if text.isascii() and text.isdigit() else 0
+        )  # Python refuses to parse thousands of digits
     return wanted
 
 
 @dataclass(frozen=True, slots=True)
 class _SecretRef:
-    """A reference: all keys of a secret (`key` None), their names behind `prefix`, or one."""
+    """A reference to one key of a secret, or to all of them (`key` None), whose names get the `prefix`."""
 
     secret: str
     key: str | None
@@ -165,11 +169,11 @@ class _SecretRef:
 
 
 def _secret_refs(container: Mapping[str, Any]) -> Iterator[_SecretRef]:
-    """All that a container refers to."""
+    """Yield all references to secrets of a container."""
     for entry in _mappings(container.get("envFrom")):
         source = entry.get("secretRef")
         if not isinstance(source, dict) or not isinstance(source.get("name"), str):
-            raise StartError("envFrom: only secretRef works on the local cluster; give other values with env")
+            raise StartError("envFrom: only secretRef works on the local cluster. FIX: give other values with env")
         yield _SecretRef(source["name"], None, source.get("optional") is True, str(entry.get("prefix") or ""))
     for entry in _mappings(container.get("env")):
         ref = _key_ref(entry)
@@ -178,13 +182,13 @@ def _secret_refs(container: Mapping[str, Any]) -> Iterator[_SecretRef]:
 
 
 def _key_ref(entry: Mapping[str, Any]) -> _SecretRef | None:
-    """The key of a secret that a variable is to be; None for any other variable."""
+    """Return the reference of a variable whose value is a key of a secret; None for any other variable."""
     source = entry.get("valueFrom")
     ref = source.get("secretKeyRef") if isinstance(source, dict) else None
     if ref is None:
         return None
     if not isinstance(ref, dict) or not isinstance(ref.get("name"), str) or not isinstance(ref.get("key"), str):
-        raise StartError(f"env {entry.get('name')}: a secretKeyRef has a name and a key")
+        raise StartError(f"env {entry.get('name')}: a secretKeyRef needs a name and a key")
     return _SecretRef(ref["name"], ref["key"], ref.get("optional") is True)
 
 
@@ -195,7 +199,8 @@ def _env_value(entry: Mapping[str, Any], pod: Manifest) -> str:
     field = source.get("fieldRef", {}).get("fieldPath") if isinstance(source, dict) else None
     if not isinstance(field, str):
         raise StartError(
-            f"env {entry.get('name')}: only fieldRef and secretKeyRef work on the local cluster; give the value itself"
+            f"env {entry.get('name')}: only fieldRef and secretKeyRef work on the local cluster."
+            " FIX: give the value itself"
         )
     return _field_value(pod, field)
 
@@ -214,7 +219,7 @@ def _field_value(pod: Manifest, path: str) -> str:
         return str(plain[path])
     keyed = _KEYED_FIELD.fullmatch(path)
     if keyed is None:
-        raise StartError(f"fieldRef {path!r} is not known on the local cluster")
+        raise StartError(f"fieldRef {path!r} does not work on the local cluster")
     return str(metadata.get(keyed[1], {}).get(keyed[2], ""))
 
 
@@ -236,7 +241,7 @@ def _strings(value: object, field: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) and "\0" not in item for item in value):
-        raise StartError(f"{field}: a list of strings is needed")
+        raise StartError(f"{field}: must be a list of strings")
     return value
 
 

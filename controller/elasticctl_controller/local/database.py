@@ -1,6 +1,10 @@
-"""One SQLite file, opened so that a write that has returned survives a killed process and a power cut.
+"""The supervisor's SQLite file, and its table of events.
 
-Transactions from several threads, all or nothing; SQLite's errors as ours, one line each.
+A write that has returned survives a killed process and a power failure. Transactions may come from several threads, and
+are carried out completely or not at all. SQLite's errors become ours, one line each.
+
+Events are Kubernetes' Events about jobs. A repeated event is counted rather than stored again, and the newest are kept.
+Functions on events run within the caller's transaction.
 """
 
 from __future__ import annotations
@@ -20,16 +24,16 @@ from elasticctl.cluster.base import Manifest
 
 
 class Database:
-    """The file and its lock. `schema` makes an empty one; `version` is that of its format.
+    """The file and its lock. `schema` creates an empty one; `version` is that of its format.
 
-    Raises ClusterError when the file cannot be read, is damaged, or was written by a newer elasticctl; StorageFullError
-    when a write finds no room. The file is never removed or overwritten.
+    Raises ClusterError when the file cannot be read, is damaged, or was written by a newer elasticctl, and
+    StorageFullError when the disk is full. The file is never removed or overwritten.
     """
 
     def __init__(self, path: Path, schema: str, version: int) -> None:
         self._path = path
         self._lock = threading.RLock()
-        with self._explained():
+        with self._translate_errors():
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare(schema, version)
@@ -44,14 +48,14 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection for reading."""
-        with self._lock, self._explained():
+        """Yield the connection for reading."""
+        with self._lock, self._translate_errors():
             yield self._connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection for one transaction: it is on disk when the block has ended, or has changed nothing."""
-        with self._lock, self._explained():
+        """Yield the connection for one transaction: on disk when the block has ended, or without any effect."""
+        with self._lock, self._translate_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -71,29 +75,34 @@ class Database:
             raise sqlite3.DatabaseError(damage)
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         if found > version:
-            raise ClusterError(f"{self._path} was written by a newer elasticctl (format {found}): use that one")
+            raise ClusterError(
+                f"{self._path} was written by a newer elasticctl (format {found}). FIX: use that version"
+            )
         if found == 0:
             connection.executescript(f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {version}; COMMIT;")
 
     def _is_full(self, error: sqlite3.Error) -> bool:
-        """True for SQLite's own code, and for the I/O errors that a full disk gives where it maps a file."""
+        """True for SQLite's own code, and for the I/O errors that a full disk causes in a mapped file."""
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         io_error = code & 0xFF == sqlite3.SQLITE_IOERR
         return code == sqlite3.SQLITE_FULL or (io_error and shutil.disk_usage(self._path.parent).free == 0)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as e:
             if self._is_full(e):
                 raise StorageFullError(
-                    f"cannot write {self._path}: the disk is full. Nothing was changed; free some space and try again"
+                    f"cannot write {self._path}: the disk is full. Nothing was changed."
+                    " FIX: free some space and try again"
                 ) from e
             if isinstance(e, sqlite3.OperationalError):
-                raise ClusterError(f"cannot use {self._path}: {e}. Check the disk and the file's permissions") from e
+                raise ClusterError(
+                    f"cannot use {self._path}: {e}. FIX: check the disk and the file's permissions"
+                ) from e
             raise ClusterError(
-                f"{self._path} is damaged ({e}). It was left as it is: restore it from a backup, or move it away to"
+                f"{self._path} is damaged ({e}) and was not changed. FIX: restore it from a backup, or move it away to"
                 " start without its jobs"
             ) from e
 
@@ -109,7 +118,7 @@ CREATE INDEX events_of_job ON events (job_uid);
 
 
 def new_event(about: Mapping[str, Any], type_: str, reason: str, message: str, now: str) -> Manifest:
-    """An event about an object that has happened once, at `now` (RFC 3339)."""
+    """Return an event about an object that has happened once, at `now` (RFC 3339)."""
     metadata = about["metadata"]
     return {
         "apiVersion": "v1",
@@ -126,7 +135,7 @@ def new_event(about: Mapping[str, Any], type_: str, reason: str, message: str, n
 
 
 def add_event(db: sqlite3.Connection, job_uid: str, event: Manifest) -> None:
-    """Keep an event that has happened once as the newest of a job; the same one as before only counts up."""
+    """Store an event as the newest of a job; a repeated event raises the count of the first one."""
     key = (job_uid, event["involvedObject"]["uid"], event["reason"], event["message"])
     same = db.execute(
         "SELECT id, json FROM events WHERE job_uid = ? AND about_uid = ? AND reason = ? AND message = ?", key
@@ -147,11 +156,11 @@ def add_event(db: sqlite3.Connection, job_uid: str, event: Manifest) -> None:
 
 
 def events_of_job(db: sqlite3.Connection, job_uid: str) -> list[Manifest]:
-    """A job's events and its pods', oldest first."""
+    """Return the events of a job and its pods, oldest first."""
     rows = db.execute("SELECT json FROM events WHERE job_uid = ? ORDER BY id", (job_uid,))
     return [json.loads(row[0]) for row in rows]
 
 
 def delete_events(db: sqlite3.Connection, job_uid: str) -> None:
-    """Remove all of a job's."""
+    """Delete all events of a job."""
     db.execute("DELETE FROM events WHERE job_uid = ?", (job_uid,))

@@ -1,13 +1,13 @@
 """The supervisor's HTTP interface on its private socket: Kubernetes-like paths, JSON, one line per error.
 
-    GET    /v1/info                                       who answers, and what this machine has
+    GET    /v1/info                                       the supervisor's process and version, this machine's GPUs
     POST   /v1/shutdown                                   {"workers": "stop" | "keep"}
     GET    /v1/jobs                                       jobs of all namespaces
-    GET    /v1/namespaces/{namespace}/jobs                jobs of one
-    POST   /v1/namespaces/{namespace}/jobs[?dryRun=All]   a new job
+    GET    /v1/namespaces/{namespace}/jobs                jobs of one namespace
+    POST   /v1/namespaces/{namespace}/jobs[?dryRun=All]   create a job
     GET    …/jobs/{name}     PATCH (merge patch)     DELETE
-    GET    …/jobs/{name}/pods     …/events     …/logs     (which log files there are, not their content)
-    POST   /v1/namespaces/{namespace}/pods/{pod}/eviction     {"graceSeconds": 30}, 0: at once
+    GET    …/jobs/{name}/pods     …/events     …/logs     (the list of log files, not their content)
+    POST   /v1/namespaces/{namespace}/pods/{pod}/eviction     {"graceSeconds": 30}; 0: at once
     GET    /v1/quotas     PUT, DELETE /v1/quotas/{project}
     GET    /v1/sharing    PUT                             {"on": true, "cpuSlots": 4}
 
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SupervisorApi:
-    """The handlers; `info` is answered as it is, `shut_down(stop_workers)` only starts the end."""
+    """The handlers. `info` is served as it is; `shut_down(stop_workers)` returns before the supervisor has ended."""
 
     store: Store
     info: Mapping[str, Any]
@@ -64,8 +64,8 @@ class SupervisorApi:
     shut_down: Callable[[bool], None]
 
     def app(self) -> web.Application:
-        """The aiohttp application; serve it on a private socket, it asks nobody who they are."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_explain])
+        """Return the aiohttp application. It authenticates nobody: serve it on a private socket."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer_errors])
         job = "/v1/namespaces/{namespace}/jobs/{name}"
         app.add_routes(
             [
@@ -108,7 +108,7 @@ class SupervisorApi:
         manifest = check_job(await _body(request))
         manifest["metadata"].setdefault("namespace", request.match_info["namespace"])
         if manifest["metadata"]["namespace"] != request.match_info["namespace"]:
-            raise SpecError("is not the namespace that the request is for", path="metadata.namespace")
+            raise SpecError("is not the namespace of the request", path="metadata.namespace")
         self._check_fits(manifest)
         dry_run = "dryRun" in request.query
         job = await asyncio.to_thread(self.store.create_job, manifest, dry_run=dry_run)
@@ -142,9 +142,9 @@ class SupervisorApi:
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         pod = await asyncio.to_thread(self.store.get_pod, namespace, name)
         if has_ended(pod):
-            raise ConflictError(f"worker {name} has ended already: there is nothing to take away")
-        take_away = self.store.evict_pod if grace_s > 0 else self.store.delete_pod
-        await asyncio.to_thread(take_away, pod["metadata"]["uid"], grace_s=float(grace_s))
+            raise ConflictError(f"worker {name} has ended")
+        evict = self.store.evict_pod if grace_s > 0 else self.store.delete_pod
+        await asyncio.to_thread(evict, pod["metadata"]["uid"], grace_s=float(grace_s))
         return web.json_response({})
 
     async def _list_quotas(self, _: web.Request) -> web.Response:
@@ -154,7 +154,7 @@ class SupervisorApi:
         quota = check_quota(await _body(request))
         check_label(quota.project, "metadata.name", 63)
         if quota.project != request.match_info["project"]:
-            raise SpecError("is not the project that the request is for", path="metadata.name")
+            raise SpecError("is not the project of the request", path="metadata.name")
         return web.json_response(await asyncio.to_thread(self.store.put_object, quota.to_manifest()))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
@@ -184,15 +184,15 @@ class SupervisorApi:
         return web.json_response({"finished": job.status.phase.terminal, "files": files})
 
     def _check_fits(self, manifest: Manifest) -> None:
-        """Refuse a job that asks for more GPUs than this machine has: it would wait for ever."""
+        """Refuse a job that needs more GPUs than this machine has, as it would wait for ever. Raises SpecError."""
         job = ElasticJob.from_manifest(manifest)
         spec = job.template.get("spec")
         each = gpus_requested(spec) if isinstance(spec, dict) else 0
         needed = max(1, job.min) if job.sharing.automatic else job.desired
         if needed * each > len(self.gpus):
             raise SpecError(
-                f"{needed} workers x {each} GPUs are asked for, and this machine has {len(self.gpus)}: ask for"
-                " fewer, or use a context of a cluster that has them",
+                f"{needed} workers x {each} GPUs are requested, and this machine has {len(self.gpus)}. FIX: request"
+                " fewer, or use the context of a cluster that has them",
                 path="spec.replicaSpecs.Worker.replicas",
             )
 
@@ -211,12 +211,12 @@ async def _body(request: web.Request) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise SpecError("the request is not JSON") from e
     if not isinstance(body, dict):
-        raise SpecError(f"a JSON object is needed, not {type(body).__name__}")
+        raise SpecError(f"must be a JSON object, not {type(body).__name__}")
     return body
 
 
 @web.middleware
-async def _explain(
+async def _answer_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     try:
@@ -227,13 +227,13 @@ async def _explain(
         for kind, (error, status) in ERRORS.items():
             if isinstance(e, error):
                 path = e.path if isinstance(e, SpecError) else ""
-                return web.json_response({"error": kind, "message": _plain(e), "path": path}, status=status)
+                return web.json_response({"error": kind, "message": _message_of(e), "path": path}, status=status)
         log.exception("%s %s failed", request.method, request.path)
-        message = f"the supervisor failed ({type(e).__name__}): its log says more"
+        message = f"the supervisor failed ({type(e).__name__}). Next: see its log"
         return web.json_response({"error": "failed", "message": message, "path": ""}, status=500)
 
 
-def _plain(error: Exception) -> str:
-    """The message without the field path in front, which travels on its own."""
+def _message_of(error: Exception) -> str:
+    """The message without the field path in front, which is sent separately."""
     text = str(error)
     return text.removeprefix(f"{error.path}: ") if isinstance(error, SpecError) else text

@@ -46,13 +46,13 @@ from elasticctl_controller.local.store import Store, StoreChange
 START_POLL_S = 0.02
 KILL_POLL_S = 0.05
 SHIM_PATIENCE_S = 3.0
-"""How long after its worker's SIGKILL a shim may take to report and go."""
+"""How long a shim may take to report and exit after its worker got SIGKILL."""
 RETRY_S = 2.0
-"""Pause after the machine (not the worker) has failed us: a full disk, no more processes."""
+"""Pause after a failure of the machine, not the worker: a full disk, no more processes."""
 NEVER = math.inf
 UNSCHEDULABLE = "Unschedulable"
 NO_CONFIG = "CreateContainerConfigError"
-"""Kubernetes' word for a container whose secret is not there."""
+"""Kubernetes' word for a container whose secret is missing."""
 SHUT_DOWN = "the local cluster is shut down"
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ class _Worker:
 class Keeper:
     """Starts, watches and stops the workers of one store.
 
-    `token_for(job_uid)` gives the content of a worker's token file; `gpus` are the ids to hand out, `cpu_slots()` how
-    many ranks without one may run at once (0: any number); `on_exit(key, uid)` is called as soon as a worker of job
-    `key` is seen to have ended, before that is stored.
+    `token_for(job_uid)` returns the content of a worker's token file; `gpus` are the ids to assign, `cpu_slots()` how
+    many ranks without a GPU may run at once (0: any number); `on_exit(key, uid)` is called as soon as a worker of job
+    `key` has been seen to have ended, before that is stored.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Keeper:
                 delays_s.append(RETRY_S)
         for uid in self._store.abandoned():
             shutil.rmtree(self._paths.pod_dir(uid), ignore_errors=True)
-            self._store.forget(uid)
+            self._store.delete_incarnation(uid)
         if self._drain_from is not None and not any(worker.process for worker in self._workers.values()):
             self._drained.set()
         return min(delays_s)
@@ -258,7 +258,7 @@ class Keeper:
         return KeeperEvent.SHIM_STARTED
 
     def _place(self, pod: Manifest) -> tuple[str, ...] | None:
-        """Choose the pod's GPUs; None, and said so, when too few are free."""
+        """Choose the pod's GPUs; None, with an event, when too few are free."""
         if objects.is_scheduled(pod):
             return objects.gpus_of(pod)
         here = [p for p in self._store.list_pods() if objects.is_scheduled(p) and not objects.has_ended(p)]
@@ -278,16 +278,16 @@ class Keeper:
     def _report_wait(self, pod: Manifest, wanted: int, unit: str, there: int, used: int) -> None:
         if pod["status"].get("reason") == UNSCHEDULABLE:
             return
-        message = f"waits for {counted(wanted, unit)}: {max(0, there - used)} of this machine's {there} are free"
+        message = f"waits for {counted(wanted, unit)}: {max(0, there - used)} of {there} on this machine are free"
         self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_waiting(p, UNSCHEDULABLE, message))
         self._record_event(pod, "Warning", "FailedScheduling", message)
 
     def _lacks_a_secret(self, pod: Manifest) -> bool:
-        """Does it name a secret that is not there? It is looked for again, and has no GPU until then."""
+        """Whether the pod names a secret that is missing. It gets no GPU until the secret is found."""
         try:
             missing = missing_secret(pod, self._secret_reader(pod))
         except StartError:
-            return False  # said when it is started
+            return False  # reported when it is started
         if missing and pod["status"].get("message") != missing:
             self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_waiting(p, NO_CONFIG, missing))
             self._record_event(pod, "Warning", "Failed", f"Error: {missing}")

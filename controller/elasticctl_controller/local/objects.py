@@ -1,4 +1,4 @@
-"""What Kubernetes' API server does to an object on its way in: defaults, merge patches, generations. Pure."""
+"""Changes of stored objects, as Kubernetes' API server and kubelet make them: admission, patches, pod status. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PATCHABLE_METADATA = ("labels", "annotations")
 
 
 def check_job(manifest: object) -> Manifest:
-    """Refuse what cannot be stored as an ElasticJob (SpecError); the full check against the schema is the caller's."""
+    """Raise SpecError for what cannot be stored as an ElasticJob; clients have validated it against the schema."""
     if not isinstance(manifest, dict):
-        raise SpecError(f"an ElasticJob is a mapping, not {type(manifest).__name__}")
+        raise SpecError(f"an ElasticJob must be a mapping, not {type(manifest).__name__}")
     for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if manifest.get(field) != wanted:
             raise SpecError(f"must be {wanted!r}, not {manifest.get(field)!r}", path=field)
@@ -38,7 +38,7 @@ def check_job(manifest: object) -> Manifest:
 
 
 def admit_object(manifest: Mapping[str, Any], *, uid: str, now: float) -> Manifest:
-    """Return a new object as it will be stored: our metadata over the caller's, no status yet."""
+    """Return a new object as it will be stored: with metadata of ours and without a status."""
     stored = copy.deepcopy(dict(manifest))
     stored.pop("status", None)
     metadata = stored["metadata"]
@@ -52,7 +52,7 @@ def admit_object(manifest: Mapping[str, Any], *, uid: str, now: float) -> Manife
 def apply_patch(stored: Manifest, patch: Mapping[str, Any]) -> Manifest:
     """Apply a JSON merge patch to labels, annotations and spec; a changed spec is a new generation.
 
-    Everything else in the patch (status, identity) is left out, as the API server does for the main resource.
+    Everything else in the patch (status, identity) is ignored, as the API server does for the main resource.
     """
     result = copy.deepcopy(stored)
     metadata = patch.get("metadata")
@@ -67,7 +67,7 @@ def apply_patch(stored: Manifest, patch: Mapping[str, Any]) -> Manifest:
 
 
 def mark_deleted(pod: Manifest, *, grace_s: float, now: float) -> Manifest:
-    """Return the pod with its deletion asked for; a second call can only bring the end nearer, as in Kubernetes."""
+    """Return the pod with its deletion requested; as in Kubernetes, a second call can only shorten the grace period."""
     result = copy.deepcopy(pod)
     metadata = result["metadata"]
     if "deletionTimestamp" not in metadata or grace_s < metadata["deletionGracePeriodSeconds"]:
@@ -77,22 +77,22 @@ def mark_deleted(pod: Manifest, *, grace_s: float, now: float) -> Manifest:
 
 
 def grace_s_of(pod: Mapping[str, Any]) -> float:
-    """`terminationGracePeriodSeconds` in seconds; 30 where it is not said, as in Kubernetes."""
+    """`terminationGracePeriodSeconds` of a pod; by default 30, as in Kubernetes."""
     grace_s = pod.get("spec", {}).get("terminationGracePeriodSeconds", 30)
     return float(grace_s) if isinstance(grace_s, int | float) and grace_s >= 0 else 30.0
 
 
 ANNOTATION_PID = "local.elasticctl/pid"
-"""Process id of the worker's own process (its children and the shim above it are not it)."""
+"""Process id of the worker itself, not of its shim or its children."""
 ANNOTATION_GPUS = "local.elasticctl/gpus"
-"""Comma-separated ids of the GPUs that are the pod's alone."""
+"""Comma-separated ids of the GPUs that are assigned to the pod."""
 
 KILLED_EXIT_CODE = 137
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a worker's process ended; `signal` is a number, and `exit_code` then 128 more, as container runtimes say."""
+    """How a worker's process ended. `signal` is a number; `exit_code` is then 128 more, as in container runtimes."""
 
     exit_code: int
     finished_at: float
@@ -102,12 +102,12 @@ class Exit:
 
 
 def mark_waiting(pod: Manifest, reason: str, message: str) -> Manifest:
-    """The pod cannot start yet; `message` says what it waits for."""
+    """Return the pod with the reason why it cannot start yet."""
     return {**pod, "status": {**pod.get("status", {}), "phase": "Pending", "reason": reason, "message": message}}
 
 
 def mark_scheduled(pod: Manifest, node: str, gpus: tuple[str, ...]) -> Manifest:
-    """The pod has its place on this machine and its GPUs."""
+    """Return the pod with its node and its GPUs."""
     conditions = [{"type": "PodScheduled", "status": "True"}]
     annotated = _annotate(pod, {ANNOTATION_GPUS: ",".join(gpus)})
     return {
@@ -118,7 +118,7 @@ def mark_scheduled(pod: Manifest, node: str, gpus: tuple[str, ...]) -> Manifest:
 
 
 def mark_running(pod: Manifest, pid: int, started_at: float) -> Manifest:
-    """The worker's process runs."""
+    """Return the pod with its worker's process running."""
     at = to_rfc3339(started_at)
     container = {"name": WORKER_CONTAINER, "ready": True, "restartCount": 0, "state": {"running": {"startedAt": at}}}
     status = {
@@ -133,7 +133,7 @@ def mark_running(pod: Manifest, pid: int, started_at: float) -> Manifest:
 
 
 def mark_ended(pod: Manifest, exit_: Exit) -> Manifest:
-    """No process of the worker is left."""
+    """Return the pod in its final phase, with how its worker ended."""
     terminated: dict[str, Any] = {
         "exitCode": exit_.exit_code,
         "reason": exit_.reason or ("Completed" if exit_.exit_code == 0 else "Error"),
@@ -156,7 +156,7 @@ def mark_ended(pod: Manifest, exit_: Exit) -> Manifest:
 
 
 def mark_disrupted(pod: Manifest, reason: str, message: str) -> Manifest:
-    """The worker is about to be ended for a reason that is not its own, as Kubernetes marks it."""
+    """Return the pod with Kubernetes' mark of a worker that is ended for a reason that is not its own."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
     status = pod["status"]
     return {**pod, "status": {**status, "conditions": [*status.get("conditions", []), condition]}}
@@ -168,12 +168,12 @@ def has_ended(pod: Mapping[str, Any]) -> bool:
 
 
 def is_scheduled(pod: Mapping[str, Any]) -> bool:
-    """True once the pod has its place on this machine."""
+    """True once the pod has been assigned to this machine."""
     return bool(pod["spec"].get("nodeName"))
 
 
 def gpus_of(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """The GPUs that were given to the pod."""
+    """Return the GPUs that are assigned to the pod."""
     return tuple(filter(None, pod["metadata"].get("annotations", {}).get(ANNOTATION_GPUS, "").split(",")))
 
 

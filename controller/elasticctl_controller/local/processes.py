@@ -1,4 +1,4 @@
-"""Worker processes: start one under its shim, find those that already run, end one with everything it has started."""
+"""Worker processes: start one under its shim, find those that already run, kill one with everything it has started."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from elasticctl_controller.local.command import Command, termination_log
 from elasticctl_controller.local.objects import KILLED_EXIT_CODE, Exit
 
 POLL_S = 0.2
-"""How often exits are looked for where the kernel has no pidfd."""
+"""How often to look for exits where the kernel has no pidfd."""
 
 _SHIM = str(Path(shim.__file__).resolve())
 
 
 class WorkerProcess:
-    """A running shim with its worker below it; told from a later process of the same pid by its start time."""
+    """A running shim with its worker below it; its start time tells it from a later process with the same pid."""
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
@@ -37,7 +37,7 @@ class WorkerProcess:
         self._child = child
 
     def ended(self) -> bool:
-        """True once the shim is gone (and collected, when it is a child of ours)."""
+        """True once the shim is gone (and reaped, if it is a child of this process)."""
         if self._child is not None:
             return self._child.poll() is not None
         try:
@@ -51,20 +51,20 @@ class WorkerProcess:
             self._process.terminate()
 
     def kill_tree(self) -> None:
-        """SIGKILL everything below the shim; the shim then finds nothing left, reports the end and goes."""
+        """SIGKILL everything below the shim; the shim then finds no child left, reports the end and exits."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in self._process.children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     process.kill()
 
     def kill_shim(self) -> None:
-        """SIGKILL the shim itself, for when it does not go."""
+        """SIGKILL the shim itself, in case it does not exit."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process.kill()
 
 
 def start_shim(pod_dir: Path, command: Command) -> WorkerProcess:
-    """Start a worker in `pod_dir`, which is there and private; OSError when the disk or the system will not have it."""
+    """Start the shim of a worker in `pod_dir`, which exists and is private; OSError when the system refuses."""
     working_dir = command.working_dir
     if not working_dir:
         working_dir = str(pod_dir / "work")
@@ -113,7 +113,7 @@ def read_started(pod_dir: Path) -> tuple[int, float] | None:
 
 
 def read_exit(pod_dir: Path, now: float) -> Exit:
-    """Return how the worker ended; without a report it was killed, shim and all."""
+    """Return how the worker ended; without a report it was killed together with its shim."""
     report = _read_report(pod_dir / "exit.json")
     if report is None:
         message = "killed from outside, together with all its processes"
@@ -180,7 +180,7 @@ class ExitWatcher:
             os.write(self._send, b"\0")
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         for pid in list(self._descriptors):
             self.remove(pid)
         self._selector.close()
@@ -189,7 +189,7 @@ class ExitWatcher:
 
 
 def _memory_file() -> IO[bytes]:
-    """A file without a name; on Linux not on any disk either."""
+    """Open a file without a name, on Linux in memory only."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("environment"), "w+b")
     return tempfile.TemporaryFile()

@@ -1,4 +1,4 @@
-"""The small process above each worker: starts it, keeps its output, reports its end though no supervisor be there.
+"""The small process above each worker: starts it, keeps its output and reports its end, with or without a supervisor.
 
 Run as `python -I shim.py POD_DIR`, by path and with the standard library alone, so that it starts in milliseconds.
 POD_DIR holds `start.json` (argv, cwd); the worker's environment, which may hold secrets, comes as JSON on stdin and is
@@ -8,8 +8,9 @@ written nowhere. The shim leaves in POD_DIR:
     started.json   once the worker runs: its pid and when
     exit.json      once nothing of the worker is left: exit code, signal, time, termination message
 
-It is a subreaper: whatever the worker leaves behind becomes its child, so "no children" means that nobody is left. If
-the shim itself is killed, the worker is killed with it, and there is no exit.json: that is exit code 137 by definition.
+It is a subreaper: processes that the worker leaves behind become its children, so "no children" means that nothing is
+left. If the shim itself is killed, the worker is killed with it and there is no exit.json: by definition, that is exit
+code 137.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ READ_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 14
 MAX_MESSAGE_BYTES = 4096
 RESERVED_BYTES = 8 * MAX_MESSAGE_BYTES
-"""Room for each report, taken before the worker starts: a full disk must not turn a success into a loss."""
+"""Disk space reserved for each report before the worker starts: a full disk must not turn a success into a loss."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -68,7 +69,7 @@ def main(pod_dir: str) -> int:
 
 
 class Log:
-    """Appends lines with their times; drops them, and says so later, while the disk is full."""
+    """Appends lines with their times. While the disk is full it drops them, and reports that later."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -95,7 +96,7 @@ class Log:
         stamp = _timestamp(time.time())
         text = stamp + lines.replace(b"\n", b"\n" + stamp) + b"\n"
         if self._dropped:
-            text = stamp + b"elasticctl: %d lines were lost: the disk was full\n" % self._dropped + text
+            text = stamp + b"elasticctl: %d lines were lost because the disk was full\n" % self._dropped + text
         if self._torn:
             text = b"\n" + text
         try:
@@ -120,7 +121,7 @@ def _start(start: dict[str, Any], output: int) -> subprocess.Popen[bytes]:
 
     def in_child() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != shim:  # it died before we asked to die with it
+        if os.getppid() != shim:  # it died before prctl took effect
             os._exit(137)
 
     return subprocess.Popen(
@@ -159,7 +160,7 @@ def _follow(worker: int, output: int, signals: int, log: Log) -> int:
         if signals in ready:
             received = os.read(signals, 4096)
             if signal.SIGTERM in received:
-                os.kill(worker, signal.SIGTERM)  # not yet waited for, so the number is still its own
+                os.kill(worker, signal.SIGTERM)  # not reaped yet, so the pid is still its own
             status = _reap(worker)
             if status is not None:
                 return status
@@ -180,7 +181,7 @@ def _reap(worker: int) -> int | None:
 
 
 def _kill_descendants() -> None:
-    """Kill whoever is left; as their subreaper we are done only when there is no child to wait for."""
+    """Kill all remaining descendants; as their subreaper, the shim is done when it has no child to wait for."""
     while True:
         for pid in _children(os.getpid()):
             with contextlib.suppress(PermissionError):
@@ -208,7 +209,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _drain(output: int, log: Log) -> None:
-    """Take what is still in the pipe; somebody outside may hold its other end, so do not wait for its close."""
+    """Read what is still in the pipe, without waiting for its end: another process may hold the other side open."""
     os.set_blocking(output, False)
     try:
         while chunk := os.read(output, READ_BYTES):
@@ -219,7 +220,7 @@ def _drain(output: int, log: Log) -> None:
 
 def _why(error: Exception, start: dict[str, Any]) -> str:
     if isinstance(error, OSError) and not os.path.isdir(start["cwd"]):
-        return f"the working directory {start['cwd']} is not there"
+        return f"the working directory {start['cwd']} does not exist"
     if isinstance(error, FileNotFoundError) and "/" not in start["argv"][0]:
         return "there is no such program on the PATH"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
@@ -245,7 +246,7 @@ def _reserve(path: str) -> None:
 
 
 def _publish(name: str, report: dict[str, Any]) -> None:
-    """Write `<name>.json` over the reserved room (trailing blanks are fine in JSON), then give it its name."""
+    """Write `<name>.json` into the reserved space (JSON allows trailing blanks), then rename it."""
     with open(f"{name}.tmp", "r+b") as file:
         file.write(json.dumps(report).encode())
         file.flush()

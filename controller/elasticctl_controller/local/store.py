@@ -1,8 +1,7 @@
-"""The local cluster's objects on disk: what an API server and its etcd are to Kubernetes.
+"""The local cluster's objects on disk, as Kubernetes has an API server and etcd.
 
-A write that has returned survives a killed process; one that fails has changed nothing. Every change takes a number
-from one growing counter (`resourceVersion`). Safe for several threads; listeners are called after the commit, on the
-thread that wrote.
+A write that has returned survives a killed process; a write that fails changes nothing. Every change gets the next
+number of one counter (`resourceVersion`). Thread-safe; listeners are called after the commit, on the thread that wrote.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ INSERT INTO revision VALUES (0);
 
 @dataclass(frozen=True, slots=True)
 class StoreChange:
-    """Something was written: a job (kind ElasticJob), one of its pods (kind Pod), or what belongs to no job."""
+    """A write: to a job (kind ElasticJob), to one of its pods (kind Pod), or to an object that belongs to no job."""
 
     kind: str
     namespace: str
@@ -53,7 +52,7 @@ class StoreChange:
 
 @dataclass(frozen=True, slots=True)
 class PodIncarnation:
-    """One pod that a job has had, under a worker's name; `pod` is None once the pod's object is gone."""
+    """A pod that a job has or had, under a worker's name; `pod` is None once its object is gone."""
 
     uid: str
     job_uid: str
@@ -64,7 +63,7 @@ class PodIncarnation:
 class Store:
     """Jobs, pods and events in one SQLite file; see the module's docstring.
 
-    Raises ClusterError when the file cannot be read, StorageFullError when a write finds no room.
+    Raises ClusterError when the file cannot be read, StorageFullError when the disk is full.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -75,7 +74,7 @@ class Store:
         self._changes: list[StoreChange] = []
 
     def close(self) -> None:
-        """Close the file; the store is of no use afterwards."""
+        """Close the file; the store cannot be used afterwards."""
         self._database.close()
 
     def subscribe(self, listener: Callable[[StoreChange], None]) -> None:
@@ -91,7 +90,7 @@ class Store:
             namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
             if self._find(db, "ElasticJob", namespace, name):
                 raise ConflictError(
-                    f"job {namespace}/{name} is already there: choose another name, or delete it first"
+                    f"job {namespace}/{name} already exists. FIX: choose another name, or delete it first"
                     f" (elasticctl delete {name})"
                 )
             if not dry_run:
@@ -99,7 +98,7 @@ class Store:
             return job
 
     def get_job(self, namespace: str, name: str) -> Manifest:
-        """Return one job; NotFoundError when it is not there."""
+        """Return one job; NotFoundError when there is none."""
         with self._database.reading() as db:
             return self._job(db, namespace, name)
 
@@ -115,9 +114,9 @@ class Store:
     def patch_job(
         self, namespace: str, name: str, patch: Mapping[str, Any], check: Callable[[Manifest], object]
     ) -> Manifest:
-        """Merge `patch` into metadata and spec; `check` may refuse the result by raising, then nothing is changed.
+        """Merge `patch` into metadata and spec; when `check` raises an error for the result, nothing is changed.
 
-        ConflictError when the patch names a `metadata.resourceVersion` that is not the job's any more.
+        ConflictError when the patch names a `metadata.resourceVersion` other than the job's.
         """
         with self._transaction() as db:
             stored = self._job(db, namespace, name)
@@ -140,15 +139,15 @@ class Store:
             return job
 
     def delete_job(self, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Remove a job and its events, and ask for the deletion of its pods; NotFoundError when it is not there.
+        """Delete a job and its events, and request the deletion of its pods; NotFoundError when there is none.
 
-        `uid`: only if it is still this very job. Its pods and their logs follow as their processes end.
+        `uid`: only if it is still this very job. Its pods and their logs are deleted as their processes end.
         """
         with self._transaction() as db:
             job = self._job(db, namespace, name)
             job_uid = job["metadata"]["uid"]
             if uid not in (None, job_uid):
-                raise NotFoundError(f"job {namespace}/{name} is not the one it was: it has been made again since")
+                raise NotFoundError(f"job {namespace}/{name} has been deleted and created again")
             db.execute("DELETE FROM objects WHERE uid = ?", (job_uid,))
             database.delete_events(db, job_uid)
             owned = "SELECT json FROM objects WHERE uid IN (SELECT uid FROM incarnations WHERE job_uid = ?)"
@@ -168,13 +167,13 @@ class Store:
             if not db.execute("SELECT 1 FROM objects WHERE uid = ?", (job_uid,)).fetchone():
                 raise NotFoundError(f"the job of pod {metadata['name']} is gone")
             if self._find(db, "Pod", metadata["namespace"], metadata["name"]):
-                raise ConflictError(f"pod {metadata['namespace']}/{metadata['name']} is already there")
+                raise ConflictError(f"pod {metadata['namespace']}/{metadata['name']} already exists")
             db.execute("INSERT INTO incarnations VALUES (?, ?, ?)", (metadata["uid"], job_uid, metadata["name"]))
             self._insert(db, "Pod", pod, metadata.get("labels", {}).get(LABEL_JOB, ""))
             return pod
 
     def get_pod(self, namespace: str, name: str) -> Manifest:
-        """Return one pod; NotFoundError when it is not there."""
+        """Return one pod; NotFoundError when there is none."""
         with self._database.reading() as db:
             pod = self._find(db, "Pod", namespace, name)
         if pod is None:
@@ -203,7 +202,7 @@ class Store:
             return changed
 
     def delete_pod(self, uid: str, *, grace_s: float | None = None) -> None:
-        """Ask for a pod's deletion, after its own grace period unless `grace_s` is given; one that is gone is fine."""
+        """Request a pod's deletion, after its own grace period unless `grace_s` is given; a pod may be gone."""
 
         def mark(pod: Manifest) -> Manifest:
             wanted_s = grace_s_of(pod) if grace_s is None else grace_s
@@ -215,13 +214,13 @@ class Store:
         """Like `delete_pod`, but marked as a disruption, as the eviction API of Kubernetes does."""
 
         def mark(pod: Manifest) -> Manifest:
-            target = mark_disrupted(pod, "EvictionByEvictionAPI", "somebody asked for this worker to go")
+            target = mark_disrupted(pod, "EvictionByEvictionAPI", "the eviction of this worker was requested")
             return mark_deleted(target, grace_s=grace_s, now=self._clock())
 
         self.update_pod(uid, mark)
 
     def remove_pod(self, uid: str) -> None:
-        """Remove a pod's object: its process is gone. Its incarnation stays, for its log, as long as its job does."""
+        """Delete the object of a pod whose process is gone. Its incarnation stays as long as its job, for its log."""
         with self._transaction() as db:
             pod = self._by_uid(db, uid)
             if pod is not None:
@@ -243,7 +242,7 @@ class Store:
             ]
 
     def abandoned(self) -> list[str]:
-        """Return the uids of incarnations whose job and pod are both gone: their files can go too."""
+        """Return the uids of incarnations whose job and pod are both gone, so that their files can be deleted."""
         with self._database.reading() as db:
             rows = db.execute(
                 "SELECT uid FROM incarnations WHERE job_uid NOT IN (SELECT uid FROM objects)"
@@ -251,15 +250,15 @@ class Store:
             )
             return [row[0] for row in rows]
 
-    def forget(self, uid: str) -> None:
-        """Remove an incarnation whose files have been removed."""
+    def delete_incarnation(self, uid: str) -> None:
+        """Delete an incarnation whose files have been deleted."""
         with self._transaction() as db:
             db.execute("DELETE FROM incarnations WHERE uid = ?", (uid,))
 
     # Events
 
     def record_event(self, job_uid: str, about: Mapping[str, Any], type_: str, reason: str, message: str) -> None:
-        """Add an event about an object (a job or one of its pods); the same again only counts up.
+        """Record an event about an object (a job or one of its pods); a repeated event is only counted.
 
         The newest `EVENTS_PER_JOB` of a job are kept. An event of a job that is gone is dropped.
         """
@@ -272,7 +271,7 @@ class Store:
         with self._database.reading() as db:
             return database.events_of_job(db, job_uid)
 
-    # What belongs to no job, and lies in no namespace.
+    # Objects that belong to no job and no namespace
 
     def put_object(self, manifest: Mapping[str, Any]) -> Manifest:
         """Store an object in place of the one of its kind and name, if there is one, and return it as stored."""
@@ -294,7 +293,7 @@ class Store:
             return [json.loads(row[0]) for row in rows]
 
     def delete_object(self, kind: str, name: str) -> None:
-        """Remove one; NotFoundError when it is not there."""
+        """Delete an object; NotFoundError when there is none."""
         with self._transaction() as db:
             key = (kind, name)
             gone = db.execute("DELETE FROM objects WHERE kind = ? AND namespace = '' AND name = ?", key)
@@ -309,7 +308,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; listeners hear of its changes once it is on disk."""
+        """One transaction; listeners are called with its changes once it is on disk."""
         with self._lock:
             self._changes = []
             with self._database.writing() as db:
@@ -332,7 +331,7 @@ class Store:
     def _job(self, db: sqlite3.Connection, namespace: str, name: str) -> Manifest:
         job = self._find(db, "ElasticJob", namespace, name)
         if job is None:
-            raise NotFoundError(f"there is no job {name!r} in namespace {namespace!r}: see elasticctl list -A")
+            raise NotFoundError(f"there is no job {name!r} in namespace {namespace!r}. Next: elasticctl list -A")
         return job
 
     def _insert(self, db: sqlite3.Connection, kind: str, obj: Manifest, job: str) -> None:
@@ -362,5 +361,6 @@ def _check_version(stored: Manifest, expected: object) -> None:
     metadata = stored["metadata"]
     if expected is not None and expected != metadata["resourceVersion"]:
         raise ConflictError(
-            f"job {metadata['namespace']}/{metadata['name']} has changed since it was read: read it again and repeat"
+            f"job {metadata['namespace']}/{metadata['name']} has changed since it was read."
+            " FIX: read it again and repeat the change"
         )

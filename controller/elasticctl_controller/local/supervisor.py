@@ -1,9 +1,9 @@
 """The local cluster's background process: store, controller loop, rendezvous service and the workers' keeper.
 
 `python -m elasticctl_controller.local.supervisor [--detach]`, one per state folder. With `--detach` it goes into the
-background and the command returns once its sockets answer, with 0, or 1 when it could not start. The main thread
-serves the sockets; the controller and the keeper have a thread each. Killed at any point, the next one carries on: the
-truth is in the store and in the process table, and workers do not need a supervisor to run.
+background, and the command returns 0 once its sockets answer, or 1 when it could not start. The main thread serves the
+sockets; the controller and the keeper have a thread each. It can be killed at any point, and the next one continues:
+all state is in the store and in the process table, and workers do not need a supervisor to run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Everything that runs in the process, and how it starts and ends."""
+    """The parts that run in the process, and the order in which they start and stop."""
 
     def __init__(self, paths: LocalPaths) -> None:
         self._paths = paths
@@ -89,7 +89,7 @@ class Supervisor:
         self._stop_workers = False
 
     async def run(self, ready: int | None) -> None:
-        """Serve until told to end; `ready` is a descriptor to close, after one byte, once the sockets answer."""
+        """Serve until a signal or a request ends it; write a byte to the descriptor `ready` once the sockets answer."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
@@ -108,14 +108,14 @@ class Supervisor:
             os.write(ready, b"1")
             os.close(ready)
         await self._ending.wait()
-        await asyncio.to_thread(self._wind_up)
+        await asyncio.to_thread(self._stop_all)
         for runner in runners:
             await runner.cleanup()
         self._store.close()
         log.info("ended")
 
-    def _wind_up(self) -> None:
-        # The controller first: it would make new workers for those that are being stopped.
+    def _stop_all(self) -> None:
+        # The controller first: it would replace the workers that are being stopped.
         self._arbiter.stop()
         self._controller.stop()
         if self._stop_workers and not self._keeper.drain().wait(DRAIN_LIMIT_S):
@@ -139,7 +139,7 @@ class Supervisor:
 
 
 def local_webhook_urls(paths: LocalPaths, environ: Mapping[str, str] = os.environ) -> Callable[[Destination], str]:
-    """URLs from the local cluster's secrets, and from files and variables of its user."""
+    """Return a function that finds a webhook's URL: in a secret, a file or a variable of the local cluster's user."""
 
     def url_of(destination: Destination) -> str:
         reference = notifications.parse_reference(destination.reference)
@@ -148,8 +148,8 @@ def local_webhook_urls(paths: LocalPaths, environ: Mapping[str, str] = os.enviro
         if reference.kind == "env":
             if reference.name not in environ:
                 raise WebhookError(
-                    f"{reference.name} is not in the environment that the local cluster was started in;"
-                    " `elasticctl local down`, set it, and the next command starts it again"
+                    f"{reference.name} is not in the environment that the local cluster was started in."
+                    " FIX: run `elasticctl local down` and set it; the next command starts the cluster again"
                 )
             return environ[reference.name]
         return value_of(Secrets(paths).read(destination.namespace, notifications.SECRET) or {}, destination, reference)
@@ -170,7 +170,7 @@ def _read_webhook_file(path: Path) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor; returns the process's exit code."""
     parser = argparse.ArgumentParser(prog="elasticctl_controller.local.supervisor")
-    parser.add_argument("--detach", action="store_true", help="go into the background and return once it answers")
+    parser.add_argument("--detach", action="store_true", help="run in the background; return once it answers")
     options = parser.parse_args(argv)
     os.umask(0o077)
     ready = None
@@ -207,19 +207,19 @@ def _fork_into_background() -> tuple[int | None, int | None]:
 
 
 def _take_lock(paths: LocalPaths) -> int:
-    """Take the lock that a supervisor holds as long as it lives; ClusterError when another has it."""
+    """Take the lock that a supervisor holds while it runs; ClusterError when another one has it."""
     try:
         descriptor = os.open(paths.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:
-        raise ClusterError(f"another supervisor serves {paths.state} already") from e
+        raise ClusterError(f"another supervisor already serves {paths.state}") from e
     except OSError as e:
         raise storage_error(f"lock {paths.supervisor_lock}", e) from e
     return descriptor
 
 
 def _load_token_key(paths: LocalPaths) -> bytes:
-    """Read the key of the workers' tokens, or make it."""
+    """Read the key of the workers' tokens; create it if there is none."""
     try:
         if not paths.secret.exists():
             fresh = paths.secret.with_suffix(".tmp")
@@ -227,13 +227,13 @@ def _load_token_key(paths: LocalPaths) -> bytes:
             fresh.replace(paths.secret)
         return bytes.fromhex(paths.secret.read_text(encoding="ascii"))
     except ValueError as e:
-        raise ClusterError(f"{paths.secret} is damaged: remove it (running workers then have to be restarted)") from e
+        raise ClusterError(f"{paths.secret} is damaged. FIX: delete it and restart the running workers") from e
     except OSError as e:
         raise storage_error(f"keep a secret at {paths.secret}", e) from e
 
 
 async def _serve(app: web.Application, socket: Path) -> web.AppRunner:
-    """Serve on a Unix socket; a socket file that is already there is of a supervisor that was killed."""
+    """Serve on a Unix socket; an existing socket file was left by a supervisor that was killed."""
     runner = web.AppRunner(app, shutdown_timeout=1.0)
     await runner.setup()
     with suppress(FileNotFoundError):

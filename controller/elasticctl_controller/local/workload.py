@@ -1,4 +1,7 @@
-"""The controller's hands on the local cluster: `loop.controller.Workload` over the store, in one process."""
+"""The jobs and pods of the local cluster, as the controller's loop reads and changes them.
+
+Implements `loop.controller.Workload` and `loop.arbiter.SharedCluster` over the store.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from elasticctl_controller.local.store import Store, StoreChange
 
 
 class LocalWorkload:
-    """Reads and writes jobs and pods in `store`; `rendezvous_endpoint` is what workers are told to meet at.
+    """Reads and writes jobs and pods in `store`; `rendezvous_endpoint` is the URL at which workers meet.
 
-    `gpus` is how many GPUs this machine has to hand out.
+    `gpus` is how many GPUs this machine has.
     """
 
     def __init__(self, store: Store, rendezvous_endpoint: str, gpus: int = 0) -> None:
@@ -52,7 +55,7 @@ class LocalWorkload:
         return self._store.list_pods(job.namespace, job.name)
 
     def lost_nodes(self) -> frozenset[str]:
-        """No node is ever lost: the only one is the one that this runs on."""
+        """Return none: the only node is the one that this runs on."""
         return frozenset()
 
     # What is shared: `elasticctl_controller.loop.arbiter.SharedCluster`.
@@ -82,7 +85,7 @@ class LocalWorkload:
         self._store.create_pod(manifest, job.uid)
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
-        """Ask for the deletion of this very pod, without its grace period when forced; one that is gone is fine."""
+        """Delete this very pod, without its grace period when forced; a pod that is gone is no error."""
         self._store.delete_pod(uid, grace_s=0.0 if force else None)
 
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
@@ -93,13 +96,13 @@ class LocalWorkload:
             raise ConflictError(f"job {job.key} is gone") from e
 
     def delete_job(self, job: ElasticJob) -> None:
-        """Delete this very job and all it has; fine when it is gone."""
+        """Delete this very job and all that it owns; a job that is gone is no error."""
         try:
             self._store.delete_job(job.namespace, job.name, uid=job.uid)
         except NotFoundError:
             return
 
     def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
-        """Add an event about the job."""
+        """Record an event about the job."""
         about = {"kind": "ElasticJob", "metadata": {"namespace": job.namespace, "name": job.name, "uid": job.uid}}
         self._store.record_event(job.uid, about, type_, reason, message)

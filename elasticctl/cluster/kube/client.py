@@ -29,18 +29,18 @@ from elasticctl.settings.contexts import Context
 
 
 class KubeCluster:
-    """`elasticctl.cluster.base.Cluster` over an API server; `say` gets the rare line of talk."""
+    """`elasticctl.cluster.base.Cluster` over an API server; `say` prints the occasional message."""
 
     def __init__(self, connection: Connection, say: Callable[[str], None] = say_on_stderr) -> None:
         self._connection, self._say = connection, say
 
     @classmethod
-    def of(cls, context: Context) -> KubeCluster:
-        """The cluster of a context; does not talk to it yet."""
+    def from_context(cls, context: Context) -> KubeCluster:
+        """Return the cluster of a context, without connecting to it yet."""
         return cls(connect(context.kube_context, connections=MAX_STREAMS + 8))
 
     def create_job(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Store a new job; SpecError, with the field, when the server's schema does not take it."""
+        """Store a new job; SpecError, with the field, when the server's schema refuses it."""
         metadata = manifest.get("metadata")
         namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
         path = _jobs(namespace or "default")
@@ -53,7 +53,7 @@ class KubeCluster:
     def list_jobs(self, namespace: str | None) -> list[Manifest]:
         """Return the jobs of a namespace (None: of all), oldest first."""
         jobs = self._items(_jobs(namespace))
-        for job in jobs:  # a list names its items' kind once, for all of them
+        for job in jobs:  # the items of a list do not name their kind
             job |= {"apiVersion": API_VERSION, "kind": KIND}
         return sorted(jobs, key=lambda job: (job["metadata"].get("creationTimestamp", ""), job["metadata"]["name"]))
 
@@ -66,8 +66,8 @@ class KubeCluster:
         self._call("DELETE", _jobs(namespace, name), {"propagationPolicy": "Background"})
 
     def list_quotas(self) -> list[Manifest]:
-        """Return the ElasticQuotas of all projects, by name; none where the cluster knows no such thing."""
-        from elasticctl.api.quota import KIND as QUOTA_KIND  # few verbs ask, and all are to start fast
+        """Return the ElasticQuotas of all projects, by name; none where the cluster does not define them."""
+        from elasticctl.api.quota import KIND as QUOTA_KIND  # few verbs need it, and all have to start fast
 
         try:
             quotas = self._items(_quotas())
@@ -105,9 +105,9 @@ class KubeCluster:
         """Return uid -> pods, in order of index, of jobs that have just been read: a request for each namespace."""
         found: dict[str, list[Manifest]] = {job.uid: [] for job in jobs}
         for namespace in dict.fromkeys(job.namespace for job in jobs):
-            of_here = [job for job in jobs if job.namespace == namespace]
-            for pod in self._items(resource_path("v1", namespace, "pods"), {"labelSelector": _labels(of_here)}):
-                for job in of_here:
+            in_namespace = [job for job in jobs if job.namespace == namespace]
+            for pod in self._items(resource_path("v1", namespace, "pods"), {"labelSelector": _labels(in_namespace)}):
+                for job in in_namespace:
                     if is_owned(pod, job.uid):
                         found[job.uid].append(pod)
         return {uid: sorted(pods, key=pod_order) for uid, pods in found.items()}
@@ -117,17 +117,17 @@ class KubeCluster:
         path = resource_path("v1", namespace, "pods", name)
         pod = self._call("GET", path)
         found = Pod.from_manifest(pod)
-        if found.ended or found.exit_code is not None:  # a pod is called Running a while longer than its worker runs
-            raise ConflictError(f"{name} has ended: there is nothing to take away")
+        if found.ended or found.exit_code is not None:  # a pod stays Running for a while after its worker has exited
+            raise ConflictError(f"worker {name} has ended")
         uid = pod["metadata"]["uid"]
         if grace_s > 0:
             self._mark_preempted(path, uid)
         self._call("DELETE", path, {"gracePeriodSeconds": math.ceil(grace_s), "preconditions": {"uid": uid}})
 
     def _mark_preempted(self, path: str, uid: str) -> None:
-        """Have the controller take the deletion to come for a preemption, where the user may write to pods."""
+        """Mark the coming deletion as a preemption for the controller, if the user may write to pods."""
         mark = {"uid": uid, "annotations": {ANNOTATION_PREEMPTED: "true"}}
-        with contextlib.suppress(ForbiddenError):  # the record will say Deleted, which is true as well
+        with contextlib.suppress(ForbiddenError):  # the cause is then recorded as Deleted, which is true as well
             self._call("PATCH", path, {"metadata": mark}, content_type=MERGE_PATCH)
 
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
@@ -140,8 +140,8 @@ class KubeCluster:
 
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`. NotFoundError for those of earlier incarnations."""
-        # All that reading logs takes: not for those who only list jobs.
-        from elasticctl.cluster.kube.follow_logs import Following
+        # Imported here, as listing jobs must not pay for it.
+        from elasticctl.cluster.kube.follow_logs import LogFollower
         from elasticctl.cluster.kube.read_logs import read_logs
         from elasticctl.cluster.stored_logs import StoredLogs, someone_is_gone
         from elasticctl.kubeapi.watch import Resource
@@ -156,8 +156,8 @@ class KubeCluster:
         past = stored.past(live, query) if asks else iter(())
         if query.follow:
             workers = Resource(resource_path("v1", found.namespace, "pods"), _labels([found]))
-            following = Following(self._connection, found, _jobs(namespace, job), workers, query, stored)
-            return _one_after_the_other(past, following.lines(pods))
+            follower = LogFollower(self._connection, found, _jobs(namespace, job), workers, query, stored)
+            return _chain(past, follower.lines(pods))
         return heapq.merge(past, read_logs(self._connection, pods, query, stored), key=lambda line: line.at)
 
     @staticmethod
@@ -165,16 +165,16 @@ class KubeCluster:
         first = next(past, None)
         if first is None:
             raise NotFoundError(
-                f"what earlier incarnations of {job}'s workers printed is gone with their pods, and not in its storage"
-                f" either; `elasticctl logs -f {job}` prints it as it comes"
+                f"the output of earlier incarnations of {job}'s workers is gone with their pods, and its storage has"
+                f" no copy. Next: elasticctl logs -f {job} prints output as it comes"
             )
-        return _one_after_the_other(iter((first,)), past)
+        return _chain(iter((first,)), past)
 
     def _pods_of(self, job: ElasticJob) -> list[Manifest]:
         return self.pods_of([job])[job.uid]
 
     def _items(self, path: str, params: Mapping[str, str] | None = None) -> list[Manifest]:
-        with self._known():
+        with self._explain_missing_api():
             return list_objects(self._connection, path, params)
 
     def _call(
@@ -185,22 +185,22 @@ class KubeCluster:
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Manifest:
-        with self._known():
+        with self._explain_missing_api():
             return self._connection.request(method, path, body, params, content_type=content_type)
 
     @contextlib.contextmanager
-    def _known(self) -> Iterator[None]:
-        """Say what to do about a cluster that has not been made ready."""
+    def _explain_missing_api(self) -> Iterator[None]:
+        """Say what to do about a cluster without the definition of ElasticJobs."""
         try:
             yield
         except NoSuchApiError as e:
             raise NotFoundError(
-                f"the cluster at {self._connection.server} knows no ElasticJobs; `elasticctl install` makes it ready"
+                f"the cluster at {self._connection.server} knows no ElasticJobs. FIX: elasticctl install"
             ) from e
 
 
-def _one_after_the_other(first: Iterator[LogLine], second: Iterator[LogLine]) -> Iterator[LogLine]:
-    """Both, as a generator: who closes it closes them."""
+def _chain(first: Iterator[LogLine], second: Iterator[LogLine]) -> Iterator[LogLine]:
+    """Yield from both. It is a generator, so closing it closes them."""
     yield from first
     yield from second
 
@@ -216,12 +216,12 @@ def _quotas(project: str = "") -> str:
 
 
 def _labels(jobs: Sequence[ElasticJob]) -> str:
-    """What selects the pods of these jobs."""
+    """Return the label selector of these jobs' pods."""
     return f"{LABEL_GROUP}={GROUP},{LABEL_JOB} in ({','.join(job.name for job in jobs)})"
 
 
 def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:
-    """True for an event of this very job or a worker of it; pods before its time were another's of the same name."""
+    """True for an event of this very job or a worker of it; earlier pods belonged to another job of the same name."""
     about = event.get("involvedObject", {})
     if about.get("kind") == "Pod":
         return about.get("name") in workers and _last_seen(event) >= (job.created_at or 0.0)

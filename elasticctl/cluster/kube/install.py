@@ -1,7 +1,7 @@
-"""Put the controller into a cluster, bring it up to date, and take it out again.
+"""Installs the controller in a cluster, upgrades it and uninstalls it.
 
-Everything is applied on the server's side under one name, so that a second time is an upgrade and what others have
-added to the objects stays. Whatever is interrupted can be done again.
+Objects are applied on the server's side under one field manager, so that applying them again is an upgrade and keeps
+what others have added. An interrupted installation can be repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding")
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is there: the jobs of the whole cluster, the living among them, and the objects of ours."""
+    """What is installed: all jobs of the cluster, those that have not ended, and the controller's objects."""
 
     jobs: tuple[str, ...]
     living: tuple[str, ...]
@@ -37,13 +37,13 @@ class Installed:
 
 
 class Installer:
-    """Works on one cluster; `say` gets a line for each thing done."""
+    """Changes one cluster; `say` prints a line for each change."""
 
     def __init__(self, connection: Connection, say: Callable[[str], None]) -> None:
         self._connection, self._say = connection, say
 
-    def running(self, namespace: str) -> Manifest | None:
-        """The controller's Deployment as it is now; None when there is none."""
+    def deployment(self, namespace: str) -> Manifest | None:
+        """Return the controller's Deployment; None when there is none."""
         try:
             path = resource_path("apps/v1", namespace, "deployments", installation.DEPLOYMENT)
             return self._connection.request("GET", path)
@@ -51,48 +51,48 @@ class Installer:
             return None
 
     def apply(self, manifests: list[Manifest]) -> None:
-        """Apply all objects in order; waits until the cluster knows ElasticJobs before what comes after.
+        """Apply all objects in order, and wait until the cluster knows ElasticJobs before those that depend on it.
 
-        Raises ForbiddenError for whoever may not do this, ClusterError when the definition is not accepted in time.
+        Raises ForbiddenError without the right to do this, ClusterError when the definition is not accepted in time.
         """
         for manifest in manifests:
             if manifest["kind"] == "Deployment":
-                self._keep_key(manifest["metadata"]["namespace"])
+                self._create_key(manifest["metadata"]["namespace"])
             if manifest["kind"] == _CRD:
                 self._define(manifest)
             else:
                 self._apply(manifest)
 
     def await_available(self, namespace: str, timeout_s: float) -> None:
-        """Wait until the new controller runs, all replicas of it; ClusterError, with what keeps it, otherwise."""
+        """Wait until all replicas of the new controller run; ClusterError, with the reason, when they do not."""
         path = resource_path("apps/v1", namespace, "deployments", installation.DEPLOYMENT)
         deadline = time.monotonic() + timeout_s
-        said = ""
+        shown = ""
         while True:
             try:
-                standing = rollout(self._connection.request("GET", path))
+                missing = rollout(self._connection.request("GET", path))
             except (UnreachableError, BusyError) as e:
-                standing = str(e)
-            if not standing:
+                missing = str(e)
+            if not missing:
                 self._say("the controller runs")
                 return
-            if standing != said:
-                self._say(f"waiting: {standing}")
-                said = standing
+            if missing != shown:
+                self._say(f"waiting: {missing}")
+                shown = missing
             if time.monotonic() > deadline:
-                trouble = "; ".join(self._pod_troubles(namespace)) or standing
+                trouble = "; ".join(self._pod_troubles(namespace)) or missing
                 raise ClusterError(f"the controller does not run after {timeout_s:.0f} s: {trouble}")
             time.sleep(POLL_S)
 
-    def look(self, manifests: list[Manifest]) -> Installed:
-        """What an uninstallation would meet and remove."""
+    def inspect(self, manifests: list[Manifest]) -> Installed:
+        """Return what an uninstallation would remove."""
         jobs = self._jobs()
         living = tuple(job.key for job in jobs if not job.status.phase.terminal)
-        present = (self._found(item) for item in self._removable(manifests))
+        present = (self._get(item) for item in self._removable(manifests))
         return Installed(tuple(job.key for job in jobs), living, tuple(item for item in present if item))
 
     def remove(self, objects: tuple[Manifest, ...]) -> None:
-        """Delete what `look` has found; with the jobs' definition, the first, the cluster deletes jobs and workers."""
+        """Delete what `inspect` has returned. The definition comes first, and with it the cluster deletes all jobs."""
         for item in objects:
             try:
                 self._connection.request("DELETE", path_of(item), {"propagationPolicy": "Background"})
@@ -101,7 +101,7 @@ class Installer:
             self._say(f"{name_of(item)}: removed")
 
     def _apply(self, manifest: Manifest) -> None:
-        before = self._found(manifest)
+        before = self._get(manifest)
         if manifest["kind"] == "Namespace" and before is not None and not _is_ours(before):
             self._say(f"{name_of(manifest)}: left as it is")
             return
@@ -111,7 +111,7 @@ class Installer:
         except NoSuchApiError:
             if manifest["kind"] != "PodDisruptionBudget":
                 raise
-            self._say(f"{name_of(manifest)}: left out, for this cluster has no policy/v1 (Kubernetes 1.21)")
+            self._say(f"{name_of(manifest)}: left out, as this cluster has no policy/v1 (Kubernetes 1.21)")
             return
         done = "created" if before is None else "unchanged" if _version(before) == _version(after) else "updated"
         self._say(f"{name_of(manifest)}: {done}")
@@ -123,12 +123,12 @@ class Installer:
         except ClusterError as e:
             if installation.RULES not in str(e):
                 raise
-            self._say("rules between fields are left out: the command line and the controller keep them instead")
+            self._say("leaving out the rules between fields: the command line and the controller enforce them instead")
             self._apply(installation.without_rules(manifest))
         self._await_established(manifest)
 
-    def _keep_key(self, namespace: str) -> None:
-        """Make the key of the tokens, once: running workers hold tokens made from it."""
+    def _create_key(self, namespace: str) -> None:
+        """Create the key of the tokens unless there is one: running workers have tokens derived from it."""
         manifest = installation.key_secret(namespace, secrets.token_hex(KEY_BYTES))
         try:
             self._connection.request("POST", path_of(manifest).rpartition("/")[0], manifest)
@@ -151,7 +151,7 @@ class Installer:
                 )
             time.sleep(POLL_S)
 
-    def _found(self, manifest: Manifest) -> Manifest | None:
+    def _get(self, manifest: Manifest) -> Manifest | None:
         try:
             return self._connection.request("GET", path_of(manifest))
         except NotFoundError:
@@ -165,13 +165,13 @@ class Installer:
         return [ElasticJob.from_manifest(item) for item in items]
 
     def _removable(self, manifests: list[Manifest]) -> Iterator[Manifest]:
-        """In order: the definition and with it all jobs, what stands in the namespace, and the namespace if ours."""
+        """Yield the definition (and with it all jobs), the objects in the namespace, and the namespace if ours."""
         namespace = next(item for item in manifests if item["kind"] == "Namespace")
         yield from (item for item in manifests if item["kind"] == _CRD)
         yield installation.key_secret(namespace["metadata"]["name"], "")
         yield from (item for item in reversed(manifests) if item["kind"] not in (_CRD, "Namespace"))
-        yield installation.lease(namespace["metadata"]["name"])  # when nobody has the right to make it again
-        found = self._found(namespace)
+        yield installation.lease(namespace["metadata"]["name"])  # last, when nobody has the right to create it again
+        found = self._get(namespace)
         if found is not None and _is_ours(found):
             yield namespace
 
@@ -184,10 +184,10 @@ class Installer:
 
 
 def rollout(found: Manifest) -> str:
-    """What a Deployment still lacks to be at its newest state with all replicas; empty: nothing. Pure."""
+    """Return what a Deployment still lacks to run its newest version with all replicas; "" if nothing."""
     wanted, status = found["spec"].get("replicas", 1), found.get("status", {})
     if status.get("observedGeneration", 0) < found["metadata"].get("generation", 0):
-        return "the cluster has not looked at it yet"
+        return "the cluster has not handled it yet"
     new, available = status.get("updatedReplicas", 0), status.get("availableReplicas", 0)
     if new < wanted or status.get("replicas", 0) > new:
         return f"{new} of {wanted} replicas are up to date"
@@ -195,7 +195,7 @@ def rollout(found: Manifest) -> str:
 
 
 def pod_troubles(pod: Manifest) -> Iterator[str]:
-    """Why a pod does not run, in Kubernetes' words. Pure."""
+    """Yield why a pod does not run, in Kubernetes' words."""
     status = pod.get("status", {})
     for condition in status.get("conditions", []):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
@@ -209,7 +209,7 @@ def pod_troubles(pod: Manifest) -> Iterator[str]:
 
 
 def path_of(manifest: Manifest) -> str:
-    """Where an object of ours is found."""
+    """Return the path of an object on the API server."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     namespace = None if kind in _CLUSTER_WIDE else metadata["namespace"]
     return resource_path(manifest["apiVersion"], namespace, f"{kind.lower()}s", metadata["name"])

@@ -1,6 +1,6 @@
-"""Read what a job's workers have said up to now: their logs, from the kubelets, merged by time.
+"""Reads what a job's workers have printed up to now: their logs, from the kubelets, merged by time.
 
-Where a kubelet does not answer, the rest is what the job's storage has.
+When a kubelet does not answer, the job's storage supplies the rest.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _MICROS = 1_000_000
 
 
 class LogCursor:
-    """A place in one container's log; times are microseconds since the epoch."""
+    """A position in one container's log; times are microseconds since the epoch."""
 
     def __init__(self) -> None:
         self._newest = -1
-        self._read: Counter[int] = Counter()  # second -> lines read of it; the newest seconds only
+        self._read: Counter[int] = Counter()  # second -> lines read of it; only the newest seconds
         self._to_pass = 0
 
     def resume(self) -> float | None:
-        """The time to ask for lines from, in whole seconds since the epoch; None: from the beginning."""
+        """Return the time from which to request lines, in whole seconds since the epoch; None: from the beginning."""
         if self._newest < 0:
             return None
         self._to_pass = self._read.total()
         return float(self._newest // _MICROS - OVERLAP_S)
 
     def is_new(self, at: int) -> bool:
-        """Count the next line of the stream; False when it has been read before."""
+        """Count the next line of the stream; False when it was read before."""
         if self._to_pass and at <= self._newest:
             self._to_pass -= 1
             return False
-        self._to_pass = 0  # past all that was read; fewer lines than expected: the file has been rotated since
+        self._to_pass = 0  # past all lines that were read; if there were fewer than expected, the file has been rotated
         self._newest = max(self._newest, at)
         oldest = self._newest // _MICROS - OVERLAP_S
         if at // _MICROS >= oldest:
@@ -54,7 +54,7 @@ class LogCursor:
 
 
 def split_stamp(line: bytes) -> tuple[int, str] | None:
-    """`<RFC 3339 time> <text>` as microseconds since the epoch and text; None for what the kubelet says itself."""
+    """`<RFC 3339 time> <text>` as microseconds since the epoch and text; None for a message of the kubelet itself."""
     stamp, _, text = line.removesuffix(b"\n").decode("utf-8", "replace").partition(" ")
     try:
         moment = datetime.fromisoformat(stamp)
@@ -67,19 +67,19 @@ def split_stamp(line: bytes) -> tuple[int, str] | None:
 
 
 MAX_LINE_BYTES = 1 << 18
-"""Of a longer line the beginning is shown."""
+"""Only the beginning of a longer line is shown."""
 READ_TIMEOUT_S = 30.0
 SILENCE_S = 300.0
-"""After which a followed log is asked for anew: what lies between may have forgotten the connection."""
+"""After this time without a line a followed log is requested again: a proxy may have dropped the connection."""
 MIN_PAUSE_S = 0.25
-"""Between a followed log's requests, to begin with."""
+"""The first pause between two requests for a followed log."""
 
 
 class PodLog:
-    """One pod's log: where it is read and how far it has been.
+    """One pod's log, and how far it has been read.
 
-    `ended`: nothing will be added to it. `gone_at`: since when its pod has not been there, by the monotonic clock.
-    `settled`: its stored copy is whole. `done`: nothing more is to be read of it.
+    `ended`: nothing will be added to it. `gone_at`: since when its pod has been gone, by the monotonic clock.
+    `settled`: its stored copy is complete. `done`: it has been read to its end.
     """
 
     def __init__(self, connection: Connection, pod: Manifest, query: LogQuery) -> None:
@@ -95,11 +95,11 @@ class PodLog:
 
     @property
     def gone(self) -> bool:
-        """True when what answers by its name is its successor, if anything."""
+        """True when the pod is gone; its name may belong to its successor."""
         return self.gone_at is not None
 
     def open(self, *, follow: bool) -> Stream:
-        """Ask for what has not been read yet."""
+        """Request what has not been read yet."""
         params = {"timestamps": "true", "container": self._container}
         since = self._cursor.resume()
         if since is not None:
@@ -114,7 +114,7 @@ class PodLog:
         return self._connection.stream(self._path, params, timeout_s=timeout_s, max_line_bytes=MAX_LINE_BYTES)
 
     def lines(self, stream: Stream, *, whole: bool) -> Iterator[LogLine]:
-        """The new lines of a stream; `whole`: nothing will be added, so that a last line without its end is one."""
+        """Yield the new lines of a stream; `whole`: nothing will be added, so a last line may lack its newline."""
         for raw in stream:
             found = split_stamp(raw)
             if found is None or not (whole or raw.endswith(b"\n") or len(raw) >= MAX_LINE_BYTES):
@@ -128,16 +128,16 @@ class PodLog:
                 yield LogLine(self.worker, at / 1e6, text)
 
     def stored_rest(self, stored: StoredLogs) -> Iterator[LogLine]:
-        """What the storage has beyond what has been read."""
+        """Yield the lines in the storage that have not been read."""
         return stored.rest(self.worker, self.uid, self.read, self._query)
 
 
 def read_logs(
     connection: Connection, pods: Iterable[Manifest], query: LogQuery, stored: StoredLogs
 ) -> Iterator[LogLine]:
-    """Yield what the pods have said up to now, merged by time, `MAX_STREAMS` of them at once.
+    """Yield what the pods have printed up to now, merged by time, `MAX_STREAMS` pods at once.
 
-    Raises ClusterError at the end when some of them could not be read and are not kept in the storage either.
+    Raises ClusterError at the end when some logs could not be read and are not in the storage either.
     """
     logs = [PodLog(connection, pod, query) for pod in pods if is_wanted(pod, query) and has_started(pod)]
     failed: list[str] = []
@@ -148,7 +148,7 @@ def read_logs(
 
 
 def _merged(logs: list[PodLog], stored: StoredLogs, failed: list[str]) -> Iterator[LogLine]:
-    def opened(log: PodLog) -> Stream | ElasticctlError:
+    def open_log(log: PodLog) -> Stream | ElasticctlError:
         try:
             return log.open(follow=False)
         except (ForbiddenError, CredentialsError):
@@ -168,7 +168,7 @@ def _merged(logs: list[PodLog], stored: StoredLogs, failed: list[str]) -> Iterat
             yield from rest
 
     with ThreadPoolExecutor(8) as pool, ExitStack() as streams:
-        found = list(zip(logs, pool.map(opened, logs), strict=True))
+        found = list(zip(logs, pool.map(open_log, logs), strict=True))
         for _, stream in found:
             if not isinstance(stream, ElasticctlError):
                 streams.enter_context(closing(stream))
@@ -176,7 +176,7 @@ def _merged(logs: list[PodLog], stored: StoredLogs, failed: list[str]) -> Iterat
 
 
 def is_wanted(pod: Manifest, query: LogQuery) -> bool:
-    """True for a pod of a worker that the query is about."""
+    """True for a pod of a worker that the query asks for."""
     return not query.workers or pod["metadata"]["name"] in query.workers
 
 

@@ -1,6 +1,6 @@
-"""Secrets of a Kubernetes cluster, for jobs: set without being read, listed by a label.
+"""Secrets of a Kubernetes cluster for jobs: set without being read, listed by a label.
 
-Values go to the API server in a request's body, and come back to nobody but a list of those that were set from here.
+Values go to the API server in the body of a request. They are never shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticctl.cluster.base import SecretInfo, check_secret_name
 from elasticctl.kubeapi.connection import MERGE_PATCH, Connection, resource_path
 
 LABEL_SECRET = f"{GROUP}/secret"
-"""On those that were set by `elasticctl secret`: others, such as tokens, are nobody's to list."""
+"""On Secrets that `elasticctl secret` has set; others, such as tokens, are not listed."""
 _OF_JOBS = "of-jobs"
 
 
@@ -27,7 +27,7 @@ class KubeSecrets:
         self._api = api
 
     def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
-        """See SecretStore.merge; takes the right to patch and to create, not to read."""
+        """See SecretStore.merge; needs the right to patch and to create, but not to read."""
         check_secret_name(name)
         data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
         patch = {"metadata": {"labels": {LABEL_SECRET: _OF_JOBS}}, "data": data}
@@ -55,7 +55,7 @@ class KubeSecrets:
             )
             for item in items
         ]
-        return sorted(found, key=lambda known: known.name)
+        return sorted(found, key=lambda info: info.name)
 
 
 def _path(namespace: str, name: str = "") -> str:

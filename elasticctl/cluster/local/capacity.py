@@ -1,4 +1,4 @@
-"""How this machine is shared between projects: switched on or not, and which slots there are. Pure."""
+"""The capacity of this machine: its GPUs and CPU slots, and whether projects share them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SHARING_NAME = "local"
 """The one object of its kind in the store."""
 SHARING_KIND = "LocalSharing"
 SETTLE_S = 10.0
-"""A job that was resized is left alone for so long; short, for on one machine a group re-forms within seconds."""
+"""How long a job that was resized is left alone. On one machine a group re-forms within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSharing:
-    """`cpu_slots`: how many ranks without GPUs may run at once, of all jobs; None: as many as there are processors.
+    """`cpu_slots`: how many ranks without GPUs may run at once, over all jobs; None: one for each processor.
 
-    They are offered where the machine has no GPUs, or where a number was said.
+    They are offered when the machine has no GPUs, or when a number is given.
     """
 
     on: bool = False
@@ -37,15 +37,15 @@ class LocalSharing:
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any] | None) -> LocalSharing:
-        """Read what the store holds; off when it holds nothing."""
+        """Parse the stored object; sharing is off when there is none."""
         return from_json(cls, (manifest or {}).get("spec"))
 
     def to_manifest(self) -> Manifest:
-        """The object as it is stored."""
+        """Return the object as it is stored."""
         return {"kind": SHARING_KIND, "metadata": {"name": SHARING_NAME}, "spec": to_json(self)}
 
     def slots(self, gpus: int, processors: int) -> int:
-        """How many CPU slots there are to share; 0 while sharing is off."""
+        """Return how many CPU slots there are to share; 0 while sharing is off."""
         if not self.on:
             return 0
         if self.cpu_slots is None:
@@ -54,7 +54,7 @@ class LocalSharing:
 
 
 def check_sharing(body: Mapping[str, Any]) -> LocalSharing:
-    """Read what a client asks for; SpecError for anything else."""
+    """Parse a client's request to change the sharing. Raises SpecError."""
     if not isinstance(body.get("on"), bool):
         raise SpecError(f"must be true or false, not {shown(body.get('on'))}", path="on")
     slots = body.get("cpuSlots")
@@ -64,13 +64,13 @@ def check_sharing(body: Mapping[str, Any]) -> LocalSharing:
 
 
 def build_node(name: str, gpus: int, cpu_slots: int) -> Manifest:
-    """This machine as a node: what there is to share on it."""
+    """Return this machine as a node, with its capacity to share."""
     allocatable = {GPU_RESOURCE: str(gpus), CPU_SLOTS: str(cpu_slots)}
     return {"metadata": {"name": name}, "status": {"allocatable": allocatable}}
 
 
 def cpu_slots_of(pod: Mapping[str, Any]) -> int:
-    """How many CPU slots a worker takes: one for each of its ranks, none where it has GPUs."""
+    """Return how many CPU slots a worker takes: one for each rank, none if it has GPUs."""
     found = hardware(ElasticJob(template=pod))
     return 0 if found.gpus_per_worker else found.ranks_per_worker
 
@@ -85,11 +85,11 @@ log = logging.getLogger(__name__)
 
 
 def discover_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the ids of the GPUs that may be handed out, in the form CUDA_VISIBLE_DEVICES takes.
+    """Return the ids of the GPUs to assign to workers, in the format of CUDA_VISIBLE_DEVICES.
 
-    A CUDA_VISIBLE_DEVICES in `environ` is the user's own choice, and read as CUDA reads it: up to the first word that
-    is no device, so that -1 means none. Otherwise all that `nvidia-smi -L` lists, none where there is no such program
-    or it does not answer.
+    A CUDA_VISIBLE_DEVICES in `environ` is the user's own choice. It is read as CUDA reads it: up to the first word that
+    is not a device, so -1 means none. Otherwise these are the GPUs that `nvidia-smi -L` lists, none if the program is
+    missing or does not answer.
     """
     if VISIBLE_GPUS_VARIABLE in environ:
         words = (word.strip() for word in environ[VISIBLE_GPUS_VARIABLE].split(","))
@@ -110,12 +110,12 @@ def discover_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse_gpu_list(text: str) -> tuple[str, ...]:
-    """Read the UUIDs of the GPUs from the output of `nvidia-smi -L`."""
+    """Parse the UUIDs of the GPUs from the output of `nvidia-smi -L`."""
     return tuple(match[1] for line in text.splitlines() if (match := _GPU_LINE.match(line)))
 
 
 def choose_gpus(all_gpus: Iterable[str], taken: Iterable[str], wanted: int) -> tuple[str, ...] | None:
-    """Choose `wanted` GPUs that nobody has; None when too few are free."""
+    """Choose `wanted` free GPUs; None when there are too few."""
     held = set(taken)
     free = [gpu for gpu in all_gpus if gpu not in held]
     return tuple(free[:wanted]) if len(free) >= wanted else None

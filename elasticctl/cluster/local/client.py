@@ -1,4 +1,4 @@
-"""`LocalCluster`: the embedded cluster as the command line sees it. Starts the supervisor when nobody answers."""
+"""`LocalCluster`: the embedded cluster as the command line sees it. Starts the supervisor if it does not run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from elasticctl.cluster.local.capacity import LocalSharing
 
 _REPEATABLE = ("GET", "PATCH", "PUT")
-"""Harmless when done twice: a merge patch gives the same result, or is refused because the version has moved on."""
+"""Harmless when done twice: a merge patch gives the same result, or is refused because the version has changed."""
 
 
 class LocalCluster:
-    """`elasticctl.cluster.base.Cluster` over the supervisor's socket; `say` gets the rare line of talk.
+    """`elasticctl.cluster.base.Cluster` over the supervisor's socket; `say` prints the occasional message.
 
-    `starts` False: who only looks again and again must not start what somebody has stopped; UnreachableError then.
+    With `starts` False, a supervisor that does not run is not started: UnreachableError. Whoever polls must not start
+    what somebody has stopped.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class LocalCluster:
         self._checked = False
 
     def create_job(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Store a new job; SpecError when it cannot be one or asks for more GPUs than this machine has."""
+        """Store a new job; SpecError when it is invalid or requests more GPUs than this machine has."""
         namespace = _namespace_of(manifest)
         path = jobs_path(namespace) + ("?dryRun=All" if dry_run else "")
         return self._object("POST", path, manifest)
@@ -69,7 +70,7 @@ class LocalCluster:
         return self._items(quotas_path())
 
     def put_quota(self, manifest: Manifest) -> Manifest:
-        """Store a project's ElasticQuota in place of the one it has; SpecError when it cannot be one."""
+        """Store a project's ElasticQuota in place of the one it has; SpecError when it is invalid."""
         name = str(manifest.get("metadata", {}).get("name", ""))
         return self._object("PUT", quotas_path(name), manifest)
 
@@ -78,13 +79,13 @@ class LocalCluster:
         self._call("DELETE", quotas_path(project))
 
     def sharing(self) -> LocalSharing:
-        """How this machine is shared."""
-        from elasticctl.cluster.local.capacity import LocalSharing  # few verbs ask, and all are to start fast
+        """Return how this machine is shared."""
+        from elasticctl.cluster.local.capacity import LocalSharing  # few verbs need it, and all have to start fast
 
         return LocalSharing.from_manifest({"spec": self._object("GET", SHARING_PATH)})
 
-    def share(self, wanted: LocalSharing) -> LocalSharing:
-        """Share it so from now on; SpecError when it cannot be."""
+    def set_sharing(self, wanted: LocalSharing) -> LocalSharing:
+        """Change how this machine is shared, and return it; SpecError when it is invalid."""
         from elasticctl.cluster.local.capacity import LocalSharing
 
         return LocalSharing.from_manifest({"spec": self._object("PUT", SHARING_PATH, to_json(wanted))})
@@ -102,7 +103,7 @@ class LocalCluster:
         return found
 
     def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
-        """Take a worker away, with `grace_s` seconds of notice; see `Cluster.evict_pod`."""
+        """Evict a worker, with `grace_s` seconds of notice; see `Cluster.evict_pod`."""
         self._call("POST", eviction_path(namespace, name), {"graceSeconds": grace_s})
 
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
@@ -112,7 +113,7 @@ class LocalCluster:
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`."""
         from elasticctl.api.spec import ElasticJob
-        from elasticctl.cluster.stored_logs import StoredLogs  # not for those who only list jobs
+        from elasticctl.cluster.stored_logs import StoredLogs  # listing jobs must not pay for it
 
         def files() -> LogFiles:
             return LogFiles.from_json(self._object("GET", jobs_path(namespace, job, "logs")))
@@ -148,7 +149,7 @@ class LocalCluster:
         try:
             return request(self.paths.api_socket, method, path, body)
         except NotSentError as e:
-            message = "the local cluster is not running; it starts with the next job: elasticctl submit train.py"
+            message = "the local cluster is not running. Next: elasticctl submit train.py starts it"
             raise UnreachableError(message) from e
 
 

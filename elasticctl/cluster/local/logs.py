@@ -1,8 +1,7 @@
-"""Read the workers' log files: all of them in order of time, or as they grow.
+"""Reads the workers' log files: merged by time, or as they grow.
 
-Each line of a file is `<RFC 3339 time> <text>`. A worker's name may have had several incarnations, each with its own
-file; what is wanted is its newest one's (with `previous`: the earlier ones'). The pure part works on bytes. Where a
-file is gone, the job's storage may have a copy.
+Each line of a file is `<RFC 3339 time> <text>`. A worker may have had several incarnations, each with its own file. If
+a file is gone, the job's storage may have a copy.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """All incarnations of a job's workers, oldest first; `finished`: the job is over, no more will come."""
+    """All incarnations of a job's workers, oldest first; `finished`: the job has ended and there will be no more."""
 
     finished: bool
     files: tuple[LogFile, ...]
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> LogFiles:
-        """Read the supervisor's answer."""
+        """Parse the supervisor's answer."""
         return cls(bool(answer["finished"]), tuple(LogFile(f["worker"], f["uid"], f["ended"]) for f in answer["files"]))
 
     def wanted(self, query: LogQuery) -> tuple[LogFile, ...]:
-        """The files a query is about: of each worker's name the newest, the earlier ones (`previous`), or all."""
+        """Return the files that a query asks for: the newest of each worker, the earlier ones (`previous`), or all."""
         newest = {file.worker: file.uid for file in self.files}
         return tuple(
             f for f in self._of(query) if query.everything or (newest[f.worker] == f.uid) is not query.previous
         )
 
     def added(self, since: LogFiles, query: LogQuery) -> tuple[LogFile, ...]:
-        """The files of a query that were not there in an earlier list: all of them, for some end within moments."""
+        """Return the files that an earlier list did not have, not only the newest: some workers end within moments."""
         known = {file.uid for file in since.files}
         return () if query.previous else tuple(f for f in self._of(query) if f.uid not in known)
 
@@ -71,30 +70,30 @@ def read_logs(
     query: LogQuery,
     stored: StoredLogs | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines that `query` asks for of the files in `first`; following, of those that `list_files` adds too."""
+    """Yield the lines that `query` asks for, from the files in `first`; with `follow`, also from later ones."""
 
     def tail_of(file: LogFile) -> Tail:
         return Tail(file, path_of(file.uid), query, stored)
 
     if query.follow:
-        return _followed(first, list_files, tail_of, query)
+        return _follow_logs(first, list_files, tail_of, query)
     return heapq.merge(*(tail_of(file).read() for file in first.wanted(query)), key=lambda line: line.at)
 
 
-def _followed(
+def _follow_logs(
     first: LogFiles, list_files: Callable[[], LogFiles], tail_of: Callable[[LogFile], Tail], query: LogQuery
 ) -> Iterator[LogLine]:
     tails = {file.uid: tail_of(file) for file in first.wanted(query)}
     found, next_list_at = first, 0.0
     while True:
-        over = False
+        has_ended = False
         if time.monotonic() >= next_list_at:
             try:
                 found = list_files()
-            except NotFoundError:  # deleted meanwhile, and its logs with it
+            except NotFoundError:  # the job has been deleted, and its logs with it
                 return
             next_list_at = time.monotonic() + LIST_EVERY_S
-            over = found.finished and all(file.ended for file in found.files)
+            has_ended = found.finished and all(file.ended for file in found.files)
             for file in found.added(first, query):
                 if file.uid not in tails:
                     tails[file.uid] = tail_of(file)
@@ -103,13 +102,13 @@ def _followed(
                     tails[file.uid].ended = True
         # Listed before read: a file that was complete when it was listed is read to its end here.
         yield from sorted((line for tail in tails.values() for line in tail.read()), key=lambda line: line.at)
-        if over:
+        if has_ended:
             return
         time.sleep(POLL_S)
 
 
 class Tail:
-    """A place in one worker's file; `read` yields what has been added since. `ended`: nothing will be."""
+    """A position in one worker's file; `read` yields what has been added. `ended`: nothing more will be."""
 
     def __init__(self, file: LogFile, path: Path, query: LogQuery, stored: StoredLogs | None) -> None:
         self._file, self._path, self._query, self._stored = file, path, query, stored
@@ -119,29 +118,29 @@ class Tail:
         self.ended = file.ended
 
     def read(self) -> Iterator[LogLine]:
-        """Yield the whole lines that are there now.
+        """Yield the complete lines that have been added.
 
-        A missing file is one that is still to come, or, once its worker has ended, one that is gone: then it is what
-        the storage has of it, once.
+        A missing file does not exist yet or, once its worker has ended, does not exist any more: then its lines are
+        read from the storage, once.
         """
         try:
             with self._path.open("rb") as file:
                 if self._offset is None:
-                    self._offset = self._beginning(file)
+                    self._offset = self._start_offset(file)
                 file.seek(self._offset)
                 while block := file.read(BLOCK_BYTES):
                     self._offset += len(block)
                     *lines, self._torn = (self._torn + block).split(b"\n")
-                    yield from self._parsed(lines)
+                    yield from self._parse(lines)
         except FileNotFoundError:
             if self.ended and self._stored is not None:
                 stored, self._stored = self._stored, None
                 yield from stored.rest(self._file.worker, self._file.uid, self._read, self._query)
 
-    def _beginning(self, file: BinaryIO) -> int:
+    def _start_offset(self, file: BinaryIO) -> int:
         return 0 if self._query.tail is None else tail_offset(file, self._query.tail)
 
-    def _parsed(self, lines: list[bytes]) -> Iterator[LogLine]:
+    def _parse(self, lines: list[bytes]) -> Iterator[LogLine]:
         since = self._query.since
         for line in lines:
             stamp, _, text = line.decode("utf-8", "replace").partition(" ")
@@ -154,7 +153,7 @@ class Tail:
 
 
 def tail_offset(file: BinaryIO, lines: int) -> int:
-    """Where the last `lines` lines of a file begin, reading from its end."""
+    """Return the offset of the last `lines` lines of a file, which is read from its end."""
     size = file.seek(0, 2)
     if lines == 0:
         return size

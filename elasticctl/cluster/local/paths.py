@@ -2,12 +2,12 @@
 
 <state>/state.db            jobs, pods, events (SQLite)
 <state>/secret              key of the workers' tokens, 0600
-<state>/secrets/            what jobs get by `--secret`, 0600
-<state>/workspaces/         the folders that went along with jobs
-<state>/supervisor.log      what the supervisor said
+<state>/secrets/            secrets that jobs refer to, 0600
+<state>/workspaces/         copies of the folders that jobs run in
+<state>/supervisor.log      the supervisor's log
 <state>/pods/<uid>/         one worker: its log, its exit, its token
-<sockets>/api.sock          the command line talks here
-<sockets>/rendezvous.sock   the workers talk here
+<sockets>/api.sock          for the command line
+<sockets>/rendezvous.sock   for the workers
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from elasticctl.api.errors import ClusterError, StorageFullError
 
 HOME_VARIABLE = "ELASTICCTL_HOME"
 POD_UID_VARIABLE = "ELASTICCTL_POD_UID"
-"""In the environment of every process of a worker: how strays are found."""
+"""In the environment of every process of a worker, so that strays can be found."""
 TERMINATION_LOG_VARIABLE = "ELASTICCTL_TERMINATION_LOG"
-"""In the same environments: the file, in the pod's folder, that takes a worker's last words."""
+"""In the same environments: the file in the pod's folder for a worker's last message."""
 MAX_SOCKET_PATH_BYTES = 100
 """sun_path holds 108 bytes on Linux and 104 on macOS, the final NUL included."""
 
@@ -49,7 +49,7 @@ class LocalPaths:
 
     @property
     def workspaces(self) -> Path:
-        """The folders that went along with jobs."""
+        """Copies of the folders that jobs run in."""
         return self.state / "workspaces"
 
     @property
@@ -63,7 +63,7 @@ class LocalPaths:
 
     @property
     def supervisor_lock(self) -> Path:
-        """Held by the supervisor for as long as it lives."""
+        """Held by the supervisor while it runs."""
         return self.state / "supervisor.lock"
 
     @property
@@ -77,7 +77,7 @@ class LocalPaths:
 
     @property
     def storage(self) -> Path:
-        """Where jobs keep their state that were told no other place."""
+        """The default storage of jobs."""
         return self.state / "storage"
 
     @property
@@ -93,11 +93,11 @@ class LocalPaths:
         return self.pods / uid
 
     def log_file(self, uid: str) -> Path:
-        """What one worker's incarnation printed."""
+        """The output of one worker's incarnation."""
         return self.pod_dir(uid) / "log"
 
     def create(self) -> None:
-        """Make the folders, private to this user; ClusterError when they cannot be, or belong to somebody else."""
+        """Create the folders, private to this user; ClusterError when that fails or they belong to another user."""
         for folder in (self.state, self.pods, self.sockets):
             make_private(folder)
         if self.sockets.parent != self.state:
@@ -105,7 +105,7 @@ class LocalPaths:
 
 
 def local_paths(environ: Mapping[str, str] = os.environ) -> LocalPaths:
-    """Find this user's local cluster; `ELASTICCTL_HOME` moves it. Reads at most one symbolic link and makes nothing."""
+    """Find this user's local cluster; `ELASTICCTL_HOME` moves it. Reads at most one link and creates nothing."""
     home = environ.get(HOME_VARIABLE)
     if home:
         state = Path(home).absolute() / "local"
@@ -117,12 +117,14 @@ def local_paths(environ: Mapping[str, str] = os.environ) -> LocalPaths:
 
 
 def make_private(folder: Path) -> None:
-    """Make `folder` with mode 0700, or check that an existing one is ours alone."""
+    """Create `folder` with mode 0700, or check that an existing one is private to this user. Raises ClusterError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise ClusterError(f"{folder} is not a folder of yours: remove it, or set {HOME_VARIABLE} to another place")
+            raise ClusterError(
+                f"{folder} is not a folder of yours. FIX: remove it, or set {HOME_VARIABLE} to another path"
+            )
         if found.st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as e:
@@ -130,9 +132,9 @@ def make_private(folder: Path) -> None:
 
 
 def storage_error(doing: str, error: OSError) -> ClusterError:
-    """Say in one line that the disk would not let us do something; `doing` completes "cannot …"."""
+    """Return the error for a failed operation on files; `doing` completes "cannot …"."""
     if error.errno in _NO_ROOM:
-        return StorageFullError(f"cannot {doing}: the disk is full. Free some space and try again")
+        return StorageFullError(f"cannot {doing}: the disk is full. FIX: free some space and try again")
     return ClusterError(f"cannot {doing}: {error.strerror or error}")
 
 
@@ -140,7 +142,7 @@ def _sockets_for(state: Path) -> Path:
     near = state / "run"
     if len(os.fsencode(near / "rendezvous.sock")) <= MAX_SOCKET_PATH_BYTES:
         return near
-    # TMPDIR may differ from shell to shell; the link keeps everybody on the folder that was chosen first.
+    # TMPDIR may differ between shells; the link keeps all of them on the folder that was chosen first.
     if near.is_symlink():
         return near.readlink()
     import hashlib

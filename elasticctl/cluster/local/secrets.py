@@ -1,9 +1,9 @@
-"""The local cluster's secrets: what a Kubernetes Secret is to a cluster, as files that only their user can read.
+"""The local cluster's secrets: files that only their user can read, in place of Kubernetes' Secrets.
 
 <state>/secrets/<namespace>/<name>.json     key -> value, mode 0600
 
-Jobs name them (`envFrom`, `secretKeyRef`); their values go from here into the environment of a starting worker, and
-are written to no other file.
+Jobs refer to them by name (`envFrom`, `secretKeyRef`). Their values go into the environment of a starting worker and
+into no other file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_err
 
 SUFFIX = ".json"
 MAX_BYTES = 1 << 20
-"""Kubernetes' limit of a Secret."""
+"""Kubernetes' limit for a Secret."""
 
 
 class Secrets:
@@ -32,7 +32,7 @@ class Secrets:
         self._paths = paths
 
     def read(self, namespace: str, name: str) -> Mapping[str, str] | None:
-        """Its values by key; None when it is not there."""
+        """Return the values of a secret by key; None when there is none."""
         if not is_secret_name(name):
             return None
         path = self._paths.secrets / namespace / f"{name}{SUFFIX}"
@@ -45,21 +45,19 @@ class Secrets:
         except ValueError:
             found = None
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-            raise ClusterError(f"the secret {path} is damaged: set it anew")
+            raise ClusterError(f"the secret {path} is damaged. FIX: delete it and set it again")
         return found
 
     def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
-        """Set these keys; the others stay."""
+        """Set these keys and keep the others."""
         self.write(namespace, name, {**(self.read(namespace, name) or {}), **values})
 
     def write(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
-        """Store it whole, in the place of what was there; durable when this returns."""
+        """Replace the whole secret; durable when this returns."""
         path = self._file(namespace, name)
         text = json.dumps(dict(values)).encode()
         if len(text) > MAX_BYTES:
-            raise ClusterError(
-                f"the secret {name} has more than {MAX_BYTES} bytes, which is all that a Secret can hold"
-            )
+            raise ClusterError(f"the secret {name} has more than {MAX_BYTES} bytes, the limit for a Secret")
         for folder in (self._paths.state, self._paths.secrets, path.parent):
             make_private(folder)
         try:
@@ -76,7 +74,7 @@ class Secrets:
             raise storage_error(f"write the secret {path}", e) from e
 
     def delete(self, namespace: str, name: str) -> None:
-        """Remove it; NotFoundError when it is not there."""
+        """Delete a secret; NotFoundError when there is none."""
         path = self._file(namespace, name)
         try:
             path.unlink()
@@ -86,11 +84,11 @@ class Secrets:
             raise storage_error(f"delete the secret {path}", e) from e
 
     def list(self, namespace: str) -> list[SecretInfo]:
-        """What there is, by name."""
+        """Return the secrets of a namespace, by name."""
         found = []
         for path in sorted((self._paths.secrets / namespace).glob(f"*{SUFFIX}")):
             values = self.read(namespace, path.stem)
-            with suppress(FileNotFoundError):  # deleted meanwhile
+            with suppress(FileNotFoundError):  # deleted in the meantime
                 found.append(SecretInfo(path.stem, tuple(sorted(values or {})), path.stat().st_mtime))
         return found
 

@@ -1,6 +1,7 @@
-"""Start, ask after and stop the supervisor from the client's side.
+"""The client of the supervisor: starts and stops it, and makes requests over its socket.
 
-The supervisor is started by module name: it is above this package, which therefore does not import it.
+The supervisor is started by module name, as this package must not import it. Requests use the standard library, which
+is quick to import.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LOG_PREFIX = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ \S+: ")
 
 @dataclass(frozen=True, slots=True)
 class SupervisorInfo:
-    """Who answers on the socket; `started_at` is seconds since the epoch, `gpus` are ids for CUDA_VISIBLE_DEVICES."""
+    """The running supervisor; `started_at` is seconds since the epoch, `gpus` are ids for CUDA_VISIBLE_DEVICES."""
 
     pid: int
     version: str
@@ -52,7 +53,7 @@ class SupervisorInfo:
 
 
 def supervisor_info(paths: LocalPaths) -> SupervisorInfo | None:
-    """Return who answers, or None when no supervisor runs; starts nothing."""
+    """Return the running supervisor, or None; starts nothing."""
     try:
         answer: dict[str, Any] = request(paths.api_socket, "GET", "/v1/info")
     except UnreachableError:
@@ -62,10 +63,10 @@ def supervisor_info(paths: LocalPaths) -> SupervisorInfo | None:
 
 
 def ensure_supervisor(paths: LocalPaths, say: Callable[[str], None]) -> SupervisorInfo:
-    """Make sure that a supervisor of this version answers; several clients at once start one.
+    """Make sure that a supervisor of this version runs; several clients at once start only one.
 
-    An older one is replaced, which no worker notices; `say` is told. Raises UnreachableError with the log's last lines
-    when it does not start, and ClusterError when a newer one runs.
+    An older one is replaced, which workers do not notice and `say` reports. Raises UnreachableError with the last lines
+    of the log when it does not start, and ClusterError when a newer one runs.
     """
     info = supervisor_info(paths)
     if info is not None and info.version == elasticctl.__version__:
@@ -80,15 +81,15 @@ def ensure_supervisor(paths: LocalPaths, say: Callable[[str], None]) -> Supervis
             start_supervisor(paths)
             info = supervisor_info(paths)
     if info is None:
-        raise UnreachableError(f"the local supervisor ended as soon as it had started: see {paths.supervisor_log}")
+        raise UnreachableError(f"the local supervisor ended right after its start. Next: see {paths.supervisor_log}")
     return info
 
 
 def shut_down(paths: LocalPaths, *, keep_jobs: bool, say: Callable[[str], None]) -> bool:
     """Stop all workers, with their grace periods, and the supervisor; returns False when nothing was running.
 
-    The jobs stay stored, and go on from their last checkpoint when a supervisor next starts; `keep_jobs` False deletes
-    them first. A supervisor that was killed is started once more, to end the workers it has left behind.
+    The jobs stay stored and continue from their last checkpoint when a supervisor is started again; `keep_jobs` False
+    deletes them first. A supervisor that was killed is started once more to stop the workers that it left behind.
     """
     from elasticctl.cluster.local.worker_processes import any_left  # psutil is slow to import
 
@@ -114,10 +115,10 @@ def _delete_all_jobs(paths: LocalPaths) -> None:
 def _replace_older(paths: LocalPaths, info: SupervisorInfo, say: Callable[[str], None]) -> None:
     if _parts(info.version) > _parts(elasticctl.__version__):
         raise ClusterError(
-            f"the local supervisor is of elasticctl {info.version}, this is {elasticctl.__version__}: use the newer"
-            " one, or stop it with that one's `elasticctl local down`"
+            f"the local supervisor is of elasticctl {info.version}, this is {elasticctl.__version__}."
+            " FIX: use the newer version, or stop it with `elasticctl local down` of that version"
         )
-    say(f"replacing the local supervisor of elasticctl {info.version} by {elasticctl.__version__}; workers run on")
+    say(f"replacing the local supervisor of elasticctl {info.version} with {elasticctl.__version__}; workers continue")
     request(paths.api_socket, "POST", "/v1/shutdown", {"workers": "keep"})
     _wait_until_gone(paths)
 
@@ -127,11 +128,11 @@ def _parts(version: str) -> list[int]:
 
 
 def start_supervisor(paths: LocalPaths) -> None:
-    """Run the supervisor's start command, which returns once it answers (or cannot)."""
+    """Run the supervisor's start command, which returns once it answers or has failed."""
     import subprocess
 
     environ = {name: value for name, value in os.environ.items() if name != POD_UID_VARIABLE}
-    if HOME_VARIABLE in environ:  # which may be relative to this process's folder; the supervisor's is another
+    if HOME_VARIABLE in environ:  # may be relative to this process's working directory, which is not the supervisor's
         environ[HOME_VARIABLE] = str(paths.state.parent)
     with _open_log(paths.supervisor_log) as (log, size):
         try:
@@ -169,11 +170,11 @@ def _open_log(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _last_lines(path: Path, since_bytes: int) -> str:
-    """The last lines of a log after a position, on one line, and where the rest is."""
+    """Return the last lines of a log after a position, on one line, and the path of the log."""
     with path.open("rb") as file:
         file.seek(since_bytes)
         lines = file.read().decode(errors="replace").splitlines()
-    said = " | ".join(_LOG_PREFIX.sub("", line) for line in lines[-LOG_LINES_SHOWN:]) or "it said nothing"
+    said = " | ".join(_LOG_PREFIX.sub("", line) for line in lines[-LOG_LINES_SHOWN:]) or "it printed nothing"
     return f"{said} (see {path})"
 
 
@@ -184,7 +185,7 @@ def _wait_until_gone(paths: LocalPaths) -> None:
 
 @contextmanager
 def _lock_file(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock file `path`; UnreachableError when somebody else does for longer than `timeout_s`."""
+    """Hold the lock file `path`; UnreachableError when another process holds it for longer than `timeout_s`."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as e:
@@ -193,7 +194,7 @@ def _lock_file(path: Path, timeout_s: float) -> Iterator[None]:
         deadline = time.monotonic() + timeout_s
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
-                raise UnreachableError(f"{path} has been held by another process for {timeout_s:.0f} s: see `ps`")
+                raise UnreachableError(f"{path} has been held by another process for {timeout_s:.0f} s. Next: see `ps`")
             time.sleep(_POLL_S)
         yield
     finally:
@@ -219,14 +220,14 @@ _ERRORS: Mapping[str, type[ClusterError]] = {
 
 
 class NotSentError(UnreachableError):
-    """Nobody listens: the request has not left this process, so it can be made again."""
+    """Nothing listens on the socket: the request was not sent, so it can be repeated."""
 
 
 def request(api_socket: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """Make one request and return the answer's JSON.
 
-    Raises NotSentError when nobody listens, UnreachableError when the answer was lost (what was asked for may have been
-    done), otherwise the error that the supervisor names.
+    Raises NotSentError when nothing listens, UnreachableError when the answer was lost (the request may have been
+    carried out), and otherwise the error that the supervisor names.
     """
     import http.client
 
@@ -239,7 +240,8 @@ def request(api_socket: Path, method: str, path: str, body: Mapping[str, Any] | 
         status, text = response.status, response.read()
     except (OSError, http.client.HTTPException) as e:
         raise UnreachableError(
-            f"the local supervisor's answer was lost ({e or type(e).__name__}): see `elasticctl list` for what was done"
+            f"the local supervisor's answer was lost ({e or type(e).__name__})."
+            " Next: see with `elasticctl list` what was done"
         ) from e
     finally:
         connection.close()
@@ -261,7 +263,7 @@ def _connect(api_socket: Path) -> socket.socket:
 
 
 def jobs_path(namespace: str, name: str = "", part: str = "") -> str:
-    """The path of a namespace's jobs, of one job, or of a part of it; names of any content are fine."""
+    """The path of a namespace's jobs, of one job, or of a part of it; names are quoted."""
     return _path("v1", "namespaces", namespace, "jobs", *filter(None, (name, part)))
 
 
@@ -274,7 +276,7 @@ def quotas_path(project: str = "") -> str:
 
 
 def eviction_path(namespace: str, pod: str) -> str:
-    """The path to which the wish to take a pod away is posted."""
+    """The path to which the eviction of a pod is posted."""
     return _path("v1", "namespaces", namespace, "pods", pod, "eviction")
 
 

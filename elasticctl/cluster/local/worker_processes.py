@@ -1,4 +1,4 @@
-"""Which processes on this machine belong to workers of the local cluster: found by what the kernel says of them."""
+"""Finds the processes on this machine that belong to workers of the local cluster, by their environment and command."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find_shims(pods: Path) -> dict[str, psutil.Process]:
 
 
 def any_left(pods: Path) -> bool:
-    """True while any process of a worker under the folder `pods` runs, with its shim or without."""
+    """True while any process of a worker under the folder `pods` runs, with or without its shim."""
     folder = f"{pods}{os.sep}"
     return bool(find_shims(pods)) or any(
         variable_of(process, TERMINATION_LOG_VARIABLE).startswith(folder) for process in own_processes()

@@ -118,7 +118,7 @@ def test_a_cluster_without_policy_v1_goes_without(lab: Run, api: FakeApi) -> Non
     api.refuse = lambda r: (404, b"404 page not found", {}) if r.path.startswith("/apis/policy/v1/") else None
     done = lab("--image", "i", "--no-wait")
     assert done.code == 0
-    assert "PodDisruptionBudget elasticctl-controller: left out, for this cluster has no policy/v1" in done.err
+    assert "PodDisruptionBudget elasticctl-controller: left out, as this cluster has no policy/v1" in done.err
 
 
 def test_rules_are_left_out_where_the_server_does_not_know_them(lab: Run, api: FakeApi) -> None:
@@ -129,7 +129,7 @@ def test_rules_are_left_out_where_the_server_does_not_know_them(lab: Run, api: F
     api.refuse = old
     done = lab("--image", "i", "--no-wait")
     assert done.code == 0
-    assert done.err.startswith("rules between fields are left out")
+    assert done.err.startswith("leaving out the rules between fields")
     api.refuse = lambda request: None
     assert lab("--no-wait").err.startswith("CustomResourceDefinition elasticjobs.elastic.pytorch.org: updated")
     assert "x-kubernetes-validations" in str(api.objects)
@@ -171,7 +171,7 @@ def test_a_namespace_that_was_there_before_stays_as_it_is(lab: Run, api: FakeApi
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ({}, "the cluster has not looked at it yet"),
+        ({}, "the cluster has not handled it yet"),
         ({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 1}, "1 of 2 replicas are up to date"),
         ({**READY, "replicas": 3}, "2 of 2 replicas are up to date"),
         ({**READY, "availableReplicas": 0}, "0 of 2 replicas are ready"),

@@ -11,7 +11,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.kube import follow_logs, read_logs
 from elasticctl.cluster.kube.client import KubeCluster
-from elasticctl.cluster.kube.follow_logs import Following
+from elasticctl.cluster.kube.follow_logs import LogFollower
 from elasticctl.cluster.stored_logs import StoredLogs
 from elasticctl.kubeapi.connection import Connection
 from elasticctl.kubeapi.watch import Resource
@@ -25,7 +25,7 @@ EARLY = "2026-01-02T03:04:05.1Z"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow_logs, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(follow_logs, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(read_logs, "MIN_PAUSE_S", 0.02)
     monkeypatch.setattr(follow_logs, "MIN_PAUSE_S", 0.02)
 
@@ -139,10 +139,10 @@ def test_a_reader_who_is_slow_holds_the_workers_up_and_not_the_memory(
     pods = Resource(f"{NAMESPACE}/pods")
     parsed = ElasticJob.from_manifest(job)
     stored = StoredLogs(parsed, pytest.fail)
-    following = Following(connection, parsed, f"{JOBS}/a", pods, LogQuery(follow=True), stored)
+    following = LogFollower(connection, parsed, f"{JOBS}/a", pods, LogQuery(follow=True), stored)
     lines = following.lines()
     assert next(lines).text == "0"
-    wait_until(following._said.full)
+    wait_until(following._lines.full)
     assert [line.text for line in lines] == list(map(str, range(1, 1000)))
 
 

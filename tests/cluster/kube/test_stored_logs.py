@@ -25,7 +25,7 @@ LATENCY_S = 0.002
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow_logs, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(follow_logs, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(follow_logs, "SETTLE_S", 0.2)
     monkeypatch.setattr(read_logs, "MIN_PAUSE_S", 0.02)
     monkeypatch.setattr(follow_logs, "MIN_PAUSE_S", 0.02)
@@ -126,7 +126,7 @@ def test_all_incarnations_come_in_order_each_from_where_it_is(
     assert texts(cluster, everything=True) == ["0:life 0", "0:life 1", "0:now", "1:now"]
     assert texts(cluster, previous=True) == ["0:life 0", "0:life 1"]
     assert texts(cluster) == ["0:now", "1:now"]
-    with pytest.raises(NotFoundError, match="not in its storage"):
+    with pytest.raises(NotFoundError, match="its storage has no copy"):
         texts(cluster, previous=True, workers=("a-worker-1",))
 
 
@@ -176,4 +176,4 @@ def test_who_cannot_reach_the_storage_sees_what_is_there(
     api.say("a-worker-1", "hello")
     assert texts(cluster) == ["1:hello"]
     assert len(said) == 1
-    assert said[0].startswith("what workers that are gone have printed cannot be read, only what is still there: ")
+    assert said[0].startswith("cannot read the stored output of workers that are gone: ")

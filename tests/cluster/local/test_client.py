@@ -64,7 +64,7 @@ def test_more_gpus_than_the_machine_has_are_refused(
     local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(SpecError, match="3 workers x 1 GPUs are asked for, and this machine has 2"):
+    with pytest.raises(SpecError, match="3 workers x 1 GPUs are requested, and this machine has 2"):
         local_cluster.create_job(shell_job("big", "true", 3, container=ONE_GPU))
     local_cluster.create_job(shell_job("fits", FOREVER, 2, container=ONE_GPU, maxReplicas=3))
     with pytest.raises(SpecError, match="this machine has 2"):
@@ -83,7 +83,7 @@ def test_gpus_are_handed_out_exclusively_and_waited_for(
     assert sorted(gpus_of(pod) for pod in pods) == [("GPU-a",), ("GPU-b",)]
     local_cluster.create_job(shell_job("second", script, container=ONE_GPU))
     waiting = wait_until(lambda: [p for p in local_cluster.list_pods("default", "second") if p["status"].get("reason")])
-    assert waiting[0]["status"]["message"] == "waits for 1 GPU: 0 of this machine's 2 are free"
+    assert waiting[0]["status"]["message"] == "waits for 1 GPU: 0 of 2 on this machine are free"
     local_cluster.delete_job("default", "first")
     wait_until(lambda: running(local_cluster, "second"))
 
@@ -98,7 +98,7 @@ def test_without_gpus_cuda_sees_none(local_cluster: LocalCluster, monkeypatch: p
     ("container", "said"),
     [
         ({"command": ["no-such-program"]}, "no such program"),
-        ({"workingDir": "/no/such/folder"}, "/no/such/folder is not there"),
+        ({"workingDir": "/no/such/folder"}, "/no/such/folder does not exist"),
         ({"command": []}, "has to say what to run"),
     ],
 )
@@ -142,7 +142,7 @@ def test_importing_the_client_is_cheap() -> None:
 
 def test_who_only_looks_starts_nothing(home: Path, local_cluster: LocalCluster) -> None:
     watcher = LocalCluster(local_paths(), starts=False)
-    with pytest.raises(UnreachableError, match="is not running; it starts with the next job"):
+    with pytest.raises(UnreachableError, match="is not running"):
         watcher.list_jobs(None)
     assert processes_of(home) == []
     local_cluster.list_jobs(None)

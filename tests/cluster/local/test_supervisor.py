@@ -79,7 +79,7 @@ def test_an_older_one_is_replaced_and_its_workers_run_on(
     new = ensure_supervisor(local_cluster.paths, said.append)
     assert old is not None
     assert new.pid != old.pid
-    assert said == [f"replacing the local supervisor of elasticctl {real} by 99.0.0; workers run on"]
+    assert said == [f"replacing the local supervisor of elasticctl {real} with 99.0.0; workers continue"]
     assert [p["metadata"]["uid"] for p in running(local_cluster, "steady")] == [before[0]["metadata"]["uid"]]
 
 

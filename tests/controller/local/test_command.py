@@ -66,8 +66,8 @@ def test_variable_references(text: str, expanded: str) -> None:
     ("container", "said"),
     [
         ({}, "command"),
-        ({"command": "train.py"}, "command: a list"),
-        ({"command": ["a\0b"]}, "command: a list"),
+        ({"command": "train.py"}, "command: must be a list"),
+        ({"command": ["a\0b"]}, "command: must be a list"),
         ({"command": ["x"], "envFrom": [{"configMapRef": {"name": "s"}}]}, "envFrom: only secretRef"),
         ({"command": ["x"], "env": [{"name": "A", "valueFrom": {"secretKeyRef": {}}}]}, "env A"),
         ({"command": ["x"], "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "no.such"}}}]}, "no.such"),

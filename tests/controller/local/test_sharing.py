@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 def shared(cluster: LocalCluster, slots: int, **guaranteed: int) -> None:
     """Share that many CPU slots between projects."""
-    cluster.share(LocalSharing(on=True, cpu_slots=slots))
+    cluster.set_sharing(LocalSharing(on=True, cpu_slots=slots))
     for project, own in guaranteed.items():
         cluster.put_quota(Quota(project, guaranteed={CPU: own}).to_manifest())
 
@@ -126,7 +126,7 @@ def test_switched_on_and_off_it_disturbs_nobody(local_cluster: LocalCluster) -> 
     shared(local_cluster, 4)
     wait_until(lambda: status(local_cluster, "a", "steady").share)
     assert status(local_cluster, "a", "steady").share.workers == 2
-    local_cluster.share(LocalSharing(on=False))
+    local_cluster.set_sharing(LocalSharing(on=False))
     wait_until(lambda: status(local_cluster, "a", "steady").share is None)
     after = status(local_cluster, "a", "steady")
     assert {worker.uid for worker in after.workers} == before

@@ -91,7 +91,7 @@ def test_a_termination_message_is_passed_on_up_to_its_limit(pod_dir: Path) -> No
         (["no-such-program"], "/", "cannot start 'no-such-program': there is no such program on the PATH"),
         (["/no/such/program"], "/", "cannot start '/no/such/program': No such file or directory"),
         (["/etc/passwd"], "/", "cannot start '/etc/passwd': Permission denied"),
-        (["true"], "/no/such/folder", "cannot start 'true': the working directory /no/such/folder is not there"),
+        (["true"], "/no/such/folder", "cannot start 'true': the working directory /no/such/folder does not exist"),
     ],
 )
 def test_what_cannot_be_started_says_why(pod_dir: Path, argv: list[str], cwd: str, said: str) -> None:
@@ -169,7 +169,7 @@ def test_lost_lines_are_counted_once_there_is_room_again(pod_dir: Path, monkeypa
     log.add(b"three\n")
     log.add(b"four\n")
     log.add(b"five\n")
-    assert lines(pod_dir) == ["elasticctl: 3 lines were lost: the disk was full", "four", "five"]
+    assert lines(pod_dir) == ["elasticctl: 3 lines were lost because the disk was full", "four", "five"]
 
 
 @pytest.fixture(autouse=True)

@@ -101,7 +101,7 @@ def test_files_are_given_up_once_job_and_pod_are_gone(store: Store) -> None:
     assert [(i.worker, i.pod) for i in store.incarnations(job["metadata"]["uid"])] == [("job-worker-0", None)]
     store.delete_job("default", "job")
     assert store.abandoned() == [uid]
-    store.forget(uid)
+    store.delete_incarnation(uid)
     assert store.abandoned() == []
 
 

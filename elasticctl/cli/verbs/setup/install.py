@@ -85,7 +85,7 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     if how.uninstall:
         _uninstall(installer, wanted, how, yes=yes)
         return
-    running = installer.running(namespace)
+    running = installer.deployment(namespace)
     image = how.image or (image_of(running) if running else "")
     if not image:
         raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
@@ -112,7 +112,7 @@ def _flags(how: InstallOptions) -> list[str]:
 def _uninstall(installer: Installer, wanted: list[Manifest], how: InstallOptions, *, yes: bool) -> None:
     from elasticctl.cluster.kube.install import name_of
 
-    found = installer.look(wanted)
+    found = installer.inspect(wanted)
     if not found.objects:
         say("elasticctl is not installed there")
         return

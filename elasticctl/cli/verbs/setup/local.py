@@ -85,7 +85,7 @@ def local_sharing(
     if cpu_slots is not None and state != "on":
         raise UsageError("--cpu-slots goes with `on`: elasticctl local sharing on --cpu-slots N")
     cluster = LocalCluster()
-    found = cluster.sharing() if state is None else cluster.share(LocalSharing(state == "on", cpu_slots))
+    found = cluster.sharing() if state is None else cluster.set_sharing(LocalSharing(state == "on", cpu_slots))
     slots = "" if found.cpu_slots is None else f", {counted(found.cpu_slots, 'CPU slot')}"
     say(f"sharing is {'on' if found.on else 'off'}{slots if found.on else ''}")
     if found.on:
