@@ -1,8 +1,8 @@
-"""What Kueue's answer means for a job, and the one thing to do about it next. Pure.
+"""Kueue: the Workload that asks for a job's workers, what Kueue's answer means, and the next step.
 
-Level-triggered: each step changes the job or its Workload, and so leads to another look. What has to survive a restart
-is on the objects: on the job `suspend`, and by which admission it was started; on the Workload `active`, and Kueue's
-conditions. Quota is given back, or asked for anew, once no worker lives.
+`judge_admission` is level-triggered: each step changes the job or its Workload, and so leads to another pass. What has
+to survive a restart is stored on the objects: on the job `suspend`, and the admission it was started by; on the
+Workload `active`, and Kueue's conditions. Quota is released, or requested again, once no worker is alive.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from elasticctl_controller.core.manifests import owned_metadata
 
 POD_SET = "workers"
 ASKED = f"{GROUP}/asked"
-"""Annotation of a Workload: digests of the pod and of all that was asked for; no server's defaults touch them."""
+"""Annotation of a Workload: digests of the pod and of the whole request, which no server's defaults change."""
 SUSPENDED_BY_OWNER = f"{GROUP}/left"
-"""Annotation of a Workload that is not active because the job's owner has suspended it."""
+"""Annotation of a Workload that is inactive because the job's owner has suspended the job."""
 
 QUOTA, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"
 REQUEUED, PODS_READY = "Requeued", "PodsReady"
 TRUE = "True"
-"""Kueue's conditions, and the status of one that holds."""
+"""Kueue's conditions, and the status of one that is true."""
 _SAID_CHARS = 300
 JOB_UID_LABEL = f"{KUEUE}/job-uid"
-"""By which Kueue's own tools find the Workload of a job."""
+"""The label by which Kueue's own tools find the Workload of a job."""
 _POD_FIELDS = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
 _CONTAINER_FIELDS = ("name", "image", "resources", "restartPolicy")
-"""What of a pod decides where it fits; all else, its variables above all, is nobody's business there."""
+"""The fields that decide where a pod fits. The others, such as environment variables, are not copied."""
 _PRIORITY_FIELDS = ("priority", "priorityClassName", "priorityClassSource", "priorityClassRef")
 _KUEUE_REQUEUES = ("PodsReadyTimeout", "ClusterQueueStopped", "LocalQueueStopped")
-"""Evictions of which Kueue itself says when they are over; so it does of those by an admission check with a time."""
+"""Evictions that Kueue itself ends; it also ends those by an admission check that gives a time."""
 _PENDING = "Pending"
 _NO_RESERVATION = "NoReservation"
 
 
 class KueueStep(Enum):
-    """What is to be told next: to Kueue, or to the job."""
+    """The next change, to the Workload or to the job."""
 
     CREATE = auto()
     UPDATE = auto()
@@ -61,9 +61,9 @@ class KueueStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KueueVerdict:
-    """What Kueue's answer means: `workers` that may run at most (None: none), or the words why the job is held.
+    """What Kueue's answer means: how many `workers` may run at most, or in `held` why the job may not run.
 
-    Without either it is suspended because its owner wants that.
+    Without either, the job is suspended by its owner.
     """
 
     workers: int | None = None
@@ -73,9 +73,9 @@ class KueueVerdict:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job as Kueue lets it be now, and what is to be done about it once that was carried out.
+    """A job as Kueue lets it run now, and the step to take after the pass.
 
-    `again_s`: look again after that many seconds, as nothing will tell of a change.
+    `again_s`: check again after that many seconds, because no watch event will announce the change.
     """
 
     job: ElasticJob
@@ -85,36 +85,36 @@ class QueuedJob:
 
 
 def condition(workload: Manifest, type_: str) -> Mapping[str, Any]:
-    """The condition of this type; empty when there is none."""
+    """The condition of this type; empty if there is none."""
     found = at(workload, "status", "conditions")
     items = found if isinstance(found, list) else []
     return next((item for item in items if isinstance(item, Mapping) and item.get("type") == type_), {})
 
 
 def is_true(workload: Manifest, type_: str) -> bool:
-    """True when that condition holds."""
+    """True if that condition is true."""
     return condition(workload, type_).get("status") == TRUE
 
 
 def condition_message(workload: Manifest, type_: str) -> str:
-    """What a condition says, on one line; "" when it says nothing."""
+    """The message of a condition, on one line; "" if it has none."""
     return " ".join(str(condition(workload, type_).get("message") or "").split())[:_SAID_CHARS]
 
 
 def is_active(workload: Manifest) -> bool:
-    """False for a Workload that Kueue leaves aside."""
+    """False for a Workload that has been deactivated."""
     return at(workload, "spec", "active") is not False
 
 
 def assignment(workload: Manifest) -> Mapping[str, Any]:
-    """What was admitted of our pods: `count`, and `flavors` by resource."""
+    """What was admitted of the job's pods: `count`, and `flavors` by resource."""
     found = at(workload, "status", "admission", "podSetAssignments")
     items = found if isinstance(found, list) else []
     return next((item for item in items if isinstance(item, Mapping) and item.get("name") == POD_SET), {})
 
 
 def admitted_workers(workload: Manifest) -> int:
-    """How many pods were admitted: where it is not said, as many as were asked for."""
+    """How many pods were admitted: as many as were requested unless Kueue says otherwise."""
     sets = at(workload, "spec", "podSets")
     asked = at(sets[0], "count") if isinstance(sets, list) and sets else 0
     count = assignment(workload).get("count", asked)
@@ -122,26 +122,26 @@ def admitted_workers(workload: Manifest) -> int:
 
 
 def flavor_names(workload: Manifest) -> tuple[str, ...]:
-    """The ResourceFlavors that were given to our pods, each once."""
+    """The ResourceFlavors assigned to the job's pods, without duplicates."""
     flavors = assignment(workload).get("flavors")
     return tuple(sorted({str(name) for name in flavors.values()})) if isinstance(flavors, Mapping) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
-    """The class by which a job is ranked: of Kueue's own kind, or that of its pods."""
+    """The priority class of a job: Kueue's own kind, or that of its pods."""
 
     name: str
     of_pods: bool
 
 
 def workload_name(job: ElasticJob) -> str:
-    """The Workload's name, which no other job ever has."""
+    """The name of the job's Workload, unique to this job."""
     return f"elasticjob-{job.name}-{job.uid[:8]}"
 
 
 def priority_class(job: ElasticJob) -> PriorityClass | None:
-    """The class that the job's label names, or else its pods' template; None for the cluster's default."""
+    """The class named by the job's label, or else by its pod template; None for the cluster's default."""
     if job.priority_class:
         return PriorityClass(job.priority_class, of_pods=False)
     name = at(job.template, "spec", "priorityClassName")
@@ -149,7 +149,7 @@ def priority_class(job: ElasticJob) -> PriorityClass | None:
 
 
 def build_workload(job: ElasticJob, api_version: str, priority: int | None) -> Manifest:
-    """The Workload; `priority` is the value of the job's priority class, which Kueue wants beside the name."""
+    """The Workload; `priority` is the value of the job's priority class, which Kueue wants besides its name."""
     metadata = owned_metadata(job, workload_name(job))
     return {
         "apiVersion": api_version,
@@ -168,7 +168,7 @@ def build_workload(job: ElasticJob, api_version: str, priority: int | None) -> M
 
 
 def build_update(workload: Manifest) -> Manifest:
-    """The merge patch by which a Workload that waits asks for what `workload`, newly built, does."""
+    """The merge patch that makes a waiting Workload request what the newly built `workload` does."""
     return {
         "metadata": {"annotations": workload["metadata"]["annotations"]},
         "spec": {**dict.fromkeys(_PRIORITY_FIELDS), **workload["spec"]},
@@ -176,25 +176,25 @@ def build_update(workload: Manifest) -> Manifest:
 
 
 def digests(job: ElasticJob) -> str:
-    """`POD.ALL`: what tells whether a Workload still asks for what the job wants."""
-    ranked = priority_class(job)
-    everything = [job.queue, _pod_set(job), [ranked.name, ranked.of_pods] if ranked is not None else None]
+    """`POD.ALL`: digests that tell whether a Workload still requests what the job wants."""
+    priority = priority_class(job)
+    everything = [job.queue, _pod_set(job), [priority.name, priority.of_pods] if priority is not None else None]
     return f"{_digest(_template(job))}.{_digest(everything)}"
 
 
 def asks_for(job: ElasticJob, workload: Manifest) -> bool:
-    """True when the Workload asks for all that the job wants now."""
+    """True if the Workload requests exactly what the job wants now."""
     return bool(at(workload, "metadata", "annotations", ASKED) == digests(job))
 
 
 def asks_for_such_pods(job: ElasticJob, workload: Manifest) -> bool:
-    """True when the Workload's pods are the job's, however many it wants by now."""
+    """True if the Workload requests the job's pods, whatever their number."""
     found = at(workload, "metadata", "annotations", ASKED)
     return isinstance(found, str) and found.partition(".")[0] == digests(job).partition(".")[0]
 
 
 def _pod_set(job: ElasticJob) -> Manifest:
-    """All workers; fewer will do, down to the minimum, for a job whose size may be chosen for it."""
+    """All workers; for a job of automatic size fewer will do, down to the minimum."""
     least = max(1, job.min)
     fewer = {"minCount": least} if job.sharing.automatic and least < job.desired else {}
     return {"name": POD_SET, "count": job.desired, **fewer, "template": _template(job)}
@@ -203,20 +203,20 @@ def _pod_set(job: ElasticJob) -> Manifest:
 def _template(job: ElasticJob) -> Manifest:
     spec = at(job.template, "spec")
     spec = spec if isinstance(spec, Mapping) else {}
-    kept = {name: spec[name] for name in _POD_FIELDS if name in spec}
+    fields = {name: spec[name] for name in _POD_FIELDS if name in spec}
     for name in ("initContainers", "containers"):
         items = spec.get(name)
         if isinstance(items, list):
-            kept[name] = [_container(item) for item in items if isinstance(item, Mapping)]
-    return {"spec": {**kept, "restartPolicy": "Never"}}
-
-
-def _container(container: Mapping[str, Any]) -> Manifest:
-    return {name: container[name] for name in _CONTAINER_FIELDS if name in container}
+            fields[name] = [
+                {name: item[name] for name in _CONTAINER_FIELDS if name in item}
+                for item in items
+                if isinstance(item, Mapping)
+            ]
+    return {"spec": {**fields, "restartPolicy": "Never"}}
 
 
 def _priority_fields(ranked: PriorityClass | None, priority: int | None, api_version: str) -> Manifest:
-    """The priority, in the words of that version of the API."""
+    """The priority, in the fields of that version of the API."""
     if ranked is None or priority is None:
         return {}
     if api_version.endswith("/v1beta1"):
@@ -231,41 +231,43 @@ def _digest(data: Any) -> str:
 
 
 def judge_admission(job: ElasticJob, workload: Manifest | None, pods: int) -> KueueVerdict:
-    """The verdict on a job that has a queue; `workload` is its own, `pods` how many of its pods have not ended.
+    """The verdict on a job that has a queue; `pods` is how many of its pods have not ended.
 
-    In this order: a job that has ended, one that its owner has suspended, one without a Workload, one that Kueue has
-    closed or leaves aside, eviction, waiting, admission.
+    Checked in this order: the job has ended, is suspended by its owner, has no Workload, its Workload is finished or
+    inactive, evicted, waiting, admitted.
     """
     if job.status.phase.terminal:
         unfinished = workload is not None and not is_true(workload, FINISHED)
         return KueueVerdict(step=KueueStep.FINISH if unfinished else None)
-    if job.suspend and (job.admitted or job.moving_to or job.moved_to):  # the first is cleared when we suspend it
+    # `admitted` is cleared when it is Kueue's answer that suspends the job.
+    if job.suspend and (job.admitted or job.moving_to or job.moved_to):
         return _judge_suspended(workload, pods)
     if workload is None or at(workload, "metadata", "deletionTimestamp") is not None:
         step = KueueStep.CREATE if workload is None else None
-        return _hold(job, pods, f"is about to be put into Kueue's queue {job.queue}", step)
+        return _hold(job, pods, f"is about to join Kueue's queue {job.queue}", step)
     if is_true(workload, FINISHED):
-        return _hold(job, pods, f"will not be admitted: Kueue has closed its Workload{_because(workload, FINISHED)}")
+        return _hold(job, pods, f"will not be admitted: Kueue has closed its Workload{_reason(workload, FINISHED)}")
     if not is_active(workload):
         return _judge_inactive(job, workload, pods)
     if is_true(workload, EVICTED) and is_true(workload, QUOTA):
-        words = f"gives its place in Kueue's queue {job.queue} back{_because(workload, EVICTED)}"
+        words = f"gives back its quota in Kueue's queue {job.queue}{_reason(workload, EVICTED)}"
         return _hold(job, pods, words, KueueStep.RELEASE)
     if not is_true(workload, ADMITTED):
-        revise = KueueStep.DELETE if is_true(workload, QUOTA) else KueueStep.UPDATE  # what has quota cannot be changed
+        # A Workload with quota cannot be changed.
+        revise = KueueStep.DELETE if is_true(workload, QUOTA) else KueueStep.UPDATE
         return _hold(job, pods, _explain_waiting(job, workload), None if asks_for(job, workload) else revise)
     return _judge_admitted(job, workload, pods)
 
 
 def _hold(job: ElasticJob, pods: int, words: str, step: KueueStep | None = None) -> KueueVerdict:
-    """It may not run: suspended first, then without workers, and only then the step."""
+    """The job may not run: suspend it, wait until its workers are gone, and only then take the step."""
     if not job.suspend:
         return KueueVerdict(held=words, step=KueueStep.STOP)
     return KueueVerdict(held=words, step=None if pods else step)
 
 
 def _judge_suspended(workload: Manifest | None, pods: int) -> KueueVerdict:
-    """Its owner has suspended it, or moved it away: others get its quota as soon as its workers are gone."""
+    """Its owner has suspended or moved the job: its quota is released as soon as its workers are gone."""
     if workload is None or is_true(workload, FINISHED):
         return KueueVerdict()
     if is_active(workload):
@@ -274,17 +276,17 @@ def _judge_suspended(workload: Manifest | None, pods: int) -> KueueVerdict:
 
 
 def _judge_inactive(job: ElasticJob, workload: Manifest, pods: int) -> KueueVerdict:
-    """Its Workload is not active: its owner had suspended the job, and goes on; or somebody else does not want it."""
+    """Its Workload is inactive: the job was suspended by its owner and is resumed now, or somebody deactivated it."""
     if at(workload, "metadata", "annotations", SUSPENDED_BY_OWNER) is not None:
-        return KueueVerdict(held=f"goes back into Kueue's queue {job.queue}", step=KueueStep.ACTIVATE)
+        return KueueVerdict(held=f"returns to Kueue's queue {job.queue}", step=KueueStep.ACTIVATE)
     words = f"will not be admitted: its Workload {at(workload, 'metadata', 'name')} was deactivated"
     step = KueueStep.RELEASE if is_true(workload, QUOTA) else None
-    return _hold(job, pods, words + _because(workload, EVICTED), step)
+    return _hold(job, pods, words + _reason(workload, EVICTED), step)
 
 
 def _judge_admitted(job: ElasticJob, workload: Manifest, pods: int) -> KueueVerdict:
     if not asks_for_such_pods(job, workload):
-        words = f"asks for other workers than were admitted, and goes back into Kueue's queue {job.queue}"
+        words = f"asks for different workers than were admitted, and returns to Kueue's queue {job.queue}"
         return _hold(job, pods, words, KueueStep.DELETE)
     if job.suspend:
         return KueueVerdict(held=f"is admitted to Kueue's queue {job.queue}, and starts", step=KueueStep.START)
@@ -300,20 +302,24 @@ def _explain_waiting(job: ElasticJob, workload: Manifest) -> str:
         missing = [str(at(item, "name")) for item in checks or () if at(item, "state") != "Ready"]
         waits = f"waits for its checks: {joined(missing)}" if missing else "is about to be admitted"
         return f"has quota in Kueue's queue {job.queue}, and {waits}"
-    return f"waits to be admitted to Kueue's queue {job.queue}{_because(workload, QUOTA)}"
+    return f"waits to be admitted to Kueue's queue {job.queue}{_reason(workload, QUOTA)}"
 
 
-def _because(workload: Manifest, type_: str) -> str:
-    found = condition_message(workload, type_)
-    return f": {found}" if found else ""
+def _reason(workload: Manifest, type_: str) -> str:
+    message = condition_message(workload, type_)
+    return f": {message}" if message else ""
 
 
 def apply_placement(template: Mapping[str, Any], workload: Manifest, flavors: Iterable[Manifest]) -> Manifest:
-    """The template with the nodes' labels and the tolerations of its flavors, and what admission checks want.
+    """The template with the node labels and tolerations of its flavors, and the updates of admission checks.
 
-    What the template says itself stays: Kueue has chosen flavors that fit it.
+    Fields that the template sets itself stay: Kueue has chosen flavors that fit them.
     """
-    additions = [_of_flavor(flavor) for flavor in flavors] + _of_checks(workload)
+    specs = [as_mapping(flavor.get("spec")) for flavor in flavors]
+    additions: list[Mapping[str, Any]] = [
+        {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")} for spec in specs
+    ]
+    additions += _check_updates(workload)
     metadata, spec = dict(as_mapping(template.get("metadata"))), dict(as_mapping(template.get("spec")))
     for added in additions:
         _add_keys(metadata, "labels", added.get("labels"))
@@ -323,12 +329,7 @@ def apply_placement(template: Mapping[str, Any], workload: Manifest, flavors: It
     return {**template, **({"metadata": metadata} if metadata else {}), "spec": spec}
 
 
-def _of_flavor(flavor: Manifest) -> Mapping[str, Any]:
-    spec = as_mapping(flavor.get("spec"))
-    return {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
-
-
-def _of_checks(workload: Manifest) -> list[Mapping[str, Any]]:
+def _check_updates(workload: Manifest) -> list[Mapping[str, Any]]:
     updates = [
         as_mapping(update)
         for check in as_list(at(workload, "status", "admissionChecks"))
@@ -350,7 +351,7 @@ def _add_items(target: Manifest, name: str, more: object) -> None:
 
 
 def build_release(workload: Manifest, now: float) -> Manifest:
-    """Its workers are gone: the quota is Kueue's again, and the Workload waits in the queue as before."""
+    """The status patch once the workers are gone: the quota is Kueue's again, and the Workload waits as before."""
     evicted = condition(workload, EVICTED)
     message = str(evicted.get("message") or "the job's workers are gone")
     changes = [_condition(QUOTA, False, _PENDING, message)]
@@ -364,18 +365,18 @@ def build_release(workload: Manifest, now: float) -> Manifest:
 
 
 def build_finish(workload: Manifest, job: ElasticJob, now: float) -> Manifest:
-    """The job has ended."""
+    """The status patch for a job that has ended."""
     reason = "Succeeded" if job.status.phase is Phase.SUCCEEDED else "Failed"
     return _patch(workload, [_condition(FINISHED, True, reason, job.status.message)], now)
 
 
 def build_pods_ready(workload: Manifest, now: float) -> Manifest:
-    """Enough workers run. Kueue may be set to take the quota back from who does not say so in time."""
-    return _patch(workload, [_condition(PODS_READY, True, PODS_READY, "the job's minimum of workers runs")], now)
+    """The status patch once enough workers run: Kueue may evict a Workload that does not get there in time."""
+    return _patch(workload, [_condition(PODS_READY, True, PODS_READY, "the minimum number of workers is running")], now)
 
 
 def _is_requeued(workload: Manifest) -> bool:
-    """Whether it may be admitted again at once; otherwise Kueue says when."""
+    """Whether the Workload may be admitted again at once; otherwise Kueue decides when."""
     reason = str(condition(workload, EVICTED).get("reason") or "")
     timed = reason == "AdmissionCheck" and at(workload, "status", "requeueState", "requeueAt") is not None
     return is_active(workload) and reason not in _KUEUE_REQUEUES and not timed

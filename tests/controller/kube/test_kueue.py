@@ -128,7 +128,7 @@ def test_a_job_waits_starts_where_it_was_admitted_gives_way_and_comes_back(
     say(control, Evicted=True)
     wait_until(lambda: all("deletionTimestamp" in control.objects[f"{pods('a')}/{n}"]["metadata"]
                            for n in control.names(pods("a"))))  # fmt: skip
-    wait_until(lambda: waits(control, "gives its place in Kueue's queue team back: Evicted!"))
+    wait_until(lambda: waits(control, "gives back its quota in Kueue's queue team: Evicted!"))
     assert spec(control)["suspend"] is True
     assert held(control)["QuotaReserved"] == "True", "its workers have until now to commit a step"
     run_pods(control, "a", "n1")  # they end

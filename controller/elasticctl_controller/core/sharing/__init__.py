@@ -1,5 +1,5 @@
-"""Who gets how many workers when jobs share a cluster: pure, so that it can be simulated and tested by itself.
+"""Who gets how many workers when jobs share a cluster. Pure, so that it can be simulated and tested by itself.
 
-`model` has the words, `decide` the one function that answers, `resizing` the rule when a group takes newcomers in.
-Nothing here reads a clock, an environment or a network; `now` is a parameter.
+`claims` builds the input from jobs, nodes and quotas; `decide` is the entry point. `division` decides how many workers
+each job gets, `packing` on which nodes they fit, `preemption` which workers have to go and for whom.
 """

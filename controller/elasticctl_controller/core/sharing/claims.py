@@ -1,7 +1,9 @@
-"""From jobs, nodes and quotas as a cluster has them to the claims, pools and projects that are decided on. Pure.
+"""What jobs claim of a shared cluster: pools, projects, claims and grants, and how they follow from manifests.
 
-Slots are GPUs, by type where a node's labels or a job's placement tell it; or the processors that a node offers for
-sharing under `CPU_SLOTS`, of which a worker without GPUs takes one for each of its ranks.
+A *slot* is what a worker takes of a node: a GPU, or a processor for workers without GPUs. A *pool* is the slots of one
+kind: GPUs by type, as far as a node's labels or a job's placement tell it, or the processors that a node offers under
+`CPU_SLOTS`, of which a worker takes one per rank. A claim asks for slots of one pool, so pools are decided one by one.
+Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from elasticctl_controller.core.workers import is_active
 
 DEFAULT_SCHEDULERS = ("", "default-scheduler")
 NOT_YET = float("inf")
-"""When a worker has started that has not: after all others."""
+"""The start time of a worker that has not started: after all others."""
 TO_COME = "nodes to come"
-"""Stand for the nodes that an autoscaler would add."""
+"""Stands for the nodes that an autoscaler would add."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A healthy node and the slots of it that may be shared: without what others than claims hold there."""
+    """A healthy node and its shared slots: all but those that are held by anything but claims."""
 
     name: str
     slots: int
@@ -39,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The slots of one kind, by node, because a worker's slots have to be on one; `unit` is a slot's name in words."""
+    """The slots of one kind by node, because a worker has to fit on one; `unit` is what messages call a slot."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -47,16 +49,16 @@ class Pool:
 
     @property
     def slots(self) -> int:
-        """All of it."""
+        """The slots of all nodes."""
         return sum(node.slots for node in self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Whose jobs they are: slots by pool that it is guaranteed and that it may have at most (missing: 0; no limit).
+    """A group of users with a quota: guaranteed and maximum slots by pool (missing: 0, and no limit).
 
-    `weight` is its share of what nobody is guaranteed, beside the others'. A project that is not listed has weight 1,
-    no guarantee and no limit.
+    `weight` is its relative share of what nobody is guaranteed. A project without a quota has weight 1, no guarantee
+    and no limit.
     """
 
     name: str
@@ -67,9 +69,9 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker that a claim has: since when, and on which node (empty: it waits for one).
+    """A worker of a claim: since when it has run, and on which node (empty: it waits for one).
 
-    Those that have been told to go are not listed, though they still run: their slots are about to be free.
+    Workers that are being removed are not listed although they still run: their slots will be free soon.
     """
 
     name: str
@@ -79,11 +81,11 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that wants to run: at least `least` workers or none at all, at most `most` (equal: a fixed size).
+    """A job that wants to run on at least `least` workers or none at all, and at most `most` (equal: a fixed size).
 
-    `granted` is what the last decision gave (0: it waits or was suspended), `changed_at` when that last changed (for a
-    new claim: when it was submitted). Jobs that ended, are suspended by their owner, or belong to another scheduler
-    are no claims.
+    `granted` is what the last decision gave it (0: it waits or was suspended), `changed_at` when that last changed (for
+    a new claim: when it was submitted). Jobs that have ended, are suspended by their owner, or belong to another
+    scheduler make no claims.
     """
 
     key: str
@@ -101,11 +103,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SharingRules:
-    """How hard the sharing tries to leave things alone.
+    """How strongly sharing avoids changes.
 
-    `patience_s`: a job that runs is not suspended for one of its own priority that has waited for less; after that the
-    one submitted first goes first, so that nobody starves. `settle_s`: a job whose size has just changed keeps what it
-    has for so long, unless a guarantee or another job's least needs it: fairness can wait, a start cannot.
+    `patience_s`: a running job is not suspended for one of the same priority that has waited for less than this; after
+    that the job submitted first goes first, so that none starves. `settle_s`: a job whose size has just changed keeps
+    its workers for this long unless a guarantee or another job's minimum needs them: fairness can wait, a start cannot.
     """
 
     patience_s: float = 600.0
@@ -116,22 +118,22 @@ DEFAULT_RULES = SharingRules()
 
 
 class Reason(StrEnum):
-    """Why a claim has what it has; `Grant.words` says the same to a person."""
+    """Why a claim has what it has; `Grant.words` explains it to people."""
 
     FULL = "Full"  # all it asks for
     SHARED = "Shared"  # less than it asks for, because others have the rest
     LIMITED = "Limited"  # less than it asks for: its project's limit
-    SMALL_POOL = "SmallPool"  # less than it asks for: there is no more, whoever else ends
-    WAITS_GUARANTEE = "WaitsForGuarantee"  # nothing: what it would need is guaranteed to others who use it
+    SMALL_POOL = "SmallPool"  # less than it asks for: the pool has no more
+    WAITS_GUARANTEE = "WaitsForGuarantee"  # nothing: what it needs is guaranteed to others, who use it
     WAITS_PRIORITY = "WaitsForPriority"  # nothing: held by jobs of higher priority
     WAITS_TURN = "WaitsForTurn"  # nothing: held by jobs that come first
     WAITS_LIMIT = "WaitsForLimit"  # nothing: its project has used its limit
-    NO_ROOM = "NoRoom"  # nothing: the pool is too small, or cut up so that a worker fits nowhere
+    NO_ROOM = "NoRoom"  # nothing: the pool is too small, or so fragmented that a worker fits on no node
     NO_POOL = "NoPool"  # nothing: there is no such pool
 
     @property
     def waits(self) -> bool:
-        """Does it have nothing?"""
+        """True if the claim has nothing."""
         return self not in (Reason.FULL, Reason.SHARED, Reason.LIMITED, Reason.SMALL_POOL)
 
 
@@ -139,13 +141,12 @@ class Reason(StrEnum):
 class Grant:
     """What a claim gets: 0 workers (it waits, or is suspended at a commit), or `least` to `most`.
 
-    `borrowed`: how many of them hold more than the project is guaranteed, where guarantees are given at all: the first
-    to be taken back. `leave`: names of the workers that have to go now, the youngest. `pending`: how many more it
-    would take if there were nodes for them; what an autoscaler should know of. `words` is why it has what it has, in
-    one sentence without a subject ("waits for 2 GPUs that team-b is guaranteed"); `change` is what this decision
-    changed, empty when nothing ("gives 2 workers to team-b/train, as team-b is guaranteed so many"), and `for_key` whom
-    it was changed for. `nodes`: where workers take several slots, the nodes kept for those that have none yet; they
-    should go there, because elsewhere they might stand in somebody's way.
+    `borrowed`: how many of them exceed the project's guarantee, if there are guarantees at all: they are the first to
+    be taken back. `leave`: names of the workers that are preempted, the youngest. `pending`: how many more it would use
+    if there were nodes for them, for an autoscaler. `words`: why it has what it has, in a sentence without a subject
+    ("waits for 2 GPUs that team-b is guaranteed"). `change`: what this decision changed ("gives 2 workers to
+    team-b/train, as team-b is guaranteed so many"; empty: nothing), and `for_key` for whom. `nodes`: where workers take
+    several slots, the nodes reserved for new ones, which elsewhere might block another claim.
     """
 
     key: str
@@ -162,7 +163,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A project's part of a pool after a decision, in slots; `waiting`: claims of it that have nothing."""
+    """A project's use of a pool after a decision, in slots; `waiting`: its claims that have nothing."""
 
     project: str
     pool: str
@@ -175,10 +176,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class SharingDecision:
-    """All grants by claim, who uses what, and when to decide again though nothing changed (None: no need).
+    """All grants by claim, the usage by project, and when to decide again even if nothing changes (None: no need).
 
-    Grants of a pool never come to more than its slots; workers that are told to go may hold theirs a little longer,
-    so those who get them wait for them as pending workers.
+    The grants of a pool never exceed its slots. Preempted workers may hold theirs a little longer; the new workers wait
+    for them as pending pods.
     """
 
     grants: Mapping[str, Grant]
@@ -188,47 +189,47 @@ class SharingDecision:
 
 @dataclass(frozen=True, slots=True)
 class LastGrant:
-    """What the last decision gave a job, and since when."""
+    """What the last decision gave a job, and when that last changed."""
 
     workers: int
     since: float
 
 
 def is_shared(job: ElasticJob) -> bool:
-    """True for a job whose size is ours to decide: it lives, its owner wants it to run, no other scheduler has it."""
+    """True for a job whose size sharing decides: not over, not suspended by its owner, of no other scheduler."""
     over = job.status.phase.terminal or job.deleting or job.suspend or job.cancel
     scheduler = str(at(job.template, "spec", "schedulerName") or "")
-    anothers = bool(job.queue) or job.sharing.pod_group is not None or scheduler not in DEFAULT_SCHEDULERS
-    return not over and not anothers and job.desired > 0
+    elsewhere = bool(job.queue) or job.sharing.pod_group is not None or scheduler not in DEFAULT_SCHEDULERS
+    return not over and not elsewhere and job.desired > 0
 
 
 def pool_of(job: ElasticJob, pools: Collection[str]) -> str:
-    """The pool that a job's workers take slots of; "" for one that takes none of what is shared."""
+    """The pool whose slots the job's workers take; "" if they take no shared slots."""
     if not hardware(job).gpus_per_worker:
         return CPU if CPU in pools else ""
     types = _gpu_types(node_labels(job.template))
     if len(types) == 1:
         return types.pop()
-    # It takes any type, or says nothing that we know: where there is but one pool of GPUs, it is of that.
+    # Any type will do, or none is known. If there is only one pool of GPUs, it is that one.
     found = sorted(set(pools) - {CPU})
     return found[0] if len(found) == 1 else GPU
 
 
 def slots_per_worker(job: ElasticJob) -> int:
-    """GPUs of a worker, or its ranks where it has none."""
+    """The GPUs of a worker, or its ranks if it has none."""
     found = hardware(job)
     return found.gpus_per_worker or found.ranks_per_worker
 
 
 def build_claim(job: ElasticJob, pool: str, last: LastGrant) -> Claim:
-    """What the job asks for.
+    """The claim of a job.
 
-    One of a fixed size asks for all of it or nothing; but once it runs, those of its workers that are lost, or wished
-    for, are no reason to take away the others.
+    A job of fixed size claims all its workers or nothing. But once it runs, workers that are lost or newly asked for
+    are no reason to take away the others.
     """
     active = [worker for worker in job.status.workers if is_active(worker)]
     least, most = max(1, job.min), job.desired
-    if job.status.reason == FINISHING:  # nobody new: it ends as it is
+    if job.status.reason == FINISHING:  # it is about to end: no new workers
         least = most = max(1, len(active))
     elif not job.sharing.automatic:
         least = max(least, min(most, len(active))) if last.workers and active else most
@@ -249,19 +250,19 @@ def build_claim(job: ElasticJob, pool: str, last: LastGrant) -> Claim:
 
 
 def undecided_grant(job: ElasticJob) -> LastGrant:
-    """For a job that nothing was decided about, what it has."""
+    """The last grant of a job about which nothing was decided: the workers it has."""
     return LastGrant(sum(map(is_active, job.status.workers)), 0.0)
 
 
 def build_pools(
     nodes: Iterable[Manifest], shared: Iterable[ElasticJob], others: Iterable[ElasticJob], capacity: Mapping[str, int]
 ) -> tuple[Pool, ...]:
-    """The pools that healthy `nodes` make for `shared` jobs, without what `others` and other pods hold there.
+    """The pools of healthy `nodes` for `shared` jobs, without the slots that `others` and other pods hold.
 
-    A cordoned node has room for those that are on it, and no more. `capacity`: slots by pool that an autoscaler may
-    bring a pool to, whoever holds them; what is missing counts as there, for nodes come for workers that wait.
+    A cordoned node counts only the slots that shared jobs hold on it. `capacity`: slots by pool up to which an
+    autoscaler adds nodes, whoever holds them; missing slots count as available, as nodes are added for waiting workers.
     """
-    nodes, theirs = list(nodes), _held_slots(others)
+    nodes, foreign = list(nodes), _held_slots(others)
     ours = _held_slots(shared) if any(map(_is_cordoned, nodes)) else Counter()
     found: defaultdict[str, list[Node]] = defaultdict(list)
     there = Counter[str]()
@@ -272,7 +273,7 @@ def build_pools(
             if _is_cordoned(node):
                 slots = min(slots, ours[name, kind])
             if slots:
-                held = theirs[name, kind] + _number(at(node, "status", HELD, resource))
+                held = foreign[name, kind] + _number(at(node, "status", HELD, resource))
                 found[pool].append(Node(name, max(0, slots - held)))
                 there[pool] += slots
     for pool, slots in capacity.items():
@@ -287,7 +288,7 @@ def _is_cordoned(node: Manifest) -> bool:
 
 
 def _held_slots(jobs: Iterable[ElasticJob]) -> Counter[tuple[str, str]]:
-    """(node, kind of slots) -> how many of them jobs' workers hold there."""
+    """(node, kind of slots) -> how many of them the jobs' workers hold there."""
     held = Counter[tuple[str, str]]()
     for job in jobs:
         kind, each = GPU if hardware(job).gpus_per_worker else CPU, slots_per_worker(job)
@@ -298,7 +299,7 @@ def _held_slots(jobs: Iterable[ElasticJob]) -> Counter[tuple[str, str]]:
 
 
 def gpu_pool(node: Manifest) -> str:
-    """The pool of a node's GPUs: their type, if its labels tell it."""
+    """The pool of a node's GPUs: their type, if its labels say so."""
     labels = at(node, "metadata", "labels")
     values = {str(key): (str(value),) for key, value in labels.items()} if isinstance(labels, Mapping) else {}
     types = _gpu_types(values)
@@ -306,13 +307,13 @@ def gpu_pool(node: Manifest) -> str:
 
 
 def build_projects(quotas: Sequence[Manifest]) -> tuple[Project, ...]:
-    """The projects that have quotas."""
+    """The projects with quotas."""
     found = map(Quota.from_manifest, quotas)
     return tuple(Project(item.project, item.weight, item.guaranteed, item.limit) for item in found)
 
 
 def _gpu_types(labels: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """The types that labels, of a node or of the nodes that will do, tell of."""
+    """The GPU types that labels name, of a node or of the nodes that a job accepts."""
     accelerators, instances = set(labels.get(GKE_GPU_LABEL, ())), set(labels.get(INSTANCE_LABEL, ()))
     return {
         gpu.name
@@ -322,7 +323,7 @@ def _gpu_types(labels: Mapping[str, tuple[str, ...]]) -> set[str]:
 
 
 def _number(value: Any) -> int:
-    """A quantity of an extended resource, which is whole."""
+    """The quantity of an extended resource, which is an integer; 0 if it is not valid."""
     if isinstance(value, int) and not isinstance(value, bool):
         return max(0, value)
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else 0

@@ -1,16 +1,16 @@
-"""The decision: from pools, projects and claims to what every claim gets. Pure, and made anew each time it is asked.
+"""The decision: from pools, projects and claims to what every claim gets, for all pools.
 
-It depends on nothing but its arguments and not on their order; decided on its own outcome, it changes nothing.
+It depends only on its arguments, and not on their order; applied to its own outcome, it changes nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from elasticctl.api.text import shown
-from elasticctl_controller.core.sharing import division, packing, reasons
+from elasticctl.api.text import counted, shown
+from elasticctl_controller.core.sharing import division, packing
 from elasticctl_controller.core.sharing.claims import (
     DEFAULT_RULES,
     Claim,
@@ -21,15 +21,15 @@ from elasticctl_controller.core.sharing.claims import (
     SharingDecision,
     SharingRules,
     Usage,
-    Worker,
 )
 from elasticctl_controller.core.sharing.division import Allocation, Division, ProjectAccount
 from elasticctl_controller.core.sharing.packing import Packing
+from elasticctl_controller.core.sharing.preemption import Explanation, explain_changes, select_preempted
 
 PACKINGS = 4
-"""How often a pool is divided again because workers of several slots did not fit its nodes; then those go without."""
-LOOKS = 4
-"""How often a decision looks at its own outcome."""
+"""How often a pool is divided again because workers of several slots do not fit; after that, these get none."""
+ROUNDS = 4
+"""How often a decision is applied to its own outcome."""
 
 
 def decide(
@@ -46,7 +46,7 @@ def decide(
     grants: dict[str, Grant] = {}
     for claim in claims:
         if claim.pool in by_pool:
-            by_pool[claim.pool].append(_validate(claim))
+            by_pool[claim.pool].append(_normalize(claim))
         else:
             grants[claim.key] = _without_pool(claim)
     usage: list[Usage] = []
@@ -55,7 +55,7 @@ def decide(
         outcome = _decide_pool(shared[name], known, found, now, rules)
         grants.update(_grants(outcome))
         usage.extend(_usage(outcome))
-        wake_at.extend(_wake_at(outcome.seeking, now, rules))
+        wake_at.extend(_wake_times(outcome.allocations, now, rules))
     return SharingDecision(grants, tuple(usage), min(wake_at, default=None))
 
 
@@ -63,37 +63,37 @@ def decide(
 class _Outcome:
     pool: Pool
     accounts: Sequence[ProjectAccount]
-    seeking: Sequence[Allocation]
+    allocations: Sequence[Allocation]
     packed: Packing
 
 
 def _decide_pool(
     pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
 ) -> _Outcome:
-    """Divide a pool, and look at what comes of it until that changes nothing any more.
+    """Divide a pool, and apply the decision to its own outcome until it changes nothing.
 
-    As a rule the first look is the last. But who has started is no newcomer any more and may stand before others in the
-    order, where a project's share or a node that a worker fits makes a difference. What leads back to where it began is
-    left as it is, lest jobs change places for ever.
+    Usually the first round is the last. But a claim that has started is no longer new and may come before others, which
+    matters for a project's share or a node that a worker fits on. If that leads back to the state before, nothing is
+    changed: otherwise jobs would swap places forever.
     """
     asked = {claim.key: claim for claim in claims}
     outcome = divide(pool, projects, claims, now, rules)
-    for _ in range(LOOKS):
-        if all(one.given == one.claim.granted for one in outcome.seeking):
+    for _ in range(ROUNDS):
+        if all(one.given == one.claim.granted for one in outcome.allocations):
             break
-        after = [_followed(one, outcome.packed, now) for one in outcome.seeking]
+        after = [_apply_outcome(one, outcome.packed, now) for one in outcome.allocations]
         outcome = divide(pool, projects, after, now, rules)
-        if all(one.given == asked[one.claim.key].granted for one in outcome.seeking):
+        if all(one.given == asked[one.claim.key].granted for one in outcome.allocations):
             kept = {claim.key: claim.workers for claim in claims}
             outcome = replace(outcome, packed=Packing(kept, {}, {}))
             break
-    for one in outcome.seeking:
+    for one in outcome.allocations:
         one.claim = asked[one.claim.key]
     return outcome
 
 
-def _followed(one: Allocation, packed: Packing, now: float) -> Claim:
-    """A claim once its workers have followed."""
+def _apply_outcome(one: Allocation, packed: Packing, now: float) -> Claim:
+    """The claim after the outcome has been carried out."""
     claim = one.claim
     kept = packed.kept.get(claim.key, ()) if one.given else ()
     if one.given == claim.granted and len(kept) == len(claim.workers):
@@ -105,12 +105,12 @@ def _followed(one: Allocation, packed: Packing, now: float) -> Claim:
 def divide(
     pool: Pool, projects: Mapping[str, Project], claims: Sequence[Claim], now: float, rules: SharingRules
 ) -> _Outcome:
-    """Divide, see whether it fits the nodes, and if not divide again with what does."""
+    """Divide the pool, and divide again with what fits if the result does not fit on the nodes."""
     caps = _caps(pool, claims)
     for attempt in range(PACKINGS):
         accounts = _accounts(pool.name, projects, claims)
-        seeking = division.build_allocations(claims, accounts, caps, rules, now)
-        divided = division.divide(pool.slots, list(accounts.values()), seeking)
+        allocations = division.build_allocations(claims, accounts, caps, rules, now)
+        divided = division.divide(pool.slots, list(accounts.values()), allocations)
         packed = packing.pack(pool, divided.admitted)
         if not packed.fitting:
             break
@@ -118,44 +118,44 @@ def divide(
             caps.update(packed.fitting)
         else:
             _shrink_to_fit(divided, packed.fitting)
-    return _Outcome(pool, divided.accounts, seeking, packed)
+    return _Outcome(pool, divided.accounts, allocations, packed)
 
 
 def _caps(pool: Pool, claims: Iterable[Claim]) -> dict[str, int]:
-    """The claims that ask for more than the whole pool has, with what that is."""
-    rooms: dict[int, int] = {}
+    """The number of workers that fit into the whole pool, for claims that ask for more."""
+    capacities: dict[int, int] = {}
     caps: dict[str, int] = {}
     for claim in claims:
         each = claim.slots_per_worker
-        if each not in rooms:
-            rooms[each] = packing.room_for(pool, each)
-        if claim.most > rooms[each]:
-            caps[claim.key] = rooms[each]
+        if each not in capacities:
+            capacities[each] = packing.room_for(pool, each)
+        if claim.most > capacities[each]:
+            caps[claim.key] = capacities[each]
     return caps
 
 
 def _accounts(pool: str, projects: Mapping[str, Project], claims: Iterable[Claim]) -> dict[str, ProjectAccount]:
-    """Accounts by project, in order of name: of all that are listed or have a claim."""
+    """Accounts by project name, sorted: of all projects that have a quota or a claim."""
     names = sorted({*projects, *(claim.project for claim in claims)})
     listed = [projects.get(name, Project(name)) for name in names]
     return {one.name: ProjectAccount(one, max(0, one.guaranteed.get(pool, 0)), one.limit.get(pool)) for one in listed}
 
 
 def _shrink_to_fit(divided: Division, fitting: Mapping[str, int]) -> None:
-    """Leave those that still do not fit with what does, or with nothing."""
+    """Reduce claims that still do not fit to what fits, or to nothing."""
     for one in divided.admitted:
         fits = fitting.get(one.claim.key, one.given)
         divided.take_back(one, one.given - (fits if fits >= one.claim.least else 0))
 
 
 def _grants(outcome: _Outcome) -> dict[str, Grant]:
-    scene = reasons.DividedPool.of(outcome.pool, outcome.accounts, outcome.seeking)
-    changed = reasons.explain_changes(outcome.seeking)
+    divided = DividedPool.of(outcome.pool, outcome.accounts, outcome.allocations)
+    changed = explain_changes(outcome.allocations)
     left = {account.project.name: _left(account) for account in outcome.accounts}
     found: dict[str, Grant] = {}
-    for one in outcome.seeking:
+    for one in outcome.allocations:
         claim, name = one.claim, one.account.project.name
-        why = reasons.explain(one, scene)
+        why = explain(one, divided)
         change = changed.get(claim.key)
         pending = int(min(claim.most - one.given, left[name] // claim.slots_per_worker))
         if one.given + pending < claim.least:
@@ -167,7 +167,7 @@ def _grants(outcome: _Outcome) -> dict[str, Grant]:
             reason=why.reason,
             words=why.words,
             borrowed=one.borrowed,
-            leave=_leaving(one, outcome.packed.kept),
+            leave=select_preempted(one, outcome.packed.kept),
             nodes=outcome.packed.nodes.get(claim.key, ()) if one.given else (),
             pending=pending,
             change=change.words if change else "",
@@ -177,17 +177,8 @@ def _grants(outcome: _Outcome) -> dict[str, Grant]:
 
 
 def _left(account: ProjectAccount) -> float:
-    """The slots that a project's limit still leaves it."""
+    """The slots that a project may still use."""
     return math.inf if account.limit is None else max(0, account.limit - account.used)
-
-
-def _leaving(one: Allocation, kept: Mapping[str, tuple[Worker, ...]]) -> tuple[str, ...]:
-    workers = one.claim.workers
-    stay = kept.get(one.claim.key, ()) if one.given else ()
-    if len(stay) == len(workers):
-        return ()
-    names = {worker.name for worker in stay}
-    return tuple(sorted(worker.name for worker in workers if worker.name not in names))
 
 
 def _without_pool(claim: Claim) -> Grant:
@@ -199,13 +190,13 @@ def _without_pool(claim: Claim) -> Grant:
         words=f"waits for nodes: there is no pool {shown(claim.pool)}",
         leave=tuple(sorted(worker.name for worker in claim.workers)),
         pending=claim.most,
-        change="is suspended: there are no nodes of its kind any more" if lost else "",
+        change="is suspended: there are no more nodes of its kind" if lost else "",
     )
 
 
 def _usage(outcome: _Outcome) -> Iterable[Usage]:
     waiting: dict[str, int] = {}
-    for one in outcome.seeking:
+    for one in outcome.allocations:
         if not one.given:
             waiting[one.account.project.name] = waiting.get(one.account.project.name, 0) + 1
     for account in outcome.accounts:
@@ -222,10 +213,10 @@ def _usage(outcome: _Outcome) -> Iterable[Usage]:
             )
 
 
-def _wake_at(seeking: Sequence[Allocation], now: float, rules: SharingRules) -> Iterable[float]:
-    """When somebody's patience ends, or the time for which a size is left alone while others want more."""
-    wanting = any(one.given < one.most for one in seeking)
-    for one in seeking:
+def _wake_times(allocations: Sequence[Allocation], now: float, rules: SharingRules) -> Iterable[float]:
+    """When a waiting claim's patience ends, or a changed size is no longer protected while others want more."""
+    wanting = any(one.given < one.most for one in allocations)
+    for one in allocations:
         changed_at = one.claim.changed_at if one.given == one.claim.granted else now
         if not one.given:
             due = changed_at + rules.patience_s
@@ -237,9 +228,113 @@ def _wake_at(seeking: Sequence[Allocation], now: float, rules: SharingRules) -> 
             yield due
 
 
-def _validate(claim: Claim) -> Claim:
-    """The claim, with numbers that can be meant: what a job asks for is typed by people."""
+def _normalize(claim: Claim) -> Claim:
+    """The claim with valid numbers: they come from people."""
     if 1 <= claim.least <= claim.most and claim.slots_per_worker >= 1:
         return claim
     least = max(1, claim.least)
     return replace(claim, least=least, most=max(least, claim.most), slots_per_worker=max(1, claim.slots_per_worker))
+
+
+@dataclass(frozen=True, slots=True)
+class DividedPool:
+    """A pool after its division. `by_priority`: the slots of claims by priority, and the largest claim of each."""
+
+    pool: Pool
+    slots: int
+    accounts: Sequence[ProjectAccount]
+    running: int
+    by_priority: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pool: Pool, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]) -> DividedPool:
+        """The `pool` after its division."""
+        by_priority: dict[int, tuple[int, str]] = {}
+        most: dict[int, int] = {}
+        for one in allocations:
+            if one.given:
+                slots, priority = one.given * one.claim.slots_per_worker, one.claim.priority
+                total, key = by_priority.get(priority, (0, ""))
+                if slots > most.get(priority, 0):
+                    most[priority], key = slots, one.claim.key
+                by_priority[priority] = (total + slots, key)
+        running = sum(one.given > 0 for one in allocations)
+        return cls(pool, pool.slots, accounts, running, by_priority)
+
+    @property
+    def used(self) -> int:
+        """The slots that claims have."""
+        return sum(account.used for account in self.accounts)
+
+    def amount(self, slots: int) -> str:
+        """The number of slots in words: `2 GPUs`."""
+        return counted(slots, self.pool.unit)
+
+
+def explain(one: Allocation, divided: DividedPool) -> Explanation:
+    """Explain why this claim has what it has."""
+    return _explain_running(one, divided) if one.given else _explain_waiting(one, divided)
+
+
+def _explain_waiting(one: Allocation, divided: DividedPool) -> Explanation:
+    account = one.account
+    limit = account.limit
+    if limit is not None and one.limited:
+        may = f"{account.project.name} may have {divided.amount(limit)}"
+        if one.need > limit:
+            return Explanation(Reason.WAITS_LIMIT, f"cannot start: it needs {divided.amount(one.need)}, and {may}")
+        return Explanation(Reason.WAITS_LIMIT, f"waits for other jobs of its project: {may}")
+    if one.need > divided.slots:
+        has = f"{divided.pool.name} has {divided.amount(divided.slots)}"
+        return Explanation(Reason.NO_ROOM, f"waits for nodes: it needs {divided.amount(one.need)}, and {has}")
+    missing = one.need - (divided.slots - divided.used)
+    if missing <= 0 or one.most < one.claim.least:
+        each = divided.amount(one.claim.slots_per_worker)
+        return Explanation(
+            Reason.NO_ROOM, f"waits for nodes: a worker needs {each} on one node, and too few nodes have that"
+        )
+    waits = f"waits for {divided.amount(missing)}"
+    higher = {priority: had for priority, had in divided.by_priority.items() if priority > one.claim.priority}
+    others = [other for other in divided.accounts if other is not account and other.guaranteed and other.used]
+    if others and sum(min(other.used, other.guaranteed) for other in others) >= missing:
+        owner = max(others, key=lambda other: (min(other.used, other.guaranteed), other.project.name))
+        return Explanation(Reason.WAITS_GUARANTEE, f"{waits} that {owner.project.name} is guaranteed")
+    if sum(slots for slots, _ in higher.values()) >= missing:
+        holder = higher[max(higher)][1]
+        return Explanation(Reason.WAITS_PRIORITY, f"{waits} held by jobs of higher priority, such as {holder}", holder)
+    return Explanation(Reason.WAITS_TURN, f"{waits} held by jobs that come first")
+
+
+def _explain_running(one: Allocation, divided: DividedPool) -> Explanation:
+    claim, account = one.claim, one.account
+    borrows = _borrowing(one, divided)
+    if one.given >= claim.most:
+        all_of = "the worker" if claim.most == 1 else f"all {claim.most} workers"
+        return Explanation(Reason.FULL, f"has {all_of} that it asks for{borrows}")
+    has = f"has {one.given} of {claim.most} workers"
+    if one.limited and account.limit is not None:
+        may = f"{account.project.name} may have {divided.amount(account.limit)}"
+        return Explanation(Reason.LIMITED, f"{has}: {may}{borrows}")
+    if divided.running == 1:
+        all_of = f"{divided.pool.name} has {divided.amount(divided.slots)} in all"
+        return Explanation(Reason.SMALL_POOL, f"{has}: {all_of}{borrows}")
+    if one.given >= one.most:
+        each = divided.amount(claim.slots_per_worker)
+        return Explanation(
+            Reason.SMALL_POOL, f"{has}: no more nodes of {divided.pool.name} have {each} for one{borrows}"
+        )
+    others = counted(divided.running - 1, "other job")
+    return Explanation(
+        Reason.SHARED, f"{has}: {divided.pool.name} has {divided.amount(divided.slots)}, shared with {others}{borrows}"
+    )
+
+
+def _borrowing(one: Allocation, divided: DividedPool) -> str:
+    slots = min(one.borrowed * one.claim.slots_per_worker, one.account.over)
+    if slots <= 0:
+        return ""
+    lenders = [other for other in divided.accounts if other is not one.account and other.guaranteed > other.used]
+    if not lenders:
+        return f"; {divided.amount(slots)} beyond what {one.account.project.name} is guaranteed"
+    lender = max(lenders, key=lambda other: (other.guaranteed - other.used, other.project.name))
+    return f"; borrows {divided.amount(slots)} from {lender.project.name}"

@@ -1,17 +1,18 @@
-"""How many workers each claim on a pool gets: counts alone, as if a worker fitted anywhere (`packing` sees to nodes).
+"""How many workers each claim on a pool gets, by numbers alone: `packing` checks whether they fit on the nodes.
 
-The division is made anew each time, in an order that says who comes first; what claims have now only breaks ties and
-holds back what can wait. So it does not depend on the path that led to it, and made again it is the same.
+Every division starts from zero, in an order of precedence; what claims have now only breaks ties and delays changes
+that can wait. So the result does not depend on history, and dividing again gives the same result.
 
-1. Each project's guarantee is set aside for it, as far as its claims can use it without anything beyond it.
-2. Each claim gets its least or nothing. Next is who is within a guarantee, then who has the higher priority, then whose
-   project has borrowed least for its weight, then who came first. Who does not fit is passed over, and those behind use
-   what is free; as soon as it fits it goes before them. A job that runs is not suspended for one of equal priority
-   that has waited for less than `patience_s`.
-3. What is set aside and cannot be used by whom it was set aside for is given free, and 2 is done again.
-4. What is left goes to those who run and want more, one worker at a time: within guarantees first, then to the project
-   that has borrowed least for its weight, there to the highest priority, and then to the job with the fewest slots.
-   Of equals, who has a worker keeps it; and a job whose size has just changed keeps what it has for `settle_s`.
+1. Each project's guarantee is reserved for it, as far as its claims can use it without exceeding it.
+2. Each claim gets its least or nothing. Claims within a guarantee come first, then those of higher priority, then those
+   of the project that has borrowed least for its weight, then the earliest. A claim that does not fit is skipped, and
+   later ones use what is free; as soon as it fits it comes before them. A running job is not suspended for one of equal
+   priority that has waited for less than `patience_s`.
+3. Reserved slots that their project cannot use are released, and step 2 is repeated.
+4. What is left goes to running claims that want more, one worker at a time: within guarantees first, then to the
+   project that has borrowed least for its weight, there to the highest priority, and then to the job with the fewest
+   slots. Among equals, a claim keeps the worker it has; a job whose size has just changed keeps its workers for
+   `settle_s`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from elasticctl_controller.core.sharing.claims import Claim, Project, SharingRul
 
 LEAST_WEIGHT = 1e-9
 RELEASES = 16
-"""How often claims come to their least again because something that was set aside has been given free."""
+"""How often step 2 is repeated because reserved slots have been released."""
 
 
 @dataclass(slots=True)
 class ProjectAccount:
-    """A project's part of the pool, in slots; `reserved` is set aside for it, used or not."""
+    """A project's part of the pool, in slots; `reserved` slots are set aside for it, used or not."""
 
     project: Project
     guaranteed: int
@@ -39,20 +40,20 @@ class ProjectAccount:
 
     @property
     def aside(self) -> int:
-        """What is set aside and unused."""
+        """Its reserved slots that are unused."""
         return self.reserved - self.used if self.reserved > self.used else 0
 
     @property
     def over(self) -> int:
-        """What it uses beyond its guarantee."""
+        """The slots it uses beyond its guarantee."""
         return self.used - self.guaranteed if self.used > self.guaranteed else 0
 
     def allows(self, slots: int) -> bool:
-        """Does its limit allow so many more?"""
+        """True if its limit allows `slots` more."""
         return self.limit is None or self.used + slots <= self.limit
 
     def share(self, within: bool) -> float:
-        """How much it has of what is due to it: of its guarantee, or beyond that by weight."""
+        """How much it has relative to what it is due: of its guarantee, or beyond that by weight."""
         if within:
             return self.used / max(1, self.guaranteed)
         over = self.used - self.guaranteed
@@ -61,10 +62,10 @@ class ProjectAccount:
 
 @dataclass(slots=True)
 class Allocation:
-    """A claim while its pool is divided. `most`: its own, or fewer where fewer fit on the nodes.
+    """A claim while its pool is divided. `most`: the claim's own, or fewer if fewer fit on the nodes.
 
-    `fresh`: it waits, and has not waited for long. `keeps`: workers that are not taken from it for fairness' sake.
-    `limited`: its project's limit stood in its way.
+    `place`: its place in the order of submission. `fresh`: it waits, but has not waited for long. `keeps`: workers that
+    are not taken from it for the sake of fairness. `limited`: its project's limit kept it from getting more.
     """
 
     claim: Claim
@@ -79,18 +80,18 @@ class Allocation:
 
     @property
     def need(self) -> int:
-        """The slots of its least."""
+        """The slots that its least number of workers takes."""
         return self.claim.least * self.claim.slots_per_worker
 
     @property
     def holds(self) -> bool:
-        """Would the next worker be one that it was granted already?"""
+        """True if the next worker would be one that it has been granted before."""
         return self.given < self.claim.granted
 
 
 @dataclass(slots=True)
 class Division:
-    """A pool that is being divided: what is free of it, and how much of that is set aside for somebody."""
+    """A pool while it is divided: its free slots, and how many of those are reserved (`aside`)."""
 
     free: int
     accounts: Sequence[ProjectAccount]
@@ -99,19 +100,19 @@ class Division:
     aside: int = 0
 
     @classmethod
-    def begun(cls, slots: int, accounts: Sequence[ProjectAccount]) -> Division:
-        """A pool of which nobody has anything yet."""
+    def start(cls, slots: int, accounts: Sequence[ProjectAccount]) -> Division:
+        """A pool of which no claim has anything yet."""
         for account in accounts:
             account.used = 0
         guarantees = any(account.guaranteed > 0 for account in accounts)
         return cls(slots, accounts, guarantees, aside=sum(account.reserved for account in accounts))
 
     def room(self, account: ProjectAccount) -> int:
-        """The slots that this project can take without touching what is set aside for others."""
+        """The slots that this project can take without using what is reserved for others."""
         return self.free - (self.aside - account.aside)
 
     def take(self, seeker: Allocation, workers: int) -> None:
-        """Give so many more workers to a claim."""
+        """Give `workers` more workers to a claim."""
         account, each = seeker.account, seeker.claim.slots_per_worker
         slots, used = workers * each, account.used
         account.used += slots
@@ -123,7 +124,7 @@ class Division:
             seeker.borrowed += -(-min(slots, account.used - account.guaranteed) // each)
 
     def take_back(self, seeker: Allocation, workers: int) -> None:
-        """Undo `take`, after all have been served."""
+        """Undo `take`, after the division."""
         slots = workers * seeker.claim.slots_per_worker
         seeker.given -= workers
         seeker.borrowed = min(seeker.borrowed, seeker.given)
@@ -131,7 +132,7 @@ class Division:
         self.free += slots
 
     def release(self, usable: Mapping[str, int]) -> bool:
-        """Give free what projects cannot use of what is set aside for them; was there any?"""
+        """Release reserved slots that their projects cannot use; True if there were any."""
         released = False
         for account in self.accounts:
             idle = account.aside - min(account.aside, usable.get(account.project.name, 0))
@@ -149,7 +150,7 @@ def build_allocations(
     rules: SharingRules,
     now: float,
 ) -> list[Allocation]:
-    """The claims in the order they came, as who seeks; `caps` are what fits of some on the nodes."""
+    """The allocations in order of submission; `caps`: how many workers of some claims fit on the nodes."""
     ordered = sorted(claims, key=lambda claim: (claim.submitted_at, claim.key))
     return [
         Allocation(
@@ -164,9 +165,9 @@ def build_allocations(
     ]
 
 
-def divide(slots: int, accounts: Sequence[ProjectAccount], seeking: Sequence[Allocation]) -> Division:
-    """Fill in `given` of all who seek. What comes back lists those who have some in the order they came to it."""
-    queues = _queues(seeking)
+def divide(slots: int, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]) -> Division:
+    """Fill in `given` of all allocations. The division lists those that have some in the order they got it."""
+    queues = _queues(allocations)
     for account in accounts:
         account.reserved = _reserve(account, queues.get(account.project.name, ()))
     for _ in range(RELEASES):
@@ -174,13 +175,13 @@ def divide(slots: int, accounts: Sequence[ProjectAccount], seeking: Sequence[All
         if not division.release(_usable_slots(division)):
             break
     _grow(division)
-    if division.free > 0 and division.release({}):  # what is too little for a worker of whom it was set aside for
+    if division.free > 0 and division.release({}):  # reserved slots that are too few for one of their project's workers
         _grow(division)
     return division
 
 
 def _usable_slots(division: Division) -> dict[str, int]:
-    """The slots by project that those who have their least could still use."""
+    """The slots by project that claims with their least could still use."""
     found: dict[str, int] = {}
     for one in division.admitted:
         name = one.account.project.name
@@ -188,16 +189,16 @@ def _usable_slots(division: Division) -> dict[str, int]:
     return found
 
 
-def _queues(seeking: Sequence[Allocation]) -> dict[str, list[Allocation]]:
-    """The claims by project, in the order in which each project's come to their least."""
+def _queues(allocations: Sequence[Allocation]) -> dict[str, list[Allocation]]:
+    """The allocations by project, in the order in which each project's get their least."""
     queues: dict[str, list[Allocation]] = {}
-    for one in sorted(seeking, key=lambda one: (-one.claim.priority, one.fresh, one.place)):
+    for one in sorted(allocations, key=lambda one: (-one.claim.priority, one.fresh, one.place)):
         queues.setdefault(one.account.project.name, []).append(one)
     return queues
 
 
 def _reserve(account: ProjectAccount, queue: Iterable[Allocation]) -> int:
-    """How much of its guarantee a project's claims can use, without anything beyond it."""
+    """How much of its guarantee a project's claims can use without exceeding it."""
     most = account.guaranteed if account.limit is None else min(account.guaranteed, max(0, account.limit))
     used = more = 0
     for one in queue if most else ():
@@ -208,10 +209,10 @@ def _reserve(account: ProjectAccount, queue: Iterable[Allocation]) -> int:
 
 
 def _admit(slots: int, accounts: Sequence[ProjectAccount], queues: Mapping[str, Sequence[Allocation]]) -> Division:
-    """Give those their least who come first and fit."""
-    division = Division.begun(slots, accounts)
+    """Give claims their least, in order of precedence, if they fit."""
+    division = Division.start(slots, accounts)
     next_of = {name: iter(queue) for name, queue in queues.items()}
-    heads = [_turn(one, name) for name, queue in next_of.items() if (one := next(queue, None))]
+    heads = [_precedence(one, name) for name, queue in next_of.items() if (one := next(queue, None))]
     heapify(heads)
     while heads:
         *_, name, one = turn = heads[0]
@@ -225,25 +226,25 @@ def _admit(slots: int, accounts: Sequence[ProjectAccount], queues: Mapping[str, 
         if following is None:
             heappop(heads)
         else:
-            heapreplace(heads, _turn(following, name))
+            heapreplace(heads, _precedence(following, name))
     return division
 
 
-def _turn(one: Allocation, name: str) -> tuple[int, int, bool, float, int, str, Allocation]:
-    """When a project's next claim comes to its least: the lower the sooner."""
+def _precedence(one: Allocation, name: str) -> tuple[int, int, bool, float, int, str, Allocation]:
+    """The precedence of a project's next claim for its least: the lowest comes first."""
     within = one.account.used + one.need <= one.account.reserved
     return (0 if within else 1, -one.claim.priority, one.fresh, one.account.share(within), one.place, name, one)
 
 
 def _grow(division: Division) -> None:
-    """Give what is left, worker by worker, to those who have their least and want more."""
+    """Give what is left, worker by worker, to claims that have their least and want more."""
     queues: dict[str, list[tuple[bool, int, int, bool, int, Allocation]]] = {}
     for one in division.admitted:
         if one.given < one.most:
-            queues.setdefault(one.account.project.name, []).append(_want(one))
+            queues.setdefault(one.account.project.name, []).append(_precedence_in_project(one))
     for queue in queues.values():
         heapify(queue)
-    heads = [_claimant(queue[0][-1], name) for name, queue in queues.items()]
+    heads = [_project_precedence(queue[0][-1], name) for name, queue in queues.items()]
     heapify(heads)
     while heads and division.free > 0:
         tier, *_, name = heads[0]
@@ -256,23 +257,23 @@ def _grow(division: Division) -> None:
         else:
             division.take(one, 1)
             if one.given < one.most:
-                heapreplace(queue, _want(one))
+                heapreplace(queue, _precedence_in_project(one))
             else:
                 heappop(queue)
         if queue:
-            heapreplace(heads, _claimant(queue[0][-1], name))
+            heapreplace(heads, _project_precedence(queue[0][-1], name))
         else:
             heappop(heads)
 
 
-def _want(one: Allocation) -> tuple[bool, int, int, bool, int, Allocation]:
-    """Who of a project comes to the next worker: the lower the sooner."""
+def _precedence_in_project(one: Allocation) -> tuple[bool, int, int, bool, int, Allocation]:
+    """The precedence within a project for the next worker: the lowest comes first."""
     level = one.given * one.claim.slots_per_worker
     return (one.given >= one.keeps, -one.claim.priority, level, not one.holds, one.place, one)
 
 
-def _claimant(one: Allocation, name: str) -> tuple[int, float, bool, str]:
-    """Which project comes to the next worker, which would be this claim's: the lower the sooner."""
+def _project_precedence(one: Allocation, name: str) -> tuple[int, float, bool, str]:
+    """The precedence among projects for the next worker, which would be this claim's: the lowest comes first."""
     within = one.account.used + one.claim.slots_per_worker <= one.account.reserved
     tier = 0 if within else 1 if one.given < one.keeps else 2
     return (tier, one.account.share(within), not one.holds, name)

@@ -1,9 +1,9 @@
-"""Whether what a pool's division gives fits on its nodes, a worker being on one node as a whole.
+"""Whether the result of a division fits on the pool's nodes, given that a worker needs all its slots on one node.
 
-Where every worker takes one slot, it does. Otherwise workers stay where they are as long as their claims keep them, and
-new ones, the largest first, go to the node they leave least free of. For a claim's least, a node may be cleared of
-workers of whoever comes later: first of those above their least. They are put elsewhere if they fit there, which undoes
-fragmentation.
+If every worker takes one slot, it does. Otherwise workers stay where they are as long as their claims keep them, and
+new ones, the largest first, go to the node on which they leave the fewest slots free (best fit). To give a claim its
+least, a node may be cleared of workers of later claims, first of those above their least. These are placed elsewhere if
+they fit there, which undoes fragmentation.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from elasticctl_controller.core.sharing.claims import Claim, Pool, Worker
+from elasticctl_controller.core.sharing.claims import Pool, Worker
 from elasticctl_controller.core.sharing.division import Allocation
+from elasticctl_controller.core.sharing.preemption import select_remaining
 
 PLANS = 32
-"""How many ways of clearing a node are compared: on a large cluster the first ones are as good as any."""
+"""How many ways to clear a node are compared: on a large cluster the first ones are as good as any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`kept`: workers by claim that stay. `nodes`: where the others of a claim fit, if not anywhere.
+    """`kept`: the workers that stay, by claim. `nodes`: where the new workers of a claim fit, if that matters.
 
-    `fitting`: how many fit of those claims for which it is fewer than given.
+    `fitting`: how many workers fit, for claims that were given more than that.
     """
 
     kept: Mapping[str, tuple[Worker, ...]]
@@ -33,38 +34,30 @@ class Packing:
     fitting: Mapping[str, int]
 
 
-def staying(claim: Claim, given: int) -> tuple[Worker, ...]:
-    """Which workers stay when a claim is given so many: the oldest, those on a node before those that wait for one."""
-    if given >= len(claim.workers):
-        return claim.workers
-    ordered = sorted(claim.workers, key=lambda worker: (not worker.node, worker.started_at, worker.name))
-    return tuple(ordered[:given])
-
-
 def room_for(pool: Pool, slots_per_worker: int) -> int:
-    """How many such workers fit into the whole pool, were it empty."""
+    """How many such workers would fit into the empty pool."""
     return sum(node.slots // slots_per_worker for node in pool.nodes)
 
 
 def pack(pool: Pool, admitted: Sequence[Allocation]) -> Packing:
-    """Place what was given: the largest workers first, or if not all fit so, in the order in which it was given."""
+    """Place the workers: the largest first, or if not all fit that way, in the order in which they were given."""
     if all(one.claim.slots_per_worker == 1 for one in admitted):
-        return Packing({one.claim.key: staying(one.claim, one.given) for one in admitted}, {}, {})
+        return Packing({one.claim.key: select_remaining(one.claim, one.given) for one in admitted}, {}, {})
     in_turn = range(len(admitted))
     packing = _pack(pool, admitted, sorted(in_turn, key=lambda turn: -admitted[turn].claim.slots_per_worker))
     return _pack(pool, admitted, in_turn) if packing.fitting else packing
 
 
 def _pack(pool: Pool, admitted: Sequence[Allocation], order: Sequence[int]) -> Packing:
-    """Place what was given, in this order of `admitted`: first everybody's least."""
+    """Place the workers in this order of `admitted`: first the least of every claim, then the others."""
     free = [node.slots for node in pool.nodes]
     numbers = {node.name: number for number, node in enumerate(pool.nodes)}
     placed = [_keep_in_place(free, numbers, one) for one in admitted]
-    floor = _Slots(free, placed, numbers)
+    slots = _Slots(free, placed, numbers)
     for turn in order:
-        _place(floor, placed[turn], admitted[turn].claim.least, turn)
+        _place(slots, placed[turn], admitted[turn].claim.least, turn)
     for turn in order:
-        _place(floor, placed[turn], admitted[turn].given, None)
+        _place(slots, placed[turn], admitted[turn].given, None)
     both = list(zip(admitted, placed, strict=True))
     return Packing(
         kept={one.claim.key: _kept(one, there, numbers) for one, there in both},
@@ -75,7 +68,7 @@ def _pack(pool: Pool, admitted: Sequence[Allocation], order: Sequence[int]) -> P
 
 @dataclass(slots=True, eq=False)
 class _Placed:
-    """Of one claim: how many have a place, the workers that keep theirs, and the nodes of new ones."""
+    """The placement of one claim: how many workers have a node, those that keep theirs, and the nodes of new ones."""
 
     slots_per_worker: int
     least: int
@@ -86,7 +79,7 @@ class _Placed:
 
 @dataclass(slots=True, eq=False)
 class _Resident:
-    """A worker that is where it stays, unless somebody who comes first needs its node."""
+    """A worker that stays on its node unless an earlier claim needs that node."""
 
     turn: int
     worker: Worker
@@ -94,7 +87,7 @@ class _Resident:
 
 
 class _Slots:
-    """What is free of each node, with nodes by how much that is, and who stays where."""
+    """The free slots of each node, the nodes by free slots, and the workers that stay on each."""
 
     def __init__(self, free: list[int], placed: Sequence[_Placed], numbers: Mapping[str, int]) -> None:
         self.free = free
@@ -111,18 +104,18 @@ class _Slots:
         heappush(self.by_free.setdefault(self.free[number], []), number)
 
     def best(self, slots: int) -> int | None:
-        """The node with the least free of those with enough."""
+        """The node with the fewest free slots among those with enough."""
         for free in sorted(free for free in self.by_free if free >= slots):
             nodes = self.by_free[free]
             while nodes:
                 if self.free[nodes[0]] == free:
                     return nodes[0]
-                heappop(nodes)  # it has changed since
+                heappop(nodes)  # outdated: its free slots have changed
             del self.by_free[free]
         return None
 
     def clear(self, slots: int, turn: int) -> int | None:
-        """Free so many slots of one node of workers that come later than `turn`; None where that is impossible."""
+        """Free `slots` on one node by evicting workers of claims after `turn`; None if that is impossible."""
         if slots >= self.hopeless:
             return None
         if self.residents is None:
@@ -130,10 +123,10 @@ class _Slots:
         plans = itertools.islice(self._plans(self.residents, slots, turn), PLANS)
         best = min(plans, key=lambda plan: plan[:3], default=None)
         if best is None:
-            self.hopeless = slots  # who comes later may send fewer away, and clearing for smaller ones adds no room
+            self.hopeless = slots  # later claims may evict fewer, and clearing nodes for smaller ones adds no room
             return None
-        _, _, number, goers = best
-        for resident in goers:
+        _, _, number, evicted = best
+        for resident in evicted:
             self.residents[number].remove(resident)
             resident.claim.workers.remove(resident.worker)
             resident.claim.count -= 1
@@ -143,7 +136,7 @@ class _Slots:
     def _plans(
         self, residents: Mapping[int, list[_Resident]], slots: int, turn: int
     ) -> Iterator[tuple[int, int, int, list[_Resident]]]:
-        """Ways to clear a node, as `_plan` has them and with its number before who leaves; most free nodes first."""
+        """The plans for all nodes, those with most free slots first, with the node's number before the workers."""
         seen = set[int]()
         for free in sorted(self.by_free, reverse=True):
             for number in sorted(self.by_free[free]):
@@ -151,12 +144,12 @@ class _Slots:
                     seen.add(number)
                     plan = self._plan(residents[number], slots - free, turn)
                     if plan is not None:
-                        leasts, moved, goers = plan
-                        yield leasts, moved, number, goers
+                        leasts, moved, evicted = plan
+                        yield leasts, moved, number, evicted
 
     def _plan(self, there: list[_Resident], needed: int, turn: int) -> tuple[int, int, list[_Resident]] | None:
-        """Who has to leave a node: how many of them are of a claim's least, how many slots they have, and who."""
-        goers: list[_Resident] = []
+        """The workers to evict from a node: how many belong to a claim's least, their slots, and which they are."""
+        evicted: list[_Resident] = []
         leasts = 0
         spare: dict[int, int] = {}
         there = sorted(there, key=lambda one: (-one.turn, -one.worker.started_at, one.worker.name))
@@ -165,17 +158,17 @@ class _Slots:
                 if needed <= 0:
                     break
                 left = spare.setdefault(resident.turn, resident.claim.count - resident.claim.least)
-                if resident in goers or (left <= 0 if only_spare else resident.turn <= turn):
+                if resident in evicted or (left <= 0 if only_spare else resident.turn <= turn):
                     continue
                 spare[resident.turn] = left - 1
                 leasts += not only_spare
-                goers.append(resident)
+                evicted.append(resident)
                 needed -= resident.claim.slots_per_worker
-        return (leasts, sum(one.claim.slots_per_worker for one in goers), goers) if needed <= 0 else None
+        return (leasts, sum(one.claim.slots_per_worker for one in evicted), evicted) if needed <= 0 else None
 
 
 def _residents(placed: Sequence[_Placed], numbers: Mapping[str, int]) -> dict[int, list[_Resident]]:
-    """Who stays where."""
+    """The workers that stay, by node number."""
     found: dict[int, list[_Resident]] = {}
     for turn, claim in enumerate(placed):
         for worker in claim.workers:
@@ -184,10 +177,10 @@ def _residents(placed: Sequence[_Placed], numbers: Mapping[str, int]) -> dict[in
 
 
 def _keep_in_place(free: list[int], numbers: Mapping[str, int], one: Allocation) -> _Placed:
-    """Leave a claim's workers where they are, as many as it keeps and as are on nodes of the pool."""
+    """Keep a claim's workers on their nodes: as many as it was given, if their nodes are in the pool."""
     each = one.claim.slots_per_worker
     placed = _Placed(each, one.claim.least)
-    for worker in staying(one.claim, one.given):
+    for worker in select_remaining(one.claim, one.given):
         number = numbers.get(worker.node)
         if number is not None and free[number] >= each:
             free[number] -= each
@@ -196,22 +189,22 @@ def _keep_in_place(free: list[int], numbers: Mapping[str, int], one: Allocation)
     return placed
 
 
-def _place(floor: _Slots, placed: _Placed, wanted: int, turn: int | None) -> None:
-    """Find nodes until so many have one, clearing some if it is a claim's `turn`."""
+def _place(slots: _Slots, placed: _Placed, wanted: int, turn: int | None) -> None:
+    """Find nodes until `wanted` workers have one; with a `turn`, evict workers of later claims."""
     while placed.count < wanted:
-        number = floor.best(placed.slots_per_worker)
+        number = slots.best(placed.slots_per_worker)
         if number is None and turn is not None:
-            number = floor.clear(placed.slots_per_worker, turn)
+            number = slots.clear(placed.slots_per_worker, turn)
         if number is None:
             break
-        floor.change(number, -placed.slots_per_worker)
+        slots.change(number, -placed.slots_per_worker)
         placed.new.append(number)
         placed.count += 1
 
 
 def _kept(one: Allocation, placed: _Placed, numbers: Mapping[str, int]) -> tuple[Worker, ...]:
-    """The workers that stay where they are, and as many of those that wait for a node as there are places."""
+    """The workers that stay on their nodes, and as many waiting workers as there are new places."""
     if not placed.new:
         return tuple(placed.workers)
-    waiting = (worker for worker in staying(one.claim, one.given) if worker.node not in numbers)
+    waiting = (worker for worker in select_remaining(one.claim, one.given) if worker.node not in numbers)
     return (*placed.workers, *itertools.islice(waiting, len(placed.new)))

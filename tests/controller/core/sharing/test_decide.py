@@ -164,7 +164,7 @@ def test_who_was_suspended_comes_back_by_itself() -> None:
     low = a_claim("a/low", 3, priority=-1, submitted_at=1.0, changed_at=NOW - 5)
     found = decided(a_pool(8), [low])
     assert sizes(found) == {"a/low": 3}
-    assert found.grants["a/low"].change == "comes back with 3 workers"
+    assert found.grants["a/low"].change == "resumes with 3 workers"
 
 
 # Patience and fairness.

@@ -47,7 +47,7 @@ def left_aside(job: ElasticJob, *holds: str, by_owner: bool = False) -> Manifest
 
 
 def test_a_job_is_put_into_the_queue_once_it_is_suspended_and_has_no_workers() -> None:
-    words = "is about to be put into Kueue's queue team"
+    words = "is about to join Kueue's queue team"
     assert judge_admission(running(), None, 3) == KueueVerdict(held=words, step=KueueStep.STOP)
     assert judge_admission(queued(), None, 1) == KueueVerdict(held=words)
     assert judge_admission(queued(), None, 0) == KueueVerdict(held=words, step=KueueStep.CREATE)
@@ -103,7 +103,7 @@ def test_growing_beyond_it_waits_until_it_is_queued_again_and_other_pods_do_not(
 
 def test_an_evicted_job_gives_its_quota_back_when_its_workers_are_gone() -> None:
     workload = stored(queued(), *PREEMPTED)
-    words = "gives its place in Kueue's queue team back: Evicted it is"
+    words = "gives back its quota in Kueue's queue team: Evicted it is"
     assert judge_admission(running(), workload, 3) == KueueVerdict(held=words, step=KueueStep.STOP)
     assert judge_admission(queued(), workload, 3) == KueueVerdict(held=words)
     assert judge_admission(queued(), workload, 0) == KueueVerdict(held=words, step=KueueStep.RELEASE)
