@@ -63,7 +63,7 @@ async def _serve(commands: Connection) -> None:
         verb, uids = await asyncio.to_thread(commands.recv)
         at = time.monotonic()
         if verb == "lose":
-            service.lose(KEY, uids[0])
+            service.report_loss(KEY, uids[0])
         else:
             service.drop(KEY)
             alive = {uid: f"worker-{uid}" for uid in uids}

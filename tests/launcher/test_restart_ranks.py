@@ -94,7 +94,7 @@ def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
     assert from_json(RankFailure, pair.message("a-0")).verdict == "preempted"
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-1"))
     assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "both committed the same step"
-    assert pair.site.service.view("default/job").generations[-1].reason == "a-0 has to go: SIGTERM"
+    assert pair.site.service.view("default/job").generations[-1].reason == "a-0 has to stop: SIGTERM"
 
 
 def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:

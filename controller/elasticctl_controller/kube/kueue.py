@@ -179,7 +179,7 @@ class KueueQueueing:
     def __init__(self, objects: KueueObjects, patch_job: PatchJob, clock: Callable[[], float] = time.time) -> None:
         self._objects, self._patch_job, self._clock = objects, patch_job, clock
 
-    def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
+    def check_admission(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
         """Return the job as Kueue admits it. Without Kueue, `suspend` alone decides, which somebody else may set.
 
         Raises ClusterError as long as Kueue's answer is not known; the job is left alone until then.

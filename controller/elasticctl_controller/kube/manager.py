@@ -95,8 +95,8 @@ class Manager:
         self._arbiter = None
         if self._floor is not None:
             terms = SharingSettings(True, SharingRules(), flags.capacity)
-            self._arbiter = Arbiter(self._floor, lambda: terms, lambda key: self._controller.look_at(key))
-        self._kueue = KueueObjects(api, lambda key: self._controller.look_at(key))
+            self._arbiter = Arbiter(self._floor, lambda: terms, lambda key: self._controller.enqueue(key))
+        self._kueue = KueueObjects(api, lambda key: self._controller.enqueue(key))
         self._controller = Controller(
             self._noticing,
             self._rendezvous,
@@ -120,7 +120,7 @@ class Manager:
         await self._serve(self._metrics_app(), self._flags.metrics_port)
         self._workload.start()
         if self._floor is not None and self._arbiter is not None:
-            self._floor.start(self._arbiter.changed)
+            self._floor.start(self._arbiter.wake)
         self._election.start()
         log.info("version %s watches %s", elasticctl.__version__, self._connection.server)
         leading = asyncio.create_task(self._lead())
@@ -184,7 +184,7 @@ class Manager:
         self._loop.call_soon_threadsafe(self._leads.set)
 
     def _reported(self, key: str) -> None:
-        self._controller.reported(key)
+        self._controller.enqueue_soon(key)
 
     async def _open_rendezvous(self) -> None:
         deadline = self._loop.time() + PORT_PATIENCE_S

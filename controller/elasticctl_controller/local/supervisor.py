@@ -76,7 +76,7 @@ class Supervisor:
             token_for=token_for,
             gpus=gpus,
             cpu_slots=self._workload.cpu_slots,
-            on_exit=self._rendezvous.lose,
+            on_exit=self._rendezvous.report_loss,
         )
         info = {
             "pid": os.getpid(),
@@ -98,7 +98,7 @@ class Supervisor:
             await _serve(self._rendezvous.app(), self._paths.rendezvous_socket),
         ]
         self._keeper.start()
-        self._store.subscribe(lambda change: self._arbiter.changed())
+        self._store.subscribe(lambda change: self._arbiter.wake())
         self._arbiter.start()
         self._outbox.start()
         self._noticing.start()
@@ -132,10 +132,10 @@ class Supervisor:
         return SharingSettings(self._workload.sharing().on, RULES)
 
     def _given(self, key: str) -> None:
-        self._controller.look_at(key)
+        self._controller.enqueue(key)
 
     def _reported(self, key: str) -> None:
-        self._controller.reported(key)
+        self._controller.enqueue_soon(key)
 
 
 def local_webhook_urls(paths: LocalPaths, environ: Mapping[str, str] = os.environ) -> Callable[[Destination], str]:

@@ -1,8 +1,8 @@
 """The controller's loop: observe, reconcile, write the status, act.
 
-One pass over one job does each of these once, in this order; `reconcile` relies on it: nothing is done that the stored
-status does not already tell of. Whatever goes wrong ends the pass, is logged, and the job is looked at again after a
-pause. The loop knows neither Kubernetes nor processes: `Workload` is what it needs of the place jobs run at.
+A pass over a job does each of these once, in this order. `reconcile` relies on that: nothing is done that the stored
+status does not already say. Any error ends the pass, is logged, and the job is retried after a pause. The loop knows
+neither Kubernetes nor processes: `Workload` is what it needs of the place where jobs run.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from elasticctl_controller.rendezvous.service import GroupView
 PROGRESS_WRITE_S = 1.0
 """Progress alone is written to a job's status at most this often."""
 PROGRESS_SETTLE_S = 0.1
-"""How long news of the rendezvous service may gather before a pass: ranks report every step."""
+"""How long to collect reports of the rendezvous service before a pass: ranks report every step."""
 PARALLEL_CALLS = 16
 SLOW_PASS_S = 10.0
-"""A pass that takes longer is told of: the API server is slow, or this machine."""
+"""A longer pass is logged: the API server is slow, or this machine."""
 OK, CONFLICT, ERROR = "ok", "conflict", "error"
 
 T = TypeVar("T")
@@ -40,38 +40,38 @@ log = logging.getLogger(__name__)
 
 
 class Workload(Protocol):
-    """The jobs and pods of one cluster, as the loop reads and changes them; all methods may raise ElasticctlError."""
+    """The jobs and pods of a cluster, as the loop reads and changes them. All methods may raise ElasticctlError."""
 
     @property
     def rendezvous_endpoint(self) -> str:
-        """URL of the rendezvous service, as a worker reaches it."""
+        """The URL at which workers reach the rendezvous service."""
 
     def subscribe(self, callback: Callable[[str], None]) -> None:
-        """Call `callback(key)` for every job there is, and from now on whenever a job or a pod of it changes."""
+        """Call `callback(key)` for every job now, and from now on whenever a job or one of its pods changes."""
 
     def get_job(self, key: str) -> Mapping[str, Any] | None:
-        """Return the job's manifest, or None when it is gone."""
+        """Return the job's manifest, or None if it is gone."""
 
     def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
-        """Return the pods with the job's label, whoever owns them; one that was given out never changes."""
+        """Return the pods with the job's label, whoever owns them. A returned manifest is never modified."""
 
     def lost_nodes(self) -> frozenset[str]:
         """Return the names of nodes that are gone or NotReady."""
 
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job; ConflictError when its name is taken."""
+        """Create a pod of the job. Raises ConflictError if its name is taken."""
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
-        """Ask for the deletion of this very pod, without its grace period when forced; one that is gone is fine."""
+        """Delete the pod with this uid, without its grace period if forced. Does nothing if it is gone."""
 
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
-        """Store the status; ConflictError when the job has changed since it was read, or is gone."""
+        """Store the status. Raises ConflictError if the job has changed since it was read, or is gone."""
 
     def delete_job(self, job: ElasticJob) -> None:
-        """Delete this very job and all it has; fine when it is gone."""
+        """Delete the job with this uid and all it owns. Does nothing if it is gone."""
 
     def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
-        """Add an event about the job."""
+        """Record an event about the job."""
 
 
 class Rendezvous(Protocol):
@@ -88,10 +88,10 @@ class Rendezvous(Protocol):
         leaving: frozenset[str],
         automatic: bool,
     ) -> None:
-        """Say which workers are alive (pod uid -> worker name), and which of them have been told to go.
+        """Set which workers are alive (pod uid -> worker name), and which of them have been told to stop.
 
-        A group of `automatic` size weighs whether taking newcomers in is worth its cost. `status` seeds a job that is
-        not known yet.
+        A group of `automatic` size weighs whether taking newcomers in is worth its cost. `status` initialises the group
+        of a job that is not known yet.
         """
 
     def view(self, key: str) -> GroupView:
@@ -102,28 +102,28 @@ class Rendezvous(Protocol):
 
 
 class Queueing(Protocol):
-    """The loop's side of `elasticctl_controller.kube.kueue.KueueQueueing`: who else has to admit jobs; thread-safe."""
+    """An external queue that admits jobs, such as Kueue's. Thread-safe."""
 
-    def turn(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
-        """Return the job as it may be now; raises what keeps that from being known."""
+    def check_admission(self, job: ElasticJob, pods: Iterable[Pod]) -> QueuedJob:
+        """Return the job as it may run now. Raises ElasticctlError if that cannot be found out."""
 
-    def carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
-        """Tell who admits it what has become of the job, or the job what was decided."""
+    def carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:
+        """Take the step that is due: change the queue's object, or the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Who has a say in how many workers a job has: sharing, by its allotments, and the queue that a job names."""
+    """What limits the number of a job's workers: sharing, by its allotments, and the queue that the job names."""
 
     allotment: Callable[[ElasticJob], Allotment | None] = lambda job: None
     queueing: Queueing | None = None
 
 
 class Controller:
-    """Keeps the jobs of one `Workload` going; `rendezvous` None: jobs bring their own.
+    """Reconciles the jobs of a `Workload`; `rendezvous` None: jobs bring their own.
 
-    `on_pass(seconds, outcome)` hears of each pass: "ok", "conflict" or "error". With several `threads` that many jobs
-    are worked on at once; one job never is.
+    `on_pass(seconds, outcome)` is called after each pass with "ok", "conflict" or "error". Up to `threads` jobs are
+    worked on at once, but never one job by two threads.
     """
 
     def __init__(
@@ -140,18 +140,18 @@ class Controller:
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
         self._queue, self._on_pass = queue or WorkQueue(), on_pass
         self._written_at: dict[str, float] = {}
-        self._read: dict[str, dict[int, tuple[Mapping[str, Any], Pod]]] = {}
+        self._parsed: dict[str, dict[int, tuple[Mapping[str, Any], Pod]]] = {}
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
 
     def start(self) -> None:
-        """Look at every job once, then follow the changes, in threads."""
+        """Reconcile every job once, then on every change, in threads."""
         self._workload.subscribe(self._queue.add)
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Finish the passes that run, and end the threads."""
+        """Finish the current passes, and end the threads."""
         self._queue.shut_down()
         for thread in self._threads:
             thread.join()
@@ -159,15 +159,15 @@ class Controller:
 
     @property
     def alive(self) -> bool:
-        """True from `start` to `stop`, unless a thread has died, which is an error."""
+        """True between `start` and `stop`; False if a thread has died, which is an error."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def reported(self, key: str) -> None:
-        """The rendezvous service has news of a job; from any thread."""
+    def enqueue_soon(self, key: str) -> None:
+        """Reconcile a job after a moment, in which more may change: its ranks have reported. Thread-safe."""
         self._queue.add_after(key, PROGRESS_SETTLE_S)
 
-    def look_at(self, key: str) -> None:
-        """Something has changed for a job that no event tells of; from any thread."""
+    def enqueue(self, key: str) -> None:
+        """Reconcile a job now, because of a change that `Workload` does not announce. Thread-safe."""
         self._queue.add(key)
 
     def _run(self) -> None:
@@ -185,57 +185,57 @@ class Controller:
             self._queue.done(key)
 
     def _attempt(self, key: str) -> str:
-        """One pass, and how it went."""
+        """Make one pass, and return its outcome."""
         try:
             self.sync(key)
         except ConflictError as e:
-            log.info("job %s: %s; looking again", key, e)
+            log.info("job %s: %s; retrying", key, e)
             return CONFLICT
         except ElasticctlError as e:
-            log.warning("job %s: %s; trying again", key, e)
+            log.warning("job %s: %s; retrying", key, e)
             return ERROR
-        except Exception:  # the edge of the loop: log, back off, look again
-            log.exception("job %s: the pass failed; trying again", key)
+        except Exception:  # the edge of the loop: log, back off, retry
+            log.exception("job %s: the pass failed; retrying", key)
             return ERROR
         return OK
 
     def sync(self, key: str) -> None:
-        """One pass over one job; raises what went wrong, and then nothing later in the pass was done."""
+        """Make one pass over a job. Raises the first error, after which the rest of the pass is skipped."""
         manifest = self._workload.get_job(key)
         if manifest is None:
             self._written_at.pop(key, None)
-            self._read.pop(key, None)
+            self._parsed.pop(key, None)
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
             return
         job = ElasticJob.from_manifest(manifest)
         observed = self._observe(job)
-        turn = self._turn(job, observed)
-        job = turn.job
+        queued = self._check_admission(job, observed)
+        job = queued.job
         decision = reconcile(job, observed, self._clock())
         self._write(job, decision)
-        self._gather(job, observed, decision.status)
+        self._update_group(job, observed, decision.status)
         for event in decision.events:
             self._workload.record_event(job, event.type, event.reason, event.message)
-        self._act(job, decision)
-        self._carry_out(turn, replace(job, status=decision.status))
-        for wait_s in (decision.requeue_s, turn.again_s):
+        self._run_actions(job, decision)
+        self._carry_out(queued, replace(job, status=decision.status))
+        for wait_s in (decision.requeue_s, queued.again_s):
             if wait_s is not None:
                 self._queue.add_after(key, wait_s)
 
-    def _turn(self, job: ElasticJob, observed: Observed) -> QueuedJob:
+    def _check_admission(self, job: ElasticJob, observed: Observed) -> QueuedJob:
         queueing = self._scheduling.queueing
-        return (
-            QueuedJob(job) if queueing is None or not job.queue or job.deleting else queueing.turn(job, observed.pods)
-        )
+        if queueing is None or not job.queue or job.deleting:
+            return QueuedJob(job)
+        return queueing.check_admission(job, observed.pods)
 
-    def _carry_out(self, turn: QueuedJob, job: ElasticJob) -> None:
-        if self._scheduling.queueing is None or turn.step is None:
+    def _carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:
+        if self._scheduling.queueing is None or queued.step is None:
             return
         try:
-            self._scheduling.queueing.carry_out(turn, job)
+            self._scheduling.queueing.carry_out(queued, job)
         except ConflictError:
-            raise  # somebody was faster: there is another look
+            raise  # the object has changed since: retry
         except ElasticctlError as e:
             self._workload.record_event(job, "Warning", "FailedQueueing", str(e))
             raise
@@ -264,17 +264,17 @@ class Controller:
         )
 
     def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:
-        """The job's pods; only those that have changed since the pass before are read again."""
-        known = self._read.get(job.key, {})
+        """The job's pods; only those that have changed since the last pass are parsed again."""
+        known = self._parsed.get(job.key, {})
         found: dict[int, tuple[Mapping[str, Any], Pod]] = {}
         for manifest in self._workload.list_pods(job):
-            before = known.get(id(manifest))  # which the entry keeps from being given to another object
+            before = known.get(id(manifest))  # the entry keeps the manifest alive, so that no other object gets its id
             found[id(manifest)] = before or (manifest, Pod.from_manifest(manifest))
-        self._read[job.key] = found
+        self._parsed[job.key] = found
         return tuple(pod for _, pod in found.values())
 
     def _write(self, job: ElasticJob, decision: Decision) -> None:
-        """Store the status if it says anything new; news of progress alone may wait a moment."""
+        """Write the status if it has changed; progress alone is written at most every `PROGRESS_WRITE_S`."""
         if decision.status == job.status:
             return
         now = self._clock()
@@ -286,10 +286,10 @@ class Controller:
         self._workload.write_status(job, decision.status)
         self._written_at[job.key] = now
 
-    def _gather(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
-        """Tell the rendezvous service who is alive, and who of them is on the way out.
+    def _update_group(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
+        """Tell the rendezvous service which workers are alive, and which of them are being stopped.
 
-        A worker that somebody else deletes is counted as ended, but it is a member until it has gone.
+        A worker that somebody else deletes counts as ended, but it is a member until it is gone.
         """
         if self._rendezvous is None or job.rdzv_endpoint:
             return
@@ -297,11 +297,11 @@ class Controller:
         lost = observed.lost_nodes
         stopped = {pod.uid for pod in observed.pods if pod.ended or pod.node in lost or pod.uid in observed.silent}
         terminating = {pod.uid for pod in observed.pods if pod.deleting} - stopped
-        here = [w for w in status.workers if not over and (w.cause is None or w.uid in terminating)]
-        if job.sharing.automatic:  # one without a place may never come: the others do not wait for it
-            here = [w for w in here if w.node or w.phase != PodPhase.PENDING]
-        alive = {worker.uid: worker.name for worker in here}
-        leaving = {w.uid for w in here if w.removal or job.suspend or w.uid in terminating}
+        present = [w for w in status.workers if not over and (w.cause is None or w.uid in terminating)]
+        if job.sharing.automatic:  # a worker without a node may never start: the others do not wait for it
+            present = [w for w in present if w.node or w.phase != PodPhase.PENDING]
+        alive = {worker.uid: worker.name for worker in present}
+        leaving = {w.uid for w in present if w.removal or job.suspend or w.uid in terminating}
         self._rendezvous.set_group(
             job.key,
             status=status,
@@ -312,26 +312,30 @@ class Controller:
             automatic=job.sharing.automatic,
         )
 
-    def _act(self, job: ElasticJob, decision: Decision) -> None:
+    def _run_actions(self, job: ElasticJob, decision: Decision) -> None:
         deletions = [action for action in decision.actions if isinstance(action, DeleteWorker)]
         creations = [action for action in decision.actions if isinstance(action, CreateWorker)]
-        self._all(lambda action: self._workload.delete_pod(job, action.name, action.uid, force=action.force), deletions)
+
+        def delete(action: DeleteWorker) -> None:
+            self._workload.delete_pod(job, action.name, action.uid, force=action.force)
+
+        def create(action: CreateWorker) -> None:
+            pod = build_pod(job, action.index, self._workload.rendezvous_endpoint)
+            self._workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
+
+        self._call_all(delete, deletions)
         try:
-            slow_start(lambda batch: self._all(lambda action: self._create(job, action), batch), creations)
+            slow_start(lambda batch: self._call_all(create, batch), creations)
         except ConflictError:
-            raise  # its predecessor of the same name is still there
+            raise  # its predecessor of the same name still exists
         except ElasticctlError as e:
             self._workload.record_event(job, "Warning", "FailedCreate", str(e))
             raise
         if any(isinstance(action, DeleteJob) for action in decision.actions):
             self._workload.delete_job(job)
 
-    def _create(self, job: ElasticJob, action: CreateWorker) -> None:
-        pod = build_pod(job, action.index, self._workload.rendezvous_endpoint)
-        self._workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
-
-    def _all(self, call: Callable[[T], None], items: list[T]) -> None:
-        """Make all calls, several at a time; raises the first error once all have been made."""
+    def _call_all(self, call: Callable[[T], None], items: list[T]) -> None:
+        """Make all calls, several in parallel; raises the first error after all have been made."""
         errors = [future.exception() for future in [self._calls.submit(call, item) for item in items]]
         for error in errors:
             if error is not None:
@@ -339,7 +343,7 @@ class Controller:
 
 
 def slow_start(call: Callable[[list[T]], None], items: list[T]) -> None:
-    """Give `items` to `call` in batches of 1, 2, 4, …: a call that cannot succeed is not made thousands of times."""
+    """Pass `items` to `call` in batches of 1, 2, 4, …: a call that cannot succeed is not made thousands of times."""
     done, size = 0, 1
     while done < len(items):
         call(items[done : done + size])

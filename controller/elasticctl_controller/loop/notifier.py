@@ -1,7 +1,13 @@
-"""A `Workload` that notices what is news: it stands between the loop and the real one, and sees each status written.
+"""Notifies webhooks of changes of jobs.
 
-So nothing is told that is not stored, nothing is told twice by two replicas, and the loop knows nothing of it. What a
-controller is killed between writing a status and sending the news is not sent.
+`NotifyingWorkload` stands between the loop and the real `Workload` and sees each status that is written, so nothing is
+sent that is not stored, and two replicas never send the same. Notifications are lost if the controller is killed
+between writing a status and sending them.
+
+`Outbox` sends from a thread of its own. What one destination gets within a moment is sent as one message, so that the
+loss of a rack is one message. A message is retried while the receiver does not answer, is busy or fails; meanwhile
+newer notifications queue up, and of more than `MAX_PENDING` the oldest are dropped and counted. Redirects are not
+followed: a webhook has one address, and its secret goes nowhere else.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ log = logging.getLogger(__name__)
 GATHER_S = 3.0
 ANSWER_S = 10.0
 MAX_PENDING = 200
-MAX_LANES = 500
+MAX_DESTINATIONS = 500
 TRIES = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 STOP_S = 3.0
@@ -41,7 +47,7 @@ STOP_S = 3.0
 
 @dataclass(slots=True)
 class _Wait:
-    """A job that waits: since when, by the clock, and when that is to be said, by the monotonic one."""
+    """A waiting job: since when (seconds since the epoch), and when to notify of that (monotonic seconds)."""
 
     key: str
     since: float
@@ -49,7 +55,7 @@ class _Wait:
 
 
 class NotifyingWorkload:
-    """`inner`, with the news of its jobs put into `outbox`; a job that waits for `waits_long_s` is news too."""
+    """`inner`, whose jobs' notifications go to `outbox`, also when a job has waited for `waits_long_s`."""
 
     def __init__(
         self,
@@ -62,14 +68,14 @@ class NotifyingWorkload:
         self._changed = threading.Condition()
         self._waits: dict[str, _Wait] = {}  # by job uid, in the order in which they began
         self._stopped = False
-        self._thread = threading.Thread(target=self._mind, name="waits", daemon=True)
+        self._thread = threading.Thread(target=self._run_waits, name="waits", daemon=True)
 
     def start(self) -> None:
-        """Begin to mind who waits."""
+        """Start to watch for waiting jobs."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End that; nothing is due any more."""
+        """Stop watching for waiting jobs."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -84,7 +90,7 @@ class NotifyingWorkload:
         self._inner.subscribe(callback)
 
     def get_job(self, key: str) -> Mapping[str, Any] | None:
-        """Return the job's manifest, or None when it is gone: then it no longer waits."""
+        """Return the job's manifest, or None if it is gone; then it no longer waits."""
         manifest = self._inner.get_job(key)
         if manifest is None:
             with self._changed:
@@ -111,16 +117,16 @@ class NotifyingWorkload:
         self._inner.record_event(job, type_, reason, message)
 
     def write_status(self, job: ElasticJob, status: JobStatus) -> None:
-        """Store the status; what it has of news goes out, if the job wants that."""
+        """Store the status, and send its notifications if the job wants them."""
         self._inner.write_status(job, status)
         if job.notify:
             now = self._clock()
             for item in notifications.list_notifications(job, status, now):
                 self._outbox.put(Destination(job.namespace, job.notify), item)
-            self._watch(job, status, now)
+            self._track_waiting(job, status, now)
 
-    def _watch(self, job: ElasticJob, status: JobStatus, now: float) -> None:
-        """Note whether a job waits; each time that it does is told of once."""
+    def _track_waiting(self, job: ElasticJob, status: JobStatus, now: float) -> None:
+        """Note whether a job waits; there is one notification each time that it does."""
         with self._changed:
             if status.phase not in notifications.WAITING:
                 self._waits.pop(job.uid, None)
@@ -128,7 +134,7 @@ class NotifyingWorkload:
                 self._waits[job.uid] = _Wait(job.key, now, time.monotonic() + self._waits_long_s)
                 self._changed.notify()
 
-    def _mind(self) -> None:
+    def _run_waits(self) -> None:
         while True:
             with self._changed:
                 due = min((wait.due for wait in self._waits.values()), default=math.inf)
@@ -141,21 +147,18 @@ class NotifyingWorkload:
                 uid, wait = next((uid, wait) for uid, wait in self._waits.items() if wait.due == due)
                 wait.due = math.inf
             try:
-                self._say_that_it_waits(uid, wait)
+                self._notify_of_wait(uid, wait)
             except ElasticctlError as e:
-                log.warning("job %s: whether it still waits cannot be read: %s; trying again", wait.key, e)
-                self._put_off(wait)
+                log.warning("job %s: cannot read whether it still waits: %s; retrying", wait.key, e)
+                with self._changed:
+                    wait.due = time.monotonic() + RETRY_S
             except Exception:  # the thread's edge: other jobs wait too
-                log.exception("job %s: that it waits could not be told", wait.key)
+                log.exception("job %s: the notification that it waits failed", wait.key)
 
-    def _put_off(self, wait: _Wait) -> None:
-        with self._changed:
-            wait.due = time.monotonic() + RETRY_S
-
-    def _say_that_it_waits(self, uid: str, wait: _Wait) -> None:
+    def _notify_of_wait(self, uid: str, wait: _Wait) -> None:
         job = ElasticJob.from_manifest(self._inner.get_job(wait.key) or {})
         if job.uid != uid or not job.notify or job.status.phase not in notifications.WAITING:
-            with self._changed:  # it is gone, or somebody is about to say so
+            with self._changed:  # it no longer waits, and other notifications say so
                 self._waits.pop(uid, None)
             return
         now = self._clock()
@@ -164,19 +167,19 @@ class NotifyingWorkload:
 
 
 def report_as_events(workload: Workload) -> Callable[[Notification, str], None]:
-    """What an outbox cannot deliver, as an event of the job, where somebody will look."""
+    """A callback that records what an outbox cannot deliver as an event of the job."""
 
-    def tell(item: Notification, message: str) -> None:
+    def report(item: Notification, message: str) -> None:
         job = ElasticJob.from_manifest(workload.get_job(f"{item.namespace}/{item.job}") or {})
         if job.uid == item.uid:
             workload.record_event(job, "Warning", "NotifyFailed", message)
 
-    return tell
+    return report
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where news goes: a reference (`elasticctl.api.notifications`), which means something in a namespace."""
+    """Where notifications go: a reference (`elasticctl.api.notifications`), valid in a namespace."""
 
     namespace: str
     reference: str
@@ -191,7 +194,7 @@ def value_of(values: Mapping[str, str], destination: Destination, reference: Ref
 
 @dataclass(frozen=True, slots=True)
 class SendTimes:
-    """How long to gather, to wait for an answer, and, doubling, between tries; in seconds."""
+    """Seconds to collect notifications, to wait for an answer, and, doubling, between attempts."""
 
     gather_s: float = GATHER_S
     answer_s: float = ANSWER_S
@@ -201,7 +204,7 @@ class SendTimes:
 
 @dataclass(slots=True)
 class _Pending:
-    """What waits for one destination; `running`: somebody sees to it."""
+    """The notifications that wait for one destination; `running`: a task is sending them."""
 
     pending: deque[Notification] = field(default_factory=deque)
     dropped: int = 0
@@ -209,51 +212,51 @@ class _Pending:
 
 
 class Outbox:
-    """Takes news from any thread. `url_of(destination)` gives the URL, and may block; it raises ElasticctlError.
+    """Sends notifications. Thread-safe.
 
-    `on_trouble(item, message)` hears, on the outbox's threads, of news that could not be delivered; the message holds
-    no secret.
+    `url_of(destination)` returns the URL; it may block, and raises ElasticctlError. `on_failure(item, message)` is
+    called on the outbox's threads when a notification could not be delivered; the message contains no secret.
     """
 
     def __init__(
         self,
         url_of: Callable[[Destination], str],
-        on_trouble: Callable[[Notification, str], None],
+        on_failure: Callable[[Notification, str], None],
         pace: SendTimes = SendTimes(),
     ) -> None:
-        self._url_of, self._on_trouble, self._pace = url_of, on_trouble, pace
+        self._url_of, self._on_failure, self._pace = url_of, on_failure, pace
         self._lock = threading.Lock()
-        self._lanes: dict[Destination, _Pending] = {}
+        self._queues: dict[Destination, _Pending] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="notify", daemon=True)
         self._stopping = asyncio.Event()
         self._closed = False
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start to send."""
         self._thread.start()
 
     def put(self, destination: Destination, item: Notification) -> None:
-        """Take a piece of news; returns at once, and raises nothing."""
+        """Queue a notification; returns at once, and raises nothing."""
         with self._lock:
             if self._closed:
                 return
-            lane = self._lanes.get(destination)
-            if lane is None:
-                if len(self._lanes) >= MAX_LANES:
-                    log.warning("news of %s/%s is dropped: too many destinations", item.namespace, item.job)
+            queue = self._queues.get(destination)
+            if queue is None:
+                if len(self._queues) >= MAX_DESTINATIONS:
+                    log.warning("a notification of %s/%s is dropped: too many destinations", item.namespace, item.job)
                     return
-                lane = self._lanes[destination] = _Pending()
-            lane.pending.append(item)
-            if len(lane.pending) > MAX_PENDING:
-                lane.pending.popleft()
-                lane.dropped += 1
-            if not lane.running:
-                lane.running = True
-                asyncio.run_coroutine_threadsafe(self._see_to(destination, lane), self._loop)
+                queue = self._queues[destination] = _Pending()
+            queue.pending.append(item)
+            if len(queue.pending) > MAX_PENDING:
+                queue.pending.popleft()
+                queue.dropped += 1
+            if not queue.running:
+                queue.running = True
+                asyncio.run_coroutine_threadsafe(self._send_pending(destination, queue), self._loop)
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """Send what is left, once and at once, and end."""
+        """Send what is queued, without retries, and end."""
         with self._lock:
             closed, self._closed = self._closed, True
         if self._thread.is_alive() and not closed:
@@ -277,58 +280,60 @@ class Outbox:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def _see_to(self, destination: Destination, lane: _Pending) -> None:
-        """Send what a lane holds, until it holds nothing."""
+    async def _send_pending(self, destination: Destination, queue: _Pending) -> None:
+        """Send what waits for a destination, until nothing is left."""
         while True:
-            await self._rest(self._pace.gather_s)
+            await self._pause(self._pace.gather_s)
             with self._lock:
-                found, dropped = tuple(lane.pending), lane.dropped
-                lane.pending.clear()
-                lane.dropped = 0
+                found, dropped = tuple(queue.pending), queue.dropped
+                queue.pending.clear()
+                queue.dropped = 0
                 if not found:
-                    lane.running = False
-                    del self._lanes[destination]
+                    queue.running = False
+                    del self._queues[destination]
                     return
             try:
                 await self._deliver(destination, found, dropped)
             except ElasticctlError as e:
-                self._complain(destination, found, e)
-            except Exception:  # the edge of a lane: the next message is another matter
-                log.exception("news of %s/%s was not sent", found[-1].namespace, found[-1].job)
+                self._report_failure(destination, found, e)
+            except Exception:  # the edge of the task: the next message may succeed
+                log.exception("a notification of %s/%s was not sent", found[-1].namespace, found[-1].job)
 
-    def _complain(self, destination: Destination, found: tuple[Notification, ...], error: ElasticctlError) -> None:
-        message = f"news was not delivered to {destination.reference}: {error}"
+    def _report_failure(
+        self, destination: Destination, found: tuple[Notification, ...], error: ElasticctlError
+    ) -> None:
+        message = f"a notification was not delivered to {destination.reference}: {error}"
         for item in {item.job: item for item in found}.values():
             log.warning("job %s/%s: %s", item.namespace, item.job, message)
             try:
-                self._on_trouble(item, message)
+                self._on_failure(item, message)
             except ElasticctlError as e:
-                log.info("job %s/%s: that could not be told: %s", item.namespace, item.job, e)
-            except Exception:  # or the lane would never send again
-                log.exception("job %s/%s: that could not be told", item.namespace, item.job)
+                log.info("job %s/%s: the failure could not be recorded: %s", item.namespace, item.job, e)
+            except Exception:  # otherwise this destination would get nothing more
+                log.exception("job %s/%s: the failure could not be recorded", item.namespace, item.job)
 
     async def _deliver(self, destination: Destination, found: tuple[Notification, ...], dropped: int) -> None:
-        """Send one message, trying again; raises ElasticctlError when that is of no use."""
+        """Send one message, with retries; raises ElasticctlError if it cannot be delivered."""
         message = notifications.build_message(found, dropped)
         for tried in range(1, TRIES + 1):
             asked_s = 0.0
             try:
-                # Looked up for each try: a secret may be mended meanwhile.
+                # Looked up for each attempt: the secret may have been fixed.
                 url = notifications.check_url(await asyncio.to_thread(self._url_of, destination))
                 answer = await self._post(url, message)
             except _NoAnswer as e:
-                trouble = str(e)
+                problem = str(e)
             else:
                 if answer.status < 300:
                     return
-                trouble, asked_s = f"it answered {answer.status}", answer.retry_after_s
+                problem, asked_s = f"it answered {answer.status}", answer.retry_after_s
                 if answer.status < 500 and answer.status not in (408, 425, 429):
-                    raise WebhookError(trouble + (", and redirects are not followed" if answer.status < 400 else ""))
+                    raise WebhookError(problem + (", and redirects are not followed" if answer.status < 400 else ""))
             if tried == TRIES or self._stopping.is_set():
                 break
             pause_s = min(self._pace.first_pause_s * 2 ** (tried - 1), self._pace.longest_pause_s)
-            await self._rest(max(pause_s, min(asked_s, self._pace.longest_pause_s)))
-        raise WebhookError(f"{trouble}; tried {tried} times")
+            await self._pause(max(pause_s, min(asked_s, self._pace.longest_pause_s)))
+        raise WebhookError(f"{problem}; tried {tried} times")
 
     async def _post(self, url: str, message: bytes) -> _Answer:
         timeout = aiohttp.ClientTimeout(total=self._pace.answer_s)
@@ -345,8 +350,8 @@ class Outbox:
         except (aiohttp.ClientError, OSError, ValueError) as e:
             raise _NoAnswer(f"no connection ({type(e).__name__})") from None  # its text may hold the URL
 
-    async def _rest(self, seconds: float) -> None:
-        """Wait so long, or until the outbox ends."""
+    async def _pause(self, seconds: float) -> None:
+        """Wait for `seconds`, or until the outbox ends."""
         try:
             await asyncio.wait_for(self._stopping.wait(), seconds)
         except TimeoutError:
@@ -360,4 +365,4 @@ class _Answer:
 
 
 class _NoAnswer(Exception):
-    """The other end did not answer; the message is fit to be shown."""
+    """The receiver did not answer; the message contains no secret."""

@@ -1,7 +1,7 @@
-"""The keys that wait to be looked at: each at most once, never by two threads at a time.
+"""A queue of job keys: each is queued at most once, and never worked on by two threads at a time.
 
-A key added while it is being worked on comes back when that is done, so no change is missed and none is worked on
-twice at once. Delays keep the earliest time asked for; failures back off exponentially, with jitter.
+A key that is added while it is being worked on is queued again when that is done, so no change is missed. Of several
+delays the earliest time counts; failures back off exponentially, with jitter.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable
 BASE_DELAY_S = 0.05
 MAX_DELAY_S = 60.0
 LONGEST_WAIT_S = 3600.0
-"""No longer sleep: a lock takes no timeout beyond some 292 years, and what an object holds may ask for more."""
+"""The longest sleep: locks take no timeout beyond some 292 years, and a job's spec may ask for more."""
 SPARE_TIMERS = 64
-"""So many timers may be out of date, and as many again as there are keys, before they are thrown out."""
+"""How many outdated timers are allowed, in addition to one per key, before they are removed."""
 
 
 class WorkQueue:
@@ -38,27 +38,27 @@ class WorkQueue:
         self._shut_down = False
 
     def __len__(self) -> int:
-        """How many keys wait to be looked at now."""
+        """The number of keys that are queued now."""
         with self._changed:
             return len(self._waiting)
 
     def add(self, key: str) -> None:
-        """Have `key` looked at as soon as possible."""
+        """Queue `key` now."""
         with self._changed:
             self._add(key)
 
     def add_after(self, key: str, delay_s: float) -> None:
-        """Have `key` looked at in `delay_s` seconds; an earlier time asked for before stays."""
+        """Queue `key` in `delay_s` seconds, unless it is due earlier anyway."""
         with self._changed:
             due = self._clock() + max(0.0, delay_s)
             if due < self._due.get(key, float("inf")):
                 self._due[key] = due
                 heapq.heappush(self._timers, (due, key))
-                self._tidy()
+                self._drop_outdated_timers()
                 self._changed.notify()
 
     def add_rate_limited(self, key: str) -> None:
-        """Have `key` looked at after a pause that doubles with each failure in a row."""
+        """Queue `key` after a pause that doubles with each consecutive failure."""
         with self._changed:
             failures = self._failures.get(key, 0)
             self._failures[key] = failures + 1
@@ -66,14 +66,14 @@ class WorkQueue:
         self.add_after(key, delay_s * (0.5 + self._jitter() / 2))
 
     def forget(self, key: str) -> None:
-        """The key has been dealt with: its next failure is the first again."""
+        """Reset the failures of `key`, after it has been worked on successfully."""
         with self._changed:
             self._failures.pop(key, None)
 
     def get(self, timeout_s: float | None = None) -> str | None:
-        """Take the next key, waiting for one at most `timeout_s` seconds (None: for ever); None: none, or shut down.
+        """Wait at most `timeout_s` seconds (None: forever) for the next key; None if there is none, or at shutdown.
 
-        The taker owes a `done`.
+        The caller must call `done` with the key afterwards.
         """
         with self._changed:
             deadline = None if timeout_s is None else self._clock() + timeout_s
@@ -90,7 +90,7 @@ class WorkQueue:
             return None
 
     def done(self, key: str) -> None:
-        """The taker of `key` has finished with it."""
+        """The caller of `get` has finished with `key`."""
         with self._changed:
             self._working.discard(key)
             if key in self._waiting:
@@ -112,7 +112,7 @@ class WorkQueue:
             self._changed.notify()
 
     def _promote(self) -> None:
-        """Move the keys whose time has come to the ready ones."""
+        """Queue the keys that are due."""
         now = self._clock()
         while self._timers and self._timers[0][0] <= now:
             due, key = heapq.heappop(self._timers)
@@ -120,18 +120,16 @@ class WorkQueue:
                 del self._due[key]
                 self._add(key)
 
-    def _tidy(self) -> None:
-        """Throw out the timers that an earlier one has replaced: a job that is looked at each second, and has a
-        deadline in a week, would leave hundreds of thousands.
+    def _drop_outdated_timers(self) -> None:
+        """Drop timers that an earlier one has replaced.
+
+        A job that is queued every second and has a deadline in a week would leave hundreds of thousands.
         """
         if len(self._timers) > 2 * len(self._due) + SPARE_TIMERS:
             self._timers = [(due, key) for key, due in self._due.items()]
             heapq.heapify(self._timers)
 
     def _pause_s(self, deadline: float | None) -> float | None:
-        """How long to sleep: until the next timer or the deadline, whichever is first; None: until notified.
-
-        A timer may have fallen due since the last look: then not at all.
-        """
+        """Seconds until the next timer or the deadline, whichever is first (0 if it is due); None: until notified."""
         times = [time_ for time_ in (deadline, self._timers[0][0] if self._timers else None) if time_ is not None]
         return min(LONGEST_WAIT_S, max(0.0, min(times) - self._clock())) if times else None

@@ -1,8 +1,8 @@
-"""What the rendezvous service accepts: requests checked field by field, and the reports of ranks.
+"""Validation of the requests to the rendezvous service, and of the reports of ranks.
 
-Everything here comes from a worker, which is the user's code: sizes and ranges are bounded, and garbage is refused with
-a 4xx (`Refused`) or, within a batch of reports, passed over. What an API server could not store (a NaN, a number beyond
-64 bits, half a character) would keep the job's status from ever being written again.
+Everything here comes from a worker, which runs the user's code: sizes and ranges are limited, and invalid input is
+refused with a 4xx (`Refused`) or, within a batch of reports, skipped. A value that an API server cannot store (NaN, a
+number beyond 64 bits, half a surrogate pair) would keep the job's status from ever being written again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_GENERATION = MAX_STEP = 1 << 53
 
 
 class Refused(Exception):
-    """A request that is answered with an HTTP error and changes nothing."""
+    """The request is answered with an HTTP error and changes nothing."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -32,17 +32,17 @@ class Refused(Exception):
 
 
 class Limiter:
-    """A token bucket per job: a script gone wild must not take the service from the other jobs.
+    """A token bucket per job: a runaway script must not block the service for other jobs.
 
-    Lets `BURST` requests through at once and `RATE_PER_S` in the long run, which is several times what the 2,000
-    workers of the largest job need.
+    It lets `BURST` requests pass at once and `RATE_PER_S` in the long run, several times what the 2,000 workers of the
+    largest job need.
     """
 
     def __init__(self) -> None:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def check(self, key: str, now_s: float) -> None:
-        """Take one token of the job `key`; raises Refused (429) when there is none. `now_s` is of a monotonic clock."""
+        """Take a token of the job `key`; raises Refused (429) if there is none. `now_s` is from a monotonic clock."""
         tokens, at = self._buckets.get(key, (BURST, now_s))
         tokens = min(BURST, tokens + (now_s - at) * RATE_PER_S)
         if tokens < 1:
@@ -50,7 +50,7 @@ class Limiter:
         self._buckets[key] = (tokens - 1, now_s)
 
     def forget(self, key: str) -> None:
-        """Drop the bucket of a job that is over."""
+        """Drop the bucket of a job that has ended."""
         self._buckets.pop(key, None)
 
 
@@ -69,20 +69,20 @@ async def read_body(request: web.Request) -> Mapping[str, Any]:
 def read_text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
-        raise Refused(400, f"{name}: text of 1 to {MAX_TEXT} characters is expected")
+        raise Refused(400, f"{name}: expected text of 1 to {MAX_TEXT} characters")
     return _clean(value)
 
 
 def read_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
     value = body.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
-        raise Refused(400, f"{name}: an integer of {low} to {high - 1} is expected")
+        raise Refused(400, f"{name}: expected an integer from {low} to {high - 1}")
     return value
 
 
 def read_member(body: object) -> Member:
     if not isinstance(body, Mapping):
-        raise Refused(400, "a member is an object")
+        raise Refused(400, "a member must be a JSON object")
     return Member(
         uid=read_text(body, "uid"),
         name=read_text(body, "name"),
@@ -93,10 +93,10 @@ def read_member(body: object) -> Member:
 
 
 def read_world(body: Mapping[str, Any], uid: str, generation: int) -> GroupWorld:
-    """The world that the caller `uid` says it is in."""
+    """The generation that the caller `uid` says it is in."""
     members = body.get("members")
     if not isinstance(members, list) or len(members) > MAX_MEMBERS:
-        raise Refused(400, f"members: a list of at most {MAX_MEMBERS} is expected")
+        raise Refused(400, f"members: expected a list of at most {MAX_MEMBERS}")
     world = GroupWorld(generation, tuple(read_member(item) for item in members))
     if all(member.uid != uid for member in world.members):
         raise Refused(400, "members: the caller is not among them")
@@ -104,7 +104,7 @@ def read_world(body: Mapping[str, Any], uid: str, generation: int) -> GroupWorld
 
 
 def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
-    """Take over one report of a rank; True when the job's status should show it. Garbage is passed over."""
+    """Record one report of a rank; True if the job's status should show it. Invalid reports are skipped."""
     kind, generation, step = message.get("kind"), _whole(message.get("generation")), _whole(message.get("step"))
     if generation is None or step is None:
         return False
@@ -139,17 +139,17 @@ def _progress(message: Mapping[str, Any]) -> ProgressStatus:
 
 
 def _whole(value: object) -> int | None:
-    """A count that every reader of JSON takes for the same; None for anything else."""
+    """The value if it is a count that every JSON reader reads exactly; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_STEP else None
 
 
 def _finite(value: object) -> float | None:
-    """A number that JSON can hold; None for anything else. A Python integer may be too large for a float."""
+    """The value if it is a number that JSON can represent; None for anything else, such as a huge integer."""
     if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
         return None
     return float(value)
 
 
 def _clean(text: str) -> str:
-    """Without what UTF-8 cannot hold: halves of characters, as undecodable bytes of a log become."""
+    """Replace what UTF-8 cannot encode: lone surrogates, which undecodable bytes of a log become."""
     return text.encode("utf-8", "replace").decode("utf-8")

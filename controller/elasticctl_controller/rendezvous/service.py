@@ -1,10 +1,11 @@
-"""The rendezvous service: who is in the training group, over HTTP.
+"""The rendezvous service: membership of the training groups, over HTTP.
 
 One aiohttp application serves every job: `POST /v1/jobs/{namespace}/{name}/{verb}` with a JSON body and the job's
-bearer token. `join`, `watch` and `finish` are long polls, answered within `POLL_S`; `leave`, `fail` and `report` answer
-at once. The controller's thread says who is alive through `set_group`; the handlers run on the application's event
-loop. All state is in `membership.Group`, under one lock; nothing is on disk: agents fill a restarted service in again.
-What is answered is fenced as what is written: of two services that form a group at once, agents hear one.
+bearer token. `join`, `watch` and `finish` are long polls, answered within `POLL_S`; the other verbs are answered at
+once. The controller's thread sets who is alive through `set_group`; the handlers run on the application's event loop.
+
+All state is in `membership.Group`, under one lock. Nothing is on disk: agents report their group to a restarted service
+again. Answers are fenced like writes: if two services form a group at the same time, agents listen to one only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from elasticctl_controller.rendezvous.requests import (
 
 POLL_S = 20.0
 MAX_BODY_BYTES = 2 * 1024 * 1024
-"""A `watch` may name its whole world: some 100 bytes a member."""
+"""A `watch` may list its whole generation: some 100 bytes per member."""
 MAX_REPORTS = 256
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ T = TypeVar("T")
 class GroupView:
     """What the service knows of a job, for its status.
 
-    `silent` are the uids of workers that live but did not join again when the group re-formed; `growth` says why
+    `silent`: the uids of workers that are alive but did not join again when the group re-formed. `growth`: why
     newcomers that are ready are not taken in yet.
     """
 
@@ -59,18 +60,20 @@ class GroupView:
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch as of now, going on evenly: a clock that is set must not move the group's deadlines."""
+    """A monotonic clock in seconds since the epoch: setting the system's clock must not move the group's deadlines."""
     offset_s = time.time() - time.monotonic()
     return lambda: offset_s + time.monotonic()
 
 
 class RendezvousService:
-    """The service and the controller's handle on it; see the module's docstring.
+    """The service, and the controller's handle on it.
 
-    `token_for(job_uid)` gives a job's bearer token; `on_change(key)` is called from the event loop's thread when a
-    job's view changed in a way its status should show. `may_act` says whether this is still the service: once it is
-    not, every answer is 503, and agents ask again elsewhere. `find_job(key)` gives the cluster's manifest of a job that
-    the controller has not told of yet, having just started: its agents are answered 503 until it has.
+    `token_for(job_uid)` returns a job's bearer token. `on_change(key)` is called on the event loop's thread when a
+    job's view has changed in a way that its status should show. `may_act` says whether this replica still leads: once
+    it does not, every answer is 503, and agents ask again elsewhere. `find_job(key)` returns the manifest of a job for
+    which the controller, having just started, has not called `set_group` yet: until then its agents get 503.
+
+    `groups` are the groups by job key; the lock guards them.
     """
 
     def __init__(
@@ -85,13 +88,13 @@ class RendezvousService:
         self._may_act, self._find_job = may_act, find_job
         self._limiter = Limiter()
         self._lock = threading.Lock()
-        self._groups: dict[str, Group] = {}
+        self.groups: dict[str, Group] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._encoded: dict[str, tuple[GroupWorld, str]] = {}
 
     def app(self) -> web.Application:
-        """The aiohttp application; serve it on any socket."""
+        """Return the aiohttp application; serve it on any socket."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/jobs/{namespace}/{name}/{verb}", self._handle)
         app.on_startup.append(self._started)
@@ -113,24 +116,24 @@ class RendezvousService:
         leaving: frozenset[str] = frozenset(),
         automatic: bool = False,
     ) -> None:
-        """Say who is alive (uid -> worker name), who of them has been told to go, and whether the size is automatic.
+        """Set who is alive (uid -> worker name), who of them has been told to stop, and whether the size is automatic.
 
-        `status` seeds a job that this service does not know yet.
+        `status` initialises the group of a job that this service does not know yet.
         """
         with self._lock:
-            group = self._groups.get(key)
+            group = self.groups.get(key)
             if group is None or group.job_uid != job_uid:
-                group = self._groups[key] = Group.restored(job_uid, status)
+                group = self.groups[key] = Group.restored(job_uid, status)
             group.automatic = automatic
             if (group.alive, group.minimum, group.leaving) == (alive, minimum, leaving):
                 return
             group.set_alive(alive, minimum, self._clock(), leaving)
         self._wake(key)
 
-    def lose(self, key: str, uid: str) -> None:
-        """A worker has just ended: tell its group at once, ahead of the controller's next pass."""
+    def report_loss(self, key: str, uid: str) -> None:
+        """A worker has just ended: update its group at once, before the controller's next pass."""
         with self._lock:
-            group = self._groups.get(key)
+            group = self.groups.get(key)
             if group is None or uid not in group.alive:
                 return
             others = {other: name for other, name in group.alive.items() if other != uid}
@@ -138,18 +141,18 @@ class RendezvousService:
         self._wake(key)
 
     def view(self, key: str) -> GroupView:
-        """What is known of a job; empty for one that is not."""
+        """Return what is known of a job; empty for an unknown one."""
         with self._lock:
-            group = self._groups.get(key)
+            group = self.groups.get(key)
             if group is None:
                 return GroupView()
             known, silent = group.history, frozenset(group.silent)
             return GroupView(known.progress, known.checkpoint, tuple(known.generations), silent, group.growth)
 
     def drop(self, key: str) -> None:
-        """Forget a job; its agents are answered 410."""
+        """Forget a job; its agents get 410."""
         with self._lock:
-            self._groups.pop(key, None)
+            self.groups.pop(key, None)
             self._limiter.forget(key)
             self._encoded.pop(key, None)
         self._wake(key)
@@ -172,7 +175,7 @@ class RendezvousService:
         except Refused as error:
             response = web.json_response({"error": str(error)}, status=error.status)
         if not self._may_act():
-            # A refusal would be wrong too: whoever leads by now may know this worker.
+            # A refusal would be wrong too: the replica that leads now may know this worker.
             response = web.json_response({"error": "this replica no longer leads"}, status=503)
             response.force_close()
         return response
@@ -197,19 +200,19 @@ class RendezvousService:
 
     def _authorise(self, key: str, header: str) -> None:
         with self._lock:
-            group = self._groups.get(key)
+            group = self.groups.get(key)
         uid = group.job_uid if group else self._uid_of_running(key)
         if uid is None:
-            raise Refused(410, f"no running job {key}")  # the same for a job that is over and one that never was
-        # A header may hold any bytes; those that are no text come as surrogates.
+            raise Refused(410, f"no running job {key}")  # the same for a job that has ended and one that never existed
+        # A header may contain any bytes; those that are not text arrive as surrogates.
         given = header.encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, f"Bearer {self._token_for(uid)}".encode()):
             raise Refused(401, f"wrong token for job {key}")
         if group is None:
-            raise Refused(503, f"job {key} is being looked at")
+            raise Refused(503, f"job {key} has not been reconciled yet")
 
     def _uid_of_running(self, key: str) -> str | None:
-        """The uid of a job that the cluster has and that is not over."""
+        """The uid of a job that exists and has not ended."""
         manifest = self._find_job(key)
         job = None if manifest is None else ElasticJob.from_manifest(manifest)
         return None if job is None or job.deleting or job.status.phase.terminal else job.uid
@@ -236,7 +239,7 @@ class RendezvousService:
         return self._encode(key, formed)
 
     def _encode(self, key: str, world: GroupWorld) -> str:
-        """The world as JSON, encoded once: every member gets the same. A rerun's first is another world."""
+        """The generation as JSON, encoded once, as every member gets the same. A rerun starts at 1 again."""
         cached = self._encoded.get(key)
         if cached is None or cached[0] is not world:
             members = [asdict(member) for member in world.members]
@@ -251,10 +254,10 @@ class RendezvousService:
             group = self._group(key)
             if uid in group.alive and group.adopts(generation):
                 if world is None:
-                    return {"state": "unknown", "reason": "the service was restarted: say who the members are"}
+                    return {"state": "unknown", "reason": "the service was restarted: send the members"}
                 group.adopt(world, self._clock())
 
-        def news(group: Group) -> tuple[str, str] | None:
+        def state_of(group: Group) -> tuple[str, str] | None:
             if uid not in group.alive:
                 return "stale", "removed"
             if group.world is None:
@@ -263,7 +266,7 @@ class RendezvousService:
                 return "stale", "another generation"
             return ("drain", group.drain.reason) if group.drain and body.get("draining") is not True else None
 
-        state, reason = await self._poll(key, news) or ("current", "")
+        state, reason = await self._poll(key, state_of) or ("current", "")
         return {"state": state, "reason": reason}
 
     async def _finish(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,7 +277,7 @@ class RendezvousService:
 
         def done(group: Group) -> str | None:
             if group.world is None or group.world.generation != generation:
-                return "done"  # the others went on without us: our ranks have nothing left to do
+                return "done"  # the others re-formed without it: its ranks have nothing left to do
             return "done" if group.finish(uid, self._clock()) else None
 
         return {"state": await self._poll(key, done) or "waiting"}
@@ -284,7 +287,7 @@ class RendezvousService:
             group = self._group(key)
             uid = read_text(body, "uid")
             name = group.alive.get(uid, "a worker")
-            group.notice(uid, f"{name} has to go: {read_text(body, 'reason')}", self._clock())
+            group.notice(uid, f"{name} has to stop: {read_text(body, 'reason')}", self._clock())
         self._wake_here(key)
         return {}
 
@@ -310,7 +313,7 @@ class RendezvousService:
     async def _report(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         messages = body.get("messages")
         if not isinstance(messages, list) or len(messages) > MAX_REPORTS:
-            raise Refused(400, f"messages: a list of at most {MAX_REPORTS} is expected")
+            raise Refused(400, f"messages: expected a list of at most {MAX_REPORTS}")
         now, changed = self._clock(), False
         with self._lock:
             group = self._group(key)
@@ -318,18 +321,18 @@ class RendezvousService:
                 if isinstance(message, Mapping):
                     changed |= note_report(group, message, now)
         if changed:
-            self._wake_here(key)  # newcomers may have been waiting for a first step
+            self._wake_here(key)  # newcomers may be waiting for a first step
             self._on_change(key)
         return {}
 
     def _group(self, key: str) -> Group:
-        group = self._groups.get(key)
+        group = self.groups.get(key)
         if group is None:
             raise Refused(410, f"no running job {key}")
         return group
 
     async def _poll(self, key: str, ready: Callable[[Group], T | None]) -> T | None:
-        """Wait until `ready` has an answer, at most `POLL_S`; settle the group when one of its deadlines passes."""
+        """Wait at most `POLL_S` until `ready` has an answer; settle the group when one of its deadlines passes."""
         deadline = time.monotonic() + POLL_S
         while True:
             with self._lock:

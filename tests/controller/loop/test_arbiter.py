@@ -287,7 +287,7 @@ def test_the_thread_decides_when_something_changes_and_outlives_errors(bench: Be
     try:
         bench.submit("train", "a", 2, 4)
         bench.floor.error = UnreachableError("no answer")
-        bench.arbiter.changed()
+        bench.arbiter.wake()
         wait_until(lambda: bench.told == ["a/train"])
         assert bench.arbiter.alive
     finally:

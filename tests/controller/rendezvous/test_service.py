@@ -160,7 +160,7 @@ def test_word_of_a_loss_spreads_at_once(lab: Lab, client: ServiceClient) -> None
         with pytest.raises(TimeoutError):
             answer.result(0.3)
         before = time.monotonic()
-        lab.site.service.lose(KEY, "uid-a-1")
+        lab.site.service.report_loss(KEY, "uid-a-1")
         assert answer.result(5) == {"state": "stale", "reason": "lost a-1"}
         assert time.monotonic() - before < 1.0
     with pytest.raises(ServiceRefused, match="not one of the live workers"):
@@ -236,7 +236,7 @@ def test_a_replica_that_no_longer_leads_answers_nobody(lab: Lab, client: Service
         answer = pool.submit(client.call, "watch", body, 30)
         wait_until(lambda: KEY in lab.site.service._changed)
         lab.site.service._may_act = lambda: False
-        lab.site.service.lose(KEY, "uid-a-1")
+        lab.site.service.report_loss(KEY, "uid-a-1")
         with pytest.raises(ServiceAway, match="HTTP 503"):
             answer.result(5)
     with pytest.raises(ServiceAway, match="HTTP 503"):  # not the refusal that would end this worker
@@ -273,7 +273,7 @@ def test_a_restarted_service_asks_for_the_world_and_adopts_it(lab: Lab, client: 
         waits = [pool.submit(client.call, "watch", body | {"members": world["members"]}, 30)]
         wait_until(lambda: lab.site.service.view(KEY).generations)
         waits.append(pool.submit(client.call, "watch", {"uid": "uid-a-1", "generation": 1}, 30))
-        lab.site.service.lose(KEY, "uid-a-1")
+        lab.site.service.report_loss(KEY, "uid-a-1")
         assert {wait.result(5)["reason"] for wait in waits} <= {"lost a-1", "removed"}
 
 
@@ -299,7 +299,7 @@ def test_512_agents_form_and_form_again_after_a_loss(lab: Lab) -> None:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
             first_s = await form_all(session, names, 0)
-            lab.site.service.lose(KEY, "uid-a-7")
+            lab.site.service.report_loss(KEY, "uid-a-7")
             return first_s, await form_all(session, [name for name in names if name != "a-7"], 1)
 
     first_s, again_s = asyncio.run(story())

@@ -323,7 +323,7 @@ def test_what_would_change_to_and_fro_is_left_as_it_is(monkeypatch: pytest.Monke
 
     def restless(*args: Any) -> Any:
         outcome = divide(*args)
-        for one in outcome.seeking:
+        for one in outcome.allocations:
             one.given = 0 if one.claim.granted else one.claim.least
         return outcome
 
