@@ -127,7 +127,8 @@ def test_a_webhook_that_is_not_there_is_an_event(local_cluster: LocalCluster, ho
         ]
     )
     assert reasons[0] == (
-        "news was not delivered to secret:nobody: namespace default has no secret elasticctl-notify with the key nobody"
+        "a notification was not delivered to secret:nobody: "
+        "namespace default has no secret elasticctl-notify with the key nobody"
     )
 
 

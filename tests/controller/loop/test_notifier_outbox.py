@@ -69,9 +69,9 @@ def test_trouble_that_cannot_be_told_ends_no_delivery(office: Offices, caplog: p
 
     with serving(Hook()) as hook:
         one = office()
-        one.outbox._on_trouble = broken
+        one.outbox._on_failure = broken
         one.tell("before there is a URL")
-        wait_until(lambda: "that could not be told" in caplog.text)
+        wait_until(lambda: "the failure could not be recorded" in caplog.text)
         one.urls["secret:slack"] = hook.url
         one.tell("now")
         wait_until(lambda: hook.texts)
@@ -113,7 +113,7 @@ def test_a_server_that_goes_on_failing_is_given_up_and_said(
         one = office(hook)
         one.tell("x")
         wait_until(lambda: one.trouble)
-        assert one.trouble == [("digits", f"news was not delivered to secret:slack: {why}")]
+        assert one.trouble == [("digits", f"a notification was not delivered to secret:slack: {why}")]
         assert len(hook.calls) == calls
         assert "planted-secret" not in caplog.text
 
@@ -152,7 +152,7 @@ def test_a_secret_that_is_missing_is_said_and_used_once_it_is_there(office: Offi
         one = office()
         one.tell("lost")
         wait_until(lambda: one.trouble)
-        assert one.trouble[0][1] == "news was not delivered to secret:slack: there is no secret:slack"
+        assert one.trouble[0][1] == "a notification was not delivered to secret:slack: there is no secret:slack"
         one.urls["secret:slack"] = hook.url
         one.tell("found")
         wait_until(lambda: hook.texts)
@@ -179,10 +179,10 @@ def test_of_more_news_than_can_be_kept_the_oldest_go_and_are_counted(office: Off
         url = one.urls["secret:slack"]
         one.outbox._url_of = lambda destination: (blocked.wait(20), url)[1]  # type: ignore[assignment]
         one.tell("first")
-        wait_until(lambda: not one.outbox._lanes[SLACK].pending)
+        wait_until(lambda: not one.outbox._queues[SLACK].pending)
         for n in range(notifier.MAX_PENDING + 50):
             one.tell(f"change {n}")
-        assert len(one.outbox._lanes[SLACK].pending) == notifier.MAX_PENDING
+        assert len(one.outbox._queues[SLACK].pending) == notifier.MAX_PENDING
         blocked.set()
         wait_until(lambda: len(hook.got) == 2)
         assert hook.got[1]["elasticctl"]["omitted"] == notifier.MAX_PENDING + 50 - 20
@@ -214,8 +214,8 @@ def test_the_end_does_not_wait_for_who_does_not_answer(
 
 
 def test_no_more_destinations_than_can_be_looked_after(office: Offices, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "MAX_LANES", 2)
+    monkeypatch.setattr(notifier, "MAX_DESTINATIONS", 2)
     one = office(pace=SendTimes(gather_s=60.0))
     for n in range(4):
         one.tell("x", Destination(f"ns-{n}", "secret:slack"))
-    assert len(one.outbox._lanes) == 2
+    assert len(one.outbox._queues) == 2
