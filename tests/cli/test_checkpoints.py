@@ -101,7 +101,7 @@ def test_pull_writes_one_plain_file(run: Run, folder: Path, tmp_path: Path) -> N
     [
         (("pull", "{}", "{}"), 2, "is a folder. FIX: name a file, such as"),
         (("pull", "{}", "x", "--part", "ema"), 3, "the checkpoint of step 40 has no part 'ema', only model, optimizer"),
-        (("pull", "{}", "x", "--step", "15"), 3, "no checkpoint of step 15 is there; those that are: 40, 30, 20, 10"),
+        (("pull", "{}", "x", "--step", "15"), 3, "no checkpoint of step 15 exists; there are: 40, 30, 20, 10"),
         (("rm", "{}", "40", "-y"), 2, "step 40 is the newest whole checkpoint, and what {} would go on from"),
         (("rm", "{}", "10"), 2, "this deletes 1 checkpoint (step 10, 2."),
         (("rm", "{}", "ten"), 2, '"ten" is not a whole number'),

@@ -211,7 +211,7 @@ def test_what_all_refuse_alike_is_said_once(run: Run, place: Make) -> None:
     assert 'none.py" does not exist' in done.err
     assert run("submit", "src/train.py", "--context", "one,,two").code == 2
     assert 'no context "three"' in run("submit", "src/train.py", "--context", "one,three").err
-    assert "-f - is read once only" in run("submit", "-f", "-", "--context", "one,two").err
+    assert "stdin can be read only once" in run("submit", "-f", "-", "--context", "one,two").err
 
 
 def test_a_manifest_goes_where_it_finds_workers(run: Run, place: Make, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_where_workers_cannot_be_seen_to_end_no_other_is_tried(
     done = run("submit", *WHAT, "--context", "stuck,other", "--capacity-timeout", "0s", "-d")
     assert (done.code, other.api.requests) == (3, [])
     assert "train may still be in context stuck, so no other was tried: its workers have not ended" in done.err
-    assert done.err.endswith("see to it with `elasticctl delete train --context stuck`\n")
+    assert done.err.endswith("FIX: `elasticctl delete train --context stuck`\n")
     assert stuck.names() == []  # its deletion was asked for all the same
 
 

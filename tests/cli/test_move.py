@@ -291,7 +291,7 @@ def _unreachable(*args: object) -> Manifest:
 def test_its_state_alone_moves_within_a_context(run: Run, world: World, tmp_path: Path) -> None:
     world.begun(str(tmp_path / "here"))
     order = ("move", "train", "--context", "east", "--to", "east")
-    assert "is in context east already: give --storage" in run(*order).err
+    assert "is already in context east. FIX: give --storage" in run(*order).err
     done = run(*order, "--storage", str(tmp_path / "there"))
     assert done.code == 0, done.err
     world.end(world.east)

@@ -123,4 +123,4 @@ def test_from_a_checkpoint_training_goes_on(run: Run, local_cluster: LocalCluste
     assert (status["progress"]["step"], status["generations"][0]["resumedStep"]) == (6, 4)
     missing = run("rerun", "train", "--from-checkpoint", "40")
     assert missing.code == 3
-    assert missing.err.startswith("error: no checkpoint of step 40 is there; those that are: 4")
+    assert missing.err.startswith("error: no checkpoint of step 40 exists; there are: 4")

@@ -74,7 +74,7 @@ def test_deleting_a_running_job_asks_first(waiting: Path, terminal: Spawn, local
     child = terminal("delete", "digits")
     child.expect_exact("digits is still Running. Delete it? [y/N]:")
     child.sendline("n")
-    child.expect("digits: kept")
+    child.expect("digits: not deleted")
     child.expect(pexpect.EOF)
     child = terminal("delete", "digits")
     child.expect_exact("[y/N]:")

@@ -88,10 +88,7 @@ def attach(target: Target, name: str) -> int:
         return await_end(target, name)
     except KeyboardInterrupt:
         if _choice(name) == "detach":
-            say(
-                f"detached: {name} keeps running. Next: follow it again: elasticctl logs -f {name}"
-                f"   stop it: elasticctl cancel {name}"
-            )
+            say(f"detached: {name} keeps running. Next: elasticctl logs -f {name}, or elasticctl cancel {name}")
             return INTERRUPTED
     target.cluster.patch_job(target.namespace, name, {"spec": {"cancel": True}})
     return await_end(target, name)
