@@ -127,9 +127,9 @@ def delete_checkpoints(place: JobStorage, doomed: Sequence[Commit], found: Seque
     with storage_errors():
         # A moved job's journal can never be taken again.
         if newest(found) in doomed and commits.moved_to(place.storage) is None:
-            commits.Writer.take_over(place.storage)
+            commits.CommitWriter.take_over(place.storage)
         for commit in sorted(doomed, key=lambda commit: commit.position):
-            commits.remove(place.storage, commit)
+            commits.delete_commit(place.storage, commit)
 
 
 def checkpoints_table(found: Sequence[CheckedCommit], now: float, *, wide: bool = False) -> Table:

@@ -31,7 +31,7 @@ from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl_store import storage as storages
-from elasticctl_store.checkpoints.commits import Writer, moved_to, read_commits, read_entries
+from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits, read_entries
 from elasticctl_store.checkpoints.entries import Moved
 from elasticctl_store.workspace import transfer
 from elasticctl_train.checkpoint.checkpointer import Checkpointer
@@ -340,7 +340,7 @@ def test_another_job_of_that_name_and_a_place_that_is_taken_are_refused(run: Run
 
 def test_checkpoints_that_a_move_has_left_can_be_deleted(run: Run, private_home: Path, tmp_path: Path) -> None:
     storage, _ = saved(tmp_path / "left", steps=2)
-    Writer.take_over(storage).close("gs://b/x")
+    CommitWriter.take_over(storage).close("gs://b/x")
     done = run("checkpoints", "rm", str(tmp_path / "left"), "2", "1", "--force", "-y")
     assert done.code == 0, done.err
     assert list(read_commits(storage)) == []

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl_store import checksums, parallel
-from elasticctl_store.checksums import combine, combined
+from elasticctl_store.checksums import combine, combine_all
 
 
 @given(pieces=st.lists(st.binary(max_size=300), max_size=6))
 @settings(max_examples=100, deadline=None)
 def test_pieces_have_the_crc_of_the_whole(pieces: list[bytes]) -> None:
-    assert combined((zlib.crc32(piece), len(piece)) for piece in pieces) == zlib.crc32(b"".join(pieces))
+    assert combine_all((zlib.crc32(piece), len(piece)) for piece in pieces) == zlib.crc32(b"".join(pieces))
 
 
 def test_large_pieces_too() -> None:
@@ -28,7 +28,7 @@ def test_large_pieces_too() -> None:
 @pytest.mark.parametrize("size_bytes", [0, 1, 16 << 20, (33 << 20) + 7])
 def test_all_processors_find_what_one_does(size_bytes: int) -> None:
     data = random.Random(size_bytes).randbytes(size_bytes)
-    assert checksums.of(data) == checksums.of(memoryview(data)) == zlib.crc32(data)
+    assert checksums.crc32(data) == checksums.crc32(memoryview(data)) == zlib.crc32(data)
 
 
 def test_a_rank_takes_no_more_than_its_part_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,5 +41,5 @@ def test_a_rank_takes_no_more_than_its_part_of_the_processors(monkeypatch: pytes
     monkeypatch.setattr(checksums, "PIECE_BYTES", 1000)
     monkeypatch.setattr(parallel, "available", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert checksums.of(bytes(100_000)) == whole(bytes(100_000))
+    assert checksums.crc32(bytes(100_000)) == whole(bytes(100_000))
     assert used == {threading.get_ident()}

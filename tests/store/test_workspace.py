@@ -19,7 +19,7 @@ from elasticctl_store.errors import DamagedError, MissingError, StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.workspace import packing, transfer
 from elasticctl_store.workspace.listing import File, Folder, Item, Link, Listing, leaves, parse, unfit
-from elasticctl_store.workspace.packing import PIECE_BYTES, Packer, runs
+from elasticctl_store.workspace.packing import PIECE_BYTES, Packer, pack_ranges
 from elasticctl_store.workspace.transfer import unpack
 from tests.support.clouds import Cloud
 
@@ -192,21 +192,21 @@ def test_two_storages_can_have_the_same(desk: Desk, tmp_path: Path) -> None:
     listing, _ = desk.send(CODE)
     other = storages.open(str(tmp_path / "other"))
     for _ in range(2):
-        transfer.copy(desk.storage, other, listing.digest)
+        transfer.copy_workspace(desk.storage, other, listing.digest)
     unpack(other, listing.digest, fresh(tmp_path))
     assert contents_of(tmp_path / "copy") == CODE
     pack = desk.pack
     desk.storage.put(pack, [b"damaged"])
     with pytest.raises(DamagedError):
-        transfer.copy(desk.storage, storages.open(str(tmp_path / "third")), listing.digest)
+        transfer.copy_workspace(desk.storage, storages.open(str(tmp_path / "third")), listing.digest)
 
 
 def test_small_files_are_read_in_one_go() -> None:
     packer, contents = Packer(), {f"{number:064x}": f"file {number}\n".encode() for number in range(300)}
     packs = [pack for content, data in contents.items() for pack in packer.add(content, data)] + list(packer.close())
-    assert len(packs) == len(runs(packer.places, contents)) == 1
+    assert len(packs) == len(pack_ranges(packer.places, contents)) == 1
     apart = [content for number, content in enumerate(contents) if number % 2]
-    assert len(runs(packer.places, apart)) == 150
+    assert len(pack_ranges(packer.places, apart)) == 150
 
 
 # Damage.
@@ -263,13 +263,13 @@ def test_a_pack_that_would_blow_up_is_not_unpacked(desk: Desk, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (MissingError("x"), "is not there any more: submit the job again from its folder"),
-        (DamagedError("bad bytes"), "is damaged (bad bytes): submit the job again from its folder"),
+        (MissingError("x"), "is not there any more. FIX: submit the job again from its folder"),
+        (DamagedError("bad bytes"), "is damaged (bad bytes). FIX: submit the job again from its folder"),
         (StorageError("no permission"), "cannot get the workspace abcabcabcabc at s3://b: no permission"),
     ],
 )
 def test_why_it_cannot_be_had_is_said_in_a_line(error: StorageError, said: str) -> None:
-    assert said in transfer.explained(error, "s3://b", "abc" * 10)
+    assert said in transfer.describe_failure(error, "s3://b", "abc" * 10)
 
 
 # What may be unpacked.

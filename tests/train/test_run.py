@@ -254,7 +254,7 @@ def test_finish_is_idle_the_second_time(tmp_path: Path) -> None:
         ({"model": torch.nn.Sequential(torch.nn.Linear(1, 1))}, "2 are missing in it: 0.weight, 0.bias; 2 are unexpec"),
         (
             {"model": torch.nn.Linear(1, 1), "ema": torch.nn.Linear(1, 1)},
-            "the checkpoint has no 'ema', only model; use another storage URL",
+            "the checkpoint has no 'ema', only model. FIX: use another storage URL",
         ),
     ],
 )

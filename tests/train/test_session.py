@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elasticctl_store.checkpoints import entries
-from elasticctl_store.checkpoints.commits import Writer, read_commits
+from elasticctl_store.checkpoints.commits import CommitWriter, read_commits
 from elasticctl_store.checkpoints.entries import Generation
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy, policy
@@ -22,10 +22,10 @@ def test_how_often_it_was_interrupted_is_known_from_the_journal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)
-    first: Generation = Writer.take_over(storage).generation
+    first: Generation = CommitWriter.take_over(storage).generation
     long_ago = replace(first, at=time.time() - 5 * PRIOR_S)
     storage.put(entries.key_of(first.position), [entries.encode(long_ago)])
-    Writer.take_over(storage)
+    CommitWriter.take_over(storage)
     monkeypatch.setattr(policy, "SHORTEST_S", 0.01)
     with caplog.at_level(logging.INFO, logger="elasticctl_train"):
         run = Run(str(tmp_path), model=torch.nn.Linear(1, 1))

@@ -32,7 +32,7 @@ from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError, TrainError
 from elasticctl_store.storage.base import without_secrets
 from elasticctl_store.workspace.listing import Listing, is_digest
-from elasticctl_store.workspace.transfer import explained, unpack
+from elasticctl_store.workspace.transfer import describe_failure, unpack
 
 PREFIX = "elasticctl-launch-"
 LOCK = "lock"
@@ -144,7 +144,7 @@ def unpack_workspace(environ: Mapping[str, str]) -> UnpackedWorkspace | None:
         listing = unpack(storage, digest, folder, _announce_if_large)
     except StorageError as e:
         parent.close()
-        raise TrainError(explained(e, without_secrets(url), digest)) from e
+        raise TrainError(describe_failure(e, without_secrets(url), digest)) from e
     except OSError as e:
         parent.close()
         fix = ". FIX: make room in the temporary folder" if e.errno in (errno.ENOSPC, errno.EDQUOT) else ""

@@ -18,7 +18,7 @@ PIECE_BYTES = 16 << 20
 _Matrix = tuple[int, ...]
 
 
-def of(data: bytes | memoryview) -> int:
+def crc32(data: bytes | memoryview) -> int:
     """The CRC-32 of bytes, of large ones with all processors of this rank: that of what was restored is waited for."""
     view = memoryview(data)
     pieces = [view[start : start + PIECE_BYTES] for start in range(0, len(view), PIECE_BYTES)]
@@ -28,15 +28,15 @@ def of(data: bytes | memoryview) -> int:
         crcs[index] = zlib.crc32(pieces[index])
 
     each(find, range(len(pieces)), parallel.per_rank())
-    return combined((crc, len(piece)) for crc, piece in zip(crcs, pieces, strict=True))
+    return combine_all((crc, len(piece)) for crc, piece in zip(crcs, pieces, strict=True))
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
     """The CRC-32 of two byte strings in a row, from theirs and the length of the second one."""
-    return _times(_appending(second_bytes), first) ^ second if first else second  # a matrix takes milliseconds
+    return _times(_append_matrix(second_bytes), first) ^ second if first else second  # a matrix takes milliseconds
 
 
-def combined(pieces: Iterable[tuple[int, int]]) -> int:
+def combine_all(pieces: Iterable[tuple[int, int]]) -> int:
     """The CRC-32 of byte strings in a row, each given as its CRC-32 and its length."""
     crc = 0
     for piece, size_bytes in pieces:
@@ -45,7 +45,7 @@ def combined(pieces: Iterable[tuple[int, int]]) -> int:
 
 
 @lru_cache(maxsize=64)  # parts have one length but for the last
-def _appending(size_bytes: int) -> _Matrix:
+def _append_matrix(size_bytes: int) -> _Matrix:
     """What `size_bytes` zero bytes do to a CRC."""
     one_bit = (_POLYNOMIAL, *(1 << bit for bit in range(31)))
     power = _square(_square(_square(one_bit)))

@@ -29,7 +29,7 @@ class DataError(TrainError):
 
 
 class StateError(TrainError):
-    """A value in the state cannot be kept in a checkpoint; nothing was written."""
+    """A value in the state cannot be stored in a checkpoint; nothing was written."""
 
 
 class RestoreError(TrainError):
@@ -69,4 +69,4 @@ class FencedError(StorageError):
 
 
 class MovedError(FencedError):
-    """The job goes on at another URL; its journal here is closed."""
+    """The job continues at another URL; its journal here is closed."""

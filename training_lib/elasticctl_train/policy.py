@@ -78,7 +78,7 @@ class SavePolicy:
 
     @property
     def auto(self) -> bool:
-        """True where the interval is chosen while training goes on: the default."""
+        """True where the interval is chosen during training: the default."""
         return self.every_steps is None and self.every_s in (None, "auto")
 
     @property

@@ -123,7 +123,7 @@ class Progress:
         self.metrics |= {name: value for name, value in values.items() if math.isfinite(value)}
 
     def send(self, cursor: Cursor, metrics: Mapping[str, float] | None) -> None:
-        """Report where training is, and in how many steps it will be done as far as the last one told."""
+        """Report where training is, and in how many steps it will be done as far as the last one showed."""
         self._reporter.send(
             "progress",
             step=cursor.step,
@@ -141,7 +141,7 @@ class Progress:
         return round((end - start) / (end_s - start_s), 1) if end_s > start_s and end > start else None
 
     def _steps_to_go(self, cursor: Cursor, samples: int) -> int | None:
-        """Steps left if all go on to be of this size: several batches each where gradients are accumulated."""
+        """Steps left if all are of this size: several batches each where gradients are accumulated."""
         if self.total_epochs is None or self.plan is None:
             return None
         per_step = max(samples, self.plan.global_batch)

@@ -54,7 +54,7 @@ class Run:
     ) -> None:
         """Join, take over the storage URL and resume. Every rank must call it.
 
-        `url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are kept. `model` may be
+        `url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are saved. `model` may be
         wrapped in DistributedDataParallel already, or sharded (FSDP2's `fully_shard`); a bare one is moved to
         `run.device`. `others` are saved under their names like the rest. Raises StateError for a state that a
         checkpoint cannot hold, StorageError, and RestoreError when the checkpoint found is not one of these objects.
@@ -62,7 +62,7 @@ class Run:
         self._given = model
         self._loaders = loaders.among(others)
         shared = {name: part for name, part in others.items() if name not in self._loaders}
-        self._parts = parts.named(model=model, optimizer=optimizer, scheduler=scheduler, **shared)
+        self._parts = parts.unwrap(model=model, optimizer=optimizer, scheduler=scheduler, **shared)
         parts.check(self._parts)
         world = dist.join()
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
@@ -76,7 +76,7 @@ class Run:
         self._begun: tuple[Any, Any] | None = None  # a stream, and its state as this epoch began
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
-        self._session = Session(url, world, save, self._snapshot, partial(parts.fit, self._parts))
+        self._session = Session(url, world, save, self._snapshot, partial(parts.check_fit, self._parts))
         restored = self._session.restored
         self._session.begin(Cursor() if restored is None else self._resume(restored))
 
@@ -199,7 +199,7 @@ class Run:
         return streams.make_loader(dataset, plan, self._feed, partial(self._begin, None, dataset), options)
 
     def _go_on_with(self, plan: EpochPlan | None) -> None:
-        """The epoch goes on in this order (None: a stream's). Raises DataError where it was begun in another."""
+        """The epoch continues in this order (None: a stream's). Raises DataError where it was begun in another."""
         cursor = self._session.cursor
         if plan is None:
             data.check_same(cursor, None, False, 0)

@@ -58,7 +58,7 @@ class Session:
         snapshot: Callable[[], Snapshot],
         like: Like | None = None,
     ) -> None:
-        """Take over the storage URL (without one: $ELASTICCTL_STORAGE, or nothing is kept) and read what is there.
+        """Take over the storage URL (without one: $ELASTICCTL_STORAGE, or nothing is saved) and read what is there.
 
         `snapshot` is called for what to save, `like` before anything is read (see `Checkpointer.restore`). Raises
         StorageError, and RestoreError as `like` does.
@@ -82,12 +82,12 @@ class Session:
 
     @property
     def url(self) -> str:
-        """Where the checkpoints are; empty where none are kept."""
+        """Where the checkpoints are; empty where none are saved."""
         return self._checkpoints.url if self._checkpoints else ""
 
     @property
     def generation(self) -> int:
-        """The number of this incarnation among all that took the URL over; 0 where no checkpoints are kept."""
+        """The number of this incarnation among all that took the URL over; 0 where no checkpoints are saved."""
         return self._checkpoints.generation if self._checkpoints else 0
 
     @property
@@ -96,7 +96,7 @@ class Session:
         return self._checkpoints is not None and self._checkpoints.busy
 
     def begin(self, cursor: Cursor) -> None:
-        """Training starts, or goes on, here: call it once, with the state that was restored in place."""
+        """Training starts, or resumes, here: call it once, with the state that was restored in place."""
         self.cursor = cursor
         self._saved = Cursor() if self._origin else cursor  # what lies elsewhere is not saved here
         if self.world.rank == 0:
@@ -150,7 +150,7 @@ class Session:
     def _open(self, url: str) -> Checkpointer | None:
         if not url:
             if self.world.rank == 0:
-                log.warning("no storage URL and no $%s: no checkpoints are kept", STORAGE_VARIABLE)
+                log.warning("no storage URL and no $%s: no checkpoints are saved", STORAGE_VARIABLE)
             return None
         kept = storage.open(url)
         checkpoints = Checkpointer(kept, self.world, keep=self._policy.retention, on_commit=self._committed)
@@ -213,7 +213,7 @@ class Session:
         self.progress.send(self.cursor, self.progress.metrics)
         self._reporter.send_surely("drained", step=self.cursor.step)
         time.sleep(_DRAINED_WAIT_S)
-        raise TrainError(f"stopped at step {self.cursor.step} as told, but nobody ended this process")
+        raise TrainError(f"stopped at step {self.cursor.step} as requested, but nothing ended this process")
 
     def _commit_here(self, checkpoints: Checkpointer) -> bool:
         """Have this very step committed, on all ranks; False when that failed."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticctl_store.checkpoints import commits, entries
-from elasticctl_store.checkpoints.commits import Writer, read_commits, read_entries
+from elasticctl_store.checkpoints.commits import CommitWriter, read_commits, read_entries
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
 from elasticctl_store.errors import ExistsError, FencedError, StorageError
 from elasticctl_store.storage import Patience, Storage, all_keys
@@ -22,7 +22,7 @@ def storage(tmp_path: Path) -> Storage:
     return LocalStorage(tmp_path)
 
 
-def commit(storage: Storage, writer: Writer, step: int) -> Commit:
+def commit(storage: Storage, writer: CommitWriter, step: int) -> Commit:
     """A commit with one data object."""
     key = share(writer, step)
     storage.put(key, [b"data"])
@@ -30,7 +30,7 @@ def commit(storage: Storage, writer: Writer, step: int) -> Commit:
     return writer.append(Commit(0, writer.generation.generation, 0, step, 0, (ref,), 4))
 
 
-def share(writer: Writer, step: int) -> str:
+def share(writer: CommitWriter, step: int) -> str:
     """The key of what a run writes for a step; its saves are numbered as its steps."""
     mine = writer.generation
     return entries.share_key(entries.save_folder(mine.generation, step, step, mine.run_id), 0, 1)
@@ -41,9 +41,9 @@ def steps(storage: Storage) -> list[int]:
 
 
 def test_generations_and_commits_are_numbered_and_found_newest_first(storage: Storage) -> None:
-    first = Writer.take_over(storage)
+    first = CommitWriter.take_over(storage)
     assert [commit(storage, first, step).number for step in (10, 20)] == [1, 2]
-    second = Writer.take_over(storage)
+    second = CommitWriter.take_over(storage)
     assert second.generation.generation == 2
     assert commit(storage, second, 15).number == 3
     assert steps(storage) == [15, 20, 10]
@@ -51,10 +51,10 @@ def test_generations_and_commits_are_numbered_and_found_newest_first(storage: St
 
 
 def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
-    old = Writer.take_over(storage)
+    old = CommitWriter.take_over(storage)
     for step in (1, 2, 3):
         commit(storage, old, step)
-    young = Writer.take_over(storage)
+    young = CommitWriter.take_over(storage)
     before = list(all_keys(storage, ""))
     with pytest.raises(
         FencedError, match=r"a younger run, generation 2 on .*, has taken over; this one \(generation 1\)"
@@ -69,9 +69,9 @@ def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
 
 
 def test_a_zombie_stays_fenced_however_much_was_committed_and_deleted_since(storage: Storage) -> None:
-    zombie = Writer.take_over(storage)
+    zombie = CommitWriter.take_over(storage)
     commit(storage, zombie, 1)
-    young = Writer.take_over(storage)
+    young = CommitWriter.take_over(storage)
     for step in range(2, 8):
         commit(storage, young, step)
         young.retire(Retention(1))
@@ -85,7 +85,7 @@ def test_of_several_that_take_over_at_once_the_last_one_owns_the_url(storage: St
 
     def take_over() -> None:
         barrier.wait()
-        writers.append(Writer.take_over(storage))
+        writers.append(CommitWriter.take_over(storage))
 
     threads = [threading.Thread(target=take_over) for _ in range(6)]
     for thread in threads:
@@ -102,7 +102,7 @@ def test_of_several_that_take_over_at_once_the_last_one_owns_the_url(storage: St
 
 
 def test_retiring_keeps_the_last_and_the_data_of_no_other(storage: Storage) -> None:
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     for step in range(1, 6):
         commit(storage, writer, step)
         writer.retire(Retention(2))
@@ -112,10 +112,10 @@ def test_retiring_keeps_the_last_and_the_data_of_no_other(storage: Storage) -> N
 
 
 def test_a_younger_run_retires_what_older_ones_left(storage: Storage) -> None:
-    old = Writer.take_over(storage)
+    old = CommitWriter.take_over(storage)
     for step in range(1, 5):
         commit(storage, old, step)
-    young = Writer.take_over(storage)
+    young = CommitWriter.take_over(storage)
     commit(storage, young, 5)
     young.retire(Retention(3))
     assert steps(storage) == [5, 4, 3]
@@ -124,7 +124,7 @@ def test_a_younger_run_retires_what_older_ones_left(storage: Storage) -> None:
 def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(storage: Storage) -> None:
     storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00002.safetensors", [b"half"])
     storage.put("data/g000001-n000009-step000000009-dead/share-00001-of-00002.json.12ab.partial", [b"ha"])
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     assert len(list(all_keys(storage, entries.DATA))) == 2
     newest = commit(storage, writer, 1)
     writer.retire(Retention(3))
@@ -137,9 +137,9 @@ def test_entries_that_killed_runs_were_at_are_swept_and_no_younger_ones(storage:
         storage.put(key, [b'{"at":'])
         return key
 
-    commit(storage, Writer.take_over(storage), 1)
+    commit(storage, CommitWriter.take_over(storage), 1)
     dead = [partial(position) for position in (1, 2, 3)]
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     alive = partial(writer.generation.position + 2)
     commit(storage, writer, 2)
     assert set(dead) <= set(all_keys(storage, entries.JOURNAL))
@@ -149,7 +149,7 @@ def test_entries_that_killed_runs_were_at_are_swept_and_no_younger_ones(storage:
 
 
 def test_a_failed_save_of_this_run_is_swept_when_asked(storage: Storage) -> None:
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     commit(storage, writer, 1)
     writer.retire(Retention(3))
     failed = share(writer, 2)
@@ -166,7 +166,7 @@ def test_what_no_save_has_made_is_never_deleted(storage: Storage) -> None:
     theirs = ["data/mnist/train.bin", "data/labels.csv", "data/g1-n1-step1-x/y", "data/gallery/step1/image.png"]
     for key in theirs:
         storage.put(key, [b"somebody's data set"])
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     for step in (1, 2, 3):
         commit(storage, writer, step)
         writer.sweep_again()
@@ -175,7 +175,7 @@ def test_what_no_save_has_made_is_never_deleted(storage: Storage) -> None:
 
 
 def test_a_save_that_other_ranks_are_at_already_is_not_swept(storage: Storage) -> None:
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     commit(storage, writer, 1)
     ahead = share(writer, 2)
     storage.put(ahead, [b"rank 1 was faster"])
@@ -198,10 +198,10 @@ def test_a_run_that_is_held_up_while_it_sweeps_deletes_nothing_of_a_younger_one(
         def list(self, prefix: str, *, after: str = "") -> list[str]:
             if prefix == entries.DATA and not HeldUp.overtaken:
                 HeldUp.overtaken = True
-                commit(storage, Writer.take_over(storage), 7)
+                commit(storage, CommitWriter.take_over(storage), 7)
             return super().list(prefix, after=after)
 
-    old = Writer.take_over(HeldUp(tmp_path))
+    old = CommitWriter.take_over(HeldUp(tmp_path))
     commit(storage, old, 1)
     with pytest.raises(FencedError):
         old.retire(Retention(1))
@@ -221,11 +221,11 @@ def test_a_run_that_is_held_up_while_it_retires_deletes_no_more_than_what_it_was
         def delete(self, keys: Sequence[str]) -> None:
             if not HeldUp.overtaken:
                 HeldUp.overtaken = True
-                Writer.take_over(storage)
+                CommitWriter.take_over(storage)
             super().delete(keys)
 
     storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00001.json", [b"left over"])
-    old = Writer.take_over(HeldUp(tmp_path))
+    old = CommitWriter.take_over(HeldUp(tmp_path))
     for step in range(1, 6):
         commit(storage, old, step)
     with pytest.raises(FencedError):
@@ -239,23 +239,23 @@ def test_what_another_version_has_written_is_neither_passed_over_nor_deleted(
 ) -> None:
     with monkeypatch.context() as newer:
         newer.setattr(entries, "FORMAT", entries.FORMAT + 1)
-        theirs = commit(storage, Writer.take_over(storage), 1)
+        theirs = commit(storage, CommitWriter.take_over(storage), 1)
     before = list(all_keys(storage, ""))
-    with pytest.raises(StorageError, match=r"entry 2: written by another version .*; go on with that version, or give"):
-        Writer.take_over(storage)
+    with pytest.raises(StorageError, match=r"entry 2: written by another version .*FIX: continue with that version"):
+        CommitWriter.take_over(storage)
     assert list(all_keys(storage, "")) == before
     assert theirs.folder in {entries.folder_of(key) for key in before}
 
 
 def test_a_damaged_entry_is_passed_over_and_reported(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     commit(storage, writer, 1)
     newest = commit(storage, writer, 2)
     storage.put(entries.key_of(newest.position), [storage.get(entries.key_of(newest.position))[:-3]])
     with caplog.at_level(logging.WARNING):
         assert steps(storage) == [1]
     assert "journal entry 3" in caplog.text
-    younger = Writer.take_over(storage)
+    younger = CommitWriter.take_over(storage)
     assert (younger.generation.position, younger.generation.generation) == (4, 2)
     commit(storage, younger, 3)
     younger.retire(Retention(3))
@@ -265,7 +265,7 @@ def test_a_damaged_entry_is_passed_over_and_reported(storage: Storage, caplog: p
 def test_a_strangers_file_in_the_journal_does_no_harm(storage: Storage) -> None:
     storage.put("journal/README", [b"hello"])
     storage.put("journal/000000000000.json.12ab.partial", [b"{"])
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     commit(storage, writer, 1)
     writer.retire(Retention(1))
     assert steps(storage) == [1]
@@ -293,7 +293,7 @@ def test_the_newest_of_many_commits_is_on_the_first_page(storage: Storage, tmp_p
 
 
 def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(storage: Storage, tmp_path: Path) -> None:
-    old = Writer.take_over(storage)
+    old = CommitWriter.take_over(storage)
     commit(storage, old, 1)
 
     class Slow(LocalStorage):
@@ -309,7 +309,7 @@ def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(st
                     old.retire(Retention(last=1))
             return super().put(key, parts, if_absent=if_absent)
 
-    young = Writer.take_over(Slow(tmp_path))
+    young = CommitWriter.take_over(Slow(tmp_path))
     with pytest.raises(FencedError):
         commit(storage, old, 4)
     commit(storage, young, 5)
@@ -317,7 +317,7 @@ def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(st
 
 
 def test_an_entry_that_is_retired_while_it_is_looked_at_still_counts(storage: Storage, tmp_path: Path) -> None:
-    old = Writer.take_over(storage)
+    old = CommitWriter.take_over(storage)
     commit(storage, old, 1)
 
     class Slow(LocalStorage):
@@ -332,7 +332,7 @@ def test_an_entry_that_is_retired_while_it_is_looked_at_still_counts(storage: St
                 old.retire(Retention(last=1))
             return super().get(key)
 
-    young = Writer.take_over(Slow(tmp_path))
+    young = CommitWriter.take_over(Slow(tmp_path))
     with pytest.raises(FencedError):
         commit(storage, old, 3)
     commit(storage, young, 4)
@@ -349,7 +349,7 @@ def test_a_commit_that_was_written_and_never_confirmed_is_taken_in(storage: Stor
                 raise StorageError("no answer")
             return crc
 
-    writer = Writer.take_over(Silent(tmp_path))
+    writer = CommitWriter.take_over(Silent(tmp_path))
     commit(storage, writer, 1)
     writer.retire(Retention(last=3))
     with pytest.raises(StorageError, match="no answer"):
@@ -386,9 +386,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_service_that_refuses_every_entry_is_not_asked_for_ever(tmp_path: Path) -> None:
     refusing = Refusing(tmp_path, 99, kind=b"generation")
     with pytest.raises(StorageError, match="next entry of its journal was refused 4 times as being there already"):
-        Writer.take_over(refusing)
+        CommitWriter.take_over(refusing)
     assert refusing.refused == 4
-    writer = Writer.take_over(Refusing(tmp_path, 99, kind=b"commit"))
+    writer = CommitWriter.take_over(Refusing(tmp_path, 99, kind=b"commit"))
     with pytest.raises(StorageError, match="was refused 4 times") as refused:
         commit(refusing, writer, 1)
     assert not isinstance(refused.value, FencedError)
@@ -398,7 +398,7 @@ def test_a_service_that_refuses_every_entry_is_not_asked_for_ever(tmp_path: Path
 @pytest.mark.parametrize("kind", [b"generation", b"commit", b"moved"])
 def test_an_entry_that_is_refused_for_nothing_is_no_fence(tmp_path: Path, kind: bytes) -> None:
     storage = Refusing(tmp_path, 2, kind=kind)
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     assert commit(storage, writer, 1).number == 1
     writer.close("s3://bucket/elsewhere")
     assert storage.refused == 2
@@ -407,7 +407,7 @@ def test_an_entry_that_is_refused_for_nothing_is_no_fence(tmp_path: Path, kind: 
 
 def test_a_commit_that_is_refused_although_it_was_written_is_made_once(tmp_path: Path) -> None:
     storage = Refusing(tmp_path, 1, kind=b"commit", after=True)
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     assert [commit(storage, writer, step).number for step in (1, 2)] == [1, 2]
     assert steps(storage) == [2, 1]
 
@@ -423,7 +423,7 @@ def test_an_entry_that_is_damaged_on_its_way_only_is_read_again(storage: Storage
             data = super().get(key)
             return bytes([data[0] ^ 1]) + data[1:] if Noisy.reads % 2 else data
 
-    writer = Writer.take_over(storage)
+    writer = CommitWriter.take_over(storage)
     for step in (1, 2):
         commit(storage, writer, step)
     assert steps(Noisy(tmp_path)) == [2, 1]

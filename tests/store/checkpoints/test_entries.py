@@ -123,7 +123,7 @@ retentions = st.builds(
 @given(histories, retentions)
 @settings(deadline=None)
 def test_retention_keeps_what_it_says_and_no_more(history: list[Commit], keep: Retention) -> None:
-    gone = commits.expired(list(reversed(history)), keep)
+    gone = commits.commits_to_delete(list(reversed(history)), keep)
     assert gone == sorted(gone, key=lambda commit: commit.position)
     kept = [commit for commit in history if commit not in gone]
     last = history[-max(1, keep.last) :]
@@ -147,15 +147,15 @@ def test_deleting_on_the_way_comes_to_the_same(history: list[Commit], keep: Rete
     kept: list[Commit] = []
     for commit in history:
         kept.append(commit)
-        for old in commits.expired(kept, keep):
+        for old in commits.commits_to_delete(kept, keep):
             kept.remove(old)
-    at_once = commits.expired(history, keep)
+    at_once = commits.commits_to_delete(history, keep)
     assert kept == [commit for commit in history if commit not in at_once]
 
 
 def test_of_equally_good_commits_the_newer_is_kept() -> None:
     history = [replace(a_commit(n), metrics={"loss": value}) for n, value in enumerate([0.5, 0.1, 0.1, 0.7, 0.9], 1)]
-    gone = commits.expired(history, Retention(1, None, 1, "loss", "min"))
+    gone = commits.commits_to_delete(history, Retention(1, None, 1, "loss", "min"))
     assert [commit.position for commit in gone] == [1, 2, 4]
 
 

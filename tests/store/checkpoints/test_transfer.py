@@ -1,4 +1,4 @@
-"""Checkpoints carried between storages: whole, taken up where a carry broke off, and nobody commits behind them."""
+"""Checkpoints copied between storages: whole, continued where a copy stopped, and nobody commits behind them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints import entries, transfer, verify
-from elasticctl_store.checkpoints.commits import Writer, moved_to, read_commits, read_entries
+from elasticctl_store.checkpoints.commits import CommitWriter, moved_to, read_commits, read_entries
 from elasticctl_store.checkpoints.entries import Commit, Moved, ObjectRef
-from elasticctl_store.checkpoints.transfer import Carried, Load, carry, newest
+from elasticctl_store.checkpoints.transfer import CheckpointObjects, CopyResult, copy_checkpoint, find_newest
 from elasticctl_store.errors import DamagedError, FencedError, MovedError, StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
@@ -34,12 +34,12 @@ from elasticctl_store import storage
 from elasticctl_store.checkpoints import transfer
 source, target = map(storage.open, sys.argv[1:])
 transfer.AT_ONCE = 1
-transfer.carry(source, target, transfer.newest(source))
+transfer.copy_checkpoint(source, target, transfer.find_newest(source))
 """
 
 
-def load_of(storage: Storage) -> Load:
-    load = newest(storage)
+def load_of(storage: Storage) -> CheckpointObjects:
+    load = find_newest(storage)
     assert load is not None
     return load
 
@@ -60,8 +60,8 @@ def test_from_place_to_place_every_bit_arrives(tmp_path: Path, s3: Cloud, gs: Cl
     for source, target in itertools.pairwise(places):
         load = load_of(source)
         seen: list[int] = []
-        carried = carry(source, target, load, seen.append)
-        assert carried == Carried(len(load.objects), 0)
+        carried = copy_checkpoint(source, target, load, seen.append)
+        assert carried == CopyResult(len(load.objects), 0)
         assert sum(seen) == load.size_bytes
         assert [commit.step for commit in read_commits(target)] == [2]
         verify.verify(target, load.commit, lambda count: None)
@@ -73,10 +73,10 @@ def test_from_place_to_place_every_bit_arrives(tmp_path: Path, s3: Cloud, gs: Cl
 
 def test_within_a_cloud_the_service_copies(tmp_path: Path, cloud: Cloud) -> None:
     folder, _ = saved(tmp_path / "a")
-    carry(folder, cloud.open(), load_of(folder))
+    copy_checkpoint(folder, cloud.open(), load_of(folder))
     source, target = cloud.open(), storages.open(cloud.gate.url(f"moved/{tmp_path.name}"), QUICK)
     load, before = load_of(source), len(cloud.gate.seen)
-    carry(source, target, load)
+    copy_checkpoint(source, target, load)
     asked = cloud.gate.seen[before:]
     copies = [seen for seen in asked if "x-amz-copy-source" in seen.headers or "/rewriteTo/" in seen.target]
     assert len(copies) == len(load.objects)
@@ -87,7 +87,7 @@ def test_within_a_cloud_the_service_copies(tmp_path: Path, cloud: Cloud) -> None
 
 def test_where_the_service_will_not_copy_the_bytes_go_the_long_way(tmp_path: Path, cloud: Cloud) -> None:
     folder, _ = saved(tmp_path / "a")
-    carry(folder, cloud.open(), load_of(folder))
+    copy_checkpoint(folder, cloud.open(), load_of(folder))
     target = storages.open(cloud.gate.url(f"refused/{tmp_path.name}"), QUICK)
 
     def refuse(seen: Seen) -> Fault | None:
@@ -96,12 +96,12 @@ def test_where_the_service_will_not_copy_the_bytes_go_the_long_way(tmp_path: Pat
 
     cloud.gate.faults = refuse
     load = load_of(cloud.open())
-    assert carry(cloud.open(), target, load) == Carried(len(load.objects), 0)
+    assert copy_checkpoint(cloud.open(), target, load) == CopyResult(len(load.objects), 0)
     verify.verify(target, load.commit, lambda count: None)
 
 
-def test_a_folder_without_a_checkpoint_has_nothing_to_carry(tmp_path: Path) -> None:
-    assert newest(LocalStorage(tmp_path)) is None
+def test_a_folder_without_a_checkpoint_has_nothing_to_copy(tmp_path: Path) -> None:
+    assert find_newest(LocalStorage(tmp_path)) is None
     storage, found = saved(tmp_path / "a", steps=2)
     damage(tmp_path / "a", found[0], ".json", 5)
     assert load_of(storage).commit.step == 1
@@ -113,18 +113,18 @@ def test_a_failure_leaves_nothing_committed_and_the_next_try_goes_on(tmp_path: P
     part = "share" if cloud.gate.scheme == "s3" else "upload"
     cloud.gate.faults = first(Fault(status=403, code="AccessDenied"), part=part, skip=1, times=100)
     with pytest.raises(StorageError):
-        carry(source, target, load)
+        copy_checkpoint(source, target, load)
     cloud.gate.faults = lambda seen: None
     assert list(read_commits(target)) == []
     assert len(list(all_keys(target, ""))) == 1
-    assert carry(source, target, load) == Carried(len(load.objects) - 1, 1)
-    assert carry(source, target, load) == Carried(0, len(load.objects))
+    assert copy_checkpoint(source, target, load) == CopyResult(len(load.objects) - 1, 1)
+    assert copy_checkpoint(source, target, load) == CopyResult(0, len(load.objects))
     assert restored_at(target)[0] == 1
 
 
 def test_killed_in_the_middle_it_is_taken_up_where_it_was(tmp_path: Path, s3: Cloud, gs: Cloud) -> None:
     folder, _ = saved(tmp_path / "a")
-    carry(folder, s3.open(), load_of(folder))
+    copy_checkpoint(folder, s3.open(), load_of(folder))
     hanging = threading.Event()
 
     def second_hangs(seen: Seen) -> Fault | None:
@@ -145,9 +145,9 @@ def test_killed_in_the_middle_it_is_taken_up_where_it_was(tmp_path: Path, s3: Cl
     target = gs.open()
     assert list(read_commits(target)) == []
     load = load_of(s3.open())
-    carried = carry(s3.open(), target, load)
+    carried = copy_checkpoint(s3.open(), target, load)
     # What hung had been carried out: two objects were there, in full.
-    assert carried == Carried(len(load.objects) - 2, 2)
+    assert carried == CopyResult(len(load.objects) - 2, 2)
     step, state = restored_at(target)
     assert (step, same(state, model_state())) == (1, True)
 
@@ -160,7 +160,7 @@ def test_what_an_earlier_try_left_damaged_is_sent_again(tmp_path: Path, how: str
     data = bytearray(source.get(ref.key))
     data[len(data) // 2] ^= how == "flipped"
     target.put(ref.key, [bytes(data[:-1] if how == "shortened" else data) + (b"x" if how == "lengthened" else b"")])
-    assert carry(source, target, load).found == 0
+    assert copy_checkpoint(source, target, load).found == 0
     verify.verify(target, load.commit, lambda count: None)
 
 
@@ -169,18 +169,18 @@ def test_a_damaged_source_is_not_carried(tmp_path: Path) -> None:
     load = load_of(source)
     damage(tmp_path / "a", found[0], ".safetensors", 7)
     with pytest.raises(DamagedError, match="checksum"):
-        carry(source, LocalStorage(tmp_path / "b"), load)
+        copy_checkpoint(source, LocalStorage(tmp_path / "b"), load)
     assert not list((tmp_path / "b").rglob("journal/*"))
 
 
 def test_a_bit_that_turns_on_the_way_is_found(tmp_path: Path, s3: Cloud) -> None:
     """The source's answer is damaged once: it is read again."""
     folder, _ = saved(tmp_path / "a")
-    carry(folder, s3.open(), load_of(folder))
+    copy_checkpoint(folder, s3.open(), load_of(folder))
     load = load_of(s3.open())
     s3.gate.faults = first(Fault(flip="answer"), method="GET", part=".safetensors")
     target = LocalStorage(tmp_path / "b")
-    carry(s3.open(), target, load)
+    copy_checkpoint(s3.open(), target, load)
     verify.verify(target, load.commit, lambda count: None)
 
 
@@ -188,16 +188,16 @@ def test_where_a_run_has_been_nothing_is_carried(tmp_path: Path) -> None:
     source, _ = saved(tmp_path / "a")
     target, _ = saved(tmp_path / "b")
     with pytest.raises(StorageError, match="a job has been running there"):
-        carry(source, target, load_of(source))
+        copy_checkpoint(source, target, load_of(source))
 
 
-def test_a_second_carry_after_more_training_adds_to_the_first(tmp_path: Path) -> None:
+def test_a_second_copy_after_more_training_adds_to_the_first(tmp_path: Path) -> None:
     """The first move failed behind the copy, the job went on where it was, and is moved again."""
     source, _ = saved(tmp_path / "a")
     target = LocalStorage(tmp_path / "b")
-    carry(source, target, load_of(source))
+    copy_checkpoint(source, target, load_of(source))
     restored_at(source)
-    carry(source, target, load_of(source))
+    copy_checkpoint(source, target, load_of(source))
     assert [commit.step for commit in read_commits(target)] == [2, 1]
 
 
@@ -210,11 +210,11 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         key = f"data/g1-x/share-{rank:05d}-of-00004.json"
         source.put(key, [data])
         refs.append(ObjectRef(key, len(data), entries.checksum([data])))
-    commit = Writer.take_over(source).append(Commit(0, 1, 0, 1, 0, tuple(refs), 4 * len(data)))
+    commit = CommitWriter.take_over(source).append(Commit(0, 1, 0, 1, 0, tuple(refs), 4 * len(data)))
     del data
     tracemalloc.start()
     try:
-        carry(source, target, Load(commit, commit.shares))
+        copy_checkpoint(source, target, CheckpointObjects(commit, commit.shares))
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -228,7 +228,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     full = Path("/dev/full")
     monkeypatch.setattr(transfer.tempfile, "TemporaryFile", lambda: full.open("r+b", buffering=0))
     with pytest.raises(StorageError, match="make room, or set TMPDIR"):
-        carry(source, LocalStorage(tmp_path / "b"), load)
+        copy_checkpoint(source, LocalStorage(tmp_path / "b"), load)
 
 
 # The end of a journal.
@@ -236,15 +236,15 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nobody_commits_or_takes_over_behind_a_move(tmp_path: Path) -> None:
     storage, (commit,) = saved(tmp_path / "a")
-    zombie = Writer.take_over(storage)
-    mover = Writer.take_over(storage)
+    zombie = CommitWriter.take_over(storage)
+    mover = CommitWriter.take_over(storage)
     mover.close("gs://b/x")
     assert moved_to(storage) == Moved(5, 3, "gs://b/x", moved_to(storage).at)  # type: ignore[union-attr]
     for writer in (zombie, mover):
         with pytest.raises(FencedError):
             writer.append(commit)
-    with pytest.raises(MovedError, match="has been moved to gs://b/x, and goes on there only"):
-        Writer.take_over(storage)
+    with pytest.raises(MovedError, match="has been moved to gs://b/x, and continues only there"):
+        CommitWriter.take_over(storage)
     with pytest.raises(FencedError):
         Checkpointer(storage)
     assert [found.step for found in read_commits(storage)] == [1]  # to be read all the same
@@ -252,8 +252,8 @@ def test_nobody_commits_or_takes_over_behind_a_move(tmp_path: Path) -> None:
 
 def test_who_was_overtaken_closes_nothing(tmp_path: Path) -> None:
     storage, _ = saved(tmp_path / "a")
-    mover = Writer.take_over(storage)
-    resumed = Writer.take_over(storage)
+    mover = CommitWriter.take_over(storage)
+    resumed = CommitWriter.take_over(storage)
     with pytest.raises(FencedError):
         mover.close("gs://b/x")
     assert moved_to(storage) is None
@@ -263,10 +263,10 @@ def test_who_was_overtaken_closes_nothing(tmp_path: Path) -> None:
 def test_of_a_move_and_a_run_at_once_one_wins(tmp_path: Path) -> None:
     for attempt in range(20):
         storage = LocalStorage(tmp_path / str(attempt))
-        mover, barrier = Writer.take_over(storage), threading.Barrier(2)
+        mover, barrier = CommitWriter.take_over(storage), threading.Barrier(2)
         outcome: list[str] = []
 
-        def close(mover: Writer = mover, barrier: threading.Barrier = barrier, out: list[str] = outcome) -> None:
+        def close(mover: CommitWriter = mover, barrier: threading.Barrier = barrier, out: list[str] = outcome) -> None:
             barrier.wait()
             try:
                 mover.close("s3://b/x")
@@ -277,7 +277,7 @@ def test_of_a_move_and_a_run_at_once_one_wins(tmp_path: Path) -> None:
         def run(storage: Storage = storage, barrier: threading.Barrier = barrier, out: list[str] = outcome) -> None:
             barrier.wait()
             try:
-                Writer.take_over(storage)
+                CommitWriter.take_over(storage)
                 out.append("runs")
             except MovedError:
                 out.append("refused")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage.cloud import Body, total_bytes
-from elasticctl_store.storage.http import Answer
+from elasticctl_store.storage.http import HttpResponse
 
 
 @settings(max_examples=50, deadline=None)
@@ -30,7 +30,7 @@ def test_a_body_is_cut_like_its_bytes(parts: list[bytes], start: int, length: in
     ],
 )
 def test_a_range_tells_how_large_the_object_is(status: int, said: str, filled: int, total: int) -> None:
-    answer = Answer(status, {"content-range": said}, b"", filled)
+    answer = HttpResponse(status, {"content-range": said}, b"", filled)
     assert total_bytes(answer, 10, memoryview(bytearray(5))) == total
 
 
@@ -40,4 +40,4 @@ def test_a_range_tells_how_large_the_object_is(status: int, said: str, filled: i
 )
 def test_another_range_than_was_asked_for_is_refused(status: int, said: str, filled: int) -> None:
     with pytest.raises(StorageError, match="does not answer requests for ranges as HTTP wants it"):
-        total_bytes(Answer(status, {"content-range": said}, b"", filled), 10, memoryview(bytearray(5)))
+        total_bytes(HttpResponse(status, {"content-range": said}, b"", filled), 10, memoryview(bytearray(5)))

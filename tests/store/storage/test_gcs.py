@@ -20,7 +20,7 @@ from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Storage, base, gcs_responses
 from elasticctl_store.storage.cloud import CloudStorage
 from elasticctl_store.storage.gcs import Gcs
-from elasticctl_store.storage.http import Answer
+from elasticctl_store.storage.http import HttpResponse
 from tests.support import servers
 from tests.support.clouds import QUICK, Cloud
 from tests.support.gate import Fault, Seen, first
@@ -138,7 +138,7 @@ def test_a_token_that_expires_in_mid_save_is_renewed_once(gs: Cloud, with_accoun
 
 def test_an_account_that_gets_no_token_is_told(gs: Cloud, with_account: Storage) -> None:
     TokenService.refuse = True
-    with pytest.raises(StorageError, match=r"the Google credentials give no token: .*account disabled.*; renew them"):
+    with pytest.raises(StorageError, match=r"credentials give no token: .*account disabled.*FIX: renew them"):
         with_account.put("a", [b"x"])
     assert gs.gate.seen == []
 
@@ -155,7 +155,7 @@ def test_without_credentials_it_is_said_which_are_looked_for(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    with pytest.raises(StorageError, match=r"no Google credentials found; give the machine a service account, or set"):
+    with pytest.raises(StorageError, match=r"no Google credentials found. FIX: give the machine a service account"):
         storages.open("gs://bucket/x", QUICK).list("")
 
 
@@ -170,7 +170,11 @@ def test_without_credentials_it_is_said_which_are_looked_for(
             "forbidden",
             "no permission: the credentials in use need storage.objects.create; GCS says: said forbidden",
         ),
-        (404, "The specified bucket does not exist.", "there is no bucket 'bucket': create it, or mend the URL"),
+        (
+            404,
+            "The specified bucket does not exist.",
+            "there is no bucket 'bucket'. FIX: create it, or correct",
+        ),
         (400, "invalid", "400 invalid said invalid"),
     ],
 )
@@ -198,7 +202,7 @@ def test_a_bucket_that_is_not_there_is_said_so(gs: Cloud) -> None:
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
 def test_an_endpoint_that_is_no_gcs_is_said_so(body: bytes) -> None:
     with pytest.raises(StorageError, match="something that is not GCS's JSON"):
-        gcs_responses.parse(Answer(200, {}, body))
+        gcs_responses.parse(HttpResponse(200, {}, body))
 
 
 def test_without_googles_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from elasticctl_store.storage.http import Connections, Request, WireError
+from elasticctl_store.storage.http import Connections, HttpRequest, WireError
 from tests.support.waiting import wait_until
 
 
@@ -69,10 +69,10 @@ def test_a_body_is_its_views_and_an_answer_goes_where_it_is_wanted() -> None:
 
     with server(serve) as origin:
         connections, into = connect(origin), bytearray(8)
-        request = Request("PUT", "/k?a=b", {"x-c": "d"}, (memoryview(b"one"), memoryview(b"two")), memoryview(into))
+        request = HttpRequest("PUT", "/k?a=b", {"x-c": "d"}, (memoryview(b"one"), memoryview(b"two")), memoryview(into))
         answer = connections.exchange(request)
         assert (answer.status, answer.headers["x-a"], answer.filled_bytes, bytes(into)) == (206, "b", 5, b"hello\0\0\0")
-        assert connections.exchange(Request("GET", "/k")).body == b"hello"  # over the same connection
+        assert connections.exchange(HttpRequest("GET", "/k")).body == b"hello"  # over the same connection
     assert requests[0].startswith(b"PUT /k?a=b HTTP/1.1\r\n")
     assert requests[0].endswith(b"x-c: d\r\ncontent-length: 6\r\n\r\nonetwo")
 
@@ -94,7 +94,7 @@ def test_what_is_moved_is_not_copied() -> None:
     body, into = memoryview(bytes(size_bytes)), memoryview(bytearray(size_bytes))
     with server(serve) as origin:
         tracemalloc.start()
-        answer = connect(origin).exchange(Request("PUT", "/", body=(body,), into=into))
+        answer = connect(origin).exchange(HttpRequest("PUT", "/", body=(body,), into=into))
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert answer.filled_bytes == size_bytes
@@ -112,10 +112,10 @@ def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
 
     with server(serve, connections=2) as origin:
         connections = connect(origin)
-        connections.exchange(Request("GET", "/"))
+        connections.exchange(HttpRequest("GET", "/"))
         assert closed.wait(10)
         wait_until(lambda: connections._take() is None)
-        assert connections.exchange(Request("GET", "/")).status == 200
+        assert connections.exchange(HttpRequest("GET", "/")).status == 200
 
 
 def test_an_early_refusal_is_heard() -> None:
@@ -127,7 +127,7 @@ def test_an_early_refusal_is_heard() -> None:
             pass
 
     with server(serve) as origin:
-        answer = connect(origin).exchange(Request("PUT", "/", body=(memoryview(bytes(32 << 20)),)))
+        answer = connect(origin).exchange(HttpRequest("PUT", "/", body=(memoryview(bytes(32 << 20)),)))
         assert (answer.status, answer.body) == (403, b"no")
 
 
@@ -146,7 +146,7 @@ def test_half_an_answer_is_none(said: bytes, why: str) -> None:
         connection.sendall(said)
 
     with server(serve) as origin, pytest.raises(WireError, match=why) as lost:
-        connect(origin).exchange(Request("GET", "/", into=memoryview(bytearray(9))))
+        connect(origin).exchange(HttpRequest("GET", "/", into=memoryview(bytearray(9))))
     assert lost.value.sent
     assert not lost.value.final
 
@@ -155,7 +155,7 @@ def test_silence_is_not_waited_for_for_ever() -> None:
     over = threading.Event()
     with server(lambda connection: over.wait(10) and None) as origin:
         with pytest.raises(WireError, match="did not answer in time"):
-            connect(origin, silence_s=0.1).exchange(Request("GET", "/"))
+            connect(origin, silence_s=0.1).exchange(HttpRequest("GET", "/"))
         over.set()
 
 
@@ -163,7 +163,7 @@ def test_a_place_without_a_server_is_told_from_a_lost_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(WireError, match="cannot connect: connection refused") as refused:
-        connect(f"http://127.0.0.1:{port}").exchange(Request("GET", "/"))
+        connect(f"http://127.0.0.1:{port}").exchange(HttpRequest("GET", "/"))
     assert not refused.value.sent
 
 
@@ -178,7 +178,7 @@ def test_a_proxy_is_asked_for_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HTTPS_PROXY", origin.replace("//", "//me:pass%20word@"))
         monkeypatch.setenv("NO_PROXY", "other.example")
         with pytest.raises(WireError, match="cannot connect: Tunnel connection failed: 403"):
-            connect("https://bucket.example").exchange(Request("GET", "/"))
+            connect("https://bucket.example").exchange(HttpRequest("GET", "/"))
     assert heard[0].startswith(b"CONNECT bucket.example:443 HTTP/1.")
     assert b"Proxy-Authorization: Basic bWU6cGFzcyB3b3Jk\r\n" in heard[0]
 
@@ -213,8 +213,8 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_for_good(tmp_path: Pat
     with server(serve, connections=2) as origin:
         secure, into = origin.replace("http:", "https:"), bytearray(5)
         with pytest.raises(WireError, match=r"its certificate is not trusted .*AWS_CA_BUNDLE") as refused:
-            connect(secure).exchange(Request("GET", "/"))
+            connect(secure).exchange(HttpRequest("GET", "/"))
         assert refused.value.final
         trusting = Connections(secure, connect_s=5.0, silence_s=5.0, ca_file=str(path))
-        trusting.exchange(Request("GET", "/", into=memoryview(into)))
+        trusting.exchange(HttpRequest("GET", "/", into=memoryview(into)))
     assert into == b"hello"

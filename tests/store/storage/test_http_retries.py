@@ -10,16 +10,16 @@ import pytest
 
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import gcs_responses, http, s3_responses
-from elasticctl_store.storage.http import Answer, Caller, Connections, Patience, Request, Verdict, WireError
+from elasticctl_store.storage.http import Caller, Connections, HttpRequest, HttpResponse, Patience, Verdict, WireError
 
 
 class Script(Connections):
     """Answers, or the lack of them, one after the other; the last one for ever."""
 
-    def __init__(self, *answers: Answer | WireError) -> None:
+    def __init__(self, *answers: HttpResponse | WireError) -> None:
         self.answers, self.sent = list(answers), 0
 
-    def exchange(self, request: Request) -> Answer:
+    def exchange(self, request: HttpRequest) -> HttpResponse:
         self.sent += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, WireError):
@@ -32,23 +32,23 @@ class Plain:
 
     renewed = 0
 
-    def sign(self, request: Request) -> Mapping[str, str]:
+    def sign(self, request: HttpRequest) -> Mapping[str, str]:
         return request.headers
 
     def renew(self) -> None:
         self.renewed += 1
 
-    def judge(self, answer: Answer) -> Verdict:
+    def judge(self, answer: HttpResponse) -> Verdict:
         return {200: Verdict.FINAL, 404: Verdict.FINAL, 401: Verdict.STALE_CREDENTIALS}.get(
             answer.status, Verdict.TEMPORARY
         )
 
-    def reason(self, answer: Answer) -> str:
+    def reason(self, answer: HttpResponse) -> str:
         return str(answer.status)
 
 
-def said(status: int, **headers: str) -> Answer:
-    return Answer(status, headers, b"")
+def said(status: int, **headers: str) -> HttpResponse:
+    return HttpResponse(status, headers, b"")
 
 
 LOST = WireError("reset", sent=True)
@@ -59,14 +59,14 @@ def call(script: Script) -> tuple[int, bool, list[float], int]:
     """Status, unsure, pauses and renewals of a call."""
     pauses: list[float] = []
     dialect = Plain()
-    reply = Caller(script, dialect, Patience(tries=5), pauses.append).call(Request("PUT", "/k"), "write k")
+    reply = Caller(script, dialect, Patience(tries=5), pauses.append).call(HttpRequest("PUT", "/k"), "write k")
     return reply.answer.status, reply.unsure, pauses, dialect.renewed
 
 
 @pytest.mark.parametrize(
     ("before", "unsure"), [(said(503), True), (said(429), False), (LOST, True), (UNREACHED, False)], ids=str
 )
-def test_what_may_have_been_done_is_remembered(before: Answer | WireError, unsure: bool) -> None:
+def test_what_may_have_been_done_is_remembered(before: HttpResponse | WireError, unsure: bool) -> None:
     status, found, pauses, _ = call(Script(before, said(200)))
     assert (status, found, len(pauses)) == (200, unsure, 1)
 
@@ -78,7 +78,7 @@ def test_a_final_answer_is_taken_at_once() -> None:
 
 
 @pytest.mark.parametrize("judge", [s3_responses.judge, gcs_responses.judge], ids=["s3", "gs"])
-def test_what_a_service_or_its_proxy_cannot_do_now_is_tried_again(judge: Callable[[Answer], Verdict]) -> None:
+def test_what_a_service_or_its_proxy_cannot_do_now_is_tried_again(judge: Callable[[HttpResponse], Verdict]) -> None:
     for status in (429, 500, 503, 520, 522, 529, 530, 599):
         assert judge(said(status)) is Verdict.TEMPORARY, status
     for status in (200, 400, 403, 404, 412, 501, 505, 507):
@@ -129,11 +129,11 @@ class Clock:
 class Slow(Script):
     """Every try takes as long as an upload of many GB."""
 
-    def __init__(self, clock: Clock, *answers: Answer | WireError) -> None:
+    def __init__(self, clock: Clock, *answers: HttpResponse | WireError) -> None:
         super().__init__(*answers)
         self.clock = clock
 
-    def exchange(self, request: Request) -> Answer:
+    def exchange(self, request: HttpRequest) -> HttpResponse:
         self.clock.pass_on(200.0)
         return super().exchange(request)
 
@@ -147,13 +147,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_patience_begins_with_the_first_failure(clock: Clock) -> None:
     caller = Caller(Slow(clock, LOST, said(200)), Plain(), Patience(total_s=150.0), clock.pass_on)
-    assert caller.call(Request("PUT", "/k"), "write k").answer.status == 200
+    assert caller.call(HttpRequest("PUT", "/k"), "write k").answer.status == 200
 
 
 def test_patience_ends_however_slow_the_tries_are(clock: Clock) -> None:
     script = Slow(clock, LOST)
     with pytest.raises(StorageError, match=r"tried 3 times in 40\d s"):
-        Caller(script, Plain(), Patience(total_s=300.0), clock.pass_on).call(Request("PUT", "/k"), "write k")
+        Caller(script, Plain(), Patience(total_s=300.0), clock.pass_on).call(HttpRequest("PUT", "/k"), "write k")
     assert script.sent == 3
 
 

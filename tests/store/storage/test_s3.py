@@ -15,11 +15,11 @@ import torch
 
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints import entries
-from elasticctl_store.checkpoints.commits import Writer
+from elasticctl_store.checkpoints.commits import CommitWriter
 from elasticctl_store.errors import ExistsError, StorageError
 from elasticctl_store.storage import Storage, all_keys, base, s3_responses
 from elasticctl_store.storage import s3 as s3_module
-from elasticctl_store.storage.http import Answer, Request, Verdict
+from elasticctl_store.storage.http import HttpRequest, HttpResponse, Verdict
 from elasticctl_store.storage.s3 import Signer
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support import servers
@@ -123,7 +123,7 @@ def test_uploads_of_killed_runs_are_aborted_by_the_next(s3: Cloud, boto: Any) ->
     for key in (ours, entries.tensors_key(ours), "data/imagenet/train.tar", "packs/of-a-workspace"):
         boto.create_multipart_upload(Bucket=servers.BUCKET, Key=name_of(s3, key))
     boto.create_multipart_upload(Bucket=servers.BUCKET, Key="of another job")
-    Writer.take_over(s3.open())
+    CommitWriter.take_over(s3.open())
     assert sorted(uploads(boto, s3)) == [
         name_of(s3, key) for key in ("data/imagenet/train.tar", "packs/of-a-workspace")
     ]
@@ -133,7 +133,7 @@ def test_uploads_of_killed_runs_are_aborted_by_the_next(s3: Cloud, boto: Any) ->
 
 def test_a_run_that_may_not_see_uploads_runs_all_the_same(s3: Cloud) -> None:
     s3.gate.faults = first(Fault(status=403, code="AccessDenied"), part="?uploads")
-    assert Writer.take_over(s3.open()).generation.generation == 1
+    assert CommitWriter.take_over(s3.open()).generation.generation == 1
 
 
 # Where, and as whom.
@@ -164,7 +164,7 @@ def test_the_endpoint_comes_from_the_url_or_the_environment(
 def test_credentials_go_into_headers_that_no_log_shows(aws_keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
     signer = Signer(base.parse("s3://bkt/x?region=eu-west-1", ("endpoint", "region")))
-    headers = signer.sign(Request("PUT", "/x", {"if-none-match": "*"}))
+    headers = signer.sign(HttpRequest("PUT", "/x", {"if-none-match": "*"}))
     assert headers["X-Amz-Security-Token"] == "a-token"
     assert headers["X-Amz-Content-SHA256"] == "UNSIGNED-PAYLOAD"
     assert "/eu-west-1/s3/aws4_request" in headers["Authorization"]
@@ -175,7 +175,7 @@ def test_credentials_go_into_headers_that_no_log_shows(aws_keys: None, monkeypat
 def test_without_credentials_it_is_said_which_are_looked_for(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in servers.KEYS:
         monkeypatch.delenv(name)
-    with pytest.raises(StorageError, match=r"no AWS credentials found; give the machine a role, or set"):
+    with pytest.raises(StorageError, match=r"no AWS credentials found. FIX: give the machine a role, or set"):
         s3.open().list("")
     assert s3.gate.seen == []
 
@@ -280,7 +280,7 @@ def test_a_token_service_that_is_busy_is_asked_again(s3: Cloud, sts: Gate, fault
 
 def test_a_role_that_is_refused_is_one_clear_line(s3: Cloud, sts: Gate) -> None:
     sts.faults = lambda seen: Fault(status=403, code="AccessDenied")
-    with pytest.raises(StorageError, match=r"s3://bucket/.*: new AWS .* cannot be had: .*AccessDenied.*check the role"):
+    with pytest.raises(StorageError, match=r"s3://bucket/.*: no new AWS credentials: .*AccessDenied.*check the role"):
         s3.open().put("a", [b"x"])
     assert (len(sts.seen), len(s3.gate.seen)) == (1, 0)
 
@@ -294,7 +294,7 @@ def test_credentials_that_come_expired_are_one_clear_line(
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path}/given.json\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    with pytest.raises(StorageError, match=r"cannot be had: .* still expired.*; check the role, .* machine's clock"):
+    with pytest.raises(StorageError, match=r"no new AWS .* still expired.*FIX: check the role, .* machine's clock"):
         s3.open().put("a", [b"x"])
 
 
@@ -310,7 +310,7 @@ def test_credentials_that_come_expired_are_one_clear_line(
         (403, "RequestTimeTooSkewed", (), r"this machine's clock is wrong \(the service's says .*\): set it"),
         (301, "PermanentRedirect", (("x-amz-bucket-region", "eu-7"),), r"is in eu-7: add \?region=eu-7 to the URL"),
         (400, "AuthorizationHeaderMalformed", (), r"is in another region: add \?region="),
-        (404, "NoSuchBucket", (), "there is no bucket 'bucket': create it, or mend the URL"),
+        (404, "NoSuchBucket", (), "there is no bucket 'bucket'. FIX: create it, or correct the URL"),
         (507, "XMinioStorageFull", (), "no room"),
         (501, "NotImplemented", (), "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"),
         (400, "InvalidThing", (), "400 InvalidThing said InvalidThing"),
@@ -340,7 +340,7 @@ def test_an_endpoint_that_is_no_s3_is_said_so(s3: Cloud) -> None:
 
 def test_an_error_behind_spaces_is_heard() -> None:
     body = b" " * 400 + b"\r\n<?xml version='1.0'?><Error><Code>InternalError</Code></Error>"
-    assert s3_responses.judge(Answer(200, {}, body)) is Verdict.TEMPORARY
+    assert s3_responses.judge(HttpResponse(200, {}, body)) is Verdict.TEMPORARY
 
 
 def test_a_service_without_checksums_can_be_used(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

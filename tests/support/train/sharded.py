@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from elasticctl_store import storage
-from elasticctl_store.checkpoints.commits import Writer
+from elasticctl_store.checkpoints.commits import CommitWriter
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage.local import LocalStorage
@@ -244,9 +244,9 @@ def lose_commits(url: str, node: str, fates: list[str]) -> None:
     """
     world = join()
     os.environ["ELASTICCTL_LOCAL_TIER"] = node
-    append, fate = Writer.append, ""
+    append, fate = CommitWriter.append, ""
 
-    def fateful_append(writer: Writer, commit: Commit) -> Commit:
+    def fateful_append(writer: CommitWriter, commit: Commit) -> Commit:
         if fate == "fails":
             raise StorageError("the storage is away")
         if fate == "dies":
@@ -254,7 +254,7 @@ def lose_commits(url: str, node: str, fates: list[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return append(writer, commit)
 
-    Writer.append = fateful_append  # type: ignore[method-assign]
+    CommitWriter.append = fateful_append  # type: ignore[method-assign]
     checkpoints = Checkpointer(storage.open(url), world)
     checkpoints.restore()
     for number, fate in enumerate(fates):

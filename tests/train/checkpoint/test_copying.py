@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from elasticctl_store.parallel import each
 from elasticctl_train.checkpoint import buffers
-from elasticctl_train.checkpoint.buffers import Background, Copier, Target
+from elasticctl_train.checkpoint.buffers import Background, Copier, CopyTarget
 from tests.support.train.states import bits, same, tensors
 
 COPIER = Copier()
@@ -22,7 +22,7 @@ COPIER = Copier()
 
 def copied(sources: list[torch.Tensor]) -> list[torch.Tensor]:
     targets = [torch.empty(source.shape, dtype=source.dtype) for source in sources]
-    COPIER.copy([Target.of(target) for target in targets], sources)
+    COPIER.copy([CopyTarget.of(target) for target in targets], sources)
     return targets
 
 

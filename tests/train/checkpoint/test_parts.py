@@ -36,9 +36,13 @@ class Growing(nn.Module):
             network(2, 3),
             r"2 are of another shape: 0.weight \(\(2, 2\) in the checkpoint, \(3, 2\) here\), 0.bias \(",
         ),
-        (nn.Linear(1, 1), network(1, 1), "2 are missing in it: 0.weight, 0.bias; 2 are unexpected: weight, bias; use"),
-        (network(1, 1), network(1, 1, 1, 1, 1), "6 are missing in it: 1.weight, 1.bias, 2.weight, 2.bias, …; use"),
-        (nn.Linear(1, 1, bias=False), nn.Linear(1, 1), "1 is missing in it: bias; use another storage URL, or restore"),
+        (nn.Linear(1, 1), network(1, 1), "2 are missing in it: 0.weight, 0.bias; 2 are unexpected: weight, bias. FIX"),
+        (network(1, 1), network(1, 1, 1, 1, 1), "6 are missing in it: 1.weight, 1.bias, 2.weight, 2.bias, …. FIX"),
+        (
+            nn.Linear(1, 1, bias=False),
+            nn.Linear(1, 1),
+            "1 is missing in it: bias. FIX: use another storage URL, or",
+        ),
     ],
 )
 def test_a_misfit_says_which_keys(saved: nn.Module, live: nn.Module, said: str) -> None:
@@ -77,7 +81,7 @@ def test_nothing_is_loaded_when_a_later_part_does_not_fit() -> None:
 def test_rank_0_alone_writes_what_may_differ_on_others() -> None:
     model, critic = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), network(1, 1)
     average = torch.optim.swa_utils.AveragedModel(critic)
-    named = parts.named(model=model, critic=critic, critics=torch.optim.SGD(critic.parameters()), average=average)
+    named = parts.unwrap(model=model, critic=critic, critics=torch.optim.SGD(critic.parameters()), average=average)
     buffers = {f"model/1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
     averages = {f"average/{name}" for name in ("n_averaged", "module.0.weight", "module.0.bias")}
     assert parts.rank_0_only(named) == {"run"} | buffers | averages
@@ -121,7 +125,7 @@ def compiled(model: nn.Module) -> Any:
 @pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, lambda model: compiled(nn.DataParallel(compiled(model)))])
 def test_what_a_model_is_wrapped_in_is_not_part_of_its_state(wrap: Callable[[nn.Module], nn.Module]) -> None:
     bare, other = network(2, 3), network(2, 3)
-    named = parts.named(model=wrap(bare))
+    named = parts.unwrap(model=wrap(bare))
     assert named == {"model": bare}
     parts.load({"model": other}, {"model": named["model"].state_dict()}, "here")
     assert same(dict(other.state_dict()), dict(bare.state_dict()))
@@ -130,4 +134,4 @@ def test_what_a_model_is_wrapped_in_is_not_part_of_its_state(wrap: Callable[[nn.
 @pytest.mark.parametrize("make", [lambda: network(2, 3, 1), lambda: nn.BatchNorm1d(3), lambda: nn.LSTM(2, 2)])
 def test_what_fits_fits_without_data_too(make: Callable[[], nn.Module]) -> None:
     state = {name: tensor.to("meta") for name, tensor in make().state_dict().items()}
-    assert parts.fit({"model": make()}, {"model": state}, "here") == {"model": {}}
+    assert parts.check_fit({"model": make()}, {"model": state}, "here") == {"model": {}}

@@ -241,5 +241,5 @@ def test_at_another_world_size_it_reads_afresh_and_says_so(caplog: pytest.LogCap
 
 
 def test_a_loader_without_a_position_is_no_part() -> None:
-    with pytest.raises(DataError, match=r"batches: a DataLoader cannot tell its position; use run\.loader"):
+    with pytest.raises(DataError, match=r"batches: a DataLoader cannot save its position. FIX: use run\.loader"):
         Run(model=torch.nn.Linear(1, 1), batches=DataLoader(Numbers(3)))  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def read_commits(storage: Storage) -> Iterator[Commit]:
 
 
 def first_generation(storage: Storage) -> Generation | None:
-    """Who took over the URL first, and when; None when that cannot be told. Reads one object."""
+    """Who took over the URL first, and when; None if that is unknown. Reads one object."""
     try:
         entry = read_entry(storage, 1)
     except (DamagedError, MissingError):
@@ -56,7 +56,7 @@ def first_generation(storage: Storage) -> Generation | None:
     return entry if isinstance(entry, Generation) else None
 
 
-def remove(storage: Storage, commit: Commit) -> None:
+def delete_commit(storage: Storage, commit: Commit) -> None:
     """Delete a commit: the entry first, then its data, so that what is listed is whole.
 
     Not the newest entry of a journal that a run still appends to: its position would be taken once more, and the fence
@@ -66,7 +66,7 @@ def remove(storage: Storage, commit: Commit) -> None:
     storage.delete(list(all_keys(storage, commit.folder)))
 
 
-class Writer:
+class CommitWriter:
     """The one run that may append, until another takes over. Used by rank 0 alone, by one thread at a time."""
 
     def __init__(self, storage: Storage, mine: Generation, commits_so_far: int) -> None:
@@ -79,10 +79,10 @@ class Writer:
         self._swept = False
 
     @classmethod
-    def take_over(cls, storage: Storage) -> Writer:
+    def take_over(cls, storage: Storage) -> CommitWriter:
         """Append a new generation, which fences every older run. Raises StorageError, MovedError where closed."""
         run_id, host = secrets.token_hex(4), socket.gethostname()
-        for _ in _tries(storage):
+        for _ in _count_tries(storage):
             position, generation, number = _newest(storage)
             mine = Generation(position + 1, generation + 1, run_id, host, time.time())
             try:
@@ -118,7 +118,7 @@ class Writer:
             # It is of a save that failed because the storage never said that it had worked.
 
     def close(self, to: str) -> None:
-        """Append that the job goes on at the URL `to`: no run can take over or commit here any more.
+        """Append that the job continues at the URL `to`: no run can take over or commit here any more.
 
         Raises FencedError, with nothing closed, when another run has taken over.
         """
@@ -136,9 +136,9 @@ class Writer:
         if self._commits is None:
             self._commits = list(read_commits(self._storage))
         strays = [] if self._swept else self._strays({commit.folder for commit in self._commits})
-        for old in entries.expired(self._commits, keep):
+        for old in entries.commits_to_delete(self._commits, keep):
             self._check_fence()
-            remove(self._storage, old)
+            delete_commit(self._storage, old)
             self._commits.remove(old)
         if strays:
             self._check_fence()  # they were listed before it, so nothing is among them that a younger run stores
@@ -186,7 +186,7 @@ class Writer:
 
     def _create(self, entry: Commit | Moved) -> bool:
         """Create the entry behind this run's last; False where one is there. A refusal alone does not show that."""
-        for _ in _tries(self._storage):
+        for _ in _count_tries(self._storage):
             try:
                 self._storage.put(entries.key_of(entry.position), [entries.encode(entry)], if_absent=True)
             except ExistsError:
@@ -212,11 +212,11 @@ class Writer:
                 break
         return FencedError(
             f"{self._storage.url}: a younger run{who} has taken over; this one (generation {self._mine.generation}) "
-            f"stops. Give each job a storage URL of its own"
+            f"stops. FIX: give each job a storage URL of its own"
         )
 
 
-def _tries(storage: Storage) -> Iterator[int]:
+def _count_tries(storage: Storage) -> Iterator[int]:
     """Count tries to append, with pauses between them. Raises StorageError when another is asked for than the last."""
     for tries in range(1, PATIENCE.tries + 1):
         yield tries
@@ -229,7 +229,7 @@ def _tries(storage: Storage) -> Iterator[int]:
 
 
 def moved_to(storage: Storage) -> Moved | None:
-    """Where the job goes on, if its journal is closed: that is its newest entry. Raises StorageError."""
+    """Where the job continues, if its journal is closed: that is its newest entry. Raises StorageError."""
     for position in positions(storage):
         try:
             entry = read_entry(storage, position)
@@ -278,9 +278,9 @@ def _newest(storage: Storage) -> tuple[int, int, int]:
     top, generation = 0, 0
     for position, entry in _scan(storage):
         if isinstance(entry, Moved) and not top:
-            raise MovedError(f"{storage.url}: this job has been moved to {entry.to}, and goes on there only")
+            raise MovedError(f"{storage.url}: this job has been moved to {entry.to}, and continues only there")
         if isinstance(entry, FormatError):  # to pass over it would be to start afresh, and to delete its data
-            raise StorageError(f"{storage.url}: {entry}; go on with that version, or give another storage URL")
+            raise StorageError(f"{storage.url}: {entry}. FIX: continue with that version, or give another storage URL")
         top = top or position  # even if it is retired before it can be read: then the one behind it is taken
         if entry is None or isinstance(entry, DamagedError):
             continue
@@ -311,7 +311,7 @@ def _check_precondition(storage: Storage, mine: Generation) -> None:
         return
     raise StorageError(
         f"{storage.url}: the service replaces an object that was to be created only if absent (it ignores "
-        "If-None-Match or ifGenerationMatch), so two runs could harm each other's checkpoints; use another service"
+        "If-None-Match or ifGenerationMatch), so two runs could harm each other's checkpoints. FIX: use another service"
     )
 
 

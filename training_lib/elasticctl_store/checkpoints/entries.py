@@ -80,7 +80,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The job goes on at another URL, `to`: nobody may take this one over any more."""
+    """The job continues at another URL, `to`: nobody may take this one over any more."""
 
     position: int
     generation: int
@@ -225,7 +225,7 @@ def decode_commit(data: bytes, position: int) -> Commit:
     return entry
 
 
-def expired(commits: Sequence[Commit], keep: Retention) -> list[Commit]:
+def commits_to_delete(commits: Sequence[Commit], keep: Retention) -> list[Commit]:
     """The commits to delete, oldest first; the newest always stays.
 
     A commit that is deleted by one call would not have been kept by a later one, so it makes no difference how often

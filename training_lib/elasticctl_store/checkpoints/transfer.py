@@ -1,9 +1,9 @@
-"""Carry a checkpoint from one storage to another, so that its job can go on there. Without torch.
+"""Copies a checkpoint from one storage to another, so that its job can continue there. Without torch.
 
 Data first, the commit last, under its own position: what is listed at the target is whole. Each object is checked
-against the checksum that was committed, on its way and, where an earlier try has left it, where it lies; so a carry
-that was broken off is taken up where it was. Memory is bounded: a large object waits in a nameless file of this
-machine.
+against the checksum that was committed, on the way and, where an earlier try has left it, in place; so a copy that
+was interrupted continues where it stopped. Memory is bounded: a large object is buffered in an
+unnamed temporary file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.cloud import CloudStorage
 
 AT_ONCE = 4
-"""Objects on their way at a time; each object store moves the parts of one in parallel too."""
+"""Objects in flight at a time; object stores also transfer the parts of each in parallel."""
 SMALL_BYTES = 16 << 20
-"""Up to here an object is carried in memory; of larger ones as much at a time."""
+"""Objects up to this size are copied in memory, larger ones in pieces of this size."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class CheckpointObjects:
     """A whole checkpoint and all that belongs to it."""
 
     commit: Commit
@@ -44,39 +44,43 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CopyResult:
     """How many objects were sent, and how many were there already, whole."""
 
     sent: int
     found: int
 
 
-def newest(source: Storage) -> Load | None:
-    """The newest checkpoint that is whole at a glance, which a job would go on from; None: there is none."""
+def find_newest(source: Storage) -> CheckpointObjects | None:
+    """The newest checkpoint that looks whole, from which a job would resume; None if there is none."""
     for finding in verify.findings(source):
         if finding.commit is not None and not finding.damage:
             contents = read_contents(source, finding.commit)
-            return Load(finding.commit, (*finding.commit.shares, *(share.file for share in contents.shares)))
+            return CheckpointObjects(
+                finding.commit, (*finding.commit.shares, *(share.file for share in contents.shares))
+            )
     return None
 
 
 def check_target(target: Storage) -> None:
-    """Raise StorageError where a run has been: only an earlier carry may have left something in the target."""
+    """Raise StorageError where a run has been: only an earlier copy may have left something in the target."""
     for _, entry in commits.read_entries(target):
         if isinstance(entry, Generation | entries.Moved):
-            raise StorageError(f"{target.url}: a job has been running there: choose a place that is empty")
+            raise StorageError(f"{target.url}: a job has been running there. FIX: choose an empty target")
 
 
-def carry(source: Storage, target: Storage, load: Load, on_bytes: OnBytes = lambda count: None) -> Carried:
-    """Have a checkpoint in the target too, and committed there; `on_bytes` is told what is there, sent or found.
+def copy_checkpoint(
+    source: Storage, target: Storage, checkpoint: CheckpointObjects, on_bytes: OnBytes = lambda count: None
+) -> CopyResult:
+    """Copy a checkpoint's objects to the target and commit it there; `on_bytes` counts what is there by then.
 
     Raises StorageError; DamagedError or MissingError for a checkpoint that is not what was committed.
     """
     check_target(target)
-    there = set(all_keys(target, load.commit.folder))
+    there = set(all_keys(target, checkpoint.commit.folder))
     lock, sent = threading.Lock(), 0
 
-    def have(ref: ObjectRef) -> None:
+    def copy(ref: ObjectRef) -> None:
         nonlocal sent
         new = not (ref.key in there and _is_whole(target, ref))
         if new:
@@ -86,32 +90,32 @@ def carry(source: Storage, target: Storage, load: Load, on_bytes: OnBytes = lamb
         on_bytes(ref.size_bytes)
 
     # The largest first, so that none is waited for at the end.
-    each(have, sorted(load.objects, key=lambda ref: -ref.size_bytes), AT_ONCE)
-    _commit(target, load.commit)
-    return Carried(sent, len(load.objects) - sent)
+    each(copy, sorted(checkpoint.objects, key=lambda ref: -ref.size_bytes), AT_ONCE)
+    _commit(target, checkpoint.commit)
+    return CopyResult(sent, len(checkpoint.objects) - sent)
 
 
 def _send(source: Storage, target: Storage, ref: ObjectRef) -> None:
-    if _copied_there(source, target, ref):
+    if _copy_within_service(source, target, ref):
         return
-    data = _fetched(source, ref)
+    data = _fetch(source, ref)
     crc = target.put(ref.key, [data])
     if entries.as_checksum(crc) != ref.checksum:
         raise DamagedError(f"{ref.key}: it has changed on its way to {target.url}")
 
 
-def _copied_there(source: Storage, target: Storage, ref: ObjectRef) -> bool:
-    """Has the service, the same at both ends, copied the object by itself, and well?"""
+def _copy_within_service(source: Storage, target: Storage, ref: ObjectRef) -> bool:
+    """Have the service, if it is the same at both ends, copy the object itself; False if it has not, or not well."""
     if not (isinstance(source, CloudStorage) and isinstance(target, CloudStorage)):
         return False
-    told = target.copy_from(source, ref.key, ref.size_bytes)
-    if told is None:
+    crc = target.copy_from(source, ref.key, ref.size_bytes)
+    if crc is None:
         return False
-    return f"crc32:{told}" == ref.checksum or (not told and _is_whole(target, ref))
+    return f"crc32:{crc}" == ref.checksum or (not crc and _is_whole(target, ref))
 
 
-def _fetched(source: Storage, ref: ObjectRef) -> memoryview:
-    """An object's bytes, in memory or mapped from a nameless file. Raises StorageError, also for a full disk."""
+def _fetch(source: Storage, ref: ObjectRef) -> memoryview:
+    """Read an object into memory, or into an unnamed file that is mapped. Raises StorageError, also for a full disk."""
     if ref.size_bytes <= SMALL_BYTES:
         data = memoryview(bytearray(ref.size_bytes))
         if ref.size_bytes:
@@ -124,7 +128,8 @@ def _fetched(source: Storage, ref: ObjectRef) -> memoryview:
             return memoryview(mmap.mmap(file.fileno(), ref.size_bytes, access=mmap.ACCESS_READ))
     except OSError as e:
         where = tempfile.gettempdir()
-        raise StorageError(f"cannot keep {ref.key} in {where}: {e.strerror}; make room, or set TMPDIR") from e
+        fix = "free some space there, or set TMPDIR"
+        raise StorageError(f"cannot buffer {ref.key} in {where}: {e.strerror}. FIX: {fix}") from e
 
 
 def _download(source: Storage, ref: ObjectRef, descriptor: int) -> int:
@@ -141,20 +146,20 @@ def _download(source: Storage, ref: ObjectRef, descriptor: int) -> int:
 
 
 def _is_whole(target: Storage, ref: ObjectRef) -> bool:
-    """Is an object that an earlier try has left, in full length and to the bit, what was committed?"""
+    """Is the object in the target, in full length and to the bit, what was committed?"""
     buffer, crc = memoryview(bytearray(min(SMALL_BYTES, ref.size_bytes + 1))), 0
     try:
         for start in range(0, ref.size_bytes, SMALL_BYTES):
             piece = buffer[: min(SMALL_BYTES, ref.size_bytes - start)]
             target.read_into(ref.key, start, piece)
             crc = zlib.crc32(piece, crc)
-        return entries.as_checksum(crc) == ref.checksum and _ends(target, ref)
+        return entries.as_checksum(crc) == ref.checksum and _ends_there(target, ref)
     except (MissingError, DamagedError):
         return False
 
 
-def _ends(target: Storage, ref: ObjectRef) -> bool:
-    """Has the object no byte more than it should?"""
+def _ends_there(target: Storage, ref: ObjectRef) -> bool:
+    """Does the object in the target end where it should?"""
     try:
         target.read_into(ref.key, ref.size_bytes, memoryview(bytearray(1)))
     except DamagedError:
@@ -175,6 +180,4 @@ def _commit(target: Storage, commit: Commit) -> None:
         target.put(key, [data], if_absent=True)
     except ExistsError as e:
         if target.get(key) != data:
-            raise StorageError(
-                f"{target.url}: another checkpoint is there already: choose a place that is empty"
-            ) from e
+            raise StorageError(f"{target.url}: another checkpoint is there already. FIX: choose an empty target") from e

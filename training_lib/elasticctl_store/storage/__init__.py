@@ -32,7 +32,7 @@ def open(url: str, patience: Patience = Patience()) -> Storage:  # noqa: B008 - 
         return _cloud(scheme, url, patience)
     shown = without_secrets(url)
     if scheme != "file":
-        raise StorageError(f"{shown}: {scheme}:// is not a kind of storage; use a folder, file://, s3:// or gs://")
+        raise StorageError(f"{shown}: {scheme}:// is not a kind of storage. FIX: use a folder, file://, s3:// or gs://")
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
         raise StorageError(f"{shown}: a file URL has three slashes and an absolute path: file:///path")

@@ -16,7 +16,7 @@ from typing import Protocol
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.parallel import each
 from elasticctl_store.storage.base import is_key
-from elasticctl_store.storage.http import Answer
+from elasticctl_store.storage.http import HttpResponse
 
 RANGE_BYTES = 16 << 20
 """Size of the ranges an object is read in: S3 advises 8 to 16 MiB."""
@@ -189,7 +189,7 @@ class CloudStorage:
         return True
 
 
-def total_bytes(answer: Answer, start: int, into: memoryview) -> int:
+def total_bytes(answer: HttpResponse, start: int, into: memoryview) -> int:
     """The size of the object that a range was asked of, once the answer is seen to be that range.
 
     Raises StorageError when it is another one, or none.

@@ -27,7 +27,16 @@ from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import base, gcs_responses
 from elasticctl_store.storage.base import PAGE_KEYS, Location
 from elasticctl_store.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
-from elasticctl_store.storage.http import Answer, Caller, Connections, Patience, Reply, Request, Verdict, WireError
+from elasticctl_store.storage.http import (
+    Caller,
+    Connections,
+    HttpRequest,
+    HttpResponse,
+    Patience,
+    Reply,
+    Verdict,
+    WireError,
+)
 
 OPTIONS = ("endpoint",)
 ORIGIN = "https://storage.googleapis.com"
@@ -73,7 +82,7 @@ class Gcs:
         if google_crc32c.implementation == "c":  # in Python it would take minutes
             about["crc32c"] = _crc32c(body)
         boundary = f"elasticctl-{secrets.token_hex(16)}"
-        whole = Body.of([*gcs_responses.wrapping(about, boundary, body.views)])
+        whole = Body.of([*gcs_responses.multipart_body(about, boundary, body.views)])
         query = {"uploadType": "multipart"} | ({"ifGenerationMatch": "0"} if if_absent else {})
         target = f"/upload/storage/v1/b/{self._bucket}/o"
         headers = {"content-type": f"multipart/related; boundary={boundary}"}
@@ -164,11 +173,11 @@ class Gcs:
         action, key = about
         doing = f"{action.verb} {key or 'the keys'} {action.preposition} {self.url}"
         target += "?" + urlencode(query, quote_via=quote) if query else ""
-        return self._caller.call(Request(method, target, **request), doing)
+        return self._caller.call(HttpRequest(method, target, **request), doing)
 
     def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
         if reply.answer.status not in good:
-            raise gcs_responses.explained(reply.answer, action, key, self._place)
+            raise gcs_responses.as_error(reply.answer, action, key, self._place)
 
 
 class Tokens:
@@ -179,7 +188,7 @@ class Tokens:
         self._place, self._credentials = place, credentials
         self._transport: google.auth.transport.urllib3.Request | None = None
 
-    def sign(self, request: Request) -> Mapping[str, str]:
+    def sign(self, request: HttpRequest) -> Mapping[str, str]:
         headers = dict(request.headers)
         self._with_credentials(lambda credentials, transport: credentials.before_request(transport, "", "", headers))
         return headers
@@ -187,10 +196,10 @@ class Tokens:
     def renew(self) -> None:
         self._with_credentials(lambda credentials, transport: credentials.refresh(transport))
 
-    def judge(self, answer: Answer) -> Verdict:
+    def judge(self, answer: HttpResponse) -> Verdict:
         return gcs_responses.judge(answer)
 
-    def reason(self, answer: Answer) -> str:
+    def reason(self, answer: HttpResponse) -> str:
         return gcs_responses.reason(answer)
 
     def _with_credentials(self, use: Any) -> None:
@@ -203,14 +212,16 @@ class Tokens:
                     self._transport = google.auth.transport.urllib3.Request(urllib3.PoolManager())  # type: ignore[no-untyped-call]
                 use(self._credentials, self._transport)
             except google.auth.exceptions.DefaultCredentialsError as e:
-                mend = "give the machine a service account, or set $GOOGLE_APPLICATION_CREDENTIALS"
-                raise StorageError(f"{self._place.url}: no Google credentials found; {mend}") from e
+                fix = "give the machine a service account, or set $GOOGLE_APPLICATION_CREDENTIALS"
+                raise StorageError(f"{self._place.url}: no Google credentials found. FIX: {fix}") from e
             except google.auth.exceptions.GoogleAuthError as e:
                 said = " ".join(str(e.args[0] if e.args else e).split())[:200]
                 if e.retryable:
                     raise WireError(f"no token for now: {said}", sent=False) from e
-                mend = "renew them (gcloud auth application-default login), and check this machine's clock"
-                raise StorageError(f"{self._place.url}: the Google credentials give no token: {said}; {mend}") from e
+                fix = "renew them (gcloud auth application-default login), and check this machine's clock"
+                raise StorageError(
+                    f"{self._place.url}: the Google credentials give no token: {said}. FIX: {fix}"
+                ) from e
 
 
 def _crc32c(body: Body) -> str:

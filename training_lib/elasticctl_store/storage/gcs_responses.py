@@ -9,7 +9,7 @@ from typing import Any
 from elasticctl_store.errors import MissingError, StorageError
 from elasticctl_store.storage.base import Location
 from elasticctl_store.storage.cloud import Action
-from elasticctl_store.storage.http import Answer, Verdict, is_temporary
+from elasticctl_store.storage.http import HttpResponse, Verdict, is_temporary
 
 WRITE = Action("write", "to", "storage.objects.create")
 READ = Action("read", "from", "storage.objects.get, and storage.objects.list to tell what is not there")
@@ -19,7 +19,9 @@ DELETE = Action("delete", "from", "storage.objects.delete")
 _TEMPORARY_REASONS = {"rateLimitExceeded", "userRateLimitExceeded"}
 
 
-def wrapping(about: Mapping[str, str], boundary: str, views: Sequence[memoryview]) -> Iterator[bytes | memoryview]:
+def multipart_body(
+    about: Mapping[str, str], boundary: str, views: Sequence[memoryview]
+) -> Iterator[bytes | memoryview]:
     """An object with its metadata as the two parts of one multipart/related body."""
     yield f"--{boundary}\r\ncontent-type: application/json; charset=UTF-8\r\n\r\n".encode()
     yield json.dumps(about).encode()
@@ -29,7 +31,7 @@ def wrapping(about: Mapping[str, str], boundary: str, views: Sequence[memoryview
     yield f"\r\n--{boundary}--\r\n".encode()
 
 
-def parse(answer: Answer) -> Mapping[str, Any]:
+def parse(answer: HttpResponse) -> Mapping[str, Any]:
     """A JSON answer. Raises StorageError for what is none."""
     try:
         found = json.loads(answer.body)
@@ -40,7 +42,7 @@ def parse(answer: Answer) -> Mapping[str, Any]:
     return found
 
 
-def judge(answer: Answer) -> Verdict:
+def judge(answer: HttpResponse) -> Verdict:
     """Is it worth trying again?"""
     if answer.status == 401:
         return Verdict.STALE_CREDENTIALS
@@ -49,17 +51,17 @@ def judge(answer: Answer) -> Verdict:
     return Verdict.TEMPORARY if is_temporary(answer.status) or limited or damaged else Verdict.FINAL
 
 
-def reason(answer: Answer) -> str:
+def reason(answer: HttpResponse) -> str:
     """The refusal in a few words."""
     return f"{answer.status} {' '.join(sorted(_reasons(answer)))}".strip()
 
 
-def is_missing(answer: Answer) -> bool:
+def is_missing(answer: HttpResponse) -> bool:
     """Is it the object that is not there, rather than its bucket?"""
     return answer.status == 404 and "bucket does not exist" not in _message(answer)
 
 
-def crc32c(answer: Answer) -> str:
+def crc32c(answer: HttpResponse) -> str:
     """The checksum of the whole object, base64; "" when it is not told, or not of the bytes that were sent."""
     if "x-goog-stored-content-encoding" in answer.headers and answer.headers.get("content-encoding"):
         return ""
@@ -67,17 +69,17 @@ def crc32c(answer: Answer) -> str:
     return next((value for name, _, value in hashes if name == "crc32c"), "")
 
 
-def explained(answer: Answer, action: Action, key: str, place: Location) -> StorageError:
-    """A refusal as an error: what failed, why, and the mend."""
+def as_error(answer: HttpResponse, action: Action, key: str, place: Location) -> StorageError:
+    """A refusal as an error: what failed, why, and how to fix it."""
     if is_missing(answer) and action is READ:
         return MissingError(f"{place.url}: {key} is not there")
     what = f"cannot {action.verb} {key or 'the keys'} {action.preposition} {place.url}"
-    return StorageError(f"{what}: {_mend(answer, action, place)}")
+    return StorageError(f"{what}: {_fix(answer, action, place)}")
 
 
-def _mend(answer: Answer, action: Action, place: Location) -> str:
+def _fix(answer: HttpResponse, action: Action, place: Location) -> str:
     if answer.status == 404:
-        return f"there is no bucket {place.bucket!r}: create it, or mend the URL"
+        return f"there is no bucket {place.bucket!r}. FIX: create it, or correct the URL"
     if answer.status == 401:
         return "the Google credentials are not accepted, and new ones were not either: renew them"
     message = _message(answer)[:200]
@@ -86,7 +88,7 @@ def _mend(answer: Answer, action: Action, place: Location) -> str:
     return f"{reason(answer)} {message}".strip()
 
 
-def _error(answer: Answer) -> Mapping[str, Any]:
+def _error(answer: HttpResponse) -> Mapping[str, Any]:
     try:
         error = json.loads(answer.body).get("error", {})
     except (ValueError, AttributeError):
@@ -94,12 +96,12 @@ def _error(answer: Answer) -> Mapping[str, Any]:
     return error if isinstance(error, dict) else {}
 
 
-def _message(answer: Answer) -> str:
+def _message(answer: HttpResponse) -> str:
     """What the service says about a refusal, on one line; reads of media are refused in plain text."""
     said = _error(answer).get("message") or answer.body[:500].decode("utf-8", "replace")
     return " ".join(str(said).split())
 
 
-def _reasons(answer: Answer) -> set[str]:
+def _reasons(answer: HttpResponse) -> set[str]:
     errors = _error(answer).get("errors")
     return {str(item.get("reason")) for item in errors if isinstance(item, dict)} if isinstance(errors, list) else set()

@@ -45,7 +45,7 @@ _KEPT_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """`target` is path and query, percent-encoded. With `into`, the body of a success is written there."""
 
     method: str
@@ -56,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """What a server said. Header names are in lower case; `filled_bytes` were written into the request's `into`."""
 
     status: int
@@ -86,14 +86,14 @@ class Connections:
         self._idle: list[tuple[http.client.HTTPConnection, float]] = []
         weakref.finalize(self, _close, self._idle)
 
-    def exchange(self, request: Request) -> Answer:
+    def exchange(self, request: HttpRequest) -> HttpResponse:
         """Send a request and read the answer. Raises WireError when there is none, or not all of it."""
         connection = self._take() or self._connect()
         try:
             answer, reusable = _exchange(connection, request)
         except (http.client.HTTPException, OSError) as e:
             connection.close()
-            raise WireError(_described(e), sent=True) from e
+            raise WireError(_describe(e), sent=True) from e
         except BaseException:
             connection.close()
             raise
@@ -127,13 +127,13 @@ class Connections:
             connection.connect()
         except ssl.SSLCertVerificationError as e:
             connection.close()
-            mend = "name the authority's certificates in $AWS_CA_BUNDLE or $SSL_CERT_FILE"
+            fix = "name the authority's certificates in $AWS_CA_BUNDLE or $SSL_CERT_FILE"
             raise WireError(
-                f"its certificate is not trusted ({e.verify_message}); {mend}", sent=False, final=True
+                f"its certificate is not trusted ({e.verify_message}). FIX: {fix}", sent=False, final=True
             ) from e
         except (http.client.HTTPException, OSError) as e:
             connection.close()
-            raise WireError(f"cannot connect: {_described(e)}", sent=False) from e
+            raise WireError(f"cannot connect: {_describe(e)}", sent=False) from e
         connection.sock.settimeout(self._silence_s)
         return connection
 
@@ -151,20 +151,20 @@ class Connections:
         return connection
 
 
-def _exchange(connection: http.client.HTTPConnection, request: Request) -> tuple[Answer, bool]:
+def _exchange(connection: http.client.HTTPConnection, request: HttpRequest) -> tuple[HttpResponse, bool]:
     """Send and receive; also whether the connection can be used again."""
     whole = _send(connection, request)
     response = connection.getresponse()
     headers = {name.lower(): value for name, value in response.getheaders()}
     if request.into is not None and response.status in (200, 206):
         filled = _fill(response, request.into)
-        answer = Answer(response.status, headers, b"", filled)
+        answer = HttpResponse(response.status, headers, b"", filled)
     else:
-        answer = Answer(response.status, headers, response.read())
+        answer = HttpResponse(response.status, headers, response.read())
     return answer, whole and response.isclosed() and not response.will_close
 
 
-def _send(connection: http.client.HTTPConnection, request: Request) -> bool:
+def _send(connection: http.client.HTTPConnection, request: HttpRequest) -> bool:
     """Send a request; False when the server would not take all of it, and perhaps says why in an answer."""
     connection.putrequest(request.method, request.target, skip_accept_encoding=True)
     for name, value in request.headers.items():
@@ -217,7 +217,7 @@ def _proxy_for(host: str) -> tuple[SplitResult, dict[str, str]] | None:
     return parts, {"Proxy-Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     match error:
         case TimeoutError():
             return "it did not answer in time"
@@ -272,23 +272,23 @@ class Verdict(enum.Enum):
 class Reply:
     """A final answer. `unsure`: a try before this one may have been carried out without telling."""
 
-    answer: Answer
+    answer: HttpResponse
     unsure: bool
 
 
 class Dialect(Protocol):
     """What differs between services in signing requests and reading refusals."""
 
-    def sign(self, request: Request) -> Mapping[str, str]:
+    def sign(self, request: HttpRequest) -> Mapping[str, str]:
         """All headers to send, credentials included. Raises StorageError, or WireError to be called again."""
 
     def renew(self) -> None:
         """Get new credentials, because a request was refused as signed with stale ones."""
 
-    def judge(self, answer: Answer) -> Verdict:
+    def judge(self, answer: HttpResponse) -> Verdict:
         """Is it worth trying again?"""
 
-    def reason(self, answer: Answer) -> str:
+    def reason(self, answer: HttpResponse) -> str:
         """The refusal in a few words."""
 
 
@@ -304,7 +304,7 @@ class Caller:
     ) -> None:
         self._connections, self._dialect, self._patience, self._sleep = connections, dialect, patience, sleep
 
-    def call(self, request: Request, doing: str) -> Reply:
+    def call(self, request: HttpRequest, doing: str) -> Reply:
         """Send until the answer is final; `doing` ("write data/x to s3://b") is for errors.
 
         Raises StorageError when it never is within the patience.
@@ -333,7 +333,7 @@ class Caller:
             failing_since_s = failing_since_s or time.monotonic()
             self._wait(tries, asked_s, failing_since_s, f"cannot {doing}: {reason}")
 
-    def _send(self, request: Request) -> Answer:
+    def _send(self, request: HttpRequest) -> HttpResponse:
         return self._connections.exchange(replace(request, headers=self._dialect.sign(request)))
 
     def _wait(self, tries: int, asked_s: float, failing_since_s: float, trouble: str) -> None:
@@ -348,7 +348,7 @@ class Caller:
         self._sleep(pause_s)
 
 
-def _retry_after_s(answer: Answer, now_s: float) -> float:
+def _retry_after_s(answer: HttpResponse, now_s: float) -> float:
     """The pause a server asks for, as seconds or as a date; 0 when it asks for none."""
     asked = answer.headers.get("retry-after", "").strip()
     if asked.isascii() and asked.isdigit():

@@ -19,7 +19,7 @@ from pathlib import Path
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.storage.base import PAGE_KEYS, is_key
 
-_MENDS = {
+_FIXES = {
     errno.ENOSPC: "the disk is full: free some space or choose another storage URL",
     errno.EDQUOT: "the disk quota is used up: free some space or choose another storage URL",
     errno.EFBIG: "the file would be larger than this process or filesystem allows (ulimit -f)",
@@ -46,7 +46,7 @@ class LocalStorage:
         try:
             _make_folder(path.parent)
             try:
-                crc = _write_synced(partial, parts)
+                crc = _write_and_sync(partial, parts)
                 if if_absent:
                     _link(partial, path)
                 else:
@@ -55,7 +55,7 @@ class LocalStorage:
             finally:
                 partial.unlink(missing_ok=True)
         except OSError as e:
-            raise _explained("write", path, e) from e
+            raise _as_error("write", path, e) from e
         return crc
 
     def get(self, key: str) -> bytes:
@@ -65,7 +65,7 @@ class LocalStorage:
         except FileNotFoundError as e:
             raise MissingError(f"{path} is not there") from e
         except OSError as e:
-            raise _explained("read", path, e) from e
+            raise _as_error("read", path, e) from e
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         path = self._path(key)
@@ -78,7 +78,7 @@ class LocalStorage:
         except FileNotFoundError as e:
             raise MissingError(f"{path} is not there") from e
         except OSError as e:
-            raise _explained("read", path, e) from e
+            raise _as_error("read", path, e) from e
         if done < len(into):
             raise DamagedError(f"{path} ends at byte {start + done}, {start + len(into)} were expected")
 
@@ -88,7 +88,7 @@ class LocalStorage:
             keys = self._keys(self._root / folder if folder else self._root, f"{folder}/" if folder else "")
             return heapq.nsmallest(PAGE_KEYS, (key for key in keys if key.startswith(prefix) and key > after))
         except OSError as e:
-            raise _explained("list", self._root / folder, e) from e
+            raise _as_error("list", self._root / folder, e) from e
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -96,7 +96,7 @@ class LocalStorage:
             try:
                 path.unlink(missing_ok=True)
             except OSError as e:
-                raise _explained("delete", path, e) from e
+                raise _as_error("delete", path, e) from e
             if path.parent != self._root:
                 with suppress(OSError):  # not empty yet, or somebody else was faster
                     path.parent.rmdir()
@@ -123,7 +123,7 @@ class LocalStorage:
                     yield prefix + entry.name
 
 
-def _write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> int:
+def _write_and_sync(path: Path, parts: Sequence[bytes | memoryview]) -> int:
     """Returns the CRC-32 of all."""
     crc = 0
     with path.open("xb", buffering=0) as file:
@@ -159,6 +159,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _explained(verb: str, path: Path, error: OSError) -> StorageError:
-    mend = _MENDS.get(error.errno or 0, "check the path and the filesystem")
-    return StorageError(f"cannot {verb} {path}: {error.strerror}; {mend}")
+def _as_error(verb: str, path: Path, error: OSError) -> StorageError:
+    fix = _FIXES.get(error.errno or 0, "check the path and the filesystem")
+    return StorageError(f"cannot {verb} {path}: {error.strerror}. FIX: {fix}")

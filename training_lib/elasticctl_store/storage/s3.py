@@ -24,19 +24,19 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 
 from elasticctl_store import parallel
-from elasticctl_store.checksums import combined
+from elasticctl_store.checksums import combine_all
 from elasticctl_store.errors import StorageError
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import base, s3_responses
 from elasticctl_store.storage.base import PAGE_KEYS, Location
 from elasticctl_store.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
 from elasticctl_store.storage.http import (
-    Answer,
     Caller,
     Connections,
+    HttpRequest,
+    HttpResponse,
     Patience,
     Reply,
-    Request,
     Verdict,
     WireError,
     is_temporary,
@@ -201,7 +201,7 @@ class S3:
 
         each(send, range(count), max(1, min(parallel.per_rank() - 1, MOST_SENDERS)))
         if all(part.crc is not None for part in pieces):
-            body.crc = combined((part.crc32(), part.size_bytes) for part in pieces)
+            body.crc = combine_all((part.crc32(), part.size_bytes) for part in pieces)
         return done
 
     def _complete(self, key: str, upload: str, parts: list[tuple[str, str]], if_absent: bool) -> Reply:
@@ -259,12 +259,12 @@ class S3:
         if query:
             target += "?" + urlencode(query, quote_via=quote, safe="~")
         doing = f"{action.verb} {key or 'the keys'} {action.preposition} {self.url}"
-        return self._caller.call(Request(method, target, **request), doing)
+        return self._caller.call(HttpRequest(method, target, **request), doing)
 
     def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
         failed = reply.answer.status == 200 and s3_responses.code(reply.answer)
         if reply.answer.status not in good or failed:
-            raise s3_responses.explained(reply.answer, action, key, self._place)
+            raise s3_responses.as_error(reply.answer, action, key, self._place)
 
 
 class Signer:
@@ -295,7 +295,7 @@ class Signer:
         self._unsigned_payload = Config(s3={"payload_signing_enabled": False})
         self._credentials: Any = None
 
-    def sign(self, request: Request) -> Mapping[str, str]:
+    def sign(self, request: HttpRequest) -> Mapping[str, str]:
         with self._lock:
             credentials = self._current_credentials()
         signed = AWSRequest(request.method, self.origin + request.target, headers=dict(request.headers))
@@ -307,10 +307,10 @@ class Signer:
         with self._lock:
             self._credentials = None  # found again wherever they come from: a file may have been written anew
 
-    def judge(self, answer: Answer) -> Verdict:
+    def judge(self, answer: HttpResponse) -> Verdict:
         return s3_responses.judge(answer)
 
-    def reason(self, answer: Answer) -> str:
+    def reason(self, answer: HttpResponse) -> str:
         return s3_responses.reason(answer)
 
     def _current_credentials(self) -> Any:
@@ -324,10 +324,10 @@ class Signer:
             said = " ".join(str(e).split())[:300]
             if _is_passing(e):
                 raise WireError(f"no AWS credentials for now: {said}", sent=False) from e
-            mend = "check the role, its token or the profile, and this machine's clock"
-            raise StorageError(f"{self._place.url}: new AWS credentials cannot be had: {said}; {mend}") from e
+            fix = "check the role, its token or the profile, and this machine's clock"
+            raise StorageError(f"{self._place.url}: no new AWS credentials: {said}. FIX: {fix}") from e
         raise StorageError(
-            f"{self._place.url}: no AWS credentials found; give the machine a role, or set $AWS_ACCESS_KEY_ID and "
+            f"{self._place.url}: no AWS credentials found. FIX: give the machine a role, or set $AWS_ACCESS_KEY_ID and "
             "$AWS_SECRET_ACCESS_KEY, or $AWS_PROFILE"
         )
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from elasticctl_store.errors import MissingError, StorageError
 from elasticctl_store.storage.base import Location
 from elasticctl_store.storage.cloud import Action
-from elasticctl_store.storage.http import Answer, Verdict, is_temporary
+from elasticctl_store.storage.http import HttpResponse, Verdict, is_temporary
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
@@ -51,12 +51,12 @@ def parse(body: bytes) -> ElementTree.Element:
     return root
 
 
-def code(answer: Answer) -> str:
+def code(answer: HttpResponse) -> str:
     """The error code of a refusal; also of one that comes with status 200, as the end of an upload in parts may."""
     return _field(answer, "Code")
 
 
-def judge(answer: Answer) -> Verdict:
+def judge(answer: HttpResponse) -> Verdict:
     """Is it worth trying again?"""
     said = code(answer)
     if said in _STALE:
@@ -65,13 +65,13 @@ def judge(answer: Answer) -> Verdict:
     return Verdict.TEMPORARY if temporary else Verdict.FINAL
 
 
-def reason(answer: Answer) -> str:
+def reason(answer: HttpResponse) -> str:
     """The refusal in a few words."""
     return f"{answer.status} {code(answer)}".strip()
 
 
-def explained(answer: Answer, action: Action, key: str, place: Location) -> StorageError:
-    """A refusal as an error: what failed, why, and the mend."""
+def as_error(answer: HttpResponse, action: Action, key: str, place: Location) -> StorageError:
+    """A refusal as an error: what failed, why, and how to fix it."""
     said = code(answer)
     if said == "NoSuchKey" or (answer.status == 404 and not said):
         return MissingError(f"{place.url}: {key} is not there")
@@ -79,9 +79,9 @@ def explained(answer: Answer, action: Action, key: str, place: Location) -> Stor
     return StorageError(f"{what}: {_mend(answer, said, action, place)}")
 
 
-def _mend(answer: Answer, said: str, action: Action, place: Location) -> str:
+def _mend(answer: HttpResponse, said: str, action: Action, place: Location) -> str:
     if said == "NoSuchBucket":
-        return f"there is no bucket {place.bucket!r}: create it, or mend the URL"
+        return f"there is no bucket {place.bucket!r}. FIX: create it, or correct the URL"
     if said in _ELSEWHERE or answer.status in (301, 307):
         region = answer.headers.get("x-amz-bucket-region") or _field(answer, "Region") or "another region"
         return f"the bucket is in {region}: add ?region={region} to the URL, or set $AWS_REGION"
@@ -101,7 +101,7 @@ def _mend(answer: Answer, said: str, action: Action, place: Location) -> str:
     return f"{reason(answer)} {message}".strip()
 
 
-def _field(answer: Answer, name: str) -> str:
+def _field(answer: HttpResponse, name: str) -> str:
     """A field of an error document; "" in any other answer."""
     if b"<Error" not in answer.body.lstrip()[:300]:  # behind spaces, with which S3 keeps a long request alive
         return ""

@@ -1,4 +1,4 @@
-"""How contents are kept: cut into pieces, compressed, many small ones in one object. Pure.
+"""How contents are stored: cut into pieces, compressed, many small ones in one object. Pure.
 
 A pack is pieces one after the other. Where a content's pieces lie is written down beside the listing (`Places`), so a
 later workspace can point into packs that are there already.
@@ -25,7 +25,7 @@ _LEVEL = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PackedPiece:
     """`stored_bytes` from byte `start` of a pack are `size_bytes` of a content; fewer: compressed with zlib."""
 
     pack: str
@@ -34,7 +34,7 @@ class Piece:
     size_bytes: int
 
 
-Places = Mapping[str, tuple[Piece, ...]]
+Places = Mapping[str, tuple[PackedPiece, ...]]
 """A content's sha256 -> its pieces, in order."""
 
 
@@ -57,11 +57,11 @@ class Part:
 
     content: str
     offset: int
-    piece: Piece
+    piece: PackedPiece
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PackRange:
     """Neighbouring pieces of one pack, to be read in one go."""
 
     pack: str
@@ -83,7 +83,7 @@ class Packer:
     """Makes packs of contents that come one after the other; deterministic in their order."""
 
     def __init__(self) -> None:
-        self.places: dict[str, tuple[Piece, ...]] = {}
+        self.places: dict[str, tuple[PackedPiece, ...]] = {}
         self._parts: list[bytes] = []
         self._open: list[tuple[str, int, int, int]] = []  # content, start, stored bytes, size
         self._end = 0
@@ -107,13 +107,13 @@ class Packer:
             digest.update(part)
         pack = Pack(digest.hexdigest(), tuple(self._parts))
         for content, start, stored_bytes, size_bytes in self._open:
-            piece = Piece(pack.digest, start, stored_bytes, size_bytes)
+            piece = PackedPiece(pack.digest, start, stored_bytes, size_bytes)
             self.places[content] = (*self.places.get(content, ()), piece)
         self._parts, self._open, self._end = [], [], 0
         yield pack
 
 
-def opened(piece: Piece, stored: memoryview) -> bytes:
+def decompress_piece(piece: PackedPiece, stored: memoryview) -> bytes:
     """The bytes of a content. Raises DamagedError unless they are as many as they should be; never makes more."""
     if piece.stored_bytes == piece.size_bytes:
         return bytes(stored)
@@ -127,7 +127,7 @@ def opened(piece: Piece, stored: memoryview) -> bytes:
     return data
 
 
-def runs(places: Places, contents: Iterable[str]) -> list[Run]:
+def pack_ranges(places: Places, contents: Iterable[str]) -> list[PackRange]:
     """What to read to get these contents, in as few goes as their neighbourhood allows."""
     by_pack: dict[str, list[Part]] = {}
     for content in contents:
@@ -141,10 +141,10 @@ def runs(places: Places, contents: Iterable[str]) -> list[Run]:
         for part in sorted(parts, key=lambda part: part.piece.start):
             end = run[-1].piece.start + run[-1].piece.stored_bytes if run else 0
             if run and (part.piece.start != end or end - run[0].piece.start >= RUN_BYTES):
-                found.append(Run(pack, tuple(run)))
+                found.append(PackRange(pack, tuple(run)))
                 run = []
             run.append(part)
-        found.append(Run(pack, tuple(run)))
+        found.append(PackRange(pack, tuple(run)))
     return found
 
 
@@ -156,11 +156,11 @@ def places_to_json(places: Places) -> dict[str, Any]:
     }
 
 
-def parse_places(data: Any, listing: Listing) -> dict[str, tuple[Piece, ...]]:
+def parse_places(data: Any, listing: Listing) -> dict[str, tuple[PackedPiece, ...]]:
     """Where the contents of a listing lie. Raises DamagedError unless it is said of each, and adds up to its size."""
     if not isinstance(data, Mapping):
         raise DamagedError("a workspace does not say where its contents are")
-    places: dict[str, tuple[Piece, ...]] = {}
+    places: dict[str, tuple[PackedPiece, ...]] = {}
     for file in listing.files:
         rows = data.get(file.sha256)
         if not isinstance(rows, Sequence):
@@ -172,9 +172,9 @@ def parse_places(data: Any, listing: Listing) -> dict[str, tuple[Piece, ...]]:
     return places
 
 
-def _of_row(row: Any) -> Piece:
+def _of_row(row: Any) -> PackedPiece:
     match row:
         case [str(pack), int(start), int(stored), int(size)] if is_digest(pack):
             if start >= 0 and 0 < stored <= size <= PIECE_BYTES:
-                return Piece(pack, start, stored, size)
+                return PackedPiece(pack, start, stored, size)
     raise DamagedError(f"{row!r:.100} is no piece of a workspace")

@@ -24,7 +24,16 @@ from elasticctl_store.errors import DamagedError, ExistsError, MissingError, Sto
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.workspace.listing import File, Folder, Link, Listing, is_digest, parse
-from elasticctl_store.workspace.packing import Pack, Packer, Places, Run, opened, parse_places, places_to_json, runs
+from elasticctl_store.workspace.packing import (
+    Pack,
+    Packer,
+    PackRange,
+    Places,
+    decompress_piece,
+    pack_ranges,
+    parse_places,
+    places_to_json,
+)
 
 LISTINGS, PACKS, HEADS = "listings", "packs", "heads"
 
@@ -77,7 +86,7 @@ def missing(storage: Storage, listing: Listing, origin: str) -> tuple[list[File]
 
 
 def send(storage: Storage, listing: Listing, origin: str, read: Read, on_bytes: Callable[[int], None]) -> Sent:
-    """Have the workspace in storage; `on_bytes` is told how many more bytes of contents are there.
+    """Have the workspace in storage; `on_bytes` counts the bytes of contents that are there by then.
 
     Raises StorageError, and what `read` does; then nobody finds a workspace that is not whole.
     """
@@ -95,7 +104,7 @@ def send(storage: Storage, listing: Listing, origin: str, read: Read, on_bytes: 
     return Sent(len(new), sum(file.size_bytes for file in new))
 
 
-def copy(source: Storage, target: Storage, digest: str) -> None:
+def copy_workspace(source: Storage, target: Storage, digest: str) -> None:
     """Have the workspace of this digest in another storage too. Raises MissingError, DamagedError, StorageError."""
     kept = find(source, digest)
     there = set(names(target, PACKS))
@@ -163,13 +172,13 @@ def _json(data: bytes, key: str) -> Any:
         raise DamagedError(f"{key} is not JSON") from e
 
 
-def explained(error: StorageError, url: str, digest: str) -> str:
-    """Why a workspace cannot be had, in one line with its mend."""
+def describe_failure(error: StorageError, url: str, digest: str) -> str:
+    """Why a workspace could not be fetched, and how to fix it, in one line."""
     name = f"the workspace {digest[:12]} at {url}"
     if isinstance(error, MissingError):
-        return f"{name} is not there any more: submit the job again from its folder"
+        return f"{name} is not there any more. FIX: submit the job again from its folder"
     if isinstance(error, DamagedError):
-        return f"{name} is damaged ({error}): submit the job again from its folder"
+        return f"{name} is damaged ({error}). FIX: submit the job again from its folder"
     return f"cannot get {name}: {error}"
 
 
@@ -180,7 +189,7 @@ _READ_BYTES = 1 << 20
 def unpack(
     storage: Storage, digest: str, folder: Path, on_found: Callable[[Listing], None] = lambda listing: None
 ) -> Listing:
-    """Write the workspace of this digest into `folder`, which is there and empty; `on_found` is told first what comes.
+    """Write the workspace of this digest into `folder`, which must be empty; `on_found` gets its listing first.
 
     Raises MissingError, DamagedError, StorageError, and OSError where the folder's disk does not take it.
     """
@@ -191,7 +200,7 @@ def unpack(
     for file in kept.listing.files:
         files.setdefault(file.sha256, []).append(file)
         _create(folder / file.path, file)
-    each(lambda run: _fill(storage, run, folder, files), runs(kept.places, files), THREADS)
+    each(lambda run: _fill(storage, run, folder, files), pack_ranges(kept.places, files), THREADS)
     each(lambda file: _verify(folder / file.path, file), kept.listing.files, THREADS)
     for item in kept.listing.items:
         if isinstance(item, Link):
@@ -210,13 +219,13 @@ def _create(path: Path, file: File) -> None:
     os.close(os.open(path, flags, 0o755 if file.executable else 0o644))
 
 
-def _fill(storage: Storage, run: Run, folder: Path, files: dict[str, list[File]]) -> None:
+def _fill(storage: Storage, run: PackRange, folder: Path, files: dict[str, list[File]]) -> None:
     """Read some pieces and write them to where they belong, to each of the files that have the same content."""
     stored = memoryview(bytearray(run.stored_bytes))
     storage.read_into(f"{PACKS}/{run.pack}", run.start, stored)
     for part in run.parts:
         start = part.piece.start - run.start
-        data = opened(part.piece, stored[start : start + part.piece.stored_bytes])
+        data = decompress_piece(part.piece, stored[start : start + part.piece.stored_bytes])
         for file in files[part.content]:
             _write(folder / file.path, part.offset, data)
 

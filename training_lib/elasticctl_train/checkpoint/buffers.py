@@ -81,7 +81,7 @@ Chunk = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CopyTarget:
     """A contiguous tensor in memory, looked up once. `by_bytes`: what is copied to it may be moved as bytes."""
 
     view: torch.Tensor
@@ -90,7 +90,7 @@ class Target:
     by_bytes: bool
 
     @classmethod
-    def of(cls, view: torch.Tensor) -> Target:
+    def of(cls, view: torch.Tensor) -> CopyTarget:
         """What there is to know of `view`. Complex numbers may have been conjugated in name only."""
         return cls(view, view.data_ptr(), view.nbytes, not view.is_complex())
 
@@ -101,7 +101,7 @@ class Copier:
     def __init__(self) -> None:
         self._helper = Background("elasticctl-copy") if parallel.per_rank() > 1 else None
 
-    def copy(self, targets: Sequence[Target], sources: Sequence[torch.Tensor]) -> None:
+    def copy(self, targets: Sequence[CopyTarget], sources: Sequence[torch.Tensor]) -> None:
         """Copy each source to its target, of the same dtype and shape."""
         large: deque[Chunk] = deque()
         small: list[Chunk] = []
@@ -159,7 +159,7 @@ class Buffer:
     in_tier: bool
     pinned: bool = False
     plan: object = None
-    targets: list[Target] = field(default_factory=list)
+    targets: list[CopyTarget] = field(default_factory=list)
 
 
 class Buffers:
@@ -212,7 +212,7 @@ class Buffers:
 
     def make_one(self, index: int) -> Buffer:
         shared = self._tier.create(index, self._size_bytes) if self._tier is not None else None
-        data = _reserved(self._size_bytes) if shared is None else _tensor(shared)
+        data = _map_for_buffer(self._size_bytes) if shared is None else _tensor(shared)
         touch(data)
         return Buffer(index, data, in_tier=shared is not None, pinned=self._pin is not None and _pin(data, self._pin))
 
@@ -227,16 +227,16 @@ def anonymous(size_bytes: int) -> torch.Tensor:
     In small pages: large ones may have to be made free first, or given to a virtual machine by its host, and whoever
     restores waits for that.
     """
-    return _tensor(_mapped(size_bytes)) if size_bytes else torch.empty(0, dtype=torch.uint8)
+    return _tensor(_map(size_bytes)) if size_bytes else torch.empty(0, dtype=torch.uint8)
 
 
-def _reserved(size_bytes: int) -> torch.Tensor:
+def _map_for_buffer(size_bytes: int) -> torch.Tensor:
     """The same for a buffer: in large pages where the kernel has them, for nobody waits while these are made.
 
     Processes that are forked from this one, DataLoader workers mostly, do not get it: or else the first write to each
     page after a fork would copy the page.
     """
-    memory = _mapped(size_bytes)
+    memory = _map(size_bytes)
     for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         if hasattr(mmap, name):
             with suppress(OSError):  # a kernel without large pages
@@ -248,7 +248,7 @@ def _tensor(memory: mmap.mmap) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _mapped(size_bytes: int) -> mmap.mmap:
+def _map(size_bytes: int) -> mmap.mmap:
     try:
         return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as e:

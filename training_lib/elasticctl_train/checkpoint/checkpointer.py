@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from elasticctl_store.checkpoints import entries
-from elasticctl_store.checkpoints.commits import Writer, read_commits
+from elasticctl_store.checkpoints.commits import CommitWriter, read_commits
 from elasticctl_store.checkpoints.entries import Commit, Retention
 from elasticctl_store.checkpoints.reader import Contents, fetch_documents, parse
 from elasticctl_store.checkpoints.state_trees import decode
@@ -42,7 +42,7 @@ from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import dtensor, restore, shares, tree
 from elasticctl_train.checkpoint.buffers import Background, Buffers, Copier
 from elasticctl_train.checkpoint.local_tier import Tier
-from elasticctl_train.checkpoint.restore import Place
+from elasticctl_train.checkpoint.restore import RestoreSource
 from elasticctl_train.dist import World
 
 log = logging.getLogger("elasticctl_train")
@@ -90,7 +90,7 @@ class Checkpointer:
         """Take over the URL. `on_commit(commit, duration_s)` is called on rank 0, in the background thread."""
         self._storage, self._world = storage, world
         self._keep, self._on_commit = keep, on_commit
-        self._writer = Writer.take_over(storage) if world.rank == 0 else None
+        self._writer = CommitWriter.take_over(storage) if world.rank == 0 else None
         mine = self._writer.generation if self._writer else None
         number, run_id = world.broadcast([mine.generation, mine.run_id] if mine else None)
         self.generation: int = number
@@ -125,7 +125,7 @@ class Checkpointer:
         Tensors come back on the CPU; where `like` has a sharded one, as that rank's part of it. What is returned may
         share memory: load it and let it go. Raises RestoreError as `like` does, and StorageError.
         """
-        restored = self._newest(Place(self._storage, self._world, self._tier), None, like)
+        restored = self._newest(RestoreSource(self._storage, self._world, self._tier), None, like)
         self._restored_folder = restored.commit.folder if restored else ""
         return restored
 
@@ -134,7 +134,7 @@ class Checkpointer:
 
         Otherwise as `restore`. Raises MissingError, on every rank, when there is no such one.
         """
-        restored = self._newest(Place(origin, self._world, None), step, like)
+        restored = self._newest(RestoreSource(origin, self._world, None), step, like)
         if restored is None:
             known = list({commit.step: 0 for commit in read_commits(origin)}) if self._world.rank == 0 else None
             steps = ", ".join(map(str, self._world.broadcast(known))) or "none at all"
@@ -235,7 +235,7 @@ class Checkpointer:
             self._background.join()
             self._background.start(self._keep_snapshot)
 
-    def _newest(self, place: Place, step: int | None, like: Like | None) -> Restored | None:
+    def _newest(self, place: RestoreSource, step: int | None, like: Like | None) -> Restored | None:
         """The newest checkpoint at `place` (of this step, where one is given) that is whole."""
         candidates = self._readable(place.storage, step) if self._world.rank == 0 else iter(())
         while True:
@@ -331,7 +331,7 @@ class Checkpointer:
         if self._buffers is not None:
             self._buffers.turn()
 
-    def _commit(self, writer: Writer, folder: str, label: Label, started_s: float) -> None:
+    def _commit(self, writer: CommitWriter, folder: str, label: Label, started_s: float) -> None:
         refs, size_bytes = shares.gather(self._storage, folder, self._world.size, self._abandon, SHARE_TIMEOUT_S)
         draft = Commit(
             position=0,

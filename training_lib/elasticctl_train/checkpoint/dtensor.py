@@ -29,14 +29,14 @@ def has_sharded(module: torch.nn.Module) -> bool:
     return any(is_sharded(parameter) for parameter in module.parameters())
 
 
-def local(tensor: Any) -> torch.Tensor:
+def local_part(tensor: Any) -> torch.Tensor:
     """This rank's part of a DTensor, without a copy and outside autograd."""
     with torch.no_grad():
         part: torch.Tensor = tensor.to_local()
     return part.detach()
 
 
-def check(tensor: Any, path: str) -> None:
+def check_placements(tensor: Any, path: str) -> None:
     """Raise StateError for placements that do not make boxes: partial sums, and shards in strides."""
     from torch.distributed.tensor import Replicate, Shard
 
@@ -77,7 +77,7 @@ def box_of(tensor: Any) -> Box:
     return Box((0,) * tensor.dim(), (0,) * tensor.dim()) if coordinate is None else _box(tensor, coordinate)
 
 
-def like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
+def spread_like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
     """A DTensor spread like `tensor` whose part on this rank is `part`."""
     from torch.distributed.tensor import DTensor
 

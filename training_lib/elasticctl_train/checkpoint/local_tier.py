@@ -35,7 +35,7 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class FileAddress:
     """Where a file can be opened, and what it is known by: its number on its device under that boot of a kernel."""
 
     path: str
@@ -60,21 +60,23 @@ def reserve(size_bytes: int) -> tuple[torch.Tensor, BinaryIO] | None:
         return None
 
 
-def mapped(file: BinaryIO) -> torch.Tensor:
+def map_file(file: BinaryIO) -> torch.Tensor:
     """What is in a file (uint8), not to be written to. Raises OSError; ValueError for an empty one."""
     memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants it writable
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def spot_of(file: BinaryIO) -> Spot | None:
+def address_of(file: BinaryIO) -> FileAddress | None:
     """Where other processes find an open file for as long as it is open; None where they cannot."""
     with suppress(OSError):
         found = os.fstat(file.fileno())
-        return Spot(f"/proc/{os.getpid()}/fd/{file.fileno()}", BOOT_ID_FILE.read_text(), found.st_dev, found.st_ino)
+        return FileAddress(
+            f"/proc/{os.getpid()}/fd/{file.fileno()}", BOOT_ID_FILE.read_text(), found.st_dev, found.st_ino
+        )
     return None
 
 
-def find(spot: Spot) -> torch.Tensor | None:
+def map_address(spot: FileAddress) -> torch.Tensor | None:
     """What is in another's file (uint8), not to be written to; None where it is not to be seen from here."""
     with suppress(OSError, ValueError):
         if BOOT_ID_FILE.read_text() != spot.boot:
@@ -82,7 +84,7 @@ def find(spot: Spot) -> torch.Tensor | None:
         found = os.stat(spot.path)  # first: to open what is no such file could block
         if (found.st_dev, found.st_ino) == (spot.device, spot.inode):
             with open(spot.path, "rb") as file:
-                return mapped(file)
+                return map_file(file)
     return None
 
 
@@ -150,7 +152,7 @@ class Tier:
             room = os.statvfs(self._folder)
             if room.f_bavail * room.f_frsize < size_bytes + MARGIN_BYTES:
                 raise OSError(errno.ENOSPC, "too small")
-            with _created(path) as file:
+            with _create_file(path) as file:
                 os.posix_fallocate(file.fileno(), 0, size_bytes)
                 return mmap.mmap(file.fileno(), size_bytes)
         except OSError as e:
@@ -175,6 +177,6 @@ class Tier:
         return self._folder / f"g{self._generation:06d}-r{self._rank:05d}-{index}.data"
 
 
-def _created(path: Path):  # type: ignore[no-untyped-def]
+def _create_file(path: Path):  # type: ignore[no-untyped-def]
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "r+b", buffering=0)

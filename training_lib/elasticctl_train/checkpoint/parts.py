@@ -19,7 +19,7 @@ _EXTRA = "_extra_state"
 """How the keys end under which `state_dict` has what `get_extra_state` returns: of any kind, another one each time."""
 
 
-def of_module(module: torch.nn.Module, state: Any) -> str:
+def module_mismatch(module: torch.nn.Module, state: Any) -> str:
     """What keeps `state` from being loaded into this module; empty: nothing.
 
     Tensors may be without data (on the meta device). A module that loads its state in a way of its own is not judged.
@@ -42,7 +42,7 @@ def of_module(module: torch.nn.Module, state: Any) -> str:
     return "; ".join(text for text in found if text)
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> str:
+def optimizer_mismatch(optimizer: torch.optim.Optimizer, state: Any) -> str:
     """What keeps `state` from being loaded into this optimizer: other groups or parameters; empty: nothing."""
     try:
         there = [len(group["params"]) for group in state["param_groups"]]
@@ -59,7 +59,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> str:
     return f"numbers of parameters differ ({_listed(differing)})" if differing else ""
 
 
-def spread_of(optimizer: torch.optim.Optimizer, state: Any) -> dict[str, Any]:
+def optimizer_sharding(optimizer: torch.optim.Optimizer, state: Any) -> dict[str, Any]:
     """The optimizer's state as far as it is to be spread like the parameters: a sharded one in each tensor's place.
 
     An optimizer has no state before its first step, so this cannot be seen in the live one. States of another shape
@@ -125,10 +125,10 @@ def is_compiled(part: object) -> bool:
     return home is not None and isinstance(part, home.OptimizedModule)
 
 
-def named(**given: Stateful | None) -> dict[str, Stateful]:
+def unwrap(**given: Stateful | None) -> dict[str, Stateful]:
     """The parts that were given, unwrapped: so a checkpoint fits one rank and many, compiled or not."""
     if OWN in given:
-        raise TrainError(f"Run(…, {OWN}=…): this name is taken; choose another one")
+        raise TrainError(f"Run(…, {OWN}=…): this name is taken. FIX: choose another")
     return {name: deque(layers(part), maxlen=1)[0] for name, part in given.items() if part is not None}
 
 
@@ -157,7 +157,7 @@ def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
     return alone
 
 
-def fit(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> dict[str, Any]:
+def check_fit(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Check that a checkpoint's state can be loaded into the parts, before anything is changed.
 
     Tensors may be without data (on the meta device). `where` names the checkpoint; RestoreError, with what is missing,
@@ -167,23 +167,23 @@ def fit(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> 
     for name, part in parts.items():
         if name not in state:
             has = ", ".join(sorted(state.keys() - {OWN}))
-            raise RestoreError(f"{where}: the checkpoint has no {name!r}, only {has}; use another storage URL")
+            raise RestoreError(f"{where}: the checkpoint has no {name!r}, only {has}. FIX: use another storage URL")
         misfit = ""
         if isinstance(part, torch.nn.Module):
-            misfit = of_module(part, state[name])
+            misfit = module_mismatch(part, state[name])
             live[name] = part.state_dict() if dtensor.has_sharded(part) else {}
         elif isinstance(part, torch.optim.Optimizer):
-            misfit = of_optimizer(part, state[name])
-            live[name] = {} if misfit else spread_of(part, state[name])
+            misfit = optimizer_mismatch(part, state[name])
+            live[name] = {} if misfit else optimizer_sharding(part, state[name])
         if misfit:
-            mend = "use another storage URL, or restore the code"
-            raise RestoreError(f"{where}: the checkpoint does not fit this {name}: {misfit}; {mend}")
+            fix = "use another storage URL, or restore the code"
+            raise RestoreError(f"{where}: the checkpoint does not fit this {name}: {misfit}. FIX: {fix}")
     return live
 
 
 def load(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> None:
-    """Put a checkpoint's state into the parts; see `fit` for the errors, which come before anything is changed."""
-    fit(parts, state, where)
+    """Load a checkpoint's state into the parts; raises the errors of `check_fit`, before anything is changed."""
+    check_fit(parts, state, where)
     for name, part in parts.items():
         try:
             part.load_state_dict(state[name])

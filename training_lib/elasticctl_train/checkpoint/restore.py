@@ -31,7 +31,7 @@ from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import buffers, dtensor, local_tier, tree
-from elasticctl_train.checkpoint.local_tier import Spot, Tier
+from elasticctl_train.checkpoint.local_tier import FileAddress, Tier
 from elasticctl_train.dist import World
 
 PARCEL_BYTES = 16 << 20
@@ -71,14 +71,14 @@ class Filling:
             return
         me = self._world.rank
         for parcel in self._parcels(index, None):
-            content = _packed(parcel, data) if data is not None and me == supplier else _room_for(parcel)
+            content = _pack(parcel, data) if data is not None and me == supplier else _room_for(parcel)
             self._world.share(content, supplier)
             if me in receivers:
                 self._unpack(parcel, content)
         for receiver in receivers if me == supplier else [me] if me in receivers else []:
             for parcel in self._parcels(index, receiver):
                 if data is not None and me == supplier:
-                    self._world.send(_packed(parcel, data), receiver)
+                    self._world.send(_pack(parcel, data), receiver)
                 else:
                     content = _room_for(parcel)
                     self._world.receive(content, supplier)
@@ -99,7 +99,7 @@ class Filling:
             box = dtensor.box_of(self._alike[name]) if name in self._alike else boxes.whole(kind.shape)
             self._filled[name] = torch.empty(box.shape, dtype=tree.DTYPES[kind.dtype])
         if name in self._alike and not dtensor.is_sharded(self._filled[name]):
-            self._filled[name] = dtensor.like(self._alike[name], self._filled[name])
+            self._filled[name] = dtensor.spread_like(self._alike[name], self._filled[name])
         return self._filled[name]
 
     def _target(self, piece: Piece, rank: int) -> Box | None:
@@ -171,7 +171,7 @@ def _cut_up(box: Box, itemsize: int) -> Iterator[Box]:
         box = parts[1]
 
 
-def _packed(parcel: Parcel, data: torch.Tensor) -> torch.Tensor:
+def _pack(parcel: Parcel, data: torch.Tensor) -> torch.Tensor:
     """The bytes of a parcel, out of the share they are in."""
     content, start = _room_for(parcel), 0
     for piece, box in parcel:
@@ -195,7 +195,7 @@ _DAMAGE = (DamagedError, MissingError)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RestoreSource:
     """Where this rank reads from."""
 
     storage: Storage
@@ -211,7 +211,7 @@ class Held:
     """
 
     data: torch.Tensor
-    spot: Spot | None
+    spot: FileAddress | None
     in_tier: bool
 
 
@@ -220,11 +220,11 @@ def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[st
 
     Raises DamagedError or MissingError unless all is there, to the byte, and StorageError.
     """
-    return read(Place(storage, World(), None), read_contents(storage, commit), {}, own_of=rank)
+    return read(RestoreSource(storage, World(), None), read_contents(storage, commit), {}, own_of=rank)
 
 
 def read(
-    place: Place, contents: Contents, alike: Mapping[str, torch.Tensor], own_of: int | None = None
+    place: RestoreSource, contents: Contents, alike: Mapping[str, torch.Tensor], own_of: int | None = None
 ) -> tuple[dict[str, Any], Any]:
     """Read a checkpoint on all ranks: the state, and what was this rank's own (None if there was no such rank).
 
@@ -239,7 +239,7 @@ def read(
     mine = [index for index, supplier in enumerate(suppliers) if supplier == world.rank]
     with ExitStack() as opened:
         held, in_tier, spots = _agree(world, _acquire(place, contents, mine, files, opened))
-        seen = {index: local_tier.find(spot) for index, spot in spots.items() if index not in held}
+        seen = {index: local_tier.map_address(spot) for index, spot in spots.items() if index not in held}
         near = {index: data for index, data in seen.items() if data is not None}
         near_of = world.gather(list(near))
     filling = Filling(world, contents, alike, world.rank if own_of is None else own_of)
@@ -265,14 +265,14 @@ def choose(sizes_bytes: Sequence[int], offered: Sequence[Collection[int]]) -> li
     return suppliers
 
 
-def _in_tier(place: Place, contents: Contents) -> dict[int, Path]:
+def _in_tier(place: RestoreSource, contents: Contents) -> dict[int, Path]:
     """The shares this rank could supply from its node's tier, by number, and the files."""
     found = place.tier.offers() if place.tier is not None else {}
     return {i: found[share.file] for i, share in enumerate(contents.shares) if share.file in found}
 
 
 def _acquire(
-    place: Place, contents: Contents, mine: Sequence[int], files: Mapping[int, Path], opened: ExitStack
+    place: RestoreSource, contents: Contents, mine: Sequence[int], files: Mapping[int, Path], opened: ExitStack
 ) -> Iterator[tuple[int, Held | StorageError]]:
     """The shares this rank supplies, each checked, or why there is none; their files stay open in `opened`."""
     for index in mine:
@@ -285,17 +285,17 @@ def _acquire(
 
 
 def _from_tier(path: Path, share: ShareContents, opened: ExitStack) -> Held | None:
-    """The bytes in the tier if they are what they are said to be."""
+    """The bytes in the tier, if they are what their label says."""
     try:
         file = opened.enter_context(path.open("rb", buffering=0))
-        data = local_tier.mapped(file)[: share.file.size_bytes]
+        data = local_tier.map_file(file)[: share.file.size_bytes]
         _check(share, data)
     except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or torn
         return None
-    return Held(data, local_tier.spot_of(file), in_tier=True)
+    return Held(data, local_tier.address_of(file), in_tier=True)
 
 
-def _from_storage(place: Place, share: ShareContents, opened: ExitStack) -> Held:
+def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack) -> Held:
     """The bytes as stored, in memory that other ranks of this node can map."""
     key, size_bytes = share.file.key, share.file.size_bytes
     shared = local_tier.reserve(size_bytes) if place.world.size > 1 else None
@@ -304,7 +304,7 @@ def _from_storage(place: Place, share: ShareContents, opened: ExitStack) -> Held
     except NoMemoryError:
         place.storage.read_into(key, size_bytes - 1, memoryview(bytearray(1)))  # raises if there are not so many bytes
         raise
-    spot = local_tier.spot_of(opened.enter_context(file)) if file is not None else None
+    spot = local_tier.address_of(opened.enter_context(file)) if file is not None else None
 
     def fill() -> Held:
         place.storage.read_into(key, 0, data.numpy().data)
@@ -323,7 +323,7 @@ def _check(share: ShareContents, data: torch.Tensor) -> None:
 
 def _agree(
     world: World, acquired: Iterable[tuple[int, Held | StorageError]]
-) -> tuple[dict[int, Held], set[int], dict[int, Spot]]:
+) -> tuple[dict[int, Held], set[int], dict[int, FileAddress]]:
     """This rank's shares, which of all ranks' lie in tiers, and the spots; raises, on every rank, what any has met."""
     held: dict[int, Held] = {}
     error: StorageError | None = None
@@ -339,4 +339,4 @@ def _agree(
         if message:
             raise (DamagedError if is_damage else StorageError)(message) from error
     in_tier = {index for indices, *_ in said for index in indices}
-    return held, in_tier, {index: Spot(*spot) for _, found, *_ in said for index, spot in found}
+    return held, in_tier, {index: FileAddress(*spot) for _, found, *_ in said for index, spot in found}

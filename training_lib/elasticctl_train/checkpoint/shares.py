@@ -25,7 +25,7 @@ from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_train.checkpoint import dtensor, tree
-from elasticctl_train.checkpoint.buffers import Buffer, Copier, Target
+from elasticctl_train.checkpoint.buffers import Buffer, Copier, CopyTarget
 
 _POLL_S, _POLL_MAX_S = 0.005, 0.5
 
@@ -45,7 +45,7 @@ class Flat:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CopySource:
     """Where a piece is copied from: the named tensor, and of a plain one the rows it is cut to (None: all)."""
 
     name: str
@@ -61,7 +61,7 @@ class Plan:
     header: bytes
     size_bytes: int
     pieces: tuple[Piece, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[CopySource, ...]
     document: Mapping[str, Any]
 
     def fits(self, flat: Flat, rank_0_only: Collection[str]) -> bool:
@@ -78,7 +78,7 @@ class Plan:
             buffer.plan = self
             buffer.data[: len(self.header)].copy_(torch.frombuffer(bytearray(self.header), dtype=torch.uint8))
             views = [tree.view(buffer.data, piece.start, piece.dtype, piece.box.shape) for piece in self.pieces]
-            buffer.targets = [Target.of(view) for view in views]
+            buffer.targets = [CopyTarget.of(view) for view in views]
         with torch.no_grad():
             found = [self._part(source, flat) for source in self.sources]
             if not buffer.pinned:
@@ -88,11 +88,11 @@ class Plan:
         devices = {tensor.device for tensor in found if tensor.is_cuda}
         return [torch.cuda.current_stream(device).record_event(_waitable()) for device in devices]
 
-    def _part(self, source: Source, flat: Flat) -> torch.Tensor:
+    def _part(self, source: CopySource, flat: Flat) -> torch.Tensor:
         tensor = flat.own[source.name] if source.name in flat.own else flat.shared[source.name]
         if source.cut is None and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             return tensor
-        part = dtensor.local(tensor) if dtensor.is_sharded(tensor) else tensor
+        part = dtensor.local_part(tensor) if dtensor.is_sharded(tensor) else tensor
         return part if source.cut is None else part.narrow(*source.cut)
 
 
@@ -143,7 +143,7 @@ def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[s
     for part, start in layout.starts.items():
         name, tensor, box = parts[part]
         pieces.append(Piece(name, types[part].dtype, box, start))
-        sources.append(Source(name, _cut(tensor, box)))
+        sources.append(CopySource(name, _cut(tensor, box)))
     return Plan(
         kinds=flat.kinds,
         rank_0_only=rank_0_only,
@@ -171,7 +171,7 @@ def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank writes, its tensors already copied: training may go on and change them."""
+    """What one rank writes, its tensors already copied: training may change them meanwhile."""
 
     plan: Plan
     buffer: Buffer

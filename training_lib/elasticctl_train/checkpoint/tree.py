@@ -64,7 +64,7 @@ class Flattener:
         if kind is Counter:
             return {"$counter": self._encode_pairs(value, path, depth)}  # type: ignore[arg-type]
         name = f"{kind.__module__}.{kind.__qualname__}"
-        raise StateError(f"{path}: a checkpoint cannot hold a {name}; make it numbers, text, lists, dicts or tensors")
+        raise StateError(f"{path}: a checkpoint cannot hold a {name}. FIX: use numbers, text, lists, dicts or tensors")
 
     def _encode_items(self, value: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
         if all(type(item) in _AS_THEY_ARE for item in value):  # Python's generator has 625 numbers
@@ -88,15 +88,15 @@ class Flattener:
         if type(tensor) in _PLAIN_TENSORS:
             part, spread = tensor, None
         elif dtensor.is_sharded(tensor):
-            dtensor.check(tensor, path)
-            part, spread = dtensor.local(tensor), dtensor.layout_of(tensor)
+            dtensor.check_placements(tensor, path)
+            part, spread = dtensor.local_part(tensor), dtensor.layout_of(tensor)
         else:
             raise StateError(f"{path}: a checkpoint cannot hold a {type(tensor).__qualname__}, only plain tensors")
         dtype = tensor.dtype
         said = NAMES.get(dtype)
         if said is None or part.layout is not torch.strided or part.is_meta:
             kind = f"{part.layout} tensor of {dtype} on {part.device}"
-            raise StateError(f"{path}: a checkpoint cannot hold a {kind}; make it a dense tensor of a common dtype")
+            raise StateError(f"{path}: a checkpoint cannot hold a {kind}. FIX: use a dense tensor of a common dtype")
         shape = tensor.shape
         # An empty part has no address, and yet all ranks have to come to the same names.
         where = part.data_ptr() if spread is None else part.untyped_storage()._cdata
@@ -120,7 +120,7 @@ class Flattener:
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
     """Equal for two tensors at one address that are the same."""
     sharded = dtensor.is_sharded(tensor)
-    part = dtensor.local(tensor) if sharded else tensor
+    part = dtensor.local_part(tensor) if sharded else tensor
     whole = (tensor.shape, dtensor.layout_of(tensor)) if sharded else None
     seen = (part.data_ptr(), part.dtype, part.shape, part.stride(), part.is_conj(), part.is_neg())
     return *seen, part.device, whole

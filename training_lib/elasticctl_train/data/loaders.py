@@ -23,7 +23,7 @@ from elasticctl_train.data.plan import Cursor, EpochPlan, Feed, slice_of
 log = logging.getLogger("elasticctl_train")
 
 Begin = Callable[[], Cursor]
-"""Is told that a pass over a loader begins, and tells where training is."""
+"""Is called when a pass over a loader starts; returns where training is."""
 
 
 class ElasticSampler(Sampler[list[int]]):
@@ -238,7 +238,7 @@ def among(parts: Mapping[str, Any]) -> dict[str, Stateful]:
         if not hasattr(part, "load_state_dict"):
             kind = type(part).__name__
             raise DataError(
-                f"{name}: a {kind} cannot tell its position; use run.loader, or torchdata's StatefulDataLoader"
+                f"{name}: a {kind} cannot save its position. FIX: use run.loader, or torchdata's StatefulDataLoader"
             )
     return found
 
@@ -248,12 +248,12 @@ def restore(loaders: Mapping[str, Stateful], local: Mapping[str, Any], ranks_bef
     if loaders and ranks_before != world_size:
         names = ", ".join(loaders)
         log.warning(
-            "%s: saved on %d ranks, which %d cannot go on from: reading afresh", names, ranks_before, world_size
+            "%s: saved on %d ranks, from which %d cannot continue: they start over", names, ranks_before, world_size
         )
         return
     for name, loader in loaders.items():
         if name not in local["loaders"]:
-            raise RestoreError(f"the checkpoint has no {name!r}; use another storage URL")
+            raise RestoreError(f"the checkpoint has no {name!r}. FIX: use another storage URL")
         loader.load_state_dict(local["loaders"][name])
 
 

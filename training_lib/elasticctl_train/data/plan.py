@@ -119,7 +119,7 @@ def check(plan: EpochPlan, cursor: Cursor) -> None:
 
 
 def check_same(cursor: Cursor, length: int | None, shuffle: bool, seed: int) -> None:
-    """Raise DataError when a begun epoch would go on with other data: `length` samples (None: a stream)."""
+    """Raise DataError when a started epoch would continue with other data: `length` samples (None: a stream)."""
     if cursor.position == 0:
         return
     begun = {"samples": _count(cursor.length), "shuffle": cursor.shuffle, "seed": cursor.seed}

@@ -61,20 +61,20 @@ def is_stream(dataset: object) -> bool:
 
 
 def has_state(dataset: object) -> bool:
-    """True for a stream that can tell where it is and go on there."""
+    """True for a stream that can save its position and resume there."""
     return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
 
 
 def make_loader(dataset: Any, plan: StreamPlan, feed: Feed, begin: Begin, options: Mapping[str, Any]) -> StreamLoader:
     """A loader over what is left of the epoch. `options` go to torch's DataLoader. Raises DataError.
 
-    A dataset with `set_epoch` is told the epoch, which it may shuffle by.
+    A dataset with `set_epoch` gets the epoch, by which it may shuffle.
     """
     if plan.global_batch < 1:
         raise DataError(f"global_batch={plan.global_batch} makes no batch")
     for name in _FIXED_OPTIONS:
         if name in options:
-            raise DataError(f"{name}={options[name]!r}: run.loader makes the batches itself; give global_batch alone")
+            raise DataError(f"{name}={options[name]!r}: run.loader makes the batches. FIX: give global_batch alone")
     collate = options.get("collate_fn") or default_collate
 
     def make(plan: StreamPlan) -> DataLoader[Any]:

@@ -1,7 +1,7 @@
 """Lightning: `Trainer(callbacks=[ElasticCallback()])` saves, resumes, heeds notice and reports.
 
 The state is what Lightning itself would put into a checkpoint file, taken from and given back to its checkpoint
-connector; that is the one private thing of Lightning used here. It goes on in the middle of an epoch when the training
+connector; that is the one private thing of Lightning used here. It resumes in the middle of an epoch when the training
 data loader has `state_dict()` and `load_state_dict()`.
 """
 
@@ -33,14 +33,14 @@ _HYPERPARAMETERS = ("hparams_name", "hyper_parameters", "hparams_type")
 
 
 class ElasticCallback(Callback):
-    """Keeps the state of `Trainer.fit` at a storage URL and goes on from there.
+    """Keeps the state of `Trainer.fit` at a storage URL and resumes from there.
 
     Its checkpoints replace those of ModelCheckpoint: give `Trainer(enable_checkpointing=False)`. With several ranks and
     an `ElasticDataLoader`, give `use_distributed_sampler=False` too.
     """
 
     def __init__(self, url: str | None = None, *, save: SavePolicy = SavePolicy()) -> None:  # noqa: B008 - frozen
-        """`url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are kept."""
+        """`url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are saved."""
         self._url, self._policy = url, save
         self._session: Session | None = None
         self._rng: dict[str, Any] | None = None
@@ -51,15 +51,15 @@ class ElasticCallback(Callback):
 
         Raises StateError, StorageError and RestoreError.
         """
-        fit = partial(parts.fit, {_MODEL: pl_module})
+        fit = partial(parts.check_fit, {_MODEL: pl_module})
         self._session = Session(self._url, dist.join(), self._policy, lambda: self._snapshot(trainer, pl_module), fit)
         restored = self._session.restored
         if restored is not None:
-            _put_back(trainer, _checkpoint_of(restored, self._session.world.size))
+            _restore_trainer(trainer, _checkpoint_of(restored, self._session.world.size))
             self._rng = restored.local["rng"] if restored.local is not None else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training begins or goes on: its random numbers do, too."""
+        """Training starts or resumes, and so do its random numbers."""
         session, steps = self._begin(trainer), trainer.estimated_stepping_batches
         session.progress.total_epochs = trainer.max_epochs
         session.progress.total_steps = int(steps) if math.isfinite(steps) else None
@@ -102,7 +102,7 @@ class ElasticCallback(Callback):
 
     def _running(self) -> Session:
         if self._session is None:
-            raise TrainError("ElasticCallback: Trainer.fit has not begun; give the callback to one Trainer alone")
+            raise TrainError("ElasticCallback: Trainer.fit has not started. FIX: give the callback to one Trainer")
         return self._session
 
     def _begin(self, trainer: Trainer) -> Session:
@@ -135,7 +135,7 @@ def _checkpoint_of(restored: Restored, world_size: int) -> dict[str, Any]:
         fit_loop["combined_loader"] = restored.local["loaders"]
     elif positions and not all(is_shared_position(position) for position in positions):
         log.warning(
-            "the data loaders' positions were saved on %d ranks, which %d cannot go on from: the epoch begins afresh",
+            "the data loaders' positions were saved on %d ranks, from which %d cannot continue: the epoch starts over",
             ranks_before,
             world_size,
         )
@@ -143,7 +143,7 @@ def _checkpoint_of(restored: Restored, world_size: int) -> dict[str, Any]:
     return checkpoint
 
 
-def _put_back(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+def _restore_trainer(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """What `Trainer.fit(ckpt_path=…)` does with a checkpoint that it has read from a file."""
     connector = trainer._checkpoint_connector
     connector._loaded_checkpoint = checkpoint

@@ -6,7 +6,7 @@
 
 Trainer resumes from a folder, and a callback is called too late for that. So `resume` makes a folder that holds nothing
 but the trainer's progress, in JSON, and the three methods by which Trainer reads the rest from files are replaced, on
-this one object, by ones that take it from the checkpoint. Trainer then goes on at the right batch by itself.
+this one object, by ones that take it from the checkpoint. Trainer then resumes at the right batch by itself.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _PROGRESS, _STATE_FILE = "trainer", "trainer_state.json"
 
 
 class ElasticCallback(TrainerCallback):
-    """Keeps the state of `Trainer.train` at a storage URL and goes on from there.
+    """Keeps the state of `Trainer.train` at a storage URL and resumes from there.
 
     Its checkpoints replace Trainer's own: give `TrainingArguments(save_strategy="no")`.
     """
 
     def __init__(self, url: str | None = None, *, save: SavePolicy = SavePolicy()) -> None:  # noqa: B008 - frozen
-        """`url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are kept."""
+        """`url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are saved."""
         self._url, self._policy = url, save
         self._session: Session | None = None
         self._trainer: Trainer | None = None
@@ -59,7 +59,7 @@ class ElasticCallback(TrainerCallback):
         Every rank must call it. Raises StorageError, and RestoreError where the checkpoint is of another model.
         """
         self._trainer = trainer
-        fit = partial(parts.fit, {"model": self._parts()["model"]})
+        fit = partial(parts.check_fit, {"model": self._parts()["model"]})
         self._session = Session(self._url, dist.join(), self._policy, self._snapshot, fit)
         restored = self._session.restored
         if restored is None:
@@ -83,7 +83,7 @@ class ElasticCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Training begins or goes on. Raises StateError for a state that a checkpoint cannot hold."""
+        """Training starts or resumes. Raises StateError for a state that a checkpoint cannot hold."""
         session = self._running()
         session.progress.total_epochs, session.progress.total_steps = int(args.num_train_epochs), state.max_steps
         self._clean_up()
@@ -122,7 +122,7 @@ class ElasticCallback(TrainerCallback):
         trainer: Any = self._trainer
         model = trainer.accelerator.unwrap_model(trainer.model)
         scaler = getattr(trainer.accelerator, "scaler", None)  # of mixed precision with float16
-        return parts.named(model=model, optimizer=trainer.optimizer, scheduler=trainer.lr_scheduler, scaler=scaler)
+        return parts.unwrap(model=model, optimizer=trainer.optimizer, scheduler=trainer.lr_scheduler, scaler=scaler)
 
     def _snapshot(self) -> Snapshot:
         trainer: Any = self._trainer

@@ -180,10 +180,10 @@ def prune(
     place = job_storage.find_storage(target, where)
     found = job_storage.list_checkpoints(place)
     whole = [finding.commit for finding in found if finding.commit is not None and not finding.damage]
-    from elasticctl_store.checkpoints.entries import Retention, expired
+    from elasticctl_store.checkpoints.entries import Retention, commits_to_delete
 
     rules = Retention(keep.keep_last, keep.keep_every, keep.keep_best or 0, keep.metric, keep.mode)
-    doomed = expired(whole, rules)
+    doomed = commits_to_delete(whole, rules)
     if not doomed:
         say(f"{place.name}: nothing to delete, {counted(len(whole), 'checkpoint')} stay")
     elif dry_run:

@@ -180,7 +180,7 @@ class Move:
             raise _ended_error(job.name, job.status.phase.value)
         with storage_errors():
             transfer.check_target(there)
-            if job.status.checkpoint.step is None and transfer.newest(here) is None:
+            if job.status.checkpoint.step is None and transfer.find_newest(here) is None:
                 raise UsageError(f"{job.name} has committed no checkpoint in {here.url} yet: there is nothing to move")
         if made is not None and self._there(made) is None:
             self.target.cluster.create_job(made, dry_run=True)
@@ -234,12 +234,12 @@ class Move:
         from elasticctl_store.checkpoints import commits, transfer
 
         with storage_errors():
-            writer = commits.Writer.take_over(here)  # whoever still runs cannot commit any more
-            load = transfer.newest(here)
+            writer = commits.CommitWriter.take_over(here)  # whoever still runs cannot commit any more
+            load = transfer.find_newest(here)
             if load is None:
                 raise JobStorageError(f"{here.url}: there is no whole checkpoint to continue from")
             with progress_bar("copying", load.size_bytes) as on_bytes:
-                carried = transfer.carry(here, there, load, on_bytes)
+                carried = transfer.copy_checkpoint(here, there, load, on_bytes)
             self._carry_workspace(manifest)
         sent = counted(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
         say(f"{name}: step {load.commit.step} copied: {sent}, {size(load.size_bytes)}")
@@ -260,7 +260,7 @@ class Move:
 
         url, digest = workspace_of(manifest)
         if url:
-            transfer.copy(storages.open(url), storages.open(workspaces_beside(self.new.url)), digest)
+            transfer.copy_workspace(storages.open(url), storages.open(workspaces_beside(self.new.url)), digest)
 
     def _go_on(self, name: str, manifest: Manifest) -> None:
         """Start the job in its new place, and leave word in the old one."""
