@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -111,12 +110,10 @@ def test_anchors_aliases_and_merges() -> None:
     }
 
 
-def test_a_bomb_of_aliases_is_refused_at_once() -> None:
+def test_a_bomb_of_aliases_is_refused_before_it_grows() -> None:
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    started = time.monotonic()
-    with pytest.raises(SpecError, match="more than 200000 values"):
+    with pytest.raises(SpecError, match="more than 200000 values"):  # of 10 ** 11
         parse_yaml("\n".join(["a0: &a0 x", *levels]))
-    assert time.monotonic() - started < 10
 
 
 def test_what_would_crash_the_composer_is_refused() -> None:

@@ -77,23 +77,24 @@ def test_the_plan_says_where_spot_is_from(run: Run, ec2: Path, tmp_path: Path, m
     assert "of them (cheapest zone of us-west-2, " in simulated.err
 
 
+def never(*args: object) -> None:
+    """Stands in for a question that must not be asked."""
+    raise AssertionError
+
+
 def test_who_does_not_answer_holds_nobody_up(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", f"http://127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
         assert spot_prices(TYPES, now) is None
-        assert time.monotonic() - began < module.LIMIT_S + 1
-        began = time.monotonic()
+        assert time.monotonic() - began < 60  # as long as the SDK itself would wait
+        monkeypatch.setattr(module, "ask_within_limit", never)
         assert spot_prices(TYPES, now + 1) is None  # remembered
-        assert time.monotonic() - began < 0.5
     assert list(json.loads(keys.read_text()).values()) == [{"at": now}]
 
 
 def test_without_credentials_nobody_is_asked(private_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: object) -> None:
-        raise AssertionError
-
     monkeypatch.setattr(module, "ask_within_limit", never)
     assert spot_prices(TYPES, 0.0) is None
     assert spot_prices((), 0.0) is None

@@ -14,13 +14,20 @@ from typing import Any
 
 @dataclass
 class Hook:
-    """`answer(number)` gives status and headers of the answer to the call of that number, from 1 on."""
+    """`answer(number)` gives status and headers of the answer to the call of that number, from 1 on.
+
+    While `open` is not set, it hears calls and answers none.
+    """
 
     answer: Callable[[int], tuple[int, dict[str, str]]] = lambda number: (200, {})
     slow_s: float = 0.0
     got: list[dict[str, Any]] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
     url: str = ""
+    open: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.open.set()
 
     @property
     def texts(self) -> list[str]:
@@ -44,6 +51,7 @@ def serving(hook: Hook) -> Iterator[Hook]:
                 hook.calls.append(time.monotonic())
                 status, headers = hook.answer(len(hook.calls))
             time.sleep(hook.slow_s)
+            hook.open.wait()
             if status < 300:
                 hook.got.append(message)
             self.send_response(status)
@@ -63,5 +71,6 @@ def serving(hook: Hook) -> Iterator[Hook]:
     try:
         yield hook
     finally:
+        hook.open.set()
         server.shutdown()
         server.server_close()
