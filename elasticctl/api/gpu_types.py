@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import did_you_mean, listed, shown
+from elasticctl.api.text import did_you_mean, join_or, quote
 
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 GKE_GPU_LABEL = "cloud.google.com/gke-accelerator"
@@ -105,7 +105,7 @@ def gpu_type(name: str) -> GpuType:
     found = GPU_TYPES.get(name.lower())
     if found is None:
         near = did_you_mean(name, GPU_TYPES)
-        raise UsageError(f"unknown GPU type {shown(name)}{near}; FIX: use one of {', '.join(GPU_TYPES)}")
+        raise UsageError(f"unknown GPU type {quote(name)}{near}. FIX: use one of {', '.join(GPU_TYPES)}")
     return found
 
 
@@ -121,11 +121,11 @@ def place(provider: str, gpu: GpuType | None, gpus_per_node: int, *, spot: bool)
         shapes = gpu.nodes(provider)
         if not shapes:
             offered = ", ".join(name for name, other in GPU_TYPES.items() if other.nodes(provider))
-            raise UsageError(f"{provider} has no {gpu.name} GPUs; FIX: use one of {offered}")
+            raise UsageError(f"{provider} has no {gpu.name} GPUs. FIX: use one of {offered}")
         if gpus_per_node not in shapes:
-            sizes = listed(map(str, shapes))
+            sizes = join_or(map(str, shapes))
             raise UsageError(
-                f"{provider} has no node with {gpus_per_node} {gpu.name} GPUs; FIX: --gpus-per-node {sizes}"
+                f"{provider} has no node with {gpus_per_node} {gpu.name} GPUs. FIX: --gpus-per-node {sizes}"
             )
         instances = shapes[gpus_per_node]
     return _aws(instances, spot) if provider == "aws" else _gcp(gpu, instances, spot)
@@ -137,7 +137,7 @@ def _place_without_labels(provider: str, gpu: GpuType | None, gpus_per_node: int
         return Placement()
     if gpu is not None:
         raise UsageError(
-            f"--gpu-type {gpu.name}: the GPU labels of a plain Kubernetes cluster are not known; FIX: leave it out, and"
+            f"--gpu-type {gpu.name}: the GPU labels of a plain Kubernetes cluster are not known. FIX: leave it out, and"
             " choose nodes with --set spec.replicaSpecs.Worker.template.spec.nodeSelector={LABEL: VALUE}"
         )
     return Placement(tolerations=_gpu_tolerations(gpus_per_node > 0))

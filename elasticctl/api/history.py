@@ -13,7 +13,7 @@ from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.objects import at
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Condition, GroupGeneration, Interruption, JobStatus, Phase, Scaling
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 
 _LEAST_S = 1.0
 """Over less time than this, a group's steps say little about its pace."""
@@ -135,7 +135,7 @@ def timeline(job: ElasticJob, events: Iterable[Manifest] = ()) -> list[TimelineE
     """
     status = job.status
     entries = [
-        *_entry_at(job.created_at, "created", job.name, f"{counted(job.desired, 'worker')} wanted ({job.bounds})"),
+        *_entry_at(job.created_at, "created", job.name, f"{plural(job.desired, 'worker')} wanted ({job.bounds})"),
         *(entry for item in status.conditions for entry in _condition(job, item)),
         *(entry for item in status.generations for entry in _generation(item)),
         *(entry for item in status.interruptions for entry in _interruption(item)),
@@ -160,9 +160,7 @@ def _condition(job: ElasticJob, item: Condition) -> Iterator[TimelineEntry]:
 
 def _generation(item: GroupGeneration) -> Iterator[TimelineEntry]:
     about = f"generation {item.generation}"
-    yield from _entry_at(
-        item.formed_at, "group formed", about, f"{counted(len(item.workers), 'worker')}: {item.reason}"
-    )
+    yield from _entry_at(item.formed_at, "group formed", about, f"{plural(len(item.workers), 'worker')}: {item.reason}")
     behind = "" if item.resumed_step is None else f"from step {item.resumed_step}"
     yield from _entry_at(item.first_step_at, "first step", about, behind)
 
@@ -174,7 +172,7 @@ def _interruption(item: Interruption) -> Iterator[TimelineEntry]:
     yield from _entry_at(item.at, "interruption", item.worker, said)
     cost = "" if item.recovery_s is None else f"after {span(item.recovery_s)}"
     if item.steps_redone is not None:
-        cost = ", ".join(part for part in (cost, f"{counted(item.steps_redone, 'step')} done again") if part)
+        cost = ", ".join(part for part in (cost, f"{plural(item.steps_redone, 'step')} done again") if part)
     yield from _entry_at(item.recovered_at, "recovered", item.worker, cost)
 
 
@@ -183,7 +181,7 @@ def _scaling(job: ElasticJob, item: Scaling) -> Iterator[TimelineEntry]:
     wish = f", by {item.by}" if item.by else ""
     why = f": {item.message}" if item.message else ""
     yield from _entry_at(item.at, "scaling", job.name, f"{change}{wish}{why}")
-    took = "" if item.recovery_s is None else f"{counted(item.to_workers, 'worker')} after {span(item.recovery_s)}"
+    took = "" if item.recovery_s is None else f"{plural(item.to_workers, 'worker')} after {span(item.recovery_s)}"
     yield from _entry_at(item.done_at, "scaled", job.name, took)
 
 

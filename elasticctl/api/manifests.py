@@ -28,7 +28,7 @@ import jinja2.sandbox
 from elasticctl.api import validation
 from elasticctl.api.errors import SpecError, TemplateError
 from elasticctl.api.spec import JobSpec, Manifest
-from elasticctl.api.text import did_you_mean, shown
+from elasticctl.api.text import did_you_mean, quote
 from elasticctl.api.yamltext import YamlDocument, parse_yaml
 
 SUFFIX = ".yaml.j2"
@@ -73,7 +73,7 @@ def find_template(name: str, folder: Path) -> Template:
         return _read_shipped(name)
     known = [*shipped, *(path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}"))]
     raise TemplateError(
-        f"no job template {shown(name)}{did_you_mean(name, known)}; FIX: see `elasticctl template list`"
+        f"no job template {quote(name)}{did_you_mean(name, known)}. FIX: see `elasticctl template list`"
     )
 
 
@@ -152,7 +152,7 @@ class _Values:
         if isinstance(value, bool | int | float):
             return str(value).lower() if isinstance(value, bool) else str(value)
         kind = "nothing" if value is None else "a list" if isinstance(value, list) else "a mapping"
-        raise TemplateError(f"{kind} ({shown(value)}) cannot stand inside a text or as a key")
+        raise TemplateError(f"{kind} ({quote(value)}) cannot stand inside a text or as a key")
 
 
 def _plain(value: Any) -> Any:
@@ -176,7 +176,7 @@ def _unicode(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as e:
-        raise SpecError(f"the value {shown(text)} is not Unicode text; a manifest can hold nothing else") from e
+        raise SpecError(f"the value {quote(text)} is not Unicode text; a manifest can hold nothing else") from e
     return text
 
 

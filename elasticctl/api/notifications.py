@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import shown
+from elasticctl.api.text import quote
 
 SECRET = "elasticctl-notify"  # noqa: S105 - the name of one
 """The name of the only Secret that the controller may read, in any namespace."""
@@ -41,15 +41,15 @@ def parse_reference(text: str) -> Reference:
     kind, separator, name = text.partition(":")
     if name.startswith("//") and kind != "file":
         raise UsageError(
-            f"this looks like the webhook's URL, which is a secret; FIX: store it (`elasticctl secret set {SECRET}"
+            f"this looks like the webhook's URL, which is a secret. FIX: store it (`elasticctl secret set {SECRET}"
             f" KEY`, or kubectl create secret generic {SECRET}) and give its KEY instead"
         )
     if not separator:
         kind, name = "secret", text
     good = {"secret": _KEY.fullmatch(name), "file": name.startswith("/"), "env": _VARIABLE.fullmatch(name)}
     if kind not in good:
-        raise UsageError(f"notifications can go to secret:KEY, file:PATH or env:NAME, not to {shown(kind)}:…")
+        raise UsageError(f"notifications can go to secret:KEY, file:PATH or env:NAME, not to {quote(kind)}:…")
     if not good[kind]:
         forms = {"secret": "a key of a secret", "file": "an absolute path", "env": "the name of a variable"}
-        raise UsageError(f"{shown(name)} is not {forms[kind]}; FIX: use secret:KEY, file:PATH or env:NAME")
+        raise UsageError(f"{quote(name)} is not {forms[kind]}. FIX: use secret:KEY, file:PATH or env:NAME")
     return Reference(kind, name)

@@ -13,7 +13,7 @@ from elasticctl.api.errors import SpecError
 from elasticctl.api.gpu_types import GPU_TYPES
 from elasticctl.api.objects import as_mapping
 from elasticctl.api.spec import API_VERSION, ElasticJob
-from elasticctl.api.text import did_you_mean, listed, shown
+from elasticctl.api.text import did_you_mean, join_or, quote
 
 KIND = "ElasticQuota"
 PLURAL = "elasticquotas"
@@ -64,11 +64,11 @@ def check_quota(manifest: object) -> Quota:
         raise SpecError(f"an {KIND} is a mapping, not {type(manifest).__name__}")
     for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if manifest.get(name) != wanted:
-            raise SpecError(f"must be {wanted!r}, not {shown(manifest.get(name))}", path=name)
+            raise SpecError(f"must be {wanted!r}, not {quote(manifest.get(name))}", path=name)
     spec = as_mapping(manifest.get("spec"))
     weight = spec.get("weight", 1)
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not MIN_WEIGHT <= weight <= MAX_WEIGHT:
-        raise SpecError(f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {shown(weight)}", path="spec.weight")
+        raise SpecError(f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {quote(weight)}", path="spec.weight")
     for part in ("guaranteed", "limit"):
         _check_slots(spec.get(part, {}), f"spec.{part}")
     quota = Quota.from_manifest(manifest)
@@ -82,13 +82,13 @@ def check_quota(manifest: object) -> Quota:
 
 def _check_slots(given: object, path: str) -> None:
     if not isinstance(given, Mapping):
-        raise SpecError(f"must be a mapping of kinds to numbers, not {shown(given)}", path=path)
+        raise SpecError(f"must be a mapping of kinds to numbers, not {quote(given)}", path=path)
     for pool, slots in given.items():
         if pool not in POOLS:
             near = did_you_mean(str(pool), POOLS)
-            raise SpecError(f"{shown(pool)} is not {listed(POOLS)}{near}", path=path)
+            raise SpecError(f"{quote(pool)} is not {join_or(POOLS)}{near}", path=path)
         if not isinstance(slots, int) or isinstance(slots, bool) or not 0 <= slots <= MAX_SLOTS:
-            raise SpecError(f"must be a whole number from 0 to {MAX_SLOTS}, not {shown(slots)}", path=f"{path}.{pool}")
+            raise SpecError(f"must be a whole number from 0 to {MAX_SLOTS}, not {quote(slots)}", path=f"{path}.{pool}")
 
 
 def _slots(given: object) -> dict[str, int]:

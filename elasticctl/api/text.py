@@ -10,7 +10,7 @@ _FOR_EVER_S = 1e12
 """Durations calculated from odd numbers may be infinite; this is the most that is printed."""
 
 
-def shown(value: Any) -> str:
+def quote(value: Any) -> str:
     """`value` as JSON in at most 60 characters, without control characters (so no terminal escapes either)."""
     if isinstance(value, str):
         # Cut before encoding: a value may be megabytes long.
@@ -31,24 +31,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     # One wrong letter of two is half of a name such as t4.
     wanted = name.lower().lstrip("-")[:100]
     near = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.5 if len(wanted) <= 3 else 0.6)
-    return f" (did you mean {shown(folded[near[0]])}?)" if near else ""
+    return f" (did you mean {quote(folded[near[0]])}?)" if near else ""
 
 
-def listed(names: Iterable[str]) -> str:
+def join_or(names: Iterable[str]) -> str:
     """`a, b or c`."""
     *head, last = list(names)
     return f"{', '.join(head)} or {last}" if head else last
 
 
-def joined(names: Iterable[str]) -> str:
+def join_and(names: Iterable[str]) -> str:
     """`a, b and c`."""
     *head, last = list(names)
     return f"{', '.join(head)} and {last}" if head else last
 
 
-def counted_are(number: int, noun: str) -> str:
+def plural_are(number: int, noun: str) -> str:
     """`1 worker is`, `3 workers are`."""
-    return f"{counted(number, noun)} {'is' if number == 1 else 'are'}"
+    return f"{plural(number, noun)} {'is' if number == 1 else 'are'}"
 
 
 def times(number: int) -> str:
@@ -56,7 +56,7 @@ def times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """`1 worker`, `3 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 

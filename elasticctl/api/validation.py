@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticctl.api.errors import SpecError
 from elasticctl.api.spec import API_VERSION, KIND, Manifest
-from elasticctl.api.text import did_you_mean, listed, shown
+from elasticctl.api.text import did_you_mean, join_or, quote
 from elasticctl.api.yamltext import FieldPath, YamlDocument, format_path, parse_yaml
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def load_manifest(text: str | bytes, source: str = "") -> Manifest:
 def validate_manifest(document: YamlDocument) -> None:
     """Check a manifest; SpecError names the field and line of the first thing wrong and counts the others."""
     if not isinstance(document.data, dict):
-        what = "the file is empty" if document.data is None else f"must be a mapping, not {shown(document.data)}"
-        raise SpecError(f"{what}; FIX: give an {KIND} manifest", line=document.line(()), source=document.source)
+        what = "the file is empty" if document.data is None else f"must be a mapping, not {quote(document.data)}"
+        raise SpecError(f"{what}. FIX: give an {KIND} manifest", line=document.line(()), source=document.source)
     # A misspelled field often makes a required one missing: report the misspelling first.
     problems = sorted(_problems(document.data), key=lambda found: (found[1] == _MISSING, document.line(found[0]) or 0))
     if not problems:
@@ -70,7 +70,7 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
     """Everything wrong with a manifest, as (path, message)."""
     for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if key in manifest and manifest[key] != wanted:
-            yield (key,), f"must be {shown(wanted)}, not {shown(manifest[key])}"
+            yield (key,), f"must be {quote(wanted)}, not {quote(manifest[key])}"
     sound = True
     for error in _validator().iter_errors(manifest):
         sound = False
@@ -180,7 +180,7 @@ def _expected(rule: str, limit: Any, value: Any, schema: Mapping[str, Any]) -> s
         "maxLength": f"must be at most {limit} characters long",
         "maxItems": f"must be at most {limit} items long",
         "pattern": f"must be {schema.get('description', f'of the form {limit}')}",
-        "enum": f"must be {listed(map(str, limit))}" if rule == "enum" else "",
+        "enum": f"must be {join_or(map(str, limit))}" if rule == "enum" else "",
     }.get(rule, f"breaks the rule {rule}: {limit}")
     near = did_you_mean(value, limit) if rule == "enum" and isinstance(value, str) else ""
-    return f"{wanted}, not {shown(value)}{near}"
+    return f"{wanted}, not {quote(value)}{near}"

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from elasticctl.api.errors import SpecError
-from elasticctl.api.text import shown
+from elasticctl.api.text import quote
 
 FieldPath = tuple[str | int, ...]
 
@@ -71,7 +71,7 @@ def format_path(path: Iterable[str | int]) -> str:
         elif re.fullmatch(r"[\w/-]+", part, re.ASCII):
             text += f".{part}" if text else part
         else:
-            text += f"[{shown(part)}]"
+            text += f"[{quote(part)}]"
     return text
 
 
@@ -129,10 +129,10 @@ def _construct(tag: str, text: str) -> Any:
         return _integer(text)
     if tag == _FLOAT:
         if text[-1].isalpha():
-            raise ValueError(f"{shown(text)} is not a finite number; FIX: quote it if it is text")
+            raise ValueError(f"{quote(text)} is not a finite number. FIX: quote it if it is text")
         number = float(text)
         if not math.isfinite(number):
-            raise ValueError(f"{shown(text)} is out of range")
+            raise ValueError(f"{quote(text)} is out of range")
         return number
     return text
 
@@ -142,10 +142,10 @@ def _integer(text: str) -> int:
     sign = -1 if digits.startswith("-") else 1
     digits = digits.lstrip("+-")
     if len(digits) > 70:
-        raise ValueError(f"{shown(text)} is out of range")
+        raise ValueError(f"{quote(text)} is out of range")
     number = int(digits, 8 if re.match("0[0-7]", digits) else 0)
     if not -_MAX_INT <= sign * number < _MAX_INT:
-        raise ValueError(f"{shown(text)} is out of range")
+        raise ValueError(f"{quote(text)} is out of range")
     return sign * number
 
 
@@ -159,7 +159,7 @@ def _decode(text: str | bytes, source: str) -> str:
         return text.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = text.count(b"\n", 0, e.start) + 1
-        raise SpecError("not UTF-8 text; FIX: save the file as UTF-8", line=line, source=source) from e
+        raise SpecError("not UTF-8 text. FIX: save the file as UTF-8", line=line, source=source) from e
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._refuse("a second document starts here; FIX: put each in a file of its own", event)
+                    self._refuse("a second document starts here. FIX: put each in a file of its own", event)
             elif isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
                 if depth > MAX_DEPTH:
@@ -198,7 +198,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if node.tag not in (f"{_TAG}map", f"{_TAG}seq"):
-            self._refuse(f"the tag {shown(node.tag)} is not supported", node, path)
+            self._refuse(f"the tag {quote(node.tag)} is not supported", node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._mapping(node, path)
@@ -216,7 +216,7 @@ class _Builder:
                     self._refuse("<< takes a mapping or a list of mappings", value, path)
                 continue
             if key.tag != _STR:
-                self._refuse(f"the key {shown(key.value)} is not text; FIX: put it in quotes", key, path)
+                self._refuse(f"the key {quote(key.value)} is not text. FIX: put it in quotes", key, path)
             inner = (*path, key.value)
             if key.value in found:
                 self._refuse(f"given twice, first in line {self.lines[inner]}", key, inner)
@@ -236,7 +236,7 @@ class _Builder:
                 return float(_integer(node.value))
         except ValueError as e:
             self._refuse(str(e), node, path)
-        self._refuse(f"the tag {shown(node.tag)} does not fit {shown(node.value)}", node, path)
+        self._refuse(f"the tag {quote(node.tag)} does not fit {quote(node.value)}", node, path)
 
     def _refuse(self, message: str, at: yaml.Event | yaml.Node, path: FieldPath = ()) -> NoReturn:
         mark: Any = at.start_mark  # Any: the stubs allow None, which what was parsed never has

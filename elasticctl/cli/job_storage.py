@@ -14,7 +14,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
 from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.text import shown, span
+from elasticctl.api.text import quote, span
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, console
 from elasticctl_store import storage as storages
@@ -203,9 +203,9 @@ def target_file(name: str, force: bool) -> Path:
     """The file to write. Raises UsageError for one that is there already, without `force`, and for a folder."""
     path = Path(name).expanduser()
     if path.is_dir():
-        raise UsageError(f"{shown(name)} is a folder. FIX: name a file, such as {path / 'model.safetensors'}")
+        raise UsageError(f"{quote(name)} is a folder. FIX: name a file, such as {path / 'model.safetensors'}")
     if path.exists() and not force:
-        raise UsageError(f"{shown(name)} exists. FIX: add --force to replace it")
+        raise UsageError(f"{quote(name)} exists. FIX: add --force to replace it")
     return path
 
 

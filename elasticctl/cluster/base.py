@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 import re
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import shown
+from elasticctl.api.text import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def check_secret_name(name: str) -> None:
     """Raise UsageError for an invalid name of a secret."""
     if not is_secret_name(name):
         raise UsageError(
-            f"{shown(name)} is not a valid name of a secret. FIX: use lower-case letters, digits, '-' and '.'"
+            f"{quote(name)} is not a valid name of a secret. FIX: use lower-case letters, digits, '-' and '.'"
         )
 
 

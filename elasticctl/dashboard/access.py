@@ -18,7 +18,7 @@ from typing import Any
 
 from elasticctl.api.errors import ConflictError, UsageError
 from elasticctl.api.spec import MAX_WORKERS, ElasticJob
-from elasticctl.api.text import listed, shown
+from elasticctl.api.text import join_or, quote
 from elasticctl.cluster.base import Cluster, Manifest
 
 COOKIE = "elasticctl-dashboard"
@@ -110,13 +110,13 @@ class ChangeRequest:
     def parse(cls, verb: str, body: object) -> ChangeRequest:
         """Read the last word of a path and a JSON body; UsageError if they are invalid."""
         if verb != "scale" and verb not in VERBS:
-            raise UsageError(f"{shown(verb)} is not a change; FIX: use {listed(['scale', *VERBS])}")
+            raise UsageError(f"{quote(verb)} is not a change. FIX: use {join_or(['scale', *VERBS])}")
         found = body if isinstance(body, dict) else {}
         uid, workers = found.get("uid"), found.get("workers", 0)
         if not isinstance(uid, str) or not uid:
             raise UsageError("uid: missing; it says which job is meant")
         if not isinstance(workers, int) or isinstance(workers, bool) or not 0 <= workers <= MAX_WORKERS:
-            raise UsageError(f"workers: {shown(workers)} is not a number from 0 to {MAX_WORKERS}")
+            raise UsageError(f"workers: {quote(workers)} is not a number from 0 to {MAX_WORKERS}")
         if (verb == "scale") != (workers > 0):
             raise UsageError("workers: scale needs a number, and no other verb takes one")
         return cls(verb, uid, workers)

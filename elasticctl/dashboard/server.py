@@ -202,7 +202,7 @@ class Dashboard:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self.feed.viewers >= MAX_VIEWERS:
-            return _error(503, f"{MAX_VIEWERS} pages are open already; FIX: close one")
+            return _error(503, f"{MAX_VIEWERS} pages are open already. FIX: close one")
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         with self.feed.viewing():
             await stream.prepare(request)
@@ -317,7 +317,7 @@ async def _listen(runner: web.AppRunner, port: int) -> int:
         await site.start()
     except OSError as e:
         why = os.strerror(e.errno).lower() if e.errno else str(e)  # asyncio's message repeats the address
-        raise UsageError(f"cannot listen on {HOST}:{port}: {why}; FIX: --port 0 takes a free one") from e
+        raise UsageError(f"cannot listen on {HOST}:{port}: {why}. FIX: --port 0 takes a free one") from e
     chosen: int = runner.addresses[0][1]
     return chosen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from elasticctl.api.status import Cause, Phase, RankFailure
-from elasticctl.api.text import counted, counted_are, joined, span, times
+from elasticctl.api.text import join_and, plural, plural_are, span, times
 from elasticctl.diagnosis.case import Case, Finding, NextStep, PodWait, Severity, short_worker_name
 
 _DEADLINE = "DeadlineExceeded"
@@ -68,7 +68,7 @@ def succeeded(case: Case) -> Finding | None:
     if status.start_time is not None and status.completion_time is not None:
         took = f" after {span(status.completion_time - status.start_time)}"
     lost = sum(item.cause is not None for item in status.interruptions)
-    text = f"It succeeded{took}" + (f", over {counted(lost, 'interruption')}" if lost else "") + "."
+    text = f"It succeeded{took}" + (f", over {plural(lost, 'interruption')}" if lost else "") + "."
     steps = (NextStep("see what interruptions cost", f"elasticctl history {case.name}"),) if lost else ()
     return Finding("succeeded", Severity.INFO, text, steps, decisive=True)
 
@@ -172,7 +172,7 @@ def borrowing(case: Case) -> Finding | None:
     share = case.status.share
     if share is None or not share.borrowed or case.status.phase.terminal:
         return None
-    text = f"{counted_are(share.borrowed, 'worker')} borrowed, and may be taken back, with notice, at any time."
+    text = f"{plural_are(share.borrowed, 'worker')} borrowed, and may be taken back, with notice, at any time."
     return Finding("borrowing", Severity.INFO, text)
 
 
@@ -241,16 +241,16 @@ def unschedulable(case: Case) -> Finding | None:
     message = waits[0].message.removesuffix(".")
     text = f"{_who(case, waits[0])} {message if message.startswith('waits ') else f'has no place: {message}'}."
     if len(waits) > 1:
-        text = f"{counted(len(waits), 'worker')} wait for a place. {text}"
+        text = f"{plural(len(waits), 'worker')} wait for a place. {text}"
     steps = []
     if max(1, case.job.min) <= case.running < case.job.desired:
         steps.append(NextStep("ask for fewer", f"elasticctl scale {case.name} --to {case.running}"))
     holders = sorted(case.holders.items(), key=lambda item: (-item[1], item[0]))
     if holders:
-        named = [f"{name} ({counted(gpus, 'GPU')})" for name, gpus in holders[:_SHOWN_HOLDERS]]
+        named = [f"{name} ({plural(gpus, 'GPU')})" for name, gpus in holders[:_SHOWN_HOLDERS]]
         if len(holders) > _SHOWN_HOLDERS:
             named.append(f"{len(holders) - _SHOWN_HOLDERS} more jobs")
-        text += f" Held by {joined(named)}."
+        text += f" Held by {join_and(named)}."
         steps.insert(0, NextStep("make room", f"elasticctl suspend {holders[0][0]}"))
     return Finding("no-room", Severity.WARNING, text, tuple(steps), decisive=case.waiting)
 
@@ -266,7 +266,7 @@ def backing_off(case: Case) -> Finding | None:
         "back-off",
         Severity.WARNING,
         f"Its workers have failed {times(status.backoff.failures)} in a row{last}; it tries again in"
-        f" {span(until - case.now)}. {status.failures} of {counted(case.job.backoff_limit, 'allowed failure')} used.",
+        f" {span(until - case.now)}. {status.failures} of {plural(case.job.backoff_limit, 'allowed failure')} used.",
         (NextStep("see why", f"elasticctl logs {case.name} --previous --tail 30"),),
         status.first_failure.last_lines if status.first_failure else (),
         decisive=True,
@@ -295,7 +295,7 @@ def joining(case: Case) -> Finding | None:
     if status.phase is not Phase.RUNNING or status.reason == "Finishing" or not case.hardware.launched or known:
         return None
     waited_s = case.since(status.start_time)
-    text = f"{counted_are(case.running, 'worker')} running and about to join; they import their modules first."
+    text = f"{plural_are(case.running, 'worker')} running and about to join; they import their modules first."
     return _slow("joining", case, text, waited_s, LONG_START_S)
 
 
@@ -307,7 +307,7 @@ def before_the_first_step(case: Case) -> Finding | None:
     if case.status.reason == "Finishing":
         return None
     waited_s = case.since(group.formed_at)
-    members = counted(len(group.workers), "worker")
+    members = plural(len(group.workers), "worker")
     text = f"A group of {members} formed {span(waited_s)} ago and has not reported its first step."
     if case.status.progress.step is None and waited_s >= LONG_FIRST_STEP_S:
         text += " A script that does not use elasticctl_train reports none."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from elasticctl.api.status import Cause, Interruption, Phase
-from elasticctl.api.text import counted, counted_are, span, times
+from elasticctl.api.text import plural, plural_are, span, times
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity
 from elasticctl.diagnosis.not_training import describe_failure
 
@@ -27,7 +27,7 @@ MUCH_REDONE = 0.05
 def training(case: Case) -> Finding:
     """It trains: workers, progress, speed, last checkpoint."""
     status, progress = case.status, case.status.progress
-    parts = [f"{counted_are(status.active, 'worker')} running, of {case.job.desired} wanted"]
+    parts = [f"{plural_are(status.active, 'worker')} running, of {case.job.desired} wanted"]
     if progress.step is not None:
         parts.append(f"step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else ""))
     if progress.samples_per_s is not None:
@@ -64,7 +64,7 @@ def running_out_of_memory(case: Case) -> Finding | None:
     if not count or case.status.phase.terminal:
         return None
     again = NextStep("see which, and when", f"elasticctl history {case.name}")
-    text = f"{counted(count, 'worker')} used more memory than allowed and were killed. {_used(case)}"
+    text = f"{plural(count, 'worker')} used more memory than allowed and were killed. {_used(case)}"
     return Finding("out-of-memory", _budget_severity(case), text, (again,))
 
 
@@ -88,7 +88,7 @@ def stuck(case: Case) -> Finding | None:
         return None
     step = NextStep("see which, and when", f"elasticctl history {case.name}")
     return Finding(
-        "stuck", Severity.WARNING, f"{counted(count, 'worker')} held up the group and had to be replaced.", (step,)
+        "stuck", Severity.WARNING, f"{plural(count, 'worker')} held up the group and had to be replaced.", (step,)
     )
 
 
@@ -98,7 +98,7 @@ def killed(case: Case) -> Finding | None:
     if case.status.phase.terminal or len(recent) < MANY_KILLED:
         return None
     text = (
-        f"{counted(len(recent), 'worker')} were killed from outside in the last hour, for no known reason: perhaps the"
+        f"{plural(len(recent), 'worker')} were killed from outside in the last hour, for no known reason: perhaps the"
         " machine ran out of memory."
     )
     return Finding("killed", Severity.WARNING, text, (NextStep("see when", f"elasticctl history {case.name}"),))
@@ -113,7 +113,7 @@ def interrupted(case: Case) -> Finding | None:
         return None
     causes = Counter(item.cause.value for item in recent if item.cause)
     named = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
-    text = f"{counted(len(recent), 'interruption')} in the last hour ({named}){_cost(recent)}."
+    text = f"{plural(len(recent), 'interruption')} in the last hour ({named}){_cost(recent)}."
     step = NextStep("see each of them", f"elasticctl history {case.name}")
     return Finding("interrupted", Severity.INFO, text, (step,))
 
@@ -150,7 +150,7 @@ def stale_checkpoint(case: Case) -> Finding | None:
     age_s, usual_s = progress.at - checkpoint.at, _usual_interval_s(case)
     if usual_s is None or age_s < max(STANDSTILL_S, STALE_AFTER * usual_s):
         return None
-    steps = counted((progress.step or 0) - (checkpoint.step or 0), "step")
+    steps = plural((progress.step or 0) - (checkpoint.step or 0), "step")
     text = (
         f"The last checkpoint is {span(age_s)} old; there used to be one every {span(usual_s)}. Saves may be failing:"
         f" an interruption now would cost {steps}."
@@ -165,7 +165,7 @@ def much_done_again(case: Case) -> Finding | None:
     if not _trains(case) or not step or redone < MUCH_REDONE * (step + redone):
         return None
     text = (
-        f"{counted(redone, 'step')} of {step + redone} had to be done again: save more often (SavePolicy), or see"
+        f"{plural(redone, 'step')} of {step + redone} had to be done again: save more often (SavePolicy), or see"
         " whether notice reaches the workers."
     )
     return Finding(
@@ -189,7 +189,7 @@ def _budget_severity(case: Case) -> Severity:
 def _used(case: Case) -> str:
     used, limit = case.status.failures, case.job.backoff_limit
     left = "one more ends it" if used >= limit else f"{limit - used} left"
-    return f"{used} of {counted(limit, 'allowed failure')} used, {left}."
+    return f"{used} of {plural(limit, 'allowed failure')} used, {left}."
 
 
 def _cost(items: list[Interruption]) -> str:
@@ -198,7 +198,7 @@ def _cost(items: list[Interruption]) -> str:
     redone = sum(item.steps_redone or 0 for item in items)
     parts = []
     if waited:
-        parts.append(f"{span(sum(waited))} until training went on, {counted(redone, 'step')} done again")
+        parts.append(f"{span(sum(waited))} until training went on, {plural(redone, 'step')} done again")
     if len(waited) < len(items):
         parts.append(f"{len(items) - len(waited)} not yet recovered from")
     return f": {'; '.join(parts)}" if parts else ""

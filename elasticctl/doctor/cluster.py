@@ -14,7 +14,7 @@ from elasticctl.api.errors import ClusterError, ForbiddenError, NotFoundError
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_GPU_LABEL, GKE_SPOT_LABEL, GPU_TYPES, INSTANCE_LABEL
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import GROUP, KIND, PLURAL, VERSION
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.doctor import Check, CheckOutcome
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
@@ -226,7 +226,7 @@ def check_nodes(nodes: Sequence[Manifest], provider: str) -> Iterator[Check]:
             "spot", CheckOutcome.SKIPPED, f"nothing says how a cluster of provider {provider} labels spot nodes"
         )
     elif spot:
-        yield Check("spot", CheckOutcome.OK, counted(spot, "spot node"))
+        yield Check("spot", CheckOutcome.OK, plural(spot, "spot node"))
     else:
         yield Check(
             "spot",
@@ -256,11 +256,11 @@ def allocatable_gpus(node: Manifest) -> int:
 
 def _check_readiness(ready: int, of: int) -> Check:
     if ready and ready == of:
-        return Check("nodes", CheckOutcome.OK, f"{counted(ready, 'node')}, all ready")
+        return Check("nodes", CheckOutcome.OK, f"{plural(ready, 'node')}, all ready")
     if ready:
-        return Check("nodes", CheckOutcome.WARNING, f"{ready} of {counted(of, 'node')} ready", "kubectl get nodes")
+        return Check("nodes", CheckOutcome.WARNING, f"{ready} of {plural(of, 'node')} ready", "kubectl get nodes")
     if of:
-        return Check("nodes", CheckOutcome.FAILED, f"none of {counted(of, 'node')} is ready", "kubectl describe nodes")
+        return Check("nodes", CheckOutcome.FAILED, f"none of {plural(of, 'node')} is ready", "kubectl describe nodes")
     return Check("nodes", CheckOutcome.WARNING, f"no node now; {_SCALES}", "kubectl get nodes")
 
 
@@ -272,7 +272,7 @@ def _check_gpus(nodes: Sequence[Manifest], provider: str) -> Check:
     silent = [node for node in nodes if gpu_name(node) and not allocatable_gpus(node)]
     if silent:
         names = ", ".join(node["metadata"]["name"] for node in silent[:3]) + (", …" if len(silent) > 3 else "")
-        says = f"{counted(len(silent), 'node')} with GPUs {'offers' if len(silent) == 1 else 'offer'} none: {names}"
+        says = f"{plural(len(silent), 'node')} with GPUs {'offers' if len(silent) == 1 else 'offer'} none: {names}"
         return Check("GPUs", CheckOutcome.FAILED, f"{says} (no {GPU_RESOURCE} is allocatable)", _PLUGIN)
     if not found:
         mend = "add a GPU node group: docs/clouds.md" if provider in ("aws", "gcp") else _PLUGIN

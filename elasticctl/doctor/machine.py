@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from elasticctl.api.errors import ClusterError
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cluster.local.capacity import discover_gpus
 from elasticctl.cluster.local.paths import LocalPaths
 from elasticctl.cluster.local.supervisor import supervisor_info
@@ -33,7 +33,7 @@ def check_machine(paths: LocalPaths) -> Iterator[Check]:
     yield _check_torch()
     yield _check_supervisor(paths)
     gpus = discover_gpus(os.environ)
-    yield Check("GPUs", CheckOutcome.OK, counted(len(gpus), "GPU") if gpus else "none: jobs run on CPUs")
+    yield Check("GPUs", CheckOutcome.OK, plural(len(gpus), "GPU") if gpus else "none: jobs run on CPUs")
     yield _check_free_space("disk", paths.state, "the jobs' logs and, by default, their checkpoints")
     yield _check_free_space("memory", SHARED_MEMORY, "the latest snapshot, for ranks that restart")
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import quote, unquote, urlencode
+from urllib import parse
 
 import urllib3
 
 import elasticctl
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, CredentialsError, NotFoundError, UnreachableError
-from elasticctl.api.text import one_line, shown
+from elasticctl.api.text import one_line, quote
 from elasticctl.kubeapi.credentials import SERVICE_ACCOUNT, Access, from_kubeconfig, from_service_account, plugin_error
 from elasticctl.kubeapi.refusals import refusal
 from elasticctl.settings.kubeconfig import kubeconfig_paths
@@ -261,9 +261,9 @@ def _proxy_pool(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
     except urllib3.exceptions.LocationParseError:  # whose message has it
         raise CredentialsError(f"the proxy of the cluster is not a URL; {where}") from None
     if url.scheme not in ("http", "https"):
-        kind = shown(url.scheme or "")
+        kind = quote(url.scheme or "")
         raise CredentialsError(f"the proxy of the cluster is of the kind {kind}, not http:// or https://; {where}")
-    headers = urllib3.make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
+    headers = urllib3.make_headers(proxy_basic_auth=parse.unquote(url.auth)) if url.auth else None
     return urllib3.ProxyManager(url._replace(auth=None).url, proxy_headers=headers, **options)
 
 
@@ -281,9 +281,9 @@ def resource_path(api: str, namespace: str | None, plural: str, name: str = "", 
     words += [word for word in (name, part) if word]
     for word in words:
         if word in ("", ".", "..") or "/" in word or "%" in word:
-            raise NotFoundError(f"{shown(word)} cannot be the name of an object in a cluster")
+            raise NotFoundError(f"{quote(word)} cannot be the name of an object in a cluster")
     root = f"/apis/{api}" if "/" in api else f"/api/{api}"
-    return "/".join((root, *(quote(word, safe="") for word in words)))
+    return "/".join((root, *(parse.quote(word, safe="") for word in words)))
 
 
 def _open_legacy_transport(kube_context: str, connections: int) -> Transport:
@@ -323,7 +323,7 @@ def _socket_options() -> list[tuple[int, int, int]]:
 
 
 def _url(path: str, params: Mapping[str, str] | None) -> str:
-    return f"{path}?{urlencode(params)}" if params else path
+    return f"{path}?{parse.urlencode(params)}" if params else path
 
 
 def _reason(error: BaseException) -> str:

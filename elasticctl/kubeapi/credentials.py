@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import ConfigError, CredentialsError, NotFoundError
-from elasticctl.api.text import one_line, shown
+from elasticctl.api.text import one_line, quote
 from elasticctl.settings.kubeconfig import Kubeconfig, KubeconfigEntry, read_kubeconfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -87,9 +87,9 @@ def _find_entries(found: Kubeconfig, context: str) -> tuple[KubeconfigEntry, Kub
     entry = found.contexts.get(context or found.current)
     cluster = found.clusters.get(str(entry.content.get("cluster"))) if entry else None
     if entry is None or cluster is None or not isinstance(cluster.content.get("server"), str):
-        about = f"context {shown(context)}" if context else "current context"
-        missing = "it does not exist" if entry is None else f"it has no cluster {shown(entry.content.get('cluster'))}"
-        raise NotFoundError(f"no usable {about} in the kubeconfig ({missing}); FIX: see `kubectl config get-contexts`")
+        about = f"context {quote(context)}" if context else "current context"
+        missing = "it does not exist" if entry is None else f"it has no cluster {quote(entry.content.get('cluster'))}"
+        raise NotFoundError(f"no usable {about} in the kubeconfig ({missing}). FIX: see `kubectl config get-contexts`")
     return cluster, found.users.get(str(entry.content.get("user")), KubeconfigEntry({}, entry.folder))
 
 
@@ -238,7 +238,7 @@ class _Plugin:
 def plugin_error(said: str) -> CredentialsError:
     """The error for a plugin that failed with this message."""
     return CredentialsError(
-        f"the kubeconfig's credential plugin failed ({one_line(said)}); FIX: log in to the cloud again"
+        f"the kubeconfig's credential plugin failed ({one_line(said)}). FIX: log in to the cloud again"
     )
 
 
@@ -249,7 +249,7 @@ def _status_of(printed: str, version: Any) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError) as e:
         raise plugin_error("its output is not an ExecCredential") from e
     if made.get("apiVersion") != version:
-        raise plugin_error(f"its output is of the version {shown(made.get('apiVersion'))}, not {shown(version)}")
+        raise plugin_error(f"its output is of the version {quote(made.get('apiVersion'))}, not {quote(version)}")
     if not isinstance(status, dict) or not (status.get("token") or status.get("clientCertificateData")):
         raise plugin_error("its output contains no credentials")
     return status

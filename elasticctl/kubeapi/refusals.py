@@ -34,10 +34,10 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) 
     if status in (429, 503, 504) or (status == 500 and retry_after_s is not None):
         return BusyError(f"the cluster is busy: {message} ({request})", retry_after_s)
     if status == 401:
-        return CredentialsError(f"the cluster does not accept the credentials ({message}); FIX: log in again")
+        return CredentialsError(f"the cluster does not accept the credentials ({message}). FIX: log in again")
     if status == 403:
         if " cannot " in message:  # a missing right; quotas and admission rules explain themselves
-            return ForbiddenError(f"{message}; FIX: ask the cluster's administrator for that right")
+            return ForbiddenError(f"{message}. FIX: ask the cluster's administrator for that right")
         return ForbiddenError(f"{message} ({request})")
     if status == 404:
         return NotFoundError(message) if answer.get("details") else NoSuchApiError(f"{message} ({request})")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticctl.api.codec import camel
 from elasticctl.api.errors import ConfigError, NotFoundError, SpecError, UsageError
-from elasticctl.api.text import did_you_mean, listed, shown
+from elasticctl.api.text import did_you_mean, join_or, quote
 
 if TYPE_CHECKING:
     from elasticctl.api.yamltext import YamlDocument
@@ -62,7 +62,7 @@ class Config:
             if context.name == wanted:
                 return context
         near = did_you_mean(wanted, (context.name for context in self.contexts))
-        raise NotFoundError(f"no context {shown(wanted)}{near}; FIX: see `elasticctl config get-contexts`")
+        raise NotFoundError(f"no context {quote(wanted)}{near}. FIX: see `elasticctl config get-contexts`")
 
     def using(self, name: str) -> Config:
         """A copy with another current context; NotFoundError if it does not exist."""
@@ -87,7 +87,7 @@ class Config:
 def check_namespace(name: str) -> str:
     """Return `name` if it is a valid namespace; UsageError otherwise."""
     if not _NAMESPACE.fullmatch(name):
-        raise UsageError(f"{shown(name)} is not a namespace; FIX: use lower-case letters, digits and '-', 63 at most")
+        raise UsageError(f"{quote(name)} is not a namespace. FIX: use lower-case letters, digits and '-', 63 at most")
     return name
 
 
@@ -117,7 +117,7 @@ def load_config(path: Path) -> Config:
     try:
         return _decode(parse_yaml(text, str(path)))
     except SpecError as e:
-        raise ConfigError(f"{e}; FIX: correct the file, or move it away to start with the context {LOCAL} only") from e
+        raise ConfigError(f"{e}. FIX: correct the file, or move it away to start with the context {LOCAL} only") from e
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -169,19 +169,19 @@ def _decode(document: YamlDocument) -> Config:
     top = _mapping(document, (), document.data, (_CURRENT, _CONTEXTS))
     entries = top.get(_CONTEXTS, [])
     if not isinstance(entries, list):
-        raise _wrong(document, (_CONTEXTS,), f"must be a list, not {shown(entries)}")
+        raise _wrong(document, (_CONTEXTS,), f"must be a list, not {quote(entries)}")
     config = Config()
     names: set[str] = set()
     for index, entry in enumerate(entries):
         context = _decode_context(document, (_CONTEXTS, index), entry)
         if context.name in names:
-            raise _wrong(document, (_CONTEXTS, index, "name"), f"two contexts are called {shown(context.name)}")
+            raise _wrong(document, (_CONTEXTS, index, "name"), f"two contexts are called {quote(context.name)}")
         names.add(context.name)
         config = config.having(context)
     current = top.get(_CURRENT, LOCAL)
     known = [context.name for context in config.contexts]
     if current not in known:
-        raise _wrong(document, (_CURRENT,), f"no context {shown(current)}; FIX: use {listed(known)}")
+        raise _wrong(document, (_CURRENT,), f"no context {quote(current)}. FIX: use {join_or(known)}")
     return dataclasses.replace(config, current=current)
 
 
@@ -192,7 +192,7 @@ def _decode_context(document: YamlDocument, path: tuple[str | int, ...], entry: 
         wanted = int if key == "gpusPerNode" else str
         if type(value) is not wanted:
             raise _wrong(
-                document, (*path, key), f"must be {'a number' if wanted is int else 'text'}, not {shown(value)}"
+                document, (*path, key), f"must be {'a number' if wanted is int else 'text'}, not {quote(value)}"
             )
     for key in ("name", "provider"):
         if not given.get(key):
@@ -200,7 +200,9 @@ def _decode_context(document: YamlDocument, path: tuple[str | int, ...], entry: 
     context = Context(**{fields[key].name: value for key, value in given.items()})
     if context.provider not in PROVIDERS:
         near = did_you_mean(context.provider, PROVIDERS)
-        raise _wrong(document, (*path, "provider"), f"must be {listed(PROVIDERS)}, not {shown(context.provider)}{near}")
+        raise _wrong(
+            document, (*path, "provider"), f"must be {join_or(PROVIDERS)}, not {quote(context.provider)}{near}"
+        )
     if (context.name == LOCAL) != (context.provider == LOCAL):
         raise _wrong(document, path, f"the context {LOCAL} and the provider {LOCAL} belong together")
     return context
@@ -210,7 +212,7 @@ def _mapping(
     document: YamlDocument, path: tuple[str | int, ...], value: Any, known: tuple[str, ...]
 ) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _wrong(document, path, f"must be a mapping, not {shown(value)}")
+        raise _wrong(document, path, f"must be a mapping, not {quote(value)}")
     for key in value:
         if key not in known:
             raise _wrong(document, (*path, key), f"unknown field{did_you_mean(key, known)}")

@@ -129,5 +129,5 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from e
     except SpecError as e:
-        raise ConfigError(f"{e}; FIX: $KUBECONFIG has to name kubeconfig files") from e
+        raise ConfigError(f"{e}. FIX: $KUBECONFIG has to name kubeconfig files") from e
     return data if isinstance(data, dict) else {}

@@ -22,7 +22,7 @@ from elasticctl.api.history import training_s
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, JobStatus
-from elasticctl.api.text import shown
+from elasticctl.api.text import quote
 
 ASSUMED_FROM, ASSUMED_TO, ASSUMED_SPEEDUP = 4, 64, 9.0
 """Where only one size is known: the middle of the 8 to 10 times that the team whose platform this follows saw from 4 to
@@ -127,7 +127,7 @@ def parse_points(text: str, source: str) -> tuple[Point, ...]:
             raise SpecError(f"{point.gpus} GPUs are given twice", line=number, source=source)
         points[point.gpus] = point
     if not points:
-        raise SpecError("no line has GPUs and a rate; FIX: write lines such as `4, 1250`", source=source)
+        raise SpecError("no line has GPUs and a rate. FIX: write lines such as `4, 1250`", source=source)
     return tuple(points[gpus] for gpus in sorted(points))
 
 
@@ -138,7 +138,7 @@ def _parse_point(cells: list[str], number: int, source: str) -> Point:
         gpus, rate = 0, 0.0
     if not 1 <= gpus <= _MOST_GPUS or not 0 < rate < math.inf:
         raise SpecError(
-            f"{shown(' '.join(cells))} is not a number of GPUs and a rate above 0; FIX: write lines such as `4, 1250`",
+            f"{quote(' '.join(cells))} is not a number of GPUs and a rate above 0. FIX: write lines such as `4, 1250`",
             line=number,
             source=source,
         )

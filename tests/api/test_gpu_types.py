@@ -11,10 +11,10 @@ from elasticctl.api.gpu_types import GPU_TYPES, gpu_type, place
 def test_names_are_found_in_any_case_and_near_misses_are_named() -> None:
     assert gpu_type("T4") is GPU_TYPES["t4"]
     with pytest.raises(
-        UsageError, match=r'unknown GPU type "a10" \(did you mean "a10g"\?\); FIX: use one of t4, v100, '
+        UsageError, match=r'unknown GPU type "a10" \(did you mean "a10g"\?\). FIX: use one of t4, v100, '
     ):
         gpu_type("a10")
-    with pytest.raises(UsageError, match=r'^unknown GPU type "tpu-v5e"; FIX: use one of t4, '):
+    with pytest.raises(UsageError, match=r'^unknown GPU type "tpu-v5e". FIX: use one of t4, '):
         gpu_type("tpu-v5e")
 
 
@@ -51,9 +51,9 @@ def test_gke_spot_has_its_label_and_toleration() -> None:
 
 
 def test_what_a_provider_does_not_have_is_said_with_what_it_has() -> None:
-    with pytest.raises(UsageError, match="gcp has no a10g GPUs; FIX: use one of t4, v100, l4, a100, h100"):
+    with pytest.raises(UsageError, match=r"gcp has no a10g GPUs\. FIX: use one of t4, v100, l4, a100, h100"):
         place("gcp", gpu_type("a10g"), 1, spot=True)
-    with pytest.raises(UsageError, match="aws has no node with 3 t4 GPUs; FIX: --gpus-per-node 1, 4 or 8"):
+    with pytest.raises(UsageError, match=r"aws has no node with 3 t4 GPUs\. FIX: --gpus-per-node 1, 4 or 8"):
         place("aws", gpu_type("t4"), 3, spot=True)
 
 

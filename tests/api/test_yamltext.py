@@ -81,7 +81,7 @@ def test_scalars_mean_what_they_mean_to_kubectl(text: str, value: Any) -> None:
         ("---\na: 1\n---\nb: 2", "f:3: a second document"),
         ("a: !!python/object:os.system x", 'f:1: a: the tag "tag:yaml.org,2002:python/object:os.system"'),
         ("a: !thing {b: 1}", 'f:1: a: the tag "!thing" is not supported'),
-        ("a:\n  1: x", 'f:2: a: the key "1" is not text; FIX: put it in quotes'),
+        ("a:\n  1: x", 'f:2: a: the key "1" is not text. FIX: put it in quotes'),
         ("{[a]: 1}", "f:1: a key must be plain text"),
         ("a: .inf", 'f:1: a: ".inf" is not a finite number'),
         ("a: 9223372036854775808", "f:1: a: "),

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         ("submit tarin.py", 2, 'the script "tarin.py" does not exist (did you mean "train.py"?)'),
         ("submit .", 2, 'the script "." is not a file'),
         ("submit train.py --epochs 3", 2, "submit has no option --epochs; the script's own arguments come after `--`."),
-        ("submit train.py --gpu-type t5", 2, 'unknown GPU type "t5" (did you mean "t4"?); FIX: use one of t4, v100, '),
+        ("submit train.py --gpu-type t5", 2, 'unknown GPU type "t5" (did you mean "t4"?). FIX: use one of t4, v100, '),
         ("submit train.py --workers 2 --min-workers 3", 2, "2 workers are fewer than the minimum of 3"),
         (
             "submit train.py --min-workers 3 --max-workers 2",
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         ("submit train.py --deadline 5y", 2, "Invalid value for '--deadline': \"5y\" is not a duration such as"),
         ("submit train.py --name A_b", 2, '--name "A_b": a name is lower-case letters'),
         ("submit train.py --storage ftp://x", 2, '--storage "ftp://x": give a folder'),
-        ("submit train.py --template none", 2, 'no job template "none"; FIX: see `elasticctl template list`'),
+        ("submit train.py --template none", 2, 'no job template "none". FIX: see `elasticctl template list`'),
         ("submit train.py --template ./none.yaml.j2", 2, "cannot read the template none.yaml.j2: No such file"),
         ("submit train.py --set spec.backofLimit=3", 2, "with --set: spec.backofLimit: unknown field (did you mean"),
         ("submit train.py --set a", 2, "Invalid value for '--set': \"a\" is not of the form PATH=VALUE."),
@@ -64,9 +64,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         (
             "submit -f train.py",
             2,
-            "train.py:1: must be a mapping, not \"print('hello')\"; FIX: give an ElasticJob manifest",
+            "train.py:1: must be a mapping, not \"print('hello')\". FIX: give an ElasticJob manifest",
         ),
-        ("submit -f job.yaml --context prod", 3, 'no context "prod"; FIX: see `elasticctl config get-contexts`'),
+        ("submit -f job.yaml --context prod", 3, 'no context "prod". FIX: see `elasticctl config get-contexts`'),
         ("list --context prod", 3, 'no context "prod"'),
         ("list -o xml", 2, "Invalid value for '-o' / '--output': 'xml' is not one of"),
         ("list -w -o json", 2, "--watch shows tables and does not go with --output json"),
@@ -82,15 +82,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         (
             "config set-context prod --provider aws --gpu-type t4 --gpus-per-node 3",
             2,
-            "aws has no node with 3 t4 GPUs; FIX: --gpus-per-node 1, 4 or 8",
+            "aws has no node with 3 t4 GPUs. FIX: --gpus-per-node 1, 4 or 8",
         ),
         ("config set-context prod --provider aws --storage ftp://x", 2, '--storage "ftp://x": give a folder, file:'),
         (
             "config set-context prod --provider aws --namespace My_Team",
             2,
-            '"My_Team" is not a namespace; FIX: use lower-case',
+            '"My_Team" is not a namespace. FIX: use lower-case',
         ),
-        ("submit train.py -n My_Team", 2, '"My_Team" is not a namespace; FIX: use lower-case letters, digits and'),
+        ("submit train.py -n My_Team", 2, '"My_Team" is not a namespace. FIX: use lower-case letters, digits and'),
         ("secret set Hub! TOKEN", 2, '"Hub!" is not a valid name of a secret. FIX: use lower-case letters'),
         ("config delete-context local", 2, "the context local is built in and cannot be deleted"),
         ("template show none", 2, 'no job template "none"'),
@@ -126,7 +126,7 @@ def test_a_cloud_context_is_told_what_it_lacks(run: Run, folder: Path) -> None:
     assert good.code == 0
     assert "nvidia.com/gpu: 1" in good.out
     assert run(*submit[:-2], "--image", "i", "--gpus", "3", "--gpus-per-node", "3").err.startswith(
-        "error: aws has no node with 3 t4 GPUs; FIX: --gpus-per-node 1, 4 or 8"
+        "error: aws has no node with 3 t4 GPUs. FIX: --gpus-per-node 1, 4 or 8"
     )
 
 

@@ -74,7 +74,7 @@ def test_install_says_what_its_namespace_is(run: Run) -> None:
         ("list -x", "list has no option -x. See `elasticctl list --help`."),
         ("--wath", "elasticctl has no option --wath. See `elasticctl --help`."),
         ("completion", "Missing argument 'SHELL'. Choose from: bash, zsh, fish. See `elasticctl completion --help`."),
-        ("list -n My_Team", "\"My_Team\" is not a namespace; FIX: use lower-case letters, digits and '-', 63 at most"),
+        ("list -n My_Team", "\"My_Team\" is not a namespace. FIX: use lower-case letters, digits and '-', 63 at most"),
         ("logs x --worker", "Option '--worker' requires an argument."),
         ("list all", "Got unexpected extra argument(s) (all). See `elasticctl list --help`."),
         ("scale x --to -1", "Invalid value for '--to': \"-1\" is not a whole number of at least 1."),

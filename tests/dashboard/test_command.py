@@ -44,7 +44,7 @@ def test_a_port_that_is_taken_is_one_line(serve: Serve) -> None:
         code, said = serve("--port", str(port)).end_by_itself()
     assert code == 2
     assert said == (
-        f"error: cannot listen on 127.0.0.1:{port}: address already in use; FIX: --port 0 takes a free one\n"
+        f"error: cannot listen on 127.0.0.1:{port}: address already in use. FIX: --port 0 takes a free one\n"
     )
 
 

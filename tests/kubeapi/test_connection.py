@@ -47,7 +47,7 @@ def refusing(api: FakeApi, status: int, content: Any, **headers: str) -> None:
             403,
             {"message": 'pods is forbidden: User "jo" cannot list resource "pods" in API group "" in namespace "x"'},
             ForbiddenError,
-            '"jo" cannot list resource "pods".*; FIX: ask the cluster.s administrator for that right',
+            '"jo" cannot list resource "pods".*. FIX: ask the cluster.s administrator for that right',
         ),
         (403, {"message": "exceeded quota: gpus"}, ForbiddenError, r"exceeded quota: gpus \(GET /api"),
         (404, b"404 page not found\n", NotFoundError, r"404 page not found \(GET /api"),

@@ -63,7 +63,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     ("text", "message"),
     [
         ("contexts: [", ":1: not YAML"),
-        ("currentContext: x", ':1: currentContext: no context "x"; FIX: use local'),
+        ("currentContext: x", ':1: currentContext: no context "x". FIX: use local'),
         (
             "contexts:\n  - {name: a, provider: asw}",
             ':2: contexts[0].provider: must be local, aws, gcp or kubernetes, not "asw" (did',
@@ -85,7 +85,7 @@ def test_a_broken_file_is_named_with_its_line_and_kept(tmp_path: Path, text: str
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value).startswith(f"{path}{message}")
-    assert str(caught.value).endswith("; FIX: correct the file, or move it away to start with the context local only")
+    assert str(caught.value).endswith(". FIX: correct the file, or move it away to start with the context local only")
     assert path.read_bytes() == content
 
 

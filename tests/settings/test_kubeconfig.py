@@ -69,7 +69,7 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
         path.write_text(text)
         assert read_contexts([path]) == {}
     path.write_text("contexts: [")
-    with pytest.raises(ConfigError, match=r"config:1: .*; FIX: "):
+    with pytest.raises(ConfigError, match=r"config:1: .*. FIX: "):
         read_contexts([path])
     with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
         read_contexts([tmp_path])

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elasticctl.api.status import GroupGeneration, ProgressStatus
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 
 UNMEASURED_COST_S = 10.0
 """The assumed cost of re-forming, until one has been measured."""
@@ -87,7 +87,7 @@ def decide_growth(growth: GrowthOption, now: float, batching: Batching = Batchin
         return GrowthDecision(True, None, 0.0, "there is no group yet")
     gain = 1.0 - 1.0 / speedup(growth.size, growth.size + growth.ready, growth.rates, batching.exponent)
     if gain <= 0.0:
-        words = f"{counted(growth.ready, 'more worker')} would not make training faster, as measured"
+        words = f"{plural(growth.ready, 'more worker')} would not make training faster, as measured"
         return GrowthDecision(False, None, math.inf, words)
     pays_back_s = growth.reform_cost_s / gain
     price = f"joining costs {span(growth.reform_cost_s)} and pays for itself after {span(pays_back_s)}"

@@ -18,7 +18,7 @@ from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.api.objects import as_list, as_mapping, at
 from elasticctl.api.spec import GROUP, KUEUE, ElasticJob
 from elasticctl.api.status import Phase
-from elasticctl.api.text import joined
+from elasticctl.api.text import join_and
 from elasticctl_controller.core.manifests import owned_metadata
 
 POD_SET = "workers"
@@ -300,7 +300,7 @@ def _explain_waiting(job: ElasticJob, workload: Manifest) -> str:
     if is_true(workload, QUOTA):
         checks = at(workload, "status", "admissionChecks")
         missing = [str(at(item, "name")) for item in checks or () if at(item, "state") != "Ready"]
-        waits = f"waits for its checks: {joined(missing)}" if missing else "is about to be admitted"
+        waits = f"waits for its checks: {join_and(missing)}" if missing else "is about to be admitted"
         return f"has quota in Kueue's queue {job.queue}, and {waits}"
     return f"waits to be admitted to Kueue's queue {job.queue}{_reason(workload, QUOTA)}"
 

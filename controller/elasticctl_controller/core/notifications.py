@@ -18,7 +18,7 @@ from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Interruption, JobStatus, Phase
-from elasticctl.api.text import counted, span, times
+from elasticctl.api.text import plural, span, times
 from elasticctl_controller.core.actions import Event
 
 MAX_TEXT_CHARS = 300
@@ -108,7 +108,7 @@ def _started(old: JobStatus, new: JobStatus) -> _Content | None:
     if new.phase is not Phase.RUNNING or old.phase not in (Phase.PENDING, Phase.SUSPENDED):
         return None
     verb = "resumed" if old.generations else "started"
-    return NotificationKind.STARTED, f"{verb} with {counted(new.active, 'worker')}", {}
+    return NotificationKind.STARTED, f"{verb} with {plural(new.active, 'worker')}", {}
 
 
 def _interrupted(old: JobStatus, new: JobStatus) -> _Content | None:
@@ -131,10 +131,10 @@ def _recovered(old: JobStatus, new: JobStatus) -> _Content | None:
     if recovered:
         took_s = max(item.recovery_s or 0.0 for item in recovered)
         redone = max(item.steps_redone or 0 for item in recovered)
-        text = f"recovered {took_s:.1f} s after the loss, {counted(redone, 'step')} repeated"
+        text = f"recovered {took_s:.1f} s after the loss, {plural(redone, 'step')} repeated"
         return NotificationKind.RECOVERED, text, {"recoverySeconds": round(took_s, 3), "stepsRedone": redone}
     if old.phase is Phase.RESTARTING and new.phase is Phase.RUNNING and new.progress.step is None:
-        return NotificationKind.RECOVERED, f"runs again with {counted(new.active, 'worker')}", {}
+        return NotificationKind.RECOVERED, f"runs again with {plural(new.active, 'worker')}", {}
     return None
 
 

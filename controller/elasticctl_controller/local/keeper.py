@@ -21,7 +21,7 @@ from typing import Any
 from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.spec import LABEL_JOB
-from elasticctl.api.text import counted
+from elasticctl.api.text import plural
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.capacity import choose_gpus, cpu_slots_of
 from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
@@ -278,7 +278,7 @@ class Keeper:
     def _report_wait(self, pod: Manifest, wanted: int, unit: str, there: int, used: int) -> None:
         if pod["status"].get("reason") == UNSCHEDULABLE:
             return
-        message = f"waits for {counted(wanted, unit)}: {max(0, there - used)} of {there} on this machine are free"
+        message = f"waits for {plural(wanted, unit)}: {max(0, there - used)} of {there} on this machine are free"
         self._store.update_pod(pod["metadata"]["uid"], lambda p: objects.mark_waiting(p, UNSCHEDULABLE, message))
         self._record_event(pod, "Warning", "FailedScheduling", message)
 

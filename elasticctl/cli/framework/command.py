@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from elasticctl.api.text import did_you_mean, shown
+from elasticctl.api.text import did_you_mean, quote
 
 COMPLETE_VAR = "_ELASTICCTL_COMPLETE"
 """The variable through which the shells' completion scripts ask."""
@@ -57,7 +57,7 @@ class VerbGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
         if args[0] not in known and not ctx.resilient_parsing:
-            ctx.fail(f"there is no verb {shown(args[0])}{did_you_mean(args[0], known)}.")
+            ctx.fail(f"there is no verb {quote(args[0])}{did_you_mean(args[0], known)}.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

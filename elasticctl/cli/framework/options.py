@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from elasticctl.api.text import shown
+from elasticctl.api.text import quote
 from elasticctl.cli.framework.contexts import complete_context, complete_job
 
 _DURATION = re.compile(r"([0-9]{1,9})(s|m|h|d)?")
@@ -49,7 +49,7 @@ def duration(text: str) -> int:
     """90s, 10m, 2h, 1d, or plain seconds -> whole seconds."""
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"{shown(text)} is not a duration such as 90s, 10m, 2h or 1d.")
+        raise typer.BadParameter(f"{quote(text)} is not a duration such as 90s, 10m, 2h or 1d.")
     return int(found[1]) * _UNIT_S[found[2]]
 
 
@@ -57,7 +57,7 @@ def size(text: str) -> int:
     """500MB, 2GB, 1GiB, or plain bytes -> bytes."""
     found = _BYTES.fullmatch(text)
     if found is None or (found[3] and not found[2]):
-        raise typer.BadParameter(f"{shown(text)} is not a size such as 500MB, 2GB or 1GiB.")
+        raise typer.BadParameter(f"{quote(text)} is not a size such as 500MB, 2GB or 1GiB.")
     unit: int = (1024 if found[3] else 1000) ** " kMGT".index(found[2] or " ")
     return int(found[1]) * unit
 
@@ -67,7 +67,7 @@ def whole(low: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < low:
-            raise typer.BadParameter(f"{shown(text)} is not a whole number of at least {low}.")
+            raise typer.BadParameter(f"{quote(text)} is not a whole number of at least {low}.")
         return int(text)
 
     return parse
@@ -79,7 +79,7 @@ def assignment(form: str) -> Callable[[str], Assignment]:
     def parse(text: str) -> Assignment:
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise typer.BadParameter(f"{shown(text)} is not of the form {form}.")
+            raise typer.BadParameter(f"{quote(text)} is not of the form {form}.")
         return Assignment(name, value)
 
     return parse
@@ -89,10 +89,10 @@ def secret_ref(text: str) -> SecretRef:
     """NAME, NAME:KEY or NAME:KEY=VARIABLE."""
     found = _SECRET.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"{shown(text)} is not of the form NAME, NAME:KEY or NAME:KEY=VARIABLE.")
+        raise typer.BadParameter(f"{quote(text)} is not of the form NAME, NAME:KEY or NAME:KEY=VARIABLE.")
     name, key, variable = found["name"], found["key"] or "", found["variable"] or ""
     if key and not variable and not _VARIABLE.fullmatch(key):
-        raise typer.BadParameter(f"{shown(key)} cannot be the name of a variable; give one: {name}:{key}=VARIABLE.")
+        raise typer.BadParameter(f"{quote(key)} cannot be the name of a variable; give one: {name}:{key}=VARIABLE.")
     return SecretRef(name, key, variable or key)
 
 
@@ -100,7 +100,7 @@ def mount(text: str) -> Mount:
     """CLAIM:/path."""
     found = _MOUNT.fullmatch(text)
     if found is None or ".." in found["path"].split("/"):
-        raise typer.BadParameter(f"{shown(text)} is not of the form CLAIM:/path.")
+        raise typer.BadParameter(f"{quote(text)} is not of the form CLAIM:/path.")
     return Mount(found["claim"], found["path"])
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError, UsageError
-from elasticctl.api.text import did_you_mean, shown, span
+from elasticctl.api.text import did_you_mean, quote, span
 from elasticctl.cli.framework.contexts import contexts
 from elasticctl.cli.framework.options import Where
 from elasticctl.cluster import connect
@@ -40,9 +40,9 @@ class Target:
             return self.cluster.get_job(self.namespace, fitting[0])
         place = f"in context {self.context.name}, namespace {self.namespace}"
         if fitting:
-            raise NotFoundError(f"{shown(name)} matches several jobs {place}: {', '.join(fitting)}")
+            raise NotFoundError(f"{quote(name)} matches several jobs {place}: {', '.join(fitting)}")
         raise NotFoundError(
-            f"no job {shown(name)} {place}{did_you_mean(name, names)}. FIX: list the jobs with `elasticctl list`"
+            f"no job {quote(name)} {place}{did_you_mean(name, names)}. FIX: list the jobs with `elasticctl list`"
         )
 
 
@@ -65,7 +65,7 @@ def full_worker_name(job: str, wanted: str) -> str:
     index = wanted.removeprefix(f"{job}-").removeprefix("worker-")
     if not (index.isascii() and index.isdigit()):
         raise UsageError(
-            f"{shown(wanted)} is not the name of a worker. FIX: give {worker_name(job, 0)} or 0, for example"
+            f"{quote(wanted)} is not the name of a worker. FIX: give {worker_name(job, 0)} or 0, for example"
         )
     return worker_name(job, int(index))
 

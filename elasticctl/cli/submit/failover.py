@@ -25,7 +25,7 @@ from elasticctl.api.errors import (
     NotFoundError,
     UsageError,
 )
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.framework.target import Target
 from elasticctl.cluster.base import Cluster, Manifest
@@ -273,7 +273,7 @@ class Attempt:
                 if active >= wanted or job.status.phase.terminal:
                     return ""
             if time.monotonic() >= deadline:
-                return f"{active} of {counted(wanted, 'worker')} within {span(timeout_s)}{trouble}"
+                return f"{active} of {plural(wanted, 'worker')} within {span(timeout_s)}{trouble}"
             time.sleep(_POLL_EVERY_S)
 
     def withdraw(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec, Pattern
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import shown
+from elasticctl.api.text import quote
 
 GIT_RULES, OWN_RULES = ".gitignore", ".elasticctlignore"
 DEFAULTS = """
@@ -131,4 +131,4 @@ def _read(folder: Path, name: str) -> Iterable[_Layer]:
     try:
         return (_Layer(folder, GitIgnoreSpec.from_lines(text.splitlines())),)
     except ValueError as e:
-        raise UsageError(f"{path}: not a rule of gitignore: {shown(str(e))}") from e
+        raise UsageError(f"{path}: not a rule of gitignore: {quote(str(e))}") from e

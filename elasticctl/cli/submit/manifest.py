@@ -18,7 +18,7 @@ from elasticctl.api.errors import SpecError, TemplateError, UsageError
 from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ANNOTATION_NOTIFY, ElasticJob, JobSpec
-from elasticctl.api.text import did_you_mean, shown
+from elasticctl.api.text import did_you_mean, quote
 from elasticctl.api.yamltext import FieldPath, YamlDocument, parse_yaml
 from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cli.framework.output import say
@@ -52,7 +52,7 @@ def set_field(manifest: Manifest, path: str, value: str) -> None:
     named = isinstance(around, dict) and isinstance(last, str)
     listed = isinstance(around, list) and isinstance(last, int) and last < len(around)
     if not (named or listed):
-        raise UsageError(f"--set {path}: there is no place for {shown(last)}")
+        raise UsageError(f"--set {path}: there is no place for {quote(last)}")
     around[last] = data
 
 
@@ -67,7 +67,7 @@ def _steps(path: str) -> FieldPath:
         steps.append(int(index) if index is not None else name or quoted)
         position = found.end()
     if position < len(path) or not steps or path.startswith("."):
-        raise UsageError(f"--set {shown(path)}: give a field such as spec.backoffLimit or spec.list[0].name")
+        raise UsageError(f"--set {quote(path)}: give a field such as spec.backoffLimit or spec.list[0].name")
     return tuple(steps)
 
 
@@ -79,7 +79,7 @@ def _step_into(around: Any, step: str | int, path: str, default: Any, depth: int
             return around[step]
     if isinstance(around, list) and isinstance(step, int) and step < len(around):
         return around[step]
-    raise UsageError(f"--set {path}: there is nothing at {shown(step)}, step {depth} of the path")
+    raise UsageError(f"--set {path}: there is nothing at {quote(step)}, step {depth} of the path")
 
 
 Settings = Sequence[tuple[str, str]]
@@ -187,7 +187,7 @@ def _check_secrets(spec: JobSpec, context: Context) -> None:
     for name, key in wanted:
         values = kept.read(spec.namespace, name)
         if values is None or (key and key not in values):
-            lacks = f"the secret {name} has no key {shown(key)}" if values is not None else f"there is no secret {name}"
+            lacks = f"the secret {name} has no key {quote(key)}" if values is not None else f"there is no secret {name}"
             raise UsageError(f"--secret: {lacks}. FIX: elasticctl secret set {name} {key or 'KEY'}")
 
 
@@ -241,7 +241,7 @@ def _existing_script(script: str) -> Path:
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         near = did_you_mean(path.name, (found.name for found in path.parent.glob("*.py")))
-        raise UsageError(f"the script {shown(script)} {what}{near}")
+        raise UsageError(f"the script {quote(script)} {what}{near}")
     return path
 
 

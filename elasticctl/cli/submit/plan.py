@@ -12,7 +12,7 @@ import typer
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import GpuType, gpu_type, place
 from elasticctl.api.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, MAX_WORKERS, QUEUE_LABEL, JobSpec, RestartPolicy
-from elasticctl.api.text import counted, counted_are, shown
+from elasticctl.api.text import plural, plural_are, quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
@@ -28,7 +28,7 @@ WORKSPACE_LIMIT_BYTES = 100_000_000
 def _priority(text: str) -> int:
     """-1000 to 1000."""
     if not re.fullmatch(r"-?[0-9]{1,4}", text) or abs(int(text)) > MAX_PRIORITY:
-        raise typer.BadParameter(f"{shown(text)} is not a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
+        raise typer.BadParameter(f"{quote(text)} is not a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
     return int(text)
 
 
@@ -187,10 +187,10 @@ def size_of(request: JobFlags, context: Context, machine_gpus: int) -> JobSize:
     if context.provider != LOCAL or each == 0 or workers * each <= machine_gpus:
         return size
     if machine_gpus:
-        wanted, has = counted_are((low or 1 if automatic else workers) * each, "GPU"), counted(machine_gpus, "GPU")
+        wanted, has = plural_are((low or 1 if automatic else workers) * each, "GPU"), plural(machine_gpus, "GPU")
         flag = "--min-gpus" if automatic else "--gpus"
         raise UsageError(f"{wanted} wanted, but this machine has {has}. FIX: give {flag} {machine_gpus}")
-    note = f"this machine has no GPU: the job runs on {counted(workers * each, 'CPU rank')} instead"
+    note = f"this machine has no GPU: the job runs on {plural(workers * each, 'CPU rank')} instead"
     return dataclasses.replace(size, gpus_per_worker=0, note=note)
 
 
@@ -211,7 +211,7 @@ def check_name(name: str) -> str:
     """`name` if a job can be called so; UsageError otherwise."""
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
         raise UsageError(
-            f"--name {shown(name)}: a name is lower-case letters, digits and '-', starts with a letter, does not end"
+            f"--name {quote(name)}: a name is lower-case letters, digits and '-', starts with a letter, does not end"
             f" with '-', and has {_MAX_NAME} characters at most"
         )
     return name
@@ -227,7 +227,7 @@ def storage_url(given: str, working_dir: str) -> str:
     check_public(given)
     if scheme not in SCHEMES or not rest:
         raise UsageError(
-            f"--storage {shown(given)}: give a folder, file:///path, s3://bucket/prefix or gs://bucket/prefix"
+            f"--storage {quote(given)}: give a folder, file:///path, s3://bucket/prefix or gs://bucket/prefix"
         )
     return given
 
@@ -258,12 +258,12 @@ def split_url(url: str) -> tuple[str, str]:
 
 def plan_summary(spec: JobSpec, context: Context) -> str:
     """The plan in a line: what will run where, and where its state goes."""
-    each = counted(spec.ranks_per_worker, "CPU rank")
+    each = plural(spec.ranks_per_worker, "CPU rank")
     if spec.gpus_per_worker:
-        each = counted(spec.gpus_per_worker, f"{spec.gpu_type} GPU".strip())
+        each = plural(spec.gpus_per_worker, f"{spec.gpu_type} GPU".strip())
     bounds = f"{spec.min_workers} to {'any number' if spec.max_workers is None else spec.max_workers}"
     market = "" if context.provider in (LOCAL, KUBERNETES) else (", spot" if spec.spot else ", on demand")
-    size = f"{counted(spec.workers, 'worker')} with {each} each ({bounds})"
+    size = f"{plural(spec.workers, 'worker')} with {each} each ({bounds})"
     if spec.automatic:
         size = f"{bounds} workers with {each} each, as many as fit"
     rank = f", priority {spec.priority}" if spec.priority else ""
@@ -302,13 +302,13 @@ def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int
     if gpus is None or (gpus == 0 and each == 0):
         return workers
     if each == 0 or gpus % each:
-        has = counted(each, "GPU") if each else "no GPUs"
+        has = plural(each, "GPU") if each else "no GPUs"
         raise UsageError(
             f"{flag} {gpus}: each worker has {has}" + (f", so it must be a multiple of {each}" if each else "")
         )
     if workers is not None and workers * each != gpus:
         raise UsageError(
-            f"{flag} {gpus} and {counted(workers, 'worker')} with {counted(each, 'GPU')} each"
+            f"{flag} {gpus} and {plural(workers, 'worker')} with {plural(each, 'GPU')} each"
             " disagree. FIX: leave one out"
         )
     return gpus // each
@@ -326,15 +326,15 @@ def _check_references(request: JobFlags, context: Context) -> None:
     ):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise UsageError(f"{flag}: {shown(twice)} is given twice")
+            raise UsageError(f"{flag}: {quote(twice)} is given twice")
 
 
 def _check(low: int | None, workers: int, high: int | None) -> None:
     if low is not None and high is not None and low > high:
         raise UsageError(f"the minimum of {low} workers is more than the maximum of {high}")
     if low is not None and workers < low:
-        raise UsageError(f"{counted_are(workers, 'worker')} fewer than the minimum of {low}")
+        raise UsageError(f"{plural_are(workers, 'worker')} fewer than the minimum of {low}")
     if high is not None and workers > high:
-        raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {high}")
+        raise UsageError(f"{plural_are(workers, 'worker')} more than the maximum of {high}")
     if max(workers, high or 0) > MAX_WORKERS:
         raise UsageError(f"{max(workers, high or 0)} workers are more than elasticctl can manage, {MAX_WORKERS}")

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from elasticctl.api.errors import JobStorageError, UsageError
 from elasticctl.api.podtemplate import WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.text import counted, joined, shown
+from elasticctl.api.text import join_and, plural, quote
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.submit.ignore_rules import OWN_RULES, IgnoreRules, is_environment, rules_above
@@ -100,7 +100,7 @@ def _walk(folder: Path, inside: str, above: IgnoreRules, found: _Walked) -> bool
             continue
         wrong = unfit(path)
         if wrong:
-            raise UsageError(f"{shown(path)} cannot be in the workspace: its path {wrong}. {_fix_leave_out()}")
+            raise UsageError(f"{quote(path)} cannot be in the workspace: its path {wrong}. {_fix_leave_out()}")
         any_goes = True
         if is_folder:
             if not _walk(folder / entry.name, f"{path}/", rules, found):
@@ -157,7 +157,7 @@ def _check_size(folder: Path, found: _Walked, limit_bytes: int | None) -> None:
     if limit_bytes is None or total <= limit_bytes:
         return
     largest = sorted(found.files.items(), key=lambda item: (-item[1][0], item[0]))[:_NAMED]
-    named = joined(f"{path} ({job_storage.size(size)})" for path, (size, _) in largest)
+    named = join_and(f"{path} ({job_storage.size(size)})" for path, (size, _) in largest)
     top, below, _ = largest[0][0].partition("/")
     raise UsageError(
         f"the workspace {folder} has {job_storage.size(total)}, more than {job_storage.size(limit_bytes)};"
@@ -182,7 +182,7 @@ def _fix_leave_out() -> str:
 def left_out_line(left_out: Sequence[str]) -> str:
     """What was found and stays behind, in a line: the first few, and how many more."""
     more = [f"{len(left_out) - _NAMED} more"] if len(left_out) > _NAMED else []
-    return joined([*map(shown, left_out[:_NAMED]), *more])
+    return join_and([*map(quote, left_out[:_NAMED]), *more])
 
 
 FOLDER = "workspaces"
@@ -208,11 +208,11 @@ class Workspace:
         """The script's path in it. Raises UsageError for one that lies elsewhere or stays behind."""
         listing = self.gathered.listing
         if not script.is_relative_to(self.folder):
-            raise UsageError(f"the script {shown(str(script))} is not in the workspace {self.folder}")
+            raise UsageError(f"the script {quote(str(script))} is not in the workspace {self.folder}")
         path = script.relative_to(self.folder).as_posix()
         if all(item.path != path for item in listing.items):
             raise UsageError(
-                f"the script {shown(path)} is left out by the rules of .gitignore or .elasticctlignore. FIX: take it in"
+                f"the script {quote(path)} is left out by the rules of .gitignore or .elasticctlignore. FIX: take it in"
                 f" with a line !{path} in .elasticctlignore, or give --no-workspace"
             )
         return path
@@ -220,7 +220,7 @@ class Workspace:
     def plan_line(self) -> str:
         """What goes along: files and bytes."""
         listing = self.gathered.listing
-        files = counted(len(listing.files), "file")
+        files = plural(len(listing.files), "file")
         return f"workspace: {files}, {job_storage.size(listing.size_bytes)}, of {self.folder}"
 
     def say_plan(self) -> None:
@@ -260,7 +260,7 @@ def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace
     folder = Path(os.path.abspath(request.workspace)) if request.workspace else path.parent
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UsageError(f"--workspace {shown(request.workspace)} {what}")
+        raise UsageError(f"--workspace {quote(request.workspace)} {what}")
     if not request.workspace and _is_shared_folder(folder):
         if context.provider == LOCAL:
             say(f"no file of {folder} is copied: each start runs the script as it is there (--workspace DIR)")

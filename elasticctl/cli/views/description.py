@@ -11,7 +11,7 @@ from elasticctl.api.history import goodput
 from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, WorkerStatus
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, format_aligned
 from elasticctl.cli.views import job as views
 from elasticctl.cli.views.cost import cost_text
@@ -84,8 +84,8 @@ def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
 
 
 def _runs(job: ElasticJob, found: Hardware) -> list[tuple[str, str]]:
-    each = counted(found.gpus_per_worker, "GPU") if found.gpus_per_worker else "no GPU"
-    ranks = counted(found.ranks_per_worker, "rank")
+    each = plural(found.gpus_per_worker, "GPU") if found.gpus_per_worker else "no GPU"
+    ranks = plural(found.ranks_per_worker, "rank")
     env = [f"{name}={_public(name, value)}" for name, value in found.env.items() if name not in _SHOWN_APART]
     return [
         ("Command", shlex.join(found.command)),

@@ -13,7 +13,7 @@ from elasticctl.api.cost import cost
 from elasticctl.api.history import Goodput, TimelineEntry, goodput
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, JobStatus, Scaling, ScalingPhase
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, joined
 from elasticctl.cli.views.cost import saved_line
 
@@ -163,9 +163,9 @@ def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
     if not found.interruptions and not found.scalings:
         yield f"{job.name}: no interruptions, no scalings"
     else:
-        lost = f"{span(found.recovery_s)} until training went on, {counted(found.steps_redone, 'step')} done again"
-        what = counted(found.interruptions, "interruption") + _open_end(job)
-        yield f"{what}, {counted(found.scalings, 'scaling')}: {lost}"
+        lost = f"{span(found.recovery_s)} until training went on, {plural(found.steps_redone, 'step')} done again"
+        what = plural(found.interruptions, "interruption") + _open_end(job)
+        yield f"{what}, {plural(found.scalings, 'scaling')}: {lost}"
     part = goodput(job.status, now)
     if part is not None:
         yield goodput_line(part)

@@ -10,7 +10,7 @@ from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import ON_DEMAND, SPOT, capacity, hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, bar, joined
 from elasticctl.cli.views.cost import cost_text
 from elasticctl.cli.views.history import causes, failure_lines, interruptions, scalings
@@ -53,7 +53,7 @@ def borrowed(status: JobStatus) -> str:
 def _kind(job: ElasticJob) -> str:
     """`2 GPUs each, 8 in all, spot, borrowing 2`, or `CPU`."""
     each, taken = hardware(job).gpus_per_worker, CAPACITIES.get(capacity(job.template), "")
-    kind = f"{counted(each, 'GPU')} each, {each * job.desired} in all" if each else "CPU"
+    kind = f"{plural(each, 'GPU')} each, {each * job.desired} in all" if each else "CPU"
     return ", ".join(part for part in (kind, taken, borrowed(job.status)) if part)
 
 

@@ -10,7 +10,7 @@ from elasticctl.api.codec import camel
 from elasticctl.api.cost import Rate
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import MAX_WORKERS
-from elasticctl.api.text import counted, joined, span
+from elasticctl.api.text import join_and, plural, span
 from elasticctl.cli.framework.output import Table
 from elasticctl.cli.views.cost import dollars, spot_basis
 from elasticctl.simulation import Conditions, Evidence, Forecast, Point, ScalingCurve, forecast_for
@@ -52,7 +52,7 @@ def basis_of_table(
     base = curve.points[0]
     conditions, about = _conditions(given, {}, price)
     worth_s = DEFAULT_WORK_S if work_s is None else work_s
-    work = f"work: what takes {span(worth_s)} on {counted(base.gpus, 'GPU')} undisturbed{_assumed(work_s is None)}"
+    work = f"work: what takes {span(worth_s)} on {plural(base.gpus, 'GPU')} undisturbed{_assumed(work_s is None)}"
     return Basis("", curve, base.rate * worth_s, conditions, base.gpus, price, (_scaling(curve, "GPU"), work, *about))
 
 
@@ -63,11 +63,11 @@ def basis_of_job(
     curve, noun = ScalingCurve.through(evidence.points), "GPU" if evidence.on_gpus else "CPU rank"
     base = curve.points[0]
     if evidence.steps_left is not None and work_s is None:
-        amount, work = float(evidence.steps_left), f"work: {counted(evidence.steps_left, 'step')}, as the job says"
+        amount, work = float(evidence.steps_left), f"work: {plural(evidence.steps_left, 'step')}, as the job says"
     else:
         worth_s = DEFAULT_WORK_S if work_s is None else work_s
         amount = base.rate * worth_s
-        work = f"work: what takes {span(worth_s)} on {counted(base.gpus, noun)} undisturbed{_assumed(work_s is None)}"
+        work = f"work: what takes {span(worth_s)} on {plural(base.gpus, noun)} undisturbed{_assumed(work_s is None)}"
     conditions, about = _conditions(given, _measured(evidence), price)
     return Basis(name, curve, amount, conditions, base.gpus, price, (_scaling(curve, noun), work, *about), noun)
 
@@ -118,7 +118,7 @@ def plot(basis: Basis, found: Sequence[Forecast], bar: str = "█") -> Iterator[
 def notes(basis: Basis, found: Sequence[Forecast]) -> Iterator[str]:
     """What to choose, and what all of it rests on."""
     yield from recommendation(basis, found)
-    yield f"saved: on spot, against the same work on {counted(basis.reference_gpus, basis.noun)} on demand"
+    yield f"saved: on spot, against the same work on {plural(basis.reference_gpus, basis.noun)} on demand"
     yield from basis.about
 
 
@@ -135,7 +135,7 @@ def recommendation(basis: Basis, found: Sequence[Forecast]) -> Iterator[str]:
         "best per dollar (least time x cost)": min(sure, key=lambda one: one[0] * one[1]),
     }
     yield "; ".join(
-        f"{what}: {counted(item.gpus, basis.noun)} ({span(time_s)}, {_paid(basis.price, hours, spot=True)})"
+        f"{what}: {plural(item.gpus, basis.noun)} ({span(time_s)}, {_paid(basis.price, hours, spot=True)})"
         for what, (time_s, hours, item) in picks.items()
     )
 
@@ -199,7 +199,7 @@ def _measured(evidence: Evidence) -> dict[str, tuple[float, str]]:
         found["write_s"] = (evidence.write_s, "measured")
     if evidence.worker_s > 0:
         prior_s = Conditions().between_s
-        seen = f"measured: {counted(evidence.interruptions, 'interruption')} in {span(evidence.worker_s)} of nodes"
+        seen = f"measured: {plural(evidence.interruptions, 'interruption')} in {span(evidence.worker_s)} of nodes"
         between_s = (prior_s + evidence.worker_s) / (1 + evidence.interruptions)
         found["between_s"] = (between_s, f"{seen}, and one in {span(prior_s)} assumed")
     return found
@@ -211,7 +211,7 @@ def _plural(noun: str) -> str:
 
 
 def _scaling(curve: ScalingCurve, noun: str) -> str:
-    sizes = joined(str(point.gpus) for point in curve.points)
+    sizes = join_and(str(point.gpus) for point in curve.points)
     if curve.assumed:
         shape = f"{ASSUMED_SPEEDUP:.0f} times from {ASSUMED_FROM} to {ASSUMED_TO} GPUs"
         return f"scaling: known at {sizes} {noun}s only; for the others assumed to be as published: {shape}"

@@ -15,7 +15,7 @@ from elasticctl.api.errors import SpecError
 from elasticctl.api.podtemplate import GPU_RESOURCE, hardware
 from elasticctl.api.quota import CPU_SLOTS, MAX_SLOTS
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.text import shown
+from elasticctl.api.text import quote
 from elasticctl.cluster.base import Manifest
 
 SHARING_NAME = "local"
@@ -56,10 +56,10 @@ class LocalSharing:
 def check_sharing(body: Mapping[str, Any]) -> LocalSharing:
     """Parse a client's request to change the sharing. Raises SpecError."""
     if not isinstance(body.get("on"), bool):
-        raise SpecError(f"must be true or false, not {shown(body.get('on'))}", path="on")
+        raise SpecError(f"must be true or false, not {quote(body.get('on'))}", path="on")
     slots = body.get("cpuSlots")
     if slots is not None and (not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= MAX_SLOTS):
-        raise SpecError(f"must be a whole number from 1 to {MAX_SLOTS}, not {shown(slots)}", path="cpuSlots")
+        raise SpecError(f"must be a whole number from 1 to {MAX_SLOTS}, not {quote(slots)}", path="cpuSlots")
     return from_json(LocalSharing, body)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from elasticctl.api.text import counted, shown
+from elasticctl.api.text import plural, quote
 from elasticctl_controller.core.sharing import division, packing
 from elasticctl_controller.core.sharing.claims import (
     DEFAULT_RULES,
@@ -187,7 +187,7 @@ def _without_pool(claim: Claim) -> Grant:
         key=claim.key,
         workers=0,
         reason=Reason.NO_POOL,
-        words=f"waits for nodes: there is no pool {shown(claim.pool)}",
+        words=f"waits for nodes: there is no pool {quote(claim.pool)}",
         leave=tuple(sorted(worker.name for worker in claim.workers)),
         pending=claim.most,
         change="is suspended: there are no more nodes of its kind" if lost else "",
@@ -268,7 +268,7 @@ class DividedPool:
 
     def amount(self, slots: int) -> str:
         """The number of slots in words: `2 GPUs`."""
-        return counted(slots, self.pool.unit)
+        return plural(slots, self.pool.unit)
 
 
 def explain(one: Allocation, divided: DividedPool) -> Explanation:
@@ -323,7 +323,7 @@ def _explain_running(one: Allocation, divided: DividedPool) -> Explanation:
         return Explanation(
             Reason.SMALL_POOL, f"{has}: no more nodes of {divided.pool.name} have {each} for one{borrows}"
         )
-    others = counted(divided.running - 1, "other job")
+    others = plural(divided.running - 1, "other job")
     return Explanation(
         Reason.SHARED, f"{has}: {divided.pool.name} has {divided.amount(divided.slots)}, shared with {others}{borrows}"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elasticctl.api.text import counted
+from elasticctl.api.text import plural
 from elasticctl_controller.core.sharing.claims import Claim, Reason, Worker
 from elasticctl_controller.core.sharing.division import Allocation
 
@@ -66,13 +66,13 @@ def _is_preempted(one: Allocation) -> bool:
 
 def _explain_gain(one: Allocation, workers: int) -> str:
     if one.claim.granted > 0:
-        return f"gets {counted(workers, 'more worker')}"
+        return f"gets {plural(workers, 'more worker')}"
     resumed = one.claim.changed_at > one.claim.submitted_at
-    return f"{'resumes' if resumed else 'starts'} with {counted(workers, 'worker')}"
+    return f"{'resumes' if resumed else 'starts'} with {plural(workers, 'worker')}"
 
 
 def _explain_loss(one: Allocation, gainer: Allocation | None) -> Explanation:
-    lost = counted(one.claim.granted - one.given, "worker")
+    lost = plural(one.claim.granted - one.given, "worker")
     if gainer is None:
         if one.limited:
             cause = f"{one.account.project.name} may have no more"

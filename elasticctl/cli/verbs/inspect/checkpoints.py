@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from elasticctl.api.errors import JobStorageError, UsageError
-from elasticctl.api.text import counted
+from elasticctl.api.text import plural
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import VerbGroup, add_group, new_app, verb
@@ -103,7 +103,7 @@ def verify(
     elif checked:
         print_table(job_storage.checkpoints_table(checked, time.time(), wide=output == "wide"))
     damaged = sum(bool(finding.damage) for finding in checked)
-    say(f"{place.name}: {counted(len(checked), 'checkpoint')}, {damaged} damaged")
+    say(f"{place.name}: {plural(len(checked), 'checkpoint')}, {damaged} damaged")
     return 1 if damaged else 0
 
 
@@ -132,7 +132,7 @@ def pull(
     with job_storage.storage_errors(), job_storage.progress_bar(f"step {commit.step}", commit.size_bytes) as on_bytes:
         count = archive.pull(place.storage, commit, part, path, on_bytes)
     size = job_storage.size(path.stat().st_size)
-    say(f"{path}: {counted(count, 'tensor')} of {part}, step {commit.step}, {size}")
+    say(f"{path}: {plural(count, 'tensor')} of {part}, step {commit.step}, {size}")
 
 
 @verb(checkpoints, "rm")
@@ -185,7 +185,7 @@ def prune(
     rules = Retention(keep.keep_last, keep.keep_every, keep.keep_best or 0, keep.metric, keep.mode)
     doomed = commits_to_delete(whole, rules)
     if not doomed:
-        say(f"{place.name}: nothing to delete, {counted(len(whole), 'checkpoint')} stay")
+        say(f"{place.name}: nothing to delete, {plural(len(whole), 'checkpoint')} stay")
     elif dry_run:
         print_table(job_storage.checkpoints_table([f for f in found if f.commit in doomed], time.time()))
         say(f"{place.name}: would delete {_describe_checkpoints(doomed)}")
@@ -235,4 +235,4 @@ def _delete(place: job_storage.JobStorage, doomed: list[Commit], found: list[Che
 def _describe_checkpoints(doomed: list[Commit]) -> str:
     steps = ", ".join(str(commit.step) for commit in sorted(doomed, key=lambda commit: commit.step))
     freed = job_storage.size(sum(commit.size_bytes for commit in doomed))
-    return f"{counted(len(doomed), 'checkpoint')} ({'step' if len(doomed) == 1 else 'steps'} {steps}, {freed})"
+    return f"{plural(len(doomed), 'checkpoint')} ({'step' if len(doomed) == 1 else 'steps'} {steps}, {freed})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticctl.api.errors import JobStorageError, UsageError
-from elasticctl.api.text import shown
+from elasticctl.api.text import quote
 from elasticctl.cli.framework import options, output
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
@@ -30,7 +30,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as e:
-        raise typer.BadParameter(f"{shown(text)} is not a regular expression: {e}.") from e
+        raise typer.BadParameter(f"{quote(text)} is not a regular expression: {e}.") from e
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
@@ -46,7 +46,7 @@ def resume(*, jobs: options.Jobs, where: Where) -> None:
     def go_on(name: str) -> None:
         _check_here(target, name)
         job = _patch_spec(target, name, {"suspend": False}, "resumed")
-        say(f"{job.name}: resuming with {counted(job.desired, 'worker')}")
+        say(f"{job.name}: resuming with {plural(job.desired, 'worker')}")
 
     _for_each(jobs, go_on)
 

@@ -19,7 +19,7 @@ from elasticctl.api.errors import (
     NotFoundError,
     UsageError,
 )
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.contexts import complete_context
@@ -225,7 +225,7 @@ class Move:
             if phase in ("Succeeded", "Failed", "Cancelled"):
                 raise _ended_error(name, phase)
             if time.monotonic() > deadline:
-                raise ClusterError(f"{counted(len(live), 'worker')} of {name} did not stop within {span(limit_s)}")
+                raise ClusterError(f"{plural(len(live), 'worker')} of {name} did not stop within {span(limit_s)}")
             time.sleep(_POLL_EVERY_S)
 
     def _carry(self, name: str, here: Storage, there: Storage, manifest: Manifest, made: Manifest | None) -> None:
@@ -241,7 +241,7 @@ class Move:
             with progress_bar("copying", load.size_bytes) as on_bytes:
                 carried = transfer.copy_checkpoint(here, there, load, on_bytes)
             self._carry_workspace(manifest)
-        sent = counted(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
+        sent = plural(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
         say(f"{name}: step {load.commit.step} copied: {sent}, {size(load.size_bytes)}")
         if made is not None and self._there(made) is None:
             self.target.cluster.create_job(made)

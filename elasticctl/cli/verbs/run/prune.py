@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from elasticctl.api.errors import ClusterError, NotFoundError, UsageError
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
@@ -89,7 +89,7 @@ def prune(
     if not doomed:
         say(f"no job in namespace {target.namespace} ended longer than {span(which.older_than)} ago")
     elif dry_run:
-        say(f"{counted(len(doomed), 'job')} would be deleted (dry run: nothing changes)")
+        say(f"{plural(len(doomed), 'job')} would be deleted (dry run: nothing changes)")
     elif yes or _confirm(len(doomed)):
         _delete_all(target, doomed, now, workspaces=state and target.context.provider == LOCAL)
     else:
@@ -200,13 +200,13 @@ def _delete_unused_workspaces(target: Target, gone: Collection[str], now: float)
     ]
     count, freed_bytes = delete_unused_workspaces(local_paths().workspaces, workspace_digests(left), now)
     if count:
-        say(f"{counted(count, 'workspace')} no longer used deleted too, {size(freed_bytes)}")
+        say(f"{plural(count, 'workspace')} no longer used deleted too, {size(freed_bytes)}")
 
 
 def _report(doomed: Sequence[PrunedJob]) -> None:
     freed = sum(item.state == GOES for item in doomed)
     with_state = f"; the state of {freed} too" if freed else ""
-    say(f"{counted(len(doomed), 'job')} deleted{with_state}")
+    say(f"{plural(len(doomed), 'job')} deleted{with_state}")
     for item in doomed:
         if item.state == STAYS:
             say(f"{item.job.name}: its checkpoints stay in {item.storage}")
@@ -233,7 +233,7 @@ def _as_data(item: PrunedJob) -> dict[str, str]:
 
 
 def _confirm(count: int) -> bool:
-    what = f"{counted(count, 'job')} and their logs" if count > 1 else "this job and its logs"
+    what = f"{plural(count, 'job')} and their logs" if count > 1 else "this job and its logs"
     if not sys.stdin.isatty():
         raise UsageError(f"this deletes {what}. FIX: add --yes to confirm")
     return typer.confirm(f"Delete {what}?", err=True)

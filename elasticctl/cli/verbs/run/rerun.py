@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticctl.api.errors import ConflictError, UsageError
-from elasticctl.api.text import counted, shown
+from elasticctl.api.text import plural, quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Assignment, Where
@@ -32,7 +32,7 @@ app = new_app()
 def step_or_latest(text: str) -> str:
     """A step, or `latest`."""
     if text != LATEST and not (text.isascii() and text.isdigit()):
-        raise typer.BadParameter(f"{shown(text)} is neither a step nor {LATEST}.")
+        raise typer.BadParameter(f"{quote(text)} is neither a step nor {LATEST}.")
     return text
 
 
@@ -142,7 +142,7 @@ def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> N
     if from_checkpoint is not None:
         begin = f"the newest checkpoint of {old.name}" if from_checkpoint == LATEST else f"its step {from_checkpoint}"
     kept = hardware(new).storage
-    workers = counted(new.desired, "worker")
+    workers = plural(new.desired, "worker")
     say(f"{new.name}: {old.name} again, {workers}, from {begin}" + (f", state in {kept}" if kept else ""))
     one = with_live_spot(rate_of(new))
     if one is not None:

@@ -14,7 +14,7 @@ from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest, PodPhase
 from elasticctl.api.status import WorkerStatus
-from elasticctl.api.text import counted, counted_are
+from elasticctl.api.text import plural, plural_are
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
@@ -123,7 +123,7 @@ def roll_back(target: Target, name: str, change: ScaleChange) -> int:
     if after is before:
         say(f"{name}: scaled again since, or ended: left as it is")
     else:
-        say(f"{name}: rolled back to {counted(change.before, 'worker')}")
+        say(f"{name}: rolled back to {plural(change.before, 'worker')}")
     return TIMED_OUT
 
 
@@ -174,9 +174,9 @@ def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
     low = spec.get("minReplicas") or 1
     high = spec.get("maxReplicas") or MAX_WORKERS
     if workers < low:
-        raise UsageError(f"{counted_are(workers, 'worker')} fewer than the minimum of {job.name}, {low}")
+        raise UsageError(f"{plural_are(workers, 'worker')} fewer than the minimum of {job.name}, {low}")
     if workers > high:
-        raise UsageError(f"{counted_are(workers, 'worker')} more than the maximum of {job.name}, {high}")
+        raise UsageError(f"{plural_are(workers, 'worker')} more than the maximum of {job.name}, {high}")
 
 
 def await_workers(target: Target, name: str, workers: int, timeout_s: int | None, *, goes_on: bool = True) -> int:
@@ -190,7 +190,7 @@ def await_workers(target: Target, name: str, workers: int, timeout_s: int | None
         job = ElasticJob.from_manifest(manifest)
         status, running = job.status, sum(_is_running(worker) for worker in job.status.workers)
         if running == status.active == status.desired == workers:
-            say(f"{name}: {counted_are(workers, 'worker')} running")
+            say(f"{name}: {plural_are(workers, 'worker')} running")
             return 0
         if status.phase.terminal:
             say(f"{name} ended ({status.phase.value}) before that")
@@ -200,7 +200,7 @@ def await_workers(target: Target, name: str, workers: int, timeout_s: int | None
             return 1
         if time.monotonic() >= deadline:
             end = "; it keeps running" if goes_on else ""
-            say(f"{name}: {running} of {counted(workers, 'worker')} running after {timeout_s} s{end}")
+            say(f"{name}: {running} of {plural(workers, 'worker')} running after {timeout_s} s{end}")
             return TIMED_OUT
     raise AssertionError("unreachable")
 

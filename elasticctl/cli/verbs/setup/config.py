@@ -12,7 +12,7 @@ import typer
 
 from elasticctl.api.errors import NotFoundError, TemplateError, UsageError
 from elasticctl.api.gpu_types import gpu_type, place
-from elasticctl.api.text import did_you_mean, shown
+from elasticctl.api.text import did_you_mean, quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.contexts import complete_context, contexts, contexts_file, templates_folder
@@ -107,7 +107,7 @@ def set_context(name: Name, given: Fields) -> None:
         configuration.check_namespace(fields["namespace"])
     old = next((context for context in known.contexts if context.name == name), None)
     if old is None and not re.fullmatch(r"[^\s,]+", name):
-        raise UsageError(f"{shown(name)} cannot be the name of a context: names have no blanks and no commas")
+        raise UsageError(f"{quote(name)} cannot be the name of a context: names have no blanks and no commas")
     if old is None and "provider" not in fields:
         raise UsageError(f"context {name} is new. FIX: add --provider aws, gcp or kubernetes")
     context = dataclasses.replace(old, **fields) if old else Context(name, **fields)
@@ -142,7 +142,7 @@ def import_contexts(
     missing = [name for name in names if name not in found]
     if missing:
         near = did_you_mean(missing[0], found)
-        raise NotFoundError(f"no context {shown(missing[0])}{near} in {os.pathsep.join(map(str, kubeconfig_paths()))}")
+        raise NotFoundError(f"no context {quote(missing[0])}{near} in {os.pathsep.join(map(str, kubeconfig_paths()))}")
     there = {context.kube_context for context in known.contexts}
     wanted = [found[name] for name in dict.fromkeys(names or found) if name not in there]
     for each in wanted:
@@ -221,7 +221,7 @@ def new(
     from elasticctl.api.manifests import SUFFIX, find_template
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}", name):
-        raise UsageError(f"{shown(name)}: a template's name is letters, digits, '-' and '_'")
+        raise UsageError(f"{quote(name)}: a template's name is letters, digits, '-' and '_'")
     text = find_template(base, templates_folder()).text
     path = templates_folder() / f"{name}{SUFFIX}"
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from elasticctl.api.errors import ConflictError, UsageError
-from elasticctl.api.text import counted, listed
+from elasticctl.api.text import join_or, plural
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Assignment, Where
@@ -105,7 +105,7 @@ def _flags(how: InstallOptions) -> list[str]:
         if not how.sharing:
             raise UsageError("--capacity is for a cluster that shares. FIX: add --sharing")
         if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
-            raise UsageError(f"--capacity {kind}={slots}: KIND=N is needed, with a KIND of {listed(POOLS)}")
+            raise UsageError(f"--capacity {kind}={slots}: KIND=N is needed, with a KIND of {join_or(POOLS)}")
     return sharing_flags({kind: int(slots) for kind, slots in how.capacity}) if how.sharing else []
 
 
@@ -118,7 +118,7 @@ def _uninstall(installer: Installer, wanted: list[Manifest], how: InstallOptions
         return
     if found.living and not (how.force or how.dry_run):
         raise ConflictError(
-            f"{counted(len(found.living), 'job')} would end: {', '.join(found.living[:3])}"
+            f"{plural(len(found.living), 'job')} would end: {', '.join(found.living[:3])}"
             f"{', …' if len(found.living) > 3 else ''}. FIX: cancel them first, or add --force"
         )
     for item in found.objects:
@@ -134,7 +134,7 @@ def _uninstall(installer: Installer, wanted: list[Manifest], how: InstallOptions
 
 
 def _removal_line(found: Installed) -> str:
-    jobs = f"{counted(len(found.jobs), 'job')}, {len(found.living)} of them living" if found.jobs else "no job"
+    jobs = f"{plural(len(found.jobs), 'job')}, {len(found.living)} of them living" if found.jobs else "no job"
     return f"with them {jobs}; checkpoints stay where they are"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import counted, span
+from elasticctl.api.text import plural, span
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.output import Table, hint, print_data, print_table, say
@@ -86,7 +86,7 @@ def local_sharing(
         raise UsageError("--cpu-slots goes with `on`: elasticctl local sharing on --cpu-slots N")
     cluster = LocalCluster()
     found = cluster.sharing() if state is None else cluster.set_sharing(LocalSharing(state == "on", cpu_slots))
-    slots = "" if found.cpu_slots is None else f", {counted(found.cpu_slots, 'CPU slot')}"
+    slots = "" if found.cpu_slots is None else f", {plural(found.cpu_slots, 'CPU slot')}"
     say(f"sharing is {'on' if found.on else 'off'}{slots if found.on else ''}")
     if found.on:
         hint("Next: give a project its quota: elasticctl quota set PROJECT --guaranteed cpu=2")

@@ -11,7 +11,7 @@ import typer
 
 from elasticctl.api.errors import ForbiddenError, UsageError
 from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage
-from elasticctl.api.text import counted, shown
+from elasticctl.api.text import plural, quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.options import Assignment, Where
@@ -141,7 +141,7 @@ def _apply_terms(before: Mapping[str, int], given: tuple[Assignment, ...], flag:
         elif text.isascii() and text.isdigit():
             after[kind] = int(text)
         else:
-            raise UsageError(f"{flag} {kind}={text}: {shown(text)} is not a whole number, or `none`")
+            raise UsageError(f"{flag} {kind}={text}: {quote(text)} is not a whole number, or `none`")
     return after
 
 
@@ -189,7 +189,7 @@ def free_lines(found: Iterable[PoolUsage]) -> Iterator[str]:
     """A sentence for each pool of which it is known how much is left."""
     for item in found:
         if item.slots is not None and item.free is not None:
-            yield f"{item.pool}: {item.free} of {counted(item.slots, item.unit)} free"
+            yield f"{item.pool}: {item.free} of {plural(item.slots, item.unit)} free"
 
 
 def job_sentences(held: Iterable[JobUsage]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import counted, shown, span
+from elasticctl.api.text import plural, quote, span
 from elasticctl.cli.framework.command import add_group, new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import Table, emit, hint, print_data, print_table, say
@@ -51,7 +51,7 @@ def set_secret(
         raise UsageError("no keys given. FIX: name the keys, or give --from-env-file FILE")
     values = _ask_values(keys) if keys else _from_file(env_file)
     secrets_of(context).merge(namespace, name, values)
-    say(f"secret {name}: {counted(len(values), 'key')} set ({', '.join(values)})")
+    say(f"secret {name}: {plural(len(values), 'key')} set ({', '.join(values)})")
     hint(f"Next: give it to a job: elasticctl submit --secret {name} SCRIPT")
 
 
@@ -133,7 +133,7 @@ def _check_key(key: str) -> None:
     if "=" in key:
         raise UsageError("a value on the command line can be read by everybody who can run ps. FIX: give the key alone")
     if not _VARIABLE.fullmatch(key):
-        raise UsageError(f"{shown(key)} cannot be the name of a variable: use letters, digits and _")
+        raise UsageError(f"{quote(key)} cannot be the name of a variable: use letters, digits and _")
 
 
 def _check_value(key: str, value: str) -> str:
