@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elasticctl.cli.submit import failover
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
 from tests.support.jobs import shell_job
@@ -88,3 +90,21 @@ def test_submit_and_rerun_fail_with_their_job(
     out, err = again.communicate(timeout=100)
     assert again.returncode == 1, (out, err)
     assert "bad-2 failed" in err
+
+
+def test_a_search_for_capacity_fails_with_a_job_that_fails_meanwhile(
+    run: Run, local_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_place = failover.Search.first
+
+    def find_place_until_failed(*args: Any) -> Any:
+        found = find_place(*args)
+        wait_until(lambda: local_cluster.get_job("default", "bad")["status"].get("phase") == "Failed", 100)
+        return found
+
+    monkeypatch.setattr(failover.Search, "first", find_place_until_failed)
+    script = tmp_path / "bad.py"
+    script.write_text("raise SystemExit(7)\n")
+    submitted = run("submit", str(script), "--detach", "--capacity-timeout", "60s", "--backoff-limit", "0")
+    assert submitted.code == 1
+    assert submitted.out == "bad\n"

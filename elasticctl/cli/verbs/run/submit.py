@@ -17,7 +17,7 @@ from elasticctl.cli.framework.options import Assignment, Where
 from elasticctl.cli.framework.output import hint, print_objects, say
 from elasticctl.cli.framework.target import Target, locate
 from elasticctl.cli.submit import failover
-from elasticctl.cli.submit.follow import attach, await_end
+from elasticctl.cli.submit.follow import attach, await_end, code_of_followed
 from elasticctl.cli.submit.plan import JobFlags
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Manifest
@@ -164,7 +164,10 @@ def submit(
         search = _new_search(where)
         plan = failover.planner(request, None if source.file else script, draft_in)
         if not how.dry_run:
-            return follow_up(*search.first(places, plan), how)
+            target, manifest = search.first(places, plan)
+            code = follow_up(target, manifest, how)
+            # One that ended while the search waited for its workers is not handed on as if it ran.
+            return code_of_followed(target, manifest["metadata"]["name"]) if how.detach else code
         context = search.cheapest(places, plan)
     return _submit_to(context, draft_in(context), how)
 
