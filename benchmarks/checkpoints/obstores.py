@@ -17,11 +17,10 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import MemoryStore, S3Store
 
-from elasticctl_store import crc
+from elasticctl_store.checksums import crc32
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.parallel import each, per_rank
-from elasticctl_store.storage import location
-from elasticctl_store.storage.base import PAGE_KEYS
+from elasticctl_store.storage.base import PAGE_KEYS, is_key, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +37,7 @@ _CLIENT = {"allow_http": True, "timeout": timedelta(hours=1), "read_timeout": ti
 
 def connect(url: str) -> ObstoreStorage:
     """The storage that an s3:// URL names, with credentials from the environment. Sends nothing yet."""
-    place = location.parse(url, ("endpoint", "region"))
+    place = parse(url, ("endpoint", "region"))
     store = S3Store(
         place.bucket,
         prefix=place.prefix.rstrip("/") or None,
@@ -75,7 +74,7 @@ class ObstoreStorage:
             except AlreadyExistsError:  # said perhaps to a try of its own that was never answered
                 if self.get(key) != data:
                     raise
-        return crc.of(data)
+        return crc32(data)
 
     def get(self, key: str) -> bytes:
         _check(key)
@@ -136,7 +135,7 @@ class ObstoreStorage:
 
 def _check(key: str) -> None:
     """Of `/a` and `a/` obstore makes `a`."""
-    if not location.is_key(key):
+    if not is_key(key):
         raise StorageError(f"{key!r} is not a key: it must be names separated by single slashes")
 
 

@@ -30,7 +30,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Sink | Versity]:
 
 @pytest.fixture
 def storage(server: Sink | Versity, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    obstores = pytest.importorskip("benchmarks.checkpoints.obstores", exc_type=ImportError)
+    pytest.importorskip("obstore")
+    from benchmarks.checkpoints import obstores
+
     for name, value in trials.environment(server.endpoint, "").items():
         monkeypatch.setenv(name, value)
     yield obstores.connect(f"s3://{BUCKET}/place?endpoint={server.endpoint}&region=us-east-1")

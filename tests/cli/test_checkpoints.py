@@ -102,10 +102,10 @@ def test_pull_writes_one_plain_file(run: Run, folder: Path, tmp_path: Path) -> N
         (("pull", "{}", "{}"), 2, "is a folder. FIX: name a file, such as"),
         (("pull", "{}", "x", "--part", "ema"), 3, "the checkpoint of step 40 has no part 'ema', only model, optimizer"),
         (("pull", "{}", "x", "--step", "15"), 3, "no checkpoint of step 15 exists; there are: 40, 30, 20, 10"),
-        (("rm", "{}", "40", "-y"), 2, "step 40 is the newest whole checkpoint, and what {} would go on from"),
+        (("rm", "{}", "40", "-y"), 2, "step 40 is the newest whole checkpoint, from which {} would continue"),
         (("rm", "{}", "10"), 2, "this deletes 1 checkpoint (step 10, 2."),
         (("rm", "{}", "ten"), 2, '"ten" is not a whole number'),
-        (("prune", "{}", "--keep-best", "1"), 2, "--keep-best and --metric go together"),
+        (("prune", "{}", "--keep-best", "1"), 2, "--keep-best and --metric need each other"),
         (("list", "ftp://x/y"), 3, "ftp:// is not a kind of storage"),
         (("lst", "{}"), 2, 'there is no verb "lst" (did you mean "list"?)'),
     ],
@@ -134,7 +134,7 @@ def test_a_damaged_newest_one_goes_by_force_or_once_the_job_has_ended(
 ) -> None:
     next((folder / "data").glob("*step000000040*/*.safetensors")).unlink()
     done = run("checkpoints", "rm", "digits", "40", "-y")
-    assert (done.code, "step 40 is the newest checkpoint, though damaged: to delete it stops" in done.err) == (2, True)
+    assert (done.code, "step 40 is the newest checkpoint, though damaged. Deleting it stops" in done.err) == (2, True)
     assert steps(folder) == [40, 30, 20, 10]
     job["status"]["phase"] = "Succeeded"
     assert run("checkpoints", "rm", "digits", "40", "-y").code == 0

@@ -178,7 +178,12 @@ def test_a_context_that_cannot_take_it_is_passed_over_with_its_reason(run: Run, 
     done = run("submit", *WHAT, "--context", "closed,away,plain,good", "-d")
     assert (done.code, good.names()) == (0, ["train"]), done.err
     reasons = done.err.splitlines()[-1]
-    for reason in ("not in plain: --gpu-type t4: nothing says", "not in closed: ", "may not", "not in away: "):
+    for reason in (
+        "not in plain: --gpu-type t4: the GPU labels of a plain",
+        "not in closed: ",
+        "may not",
+        "not in away: ",
+    ):
         assert reason in reasons, reasons
 
 

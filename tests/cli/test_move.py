@@ -196,7 +196,7 @@ def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
     assert "It was moved to context west and runs only there." in explained.out
     assert "elasticctl status train --context west" in explained.out
     elsewhere_again = run("move", "train", "--context", "east", "--to", "local")
-    assert "has been moved to context west: move it from there, with --context west" in elsewhere_again.err
+    assert "has been moved to context west. FIX: move it from there, with --context west" in elsewhere_again.err
     again = run("move", "train", "--context", "east", "--to", "west")
     assert (again.code, again.err.startswith("train has been moved to context west already")) == (0, True)
     # Whoever starts it there all the same gets nowhere.

@@ -17,8 +17,8 @@ from elasticctl_launcher.workspace import PrivateFolder, delete_orphaned_folders
 OWNER = """
 import sys, time
 from pathlib import Path
-from elasticctl_launcher.workspace import OwnFolder
-folder = OwnFolder(Path(sys.argv[1]))
+from elasticctl_launcher.workspace import PrivateFolder
+folder = PrivateFolder(Path(sys.argv[1]))
 (folder.path / "snapshot").write_bytes(b"state")
 print(folder.path, flush=True)
 time.sleep(600)

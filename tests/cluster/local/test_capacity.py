@@ -28,16 +28,19 @@ def test_gpus_are_known_by_their_uuid() -> None:
     )
 
 
+@pytest.mark.slow  # it starts a program
 def test_they_are_asked_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", program(tmp_path, f"printf '%s' '{LISTING}'")["PATH"])
     assert len(discover_gpus({})) == 2
 
 
+@pytest.mark.slow  # it starts a program
 def test_a_machine_without_the_program_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert discover_gpus({}) == ()
 
 
+@pytest.mark.slow  # it starts a program
 def test_a_program_that_fails_is_said_and_means_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

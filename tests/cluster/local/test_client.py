@@ -99,7 +99,7 @@ def test_without_gpus_cuda_sees_none(local_cluster: LocalCluster, monkeypatch: p
     [
         ({"command": ["no-such-program"]}, "no such program"),
         ({"workingDir": "/no/such/folder"}, "/no/such/folder does not exist"),
-        ({"command": []}, "has to say what to run"),
+        ({"command": []}, "give the container a command"),
     ],
 )
 def test_what_cannot_be_started_fails_the_job_and_says_why(

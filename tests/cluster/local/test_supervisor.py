@@ -62,7 +62,7 @@ def test_a_second_one_refuses_to_run(local_cluster: LocalCluster) -> None:
         check=False,
     )
     assert second.returncode == 1
-    assert "another supervisor serves" in second.stderr
+    assert "another supervisor already serves" in second.stderr
     assert local_cluster.list_jobs(None) == []
 
 

@@ -82,7 +82,7 @@ def _is_already_moved(job: ElasticJob, target: Target) -> bool:
         return False
     if context != target.context.name:
         raise ConflictError(
-            f"{job.name} has been moved to context {context}: FIX: move it from there, with --context {context}"
+            f"{job.name} has been moved to context {context}. FIX: move it from there, with --context {context}"
         )
     say(f"{job.name} has been moved to context {context} already, with its state in {url}")
     return True
