@@ -334,7 +334,7 @@ def test_another_job_of_that_name_and_a_place_that_is_taken_are_refused(run: Run
     world.places.clusters["west"] = west
     world.alone(tmp_path / "taken")
     taken = run(*order, "--storage", str(tmp_path / "taken"))
-    assert "a job has been running there: choose a place that is empty" in taken.err
+    assert "a job has been running there. FIX: choose an empty target" in taken.err
     assert "suspend" not in world.east.get_job("default", "train")["spec"]
 
 

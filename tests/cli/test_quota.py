@@ -113,7 +113,7 @@ def test_a_job_of_kueues_waits_to_be_admitted() -> None:
     queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
     queued["spec"]["suspend"] = True
     found = diagnose(Case(ElasticJob.from_manifest(queued), (), AT + 60))[0]
-    assert found.text == "It waits to be admitted to Kueue's queue team-a. Its place is kept: step 100."
+    assert found.text == "It waits to be admitted to Kueue's queue team-a. Its progress is kept: step 100."
     rerun = rerun_manifest({**queued, "spec": {**queued["spec"], "suspend": False}}, Rerun("one-2"))
     assert rerun["spec"]["suspend"] is True
     assert "suspend" not in rerun_manifest({**job("two"), "spec": {**queued["spec"]}}, Rerun("two-2"))["spec"]

@@ -93,7 +93,7 @@ def test_a_job_from_submit_to_delete(
     assert run("scale", "first", "--remove-worker", "0", "--wait").code == 0
     wait_until(lambda: worker_names(local_cluster, name) == ["first-worker-1", "first-worker-2"])
     assert run("wait", "first", "--timeout", "0s").code == 124
-    assert run("delete", "first").err.startswith("error: first is still Running; add --yes")
+    assert run("delete", "first").err.startswith("error: first is still Running. FIX: add --yes")
 
     gate.touch()
     waited = run("wait", "first", "--timeout", "20s")
