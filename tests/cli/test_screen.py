@@ -86,14 +86,14 @@ def test_a_watch_stays_in_its_place_and_leaves_the_last_state_behind(
 def test_a_resize_is_followed(begun: Callable[..., str], terminal: Open) -> None:
     begun("digits", 2)
     seen = terminal("list", "-w", columns=120, lines=24)
-    seen.shows("AGE", "Next: look at one: elasticctl status digits")
+    seen.shows("AGE", "Next: details: elasticctl status digits")
     seen.resize(40, 12)
     lines = seen.until(lambda now: now[0].split() == ["NAME", "PHASE", "WORKERS", "RESTARTS"])
     assert lines[1].split() == ["digits", "Running", "2/2", "(2+)", "0"]
-    assert [line for line in lines[2:] if line] == ["Next: look at one: elasticctl status digits"]
+    assert [line for line in lines[2:] if line] == ["Next: details: elasticctl status digits"]
     seen.resize(200, 50)
     lines = seen.until(lambda now: now[0].split() == ["NAME", "PHASE", "WORKERS", "RESTARTS", "AGE"])
-    assert [line for line in lines[2:] if line] == ["Next: look at one: elasticctl status digits"]
+    assert [line for line in lines[2:] if line] == ["Next: details: elasticctl status digits"]
     assert seen.scrolled == 0
     seen.interrupt()
     assert seen.end() == 130
@@ -104,7 +104,7 @@ def test_more_jobs_than_lines(local_cluster: LocalCluster, terminal: Open) -> No
     for number in range(12):
         local_cluster.create_job(shell_job(f"job-{number:02}", "true", suspend=True))
     seen = terminal("list", "-w", columns=80, lines=10)
-    lines = seen.shows("6 more jobs; Next: look at one: elasticctl status job-11")
+    lines = seen.shows("6 more jobs; Next: details: elasticctl status job-11")
     assert [line.split()[0] for line in lines[1:7]] == [f"job-{number:02}" for number in range(6, 12)]
     assert seen.scrolled == 0
 

@@ -27,7 +27,7 @@ def test_a_list_is_aligned_and_says_what_to_type_next(waiting: Path, terminal: S
     child = terminal("list", width=80)
     child.expect("NAME.*PHASE.*WORKERS.*AGE")
     child.expect("digits .*Running.*2/2")
-    child.expect("Next: look at one: elasticctl status digits")
+    child.expect("Next: details: elasticctl status digits")
     child.expect(pexpect.EOF)
     assert all(len(line) < 120 for line in (child.before or "").splitlines())
 

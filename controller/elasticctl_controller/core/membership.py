@@ -277,7 +277,7 @@ class Group:
         return not known and generation >= self.generation
 
     def adopt(self, world: GroupWorld, now: float) -> None:
-        """A running agent reports its group to a restarted service: it goes on training undisturbed.
+        """A running agent reports its group to a restarted service: it keeps training undisturbed.
 
         A member may have been lost while there was no service; the others would wait for it in vain.
         """

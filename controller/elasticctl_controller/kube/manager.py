@@ -170,8 +170,8 @@ class Manager:
         self._connection.close()
 
     def _scheduling(self) -> Scheduling:
-        desk = KueueQueueing(self._kueue, self._workload.patch_job)
-        return Scheduling(queueing=desk) if self._arbiter is None else Scheduling(self._arbiter.allotment, desk)
+        queueing = KueueQueueing(self._kueue, self._workload.patch_job)
+        return Scheduling(queueing=queueing) if self._arbiter is None else Scheduling(self._arbiter.allotment, queueing)
 
     def _reflectors(self) -> list[Reflector]:
         more = self._floor.reflectors if self._floor is not None else ()

@@ -210,9 +210,9 @@ class Arbiter:
             if reworded == last:
                 share, worded_at = reworded, known.worded_at
         leave = frozenset(grant.leave)
-        moving = len(leave) > max(0, len(claim.workers) - grant.workers)  # more than the surplus: the others are moved
+        relocated = len(leave) > max(0, len(claim.workers) - grant.workers)  # beyond the surplus
         nodes = tuple("" if node == TO_COME else node for node in grant.nodes)
-        return _Decided(job.key, Allotment(share, leave, leave if moving else frozenset(), nodes), worded_at)
+        return _Decided(job.key, Allotment(share, leave, leave if relocated else frozenset(), nodes), worded_at)
 
     def _run(self) -> None:
         wake_at: float | None = None

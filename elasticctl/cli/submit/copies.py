@@ -156,7 +156,7 @@ def moved_manifest(manifest: Manifest, old: JobLocation, new: JobLocation) -> Ma
 
 
 def storage_patch(manifest: Manifest, old: JobLocation, new: JobLocation) -> dict[str, Any]:
-    """The patch by which a job goes on in its context with another storage."""
+    """The patch that lets a job continue in its context with another storage."""
     template = copy.deepcopy(at(manifest, "spec", "replicaSpecs", "Worker", "template"))
     _set_storage(template, new.url)
     containers = {"spec": {"containers": template["spec"]["containers"]}}

@@ -81,7 +81,7 @@ def attach(target: Target, name: str) -> int:
     """Print a job's logs as they come, then how it ended; returns the exit code of `wait`.
 
     Ctrl-C asks, where there is somebody to ask, whether to detach or to cancel the job. Without an answer, and on a
-    second Ctrl-C, the job goes on: 130.
+    second Ctrl-C, the job keeps running: 130.
     """
     try:
         print_log_lines(target.cluster.logs(target.namespace, name, LogQuery(follow=True)), name)

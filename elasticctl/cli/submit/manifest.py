@@ -110,10 +110,10 @@ def from_script(
     name = plan.check_name(request.name) if request.name else plan.name_from(script)
     shape = find_template(template, templates_folder())
     _check_secrets(spec, context)
-    luggage = _plan_workspace(script, request, context)
-    spec = dataclasses.replace(spec, command=_command(script, args, context, luggage))
-    if luggage is not None:
-        spec = dataclasses.replace(spec, workspace=luggage.reference, workspace_from=str(luggage.folder))
+    workspace = _plan_workspace(script, request, context)
+    spec = dataclasses.replace(spec, command=_command(script, args, context, workspace))
+    if workspace is not None:
+        spec = dataclasses.replace(spec, workspace=workspace.reference, workspace_from=str(workspace.folder))
     if size.note:
         say(size.note)
 
@@ -125,7 +125,7 @@ def from_script(
             say(plan_line(one, final.workers))
         return with_settings(render_manifest(final, shape), settings)
 
-    return Draft(name, not request.name, make, _delivery_of(luggage, context, shape.name))
+    return Draft(name, not request.name, make, _delivery_of(workspace, context, shape.name))
 
 
 def from_file(path: str, settings: Settings, name: str, namespace: str, context: Context) -> Draft:
@@ -204,14 +204,14 @@ def _plan_workspace(script: str, request: plan.JobFlags, context: Context) -> Wo
     return None
 
 
-def _delivery_of(luggage: Workspace | None, context: Context, template: str) -> Callable[[Manifest, bool], None]:
+def _delivery_of(workspace: Workspace | None, context: Context, template: str) -> Callable[[Manifest, bool], None]:
     """See Draft.deliver."""
 
     def deliver(manifest: Manifest, send: bool) -> None:
-        if luggage is None:
+        if workspace is None:
             return
         if WORKSPACE_VARIABLE in hardware(ElasticJob.from_manifest(manifest)).env:
-            luggage.send() if send else luggage.say_plan()
+            workspace.send() if send else workspace.say_plan()
         elif context.provider == LOCAL:
             say(f"no workspace is sent: the template {template} has no job.workspace; the script runs where it is")
         else:
@@ -223,15 +223,15 @@ def _delivery_of(luggage: Workspace | None, context: Context, template: str) -> 
     return deliver
 
 
-def _command(script: str, args: Sequence[str], context: Context, luggage: Workspace | None) -> tuple[str, ...]:
+def _command(script: str, args: Sequence[str], context: Context, workspace: Workspace | None) -> tuple[str, ...]:
     """What the launcher starts. On this machine: this very Python, and a script that exists."""
     if context.provider == LOCAL:
         path = _existing_script(script)
         return (str(path), *args) if _is_program(path) else (sys.executable, str(path), *args)
-    if luggage is None:
+    if workspace is None:
         return ("python", script, *args)
     path = _existing_script(script)
-    inside = luggage.within(path)
+    inside = workspace.within(path)
     return (f"./{inside}", *args) if _is_program(path) else ("python", inside, *args)
 
 
@@ -298,14 +298,14 @@ def notification_reference(text: str, provider: str) -> str:
 
 
 def with_notifications(draft: Draft, wanted: str, context: Context) -> Draft:
-    """The draft, with its news going where `manifest_with_news` says. Raises UsageError."""
+    """The draft with its notifications set as `manifest_with_notifications` describes. Raises UsageError."""
     if wanted not in ("", NO_NOTIFICATIONS):
         notification_reference(wanted, context.provider)  # refused before anything is packed or sent
     return dataclasses.replace(draft, make=lambda name: manifest_with_notifications(draft.make(name), wanted, context))
 
 
 def manifest_with_notifications(manifest: Manifest, wanted: str, context: Context) -> Manifest:
-    """The manifest, with its news going where it is `wanted`, or where the manifest says, or where the context does.
+    """The manifest with its notifications going to `wanted`, else where the manifest says, else where the context does.
 
     Raises UsageError.
     """

@@ -246,12 +246,12 @@ class Workspace:
             raise JobStorageError(
                 f"cannot send the workspace: {e} (--no-workspace sends none, for scripts that are in the image)"
             ) from e
-        news = (
+        outcome = (
             f"{sent.files} of them sent, {job_storage.size(sent.size_bytes)}"
             if sent.files
             else "unchanged, nothing sent"
         )
-        say(f"{self.plan_line()}: {news}")
+        say(f"{self.plan_line()}: {outcome}")
         self.say_left_out()
 
 
@@ -270,9 +270,9 @@ def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace
             " folder of its own, or give"
             f" --workspace DIR"
         )
-    luggage = Workspace(folder, collect_files(folder, request.workspace_limit), _url(request.storage, context))
-    luggage.within(path)
-    return luggage
+    workspace = Workspace(folder, collect_files(folder, request.workspace_limit), _url(request.storage, context))
+    workspace.within(path)
+    return workspace
 
 
 def send_named_workspace(manifest: Manifest) -> None:
@@ -298,10 +298,10 @@ def send_named_workspace(manifest: Manifest) -> None:
         raise UsageError(
             f"{again}, and its folder is not on this machine. FIX: make the manifest again from the script"
         )
-    luggage = Workspace(folder, collect_files(folder, None), url)
-    if luggage.gathered.listing.digest != digest:
+    workspace = Workspace(folder, collect_files(folder, None), url)
+    if workspace.gathered.listing.digest != digest:
         raise UsageError(f"{again}, and {folder} has changed since. FIX: make the manifest again from the script")
-    luggage.send()
+    workspace.send()
 
 
 def _url(given: str, context: Context) -> str:

@@ -27,7 +27,7 @@ _PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the portrait: `facts` are names and values, `table` what there are several of, `lines` as they are."""
+    """A section of the description: `facts` are names and values, `table` has rows, `lines` are printed as is."""
 
     title: str
     facts: tuple[tuple[str, str], ...] = ()

@@ -126,7 +126,7 @@ def next_of_list(jobs: list[Manifest]) -> str:
     waiting = [job for job in jobs if job.get("status", {}).get("phase") in _WAITING]
     if waiting:
         return f"Next: find out why one is waiting: elasticctl explain {waiting[-1]['metadata']['name']}"
-    return f"Next: look at one: elasticctl status {jobs[-1]['metadata']['name']}"
+    return f"Next: details: elasticctl status {jobs[-1]['metadata']['name']}"
 
 
 def next_line(manifest: Manifest, *, live: bool = False) -> str:

@@ -98,7 +98,7 @@ def watch_job(target: Target, name: str) -> None:
 
 
 class _Changes:
-    """Remembers what has been printed of each job, so that only news is."""
+    """Remembers what has been printed of each job, so that only changes are printed."""
 
     def __init__(self, table_of: TableOf) -> None:
         self._table_of = table_of

@@ -271,7 +271,7 @@ def _scan(storage: Storage) -> Iterator[tuple[int, entries.Entry | DamagedError 
 
 
 def _newest(storage: Storage) -> tuple[int, int, int]:
-    """The newest position, generation and number of a commit; 0 for what there is none of.
+    """The newest position, generation and number of a commit; 0 if there is none.
 
     Raises MovedError where it is closed, and StorageError where another version has written what this one cannot read.
     """

@@ -89,16 +89,16 @@ def _watch(target: Target, name: str) -> None:
     printed: set[TimelineEntry] = set()
     widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
     for found, ended in Poller(lambda: _read(target, name), POLL_EVERY_S, say=say).each():
-        news = [entry for entry in found if entry not in printed]
-        table = events_table(news)
+        new = [entry for entry in found if entry not in printed]
+        table = events_table(new)
         if on_terminal():
             lines, widths = format_aligned(table, widths, console().width)
         else:
             lines = format_tabs(table).split("\n")
-        for line in lines[1 if printed else 0 :] if news else []:
+        for line in lines[1 if printed else 0 :] if new else []:
             emit(line)
         sys.stdout.flush()
-        printed.update(news)
+        printed.update(new)
         if ended:
             return
 

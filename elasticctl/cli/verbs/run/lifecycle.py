@@ -27,7 +27,7 @@ app = new_app()
 
 @verb(app, "suspend")
 def suspend(*, jobs: options.Jobs, where: Where) -> None:
-    """Stop a job's workers; `resume` goes on from the last checkpoint."""
+    """Stop a job's workers; `resume` continues from the last checkpoint."""
     target = reach(where)
 
     def stop(name: str) -> None:
@@ -103,7 +103,7 @@ def _for_each(names: Sequence[str], act: Callable[[str], None]) -> None:
 
 
 def _check_here(target: Target, name: str) -> None:
-    """Raise ConflictError for a job that goes on elsewhere: here it could neither restore nor commit any more."""
+    """Raise ConflictError for a job that continues elsewhere: here it can no longer restore or commit."""
     from elasticctl.api.spec import ElasticJob
 
     found = ElasticJob.from_manifest(target.find(name))

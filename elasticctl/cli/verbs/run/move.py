@@ -55,8 +55,8 @@ def move(
 ) -> None:
     """Continue a job in another context, from the very step at which it stops here.
 
-    Its newest checkpoint is copied and checked; then it goes on there under its name, and never again here. With the
-    context that it is in, and --storage, only its state moves. After a failure the same command goes on.
+    Its newest checkpoint is copied and verified; then the job continues there under its name, and never again
+    here. With its current context and --storage, only its state moves. After a failure, the same command continues.
 
     \b
       elasticctl move digits --to gcp
@@ -103,7 +103,7 @@ def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str)
     context, _, begun = str(at(manifest, "metadata", "annotations", ANNOTATION_MOVING_TO) or "").partition(" ")
     in_place = target is source
     if begun and not storage and context == target.context.name:
-        url = begun  # where an earlier try has put what there is
+        url = begun  # where an earlier attempt has copied to
     elif in_place and not storage:
         raise UsageError(
             f"{job.name} is already in context {context or old.context.name}. FIX: give --storage, or another --to"
@@ -133,7 +133,7 @@ class Move:
     uid: str
 
     def run(self, manifest: Manifest) -> None:
-        """Move the job. A failure says where things stand; the same command goes on from there."""
+        """Move the job. A failure says where things stand; the same command continues from there."""
         from elasticctl.cli.job_storage import storage_errors
         from elasticctl_store import storage as storages
         from elasticctl_store.checkpoints import commits

@@ -56,7 +56,7 @@ class Changes:
 def rerun(*, job: options.Job, changes: Changes, how: SubmitOptions, where: Where) -> int:
     """Run a job again: a new job that runs the same, from step 0, with state of its own.
 
-    With --from-checkpoint it goes on from a checkpoint of the old job, which is only read. With the old job's own
+    With --from-checkpoint it continues from a checkpoint of the old job, which is only read. With the old job's own
     --name, the old one has to have ended, and is deleted; its checkpoints stay.
 
     \b
