@@ -100,7 +100,7 @@ def test_without_a_url_the_jobs_own_is_taken(tmp_path: Path, monkeypatch: pytest
 def test_without_any_url_it_says_once_that_nothing_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     train(None, epochs=1)
     assert [record.message for record in caplog.records] == [
-        "no storage URL and no $ELASTICCTL_STORAGE: no checkpoints are kept"
+        "no storage URL and no $ELASTICCTL_STORAGE: no checkpoints are saved"
     ]
 
 

@@ -227,7 +227,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(transfer, "SMALL_BYTES", 1024)
     full = Path("/dev/full")
     monkeypatch.setattr(transfer.tempfile, "TemporaryFile", lambda: full.open("r+b", buffering=0))
-    with pytest.raises(StorageError, match="make room, or set TMPDIR"):
+    with pytest.raises(StorageError, match="free some space there, or set TMPDIR"):
         copy_checkpoint(source, LocalStorage(tmp_path / "b"), load)
 
 

@@ -73,7 +73,7 @@ def test_a_write_that_fails_half_way_leaves_nothing_and_says_what_to_do(tmp_path
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.raises(StorageError, match=r"cannot write .*/k: File too large; .*ulimit -f"):
+        with pytest.raises(StorageError, match=r"cannot write .*/k: File too large. FIX: .*ulimit -f"):
             store.put("k", [b"x" * 5000])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

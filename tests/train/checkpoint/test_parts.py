@@ -29,8 +29,8 @@ class Growing(nn.Module):
 @pytest.mark.parametrize(
     ("saved", "live", "said"),
     [
-        (network(2, 2), network(2, 2, 2), "2 are missing in it: 1.weight, 1.bias; use"),
-        (network(2, 2, 2), network(2, 2), "2 are unexpected: 1.weight, 1.bias; use"),
+        (network(2, 2), network(2, 2, 2), "2 are missing in it: 1.weight, 1.bias. FIX"),
+        (network(2, 2, 2), network(2, 2), "2 are unexpected: 1.weight, 1.bias. FIX"),
         (
             network(2, 2),
             network(2, 3),

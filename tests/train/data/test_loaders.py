@@ -235,7 +235,7 @@ def test_a_stateful_data_loader_goes_on_where_it_was(tmp_path: Path, workers: in
 def test_at_another_world_size_it_reads_afresh_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     loader = StatefulDataLoader(Numbers(20), batch_size=4)
     loaders.restore({"batches": loader}, {"loaders": {}}, 2, 3)
-    assert caplog.messages == ["batches: saved on 2 ranks, which 3 cannot go on from: reading afresh"]
+    assert caplog.messages == ["batches: saved on 2 ranks, from which 3 cannot continue: they start over"]
     with pytest.raises(RestoreError, match="the checkpoint has no 'batches'"):
         loaders.restore({"batches": loader}, {"loaders": {}}, 3, 3)
 
