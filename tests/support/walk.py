@@ -214,7 +214,7 @@ class Walk:
         assert self.run("scale", "walk", "--add", "9", code=2).err == (
             "error: 11 workers are more than the maximum of walk, 4\n"
         )
-        assert self.run("scale", "walk", "--gpus", "2", code=2).err.startswith("error: walk runs on CPUs; say --to N")
+        assert self.run("scale", "walk", "--gpus", "2", code=2).err.startswith("error: walk runs on CPUs. FIX: ")
         self.run("scale", "walk", "--remove", "1", *within)
         self.run("scale", "walk", "--to", "2", "--dry-run")
         assert self.job("walk").desired == 1
@@ -272,7 +272,7 @@ class Walk:
         self.run("rerun", "walk", "--from-checkpoint", str(left[0]), "--name", "again", "-d")
         wait_until(lambda: self.job("again").status.progress.step, self.place.patience_s, every_s=0.2)
         assert (self.job("again").status.progress.step or 0) >= left[0]
-        assert self.run("delete", "again", code=2).err.startswith("error: again is still Running; add --yes")
+        assert self.run("delete", "again", code=2).err.startswith("error: again is still Running. FIX: add --yes")
         self.run("delete", "again", "-y")
 
     def ends(self) -> None:
