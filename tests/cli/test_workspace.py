@@ -124,7 +124,10 @@ def test_a_script_in_a_folder_of_everybodys_is_run_where_it_lies(
     )
     run("config", "set-context", "prod", "--provider", "kubernetes", "--storage", "s3://b/p", "--image", "i")
     away = run("submit", str(tmp_path / "train.py"), "--context", "prod", "--dry-run")
-    assert (away.code, away.err.startswith(f"error: the script lies in {tmp_path}, which is too wide for a workspace")) == (2, True)
+    assert (
+        away.code,
+        away.err.startswith(f"error: the script lies in {tmp_path}, which is too wide for a workspace"),
+    ) == (2, True)
 
 
 # On a cluster.
@@ -240,7 +243,8 @@ def test_a_template_that_forgets_it_is_refused(
     refused = run("submit", "train.py", "--context", "prod", "--template", "./own.yaml.j2")
     assert (refused.code, created) == (2, [])
     assert "has no job.workspace, so the script would not get there" in refused.err
-    assert run("submit", "train.py", "--template", "./own.yaml.j2", "--dry-run").err.endswith("the script runs where it is\n")
+    shown = run("submit", "train.py", "--template", "./own.yaml.j2", "--dry-run")
+    assert shown.err.endswith("the script runs where it is\n")
 
 
 # Mistakes.
