@@ -267,7 +267,7 @@ def test_details_are_of_a_job_that_was_seen() -> None:
         for path in ("jobs/default/other", "jobs/kube-system/digits", "jobs/default/..%2f"):
             answer = await browser.get(path)
             assert answer.status == 404, path
-        assert "no job other" in (await (await browser.get("jobs/default/other")).json())["error"]
+        assert "the job other no longer exists" in (await (await browser.get("jobs/default/other")).json())["error"]
 
     browse(story, job())
 
