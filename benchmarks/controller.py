@@ -189,8 +189,8 @@ def fail_overs(session: Session, held: int, repeats: int) -> None:
         took_s.append((pods.replaced_at(name, uid) or at) - at)
         session.replicas.running.remove(leader)
         newcomer = session.replicas.start()
-        until(lambda: _list_duration_s(newcomer, held), 120, "a list of all pods")  # noqa: B023
-        listed_s.append(_list_duration_s(newcomer, held) or 0.0)
+        until(lambda: list_duration_s(newcomer, held), 120, "a list of all pods")  # noqa: B023
+        listed_s.append(list_duration_s(newcomer, held) or 0.0)
     session.found("fail-over: a worker lost with the leader, until it is created again", "s", took_s, 20.0)
     session.found(f"{held} pods listed by a controller that starts", "s", listed_s, 3.0)
 
@@ -212,7 +212,7 @@ def _writes(replica: Replica) -> float:
     return sum(int(float(number)) for _, number in _WRITES.findall(replica.metrics()))
 
 
-def _list_duration_s(replica: Replica, held: int) -> float | None:
+def list_duration_s(replica: Replica, held: int) -> float | None:
     """How long its list of that many pods took, once its log says so."""
     found = _LISTED.search(replica.log.read_text())
     return float(found.group(2)) if found and int(found.group(1)) >= held else None

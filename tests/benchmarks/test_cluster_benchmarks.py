@@ -123,10 +123,10 @@ def test_the_time_of_a_list_is_taken_from_the_log_that_a_controller_writes(
     reflector.stop()
     log = tmp_path / "log"
     log.write_text("\n".join(LogFormatter().format(record) for record in caplog.records))
-    listed_s = controller._listed(told(log), 3)
+    listed_s = controller.list_duration_s(told(log), 3)
     assert listed_s is not None
     assert 0 <= listed_s < 10
-    assert controller._listed(told(log), 4) is None
+    assert controller.list_duration_s(told(log), 4) is None
 
 
 def test_a_figure_is_held_against_its_aim_by_the_percentile_that_counts() -> None:
