@@ -12,7 +12,7 @@ from elasticctl.api import notifications
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import ANNOTATION_NOTIFY
 from elasticctl.cli.submit.copies import Rerun, rerun_manifest
-from elasticctl.cli.submit.manifest import manifest_with_notifications
+from elasticctl.cli.submit.draft import manifest_with_notifications
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl.settings.contexts import Context

@@ -31,7 +31,7 @@ from elasticctl.cli.framework.target import Target
 from elasticctl.cluster.base import Cluster, Manifest
 
 if TYPE_CHECKING:
-    from elasticctl.cli.submit.manifest import Draft
+    from elasticctl.cli.submit.draft import Draft
     from elasticctl.cli.submit.plan import JobFlags
     from elasticctl.settings.contexts import Context
 

@@ -94,7 +94,7 @@ def _plan_move(source: Target, target: Target, manifest: Manifest, storage: str)
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ANNOTATION_MOVING_TO, ElasticJob
     from elasticctl.cli.submit.copies import JobLocation
-    from elasticctl.cli.submit.manifest import choose_storage
+    from elasticctl.cli.submit.draft import choose_storage
 
     job = ElasticJob.from_manifest(manifest)
     old = JobLocation(source.context, source.namespace, hardware(job).storage)

@@ -64,7 +64,7 @@ def rerun(*, job: options.Job, changes: Changes, how: SubmitOptions, where: Wher
       elasticctl rerun digits --from-checkpoint latest --set spec.backoffLimit=10
     """
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.manifest import manifest_with_notifications, with_settings
+    from elasticctl.cli.submit.draft import manifest_with_notifications, with_settings
 
     how.check()
     target = reach(where)
@@ -92,7 +92,7 @@ def _new_manifest(target: Target, old: Manifest, changes: Changes) -> Manifest:
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.submit.copies import Rerun, next_name, original_name, rerun_manifest, sibling_url
-    from elasticctl.cli.submit.manifest import choose_storage
+    from elasticctl.cli.submit.draft import choose_storage
     from elasticctl.cli.submit.plan import check_name
 
     found = ElasticJob.from_manifest(old)

@@ -23,7 +23,7 @@ from elasticctl.cluster import connect
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
-    from elasticctl.cli.submit.manifest import Draft
+    from elasticctl.cli.submit.draft import Draft
     from elasticctl.settings.contexts import Context
 
 _ATTEMPTS = 5
@@ -133,7 +133,7 @@ def submit(
       elasticctl submit train.py --gpus 16 --gpu-type t4 --min-gpus 4
       elasticctl submit -f job.yaml --set spec.backoffLimit=10
     """
-    from elasticctl.cli.submit.manifest import from_file, from_script, with_notifications
+    from elasticctl.cli.submit.draft import from_file, from_script, with_notifications
 
     how.check()
     if source.file:

@@ -116,7 +116,7 @@ def set_context(name: Name, given: Fields) -> None:
         each = context.gpus_per_node or min(kind.nodes(context.provider), default=1)
         place(context.provider, kind, each, spot=True)
     if fields.get("notify_url_from"):
-        from elasticctl.cli.submit.manifest import notification_reference  # not for those who only read contexts
+        from elasticctl.cli.submit.draft import notification_reference  # not for those who only read contexts
 
         url_from = notification_reference(fields["notify_url_from"], context.provider)
         context = dataclasses.replace(context, notify_url_from=url_from)
