@@ -163,7 +163,7 @@ def test_two_projects_on_a_real_cluster(serve: Serve, visitor: Visitor, local_cl
     def elasticctl(*words: str) -> None:
         subprocess.run([sys.executable, "-m", "elasticctl.cli", *words], check=True, capture_output=True)
 
-    local_cluster.share(LocalSharing(True, 3))
+    local_cluster.set_sharing(LocalSharing(True, 3))
     elasticctl("quota", "set", "b", "--guaranteed", "cpu=1")
     local_cluster.create_job(shell_job("one", FOREVER, 3, namespace="a", minReplicas=3, maxReplicas=3))
     page = visitor.open(serve("-n", "a").link())
