@@ -112,9 +112,12 @@ class Trainer:
         newest = next(read_commits(storage.open(f"file://{self.folder}")), None)
         return 0 if newest is None else newest.step
 
-    def kill(self, index: int) -> None:
-        """Delete a worker's pod without any grace."""
-        name = f"{self.name}-worker-{index}"
+    def kill(self, position: int) -> None:
+        """Delete a worker's pod without any grace: of those that are there, by the number in their names.
+
+        Not by that number itself: a worker that took the place of one on a lost node has another.
+        """
+        name = sorted(self.uids(), key=lambda name: int(name.rpartition("-")[2]))[position]
         self.api.request("DELETE", resource_path("v1", NAMESPACE, "pods", name), {"gracePeriodSeconds": 0})
 
     def delete(self) -> None:
