@@ -17,8 +17,7 @@ from elasticctl.api.text import span
 from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.description import describe_job, format_sections
 from elasticctl.cli.views.history import failure_lines, history_table, totals_lines
-from elasticctl.cli.views.job import status_table
-from elasticctl.cli.views.job_list import Shape, job_table
+from elasticctl.cli.views.job import Shape, job_table, status_table
 from elasticctl.dashboard.page_data import job_details
 from elasticctl.diagnosis import Case, diagnose
 from elasticctl.simulation.scaling import evidence_of

@@ -30,7 +30,7 @@ def secrets_of(context: Context) -> SecretStore:
         from elasticctl.cluster.local.secrets import Secrets
 
         return Secrets(local_paths())
-    from elasticctl.cluster.kube.secrets import KubeSecrets
+    from elasticctl.cluster.kube.client import KubeSecrets
     from elasticctl.kubeapi.connection import connect as connect_to
 
     return KubeSecrets(connect_to(context.kube_context))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from elasticctl.api.errors import UsageError
 from elasticctl.cli.submit.ignore_rules import DEFAULTS
 from elasticctl.cli.submit.workspace import collect_files, pieces_of
-from elasticctl_store.workspace.listing import File, Folder, Link
+from elasticctl_store.workspace.packing import File, Folder, Link
 
 LIMIT = 1_000_000
 

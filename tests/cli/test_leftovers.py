@@ -13,7 +13,7 @@ from elasticctl.cli.job_storage import KEEP_YOUNGER_S, delete_unused_workspaces,
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl_store import storage as storages
 from elasticctl_store.workspace import transfer
-from elasticctl_store.workspace.listing import File, Listing
+from elasticctl_store.workspace.packing import File, Listing
 from elasticctl_store.workspace.transfer import unpack
 from tests.support import job_samples
 from tests.support.cli import Run

@@ -12,8 +12,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import span
 from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.history import history_table
-from elasticctl.cli.views.job import status_table
-from elasticctl.cli.views.job_list import Shape, job_table
+from elasticctl.cli.views.job import Shape, job_table, status_table
 from tests.support.job_samples import AT, FAILED, at, drawn, job
 
 NOW = AT + 60.4

@@ -18,8 +18,19 @@ from elasticctl_store import storage as storages
 from elasticctl_store.errors import DamagedError, MissingError, StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.workspace import packing, transfer
-from elasticctl_store.workspace.listing import File, Folder, Item, Link, Listing, leaves, parse, unfit
-from elasticctl_store.workspace.packing import PIECE_BYTES, Packer, pack_ranges
+from elasticctl_store.workspace.packing import (
+    PIECE_BYTES,
+    File,
+    Folder,
+    Item,
+    Link,
+    Listing,
+    Packer,
+    leaves,
+    pack_ranges,
+    parse,
+    unfit,
+)
 from elasticctl_store.workspace.transfer import unpack
 from tests.support.clouds import Cloud
 

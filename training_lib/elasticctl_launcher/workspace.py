@@ -31,7 +31,7 @@ from elasticctl_launcher.rank_processes import PythonCommand
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError, TrainError
 from elasticctl_store.storage.base import without_secrets
-from elasticctl_store.workspace.listing import Listing, is_digest
+from elasticctl_store.workspace.packing import Listing, is_digest
 from elasticctl_store.workspace.transfer import describe_failure, unpack
 
 PREFIX = "elasticctl-launch-"

@@ -26,8 +26,18 @@ from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import MissingError, TrainError
 from elasticctl_store.workspace import transfer
-from elasticctl_store.workspace.listing import MAX_ITEMS, File, Folder, Item, Link, Listing, leaves, unfit, unfit_target
-from elasticctl_store.workspace.packing import PIECE_BYTES
+from elasticctl_store.workspace.packing import (
+    MAX_ITEMS,
+    PIECE_BYTES,
+    File,
+    Folder,
+    Item,
+    Link,
+    Listing,
+    leaves,
+    unfit,
+    unfit_target,
+)
 
 _NAMED = 3
 _TRIES = 3

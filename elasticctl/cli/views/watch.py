@@ -26,7 +26,7 @@ from elasticctl.cli.framework.output import (
 )
 from elasticctl.cli.framework.target import Poller, Target
 from elasticctl.cli.views import job as views
-from elasticctl.cli.views.job_list import (
+from elasticctl.cli.views.job import (
     Shape,
     bar_encoding,
     job_table,

@@ -1,11 +1,13 @@
-"""`KubeCluster`: a Kubernetes cluster as the command line sees it."""
+"""`KubeCluster`: a Kubernetes cluster as the command line sees it, and its secrets for jobs."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from elasticctl.api.codec import from_rfc3339
@@ -22,10 +24,23 @@ from elasticctl.api.spec import (
     Pod,
     worker_name,
 )
-from elasticctl.cluster.base import LogLine, LogQuery, Manifest, is_owned, pod_order, say_on_stderr
+from elasticctl.cluster.base import (
+    LogLine,
+    LogQuery,
+    Manifest,
+    SecretInfo,
+    check_secret_name,
+    is_owned,
+    pod_order,
+    say_on_stderr,
+)
 from elasticctl.kubeapi.connection import MAX_STREAMS, MERGE_PATCH, Connection, connect, list_objects, resource_path
 from elasticctl.kubeapi.refusals import NoSuchApiError
 from elasticctl.settings.contexts import Context
+
+LABEL_SECRET = f"{GROUP}/secret"
+"""On Secrets that `elasticctl secret` has set; others, such as tokens, are not listed."""
+_OF_JOBS = "of-jobs"
 
 
 class KubeCluster:
@@ -231,3 +246,45 @@ def _is_about(event: Manifest, job: ElasticJob, workers: set[str]) -> bool:
 def _last_seen(event: Manifest) -> float:
     stamps = (event.get("lastTimestamp"), event.get("eventTime"), event.get("metadata", {}).get("creationTimestamp"))
     return next((at for at in map(from_rfc3339, stamps) if at is not None), 0.0)
+
+
+class KubeSecrets:
+    """`elasticctl.cluster.base.SecretStore` over an API server."""
+
+    def __init__(self, api: Connection) -> None:
+        self._api = api
+
+    def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
+        """See SecretStore.merge; needs the right to patch and to create, but not to read."""
+        check_secret_name(name)
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+        patch = {"metadata": {"labels": {LABEL_SECRET: _OF_JOBS}}, "data": data}
+        with suppress(NotFoundError):
+            self._api.request("PATCH", _path(namespace, name), patch, content_type=MERGE_PATCH)
+            return
+        metadata = {"name": name, "namespace": namespace, "labels": {LABEL_SECRET: _OF_JOBS}}
+        made = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
+        self._api.request("POST", _path(namespace), made)
+
+    def delete(self, namespace: str, name: str) -> None:
+        """See SecretStore.delete."""
+        check_secret_name(name)
+        self._api.request("DELETE", _path(namespace, name))
+
+    def list(self, namespace: str) -> list[SecretInfo]:
+        """See SecretStore.list."""
+        params = {"labelSelector": f"{LABEL_SECRET}={_OF_JOBS}"}
+        items = self._api.request("GET", _path(namespace), None, params)["items"]
+        found = [
+            SecretInfo(
+                item["metadata"]["name"],
+                tuple(sorted(item.get("data") or {})),
+                from_rfc3339(item["metadata"].get("creationTimestamp")),
+            )
+            for item in items
+        ]
+        return sorted(found, key=lambda info: info.name)
+
+
+def _path(namespace: str, name: str = "") -> str:
+    return resource_path("v1", namespace, "secrets", name)

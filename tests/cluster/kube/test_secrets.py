@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elasticctl.cluster.kube.secrets import LABEL_SECRET
+from elasticctl.cluster.kube.client import LABEL_SECRET
 from tests.support.cli import Run
 from tests.support.fakeapi import FakeApi
 from tests.support.kube import WriteKubeconfig

@@ -23,14 +23,19 @@ from typing import Any
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import Storage, all_keys
-from elasticctl_store.workspace.listing import File, Folder, Link, Listing, is_digest, parse
 from elasticctl_store.workspace.packing import (
+    File,
+    Folder,
+    Link,
+    Listing,
     Pack,
     Packer,
     PackRange,
     Places,
     decompress_piece,
+    is_digest,
     pack_ranges,
+    parse,
     parse_places,
     places_to_json,
 )

@@ -66,8 +66,7 @@ def status(
         print_objects([manifest], output, one=True)
         return 0
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.views.job import status_table
-    from elasticctl.cli.views.job_list import bar_encoding, next_line
+    from elasticctl.cli.views.job import bar_encoding, next_line, status_table
 
     found = ElasticJob.from_manifest(manifest)
     pods = target.cluster.pods_of([found])[found.uid]
@@ -87,7 +86,7 @@ def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
     if output in ("json", "yaml", "name"):
         print_objects(target.cluster.list_jobs(namespace), output, one=False)
         return
-    from elasticctl.cli.views.job_list import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
+    from elasticctl.cli.views.job import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
 
     shape = Shape(wide=output == "wide", namespaces=everywhere)
     if watch:
