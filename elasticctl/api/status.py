@@ -329,11 +329,27 @@ class ShareStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Activity:
+    """What the group of a job's workers is doing, as its launchers say, and since when.
+
+    `doing` is a word or two: "waiting", "preparing", "starting", "loading", "first step", "training", "saving",
+    "draining", "stopping", "exporting", "finishing" or "hung". `detail` goes on from there ("step 657" after
+    "loading", "for 2 GPUs" after "waiting"; for "hung" a sentence), and holds no duration: readers count from `since`.
+    """
+
+    doing: str = ""
+    since: Timestamp | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """The whole story of a job.
 
     `restarts` counts ended workers by cause (all of them, for the life of the job); `interruptions`, `scalings` and
-    `generations` keep the last few entries only. `failures` counts those that used up the budget. `growth` says why
+    `generations` keep the last few entries only. `failures` counts those that used up the budget, over the job's life;
+    `failures_since_commit` those since the last new checkpoint, which is what the budget limits (None: not known, as
+    in the status of an older controller). `activity` is None while nothing is known of the group. `growth` says why
     workers that are ready are not in the group yet. `worker_seconds` is how long the ended workers ran, by capacity
     (`spot`, `onDemand`, or `unknown`).
     """
@@ -341,6 +357,7 @@ class JobStatus:
     phase: Phase = Phase.PENDING
     reason: str = ""
     message: str = ""
+    activity: Activity | None = None
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     replica_statuses: Mapping[str, ReplicaStatus] = field(default_factory=dict)
@@ -358,6 +375,7 @@ class JobStatus:
     workers: tuple[WorkerStatus, ...] = ()
     restarts: Mapping[str, int] = field(default_factory=dict)
     failures: int = 0
+    failures_since_commit: int | None = None
     steps_redone: int = 0
     worker_seconds: Mapping[str, float] = field(default_factory=dict)
     backoff: Backoff = Backoff()
