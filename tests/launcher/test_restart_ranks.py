@@ -14,7 +14,7 @@ import pytest
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import JobStatus, RankFailure
 from elasticctl_launcher.restart_ranks import DRAIN_S
-from tests.support.launcher_lab import RANK, Lab
+from tests.support.launcher_lab import JOB_UID, RANK, Lab
 
 
 def pids(lab: Lab, name: str) -> list[int]:
@@ -94,7 +94,7 @@ def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
     assert from_json(RankFailure, pair.message("a-0")).verdict == "preempted"
     pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-1"))
     assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "both committed the same step"
-    assert pair.site.service.view("default/job").generations[-1].reason == "a-0 has to stop: SIGTERM"
+    assert pair.site.service.view("default/job", JOB_UID).generations[-1].reason == "a-0 has to stop: SIGTERM"
 
 
 def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:
@@ -120,7 +120,7 @@ def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) 
 def test_running_ranks_do_not_notice_a_restart_of_the_service(pair: Lab) -> None:
     before = pids(pair, "a-0") + pids(pair, "a-1")
     pair.restart_service(JobStatus(generation=1))
-    pair.until(lambda: pair.site.service.view("default/job").generations)
+    pair.until(lambda: pair.site.service.view("default/job", JOB_UID).generations)
     pair.add("a-2")
     pair.start_script("a-2")
     pair.until(lambda: "rank 2 of 3 generation 2" in pair.output("a-2"))
@@ -164,7 +164,7 @@ def test_a_worker_that_is_stopped_as_a_whole_is_left_out_and_named(coupled: Lab)
     for process in (coupled.workers["a-1"].pid, *pids(coupled, "a-1")):
         os.kill(process, signal.SIGSTOP)
     coupled.until(lambda: "rank 0 of 1 generation 2" in coupled.output("a-0"))
-    assert coupled.site.service.view("default/job").silent == {"uid-a-1"}
+    assert coupled.site.service.view("default/job", JOB_UID).silent == {"uid-a-1"}
 
 
 def test_ranks_that_move_are_left_alone(coupled: Lab) -> None:
@@ -181,7 +181,7 @@ def test_what_a_script_does_after_training_is_no_hang(lab: Lab) -> None:
     lab.start("a-0", *command, options=("--hang-timeout", "0.5"), LAB=str(lab.folder), EXPORTS="6")
     assert lab.wait("a-0") == 0
     assert "exported" in lab.output("a-0")
-    assert len(lab.site.service.view("default/job").generations) == 1
+    assert len(lab.site.service.view("default/job", JOB_UID).generations) == 1
 
 
 def test_several_ranks_of_a_worker_are_told_apart(lab: Lab) -> None:

@@ -27,7 +27,7 @@ from elasticctl_launcher.spot_notice import (
     check_url,
     make_source,
 )
-from tests.support.launcher_lab import KEY, Lab
+from tests.support.launcher_lab import JOB_UID, KEY, Lab
 from tests.support.metadata_server import (
     ACTION,
     ACTION_PATH,
@@ -237,7 +237,7 @@ def test_a_worker_that_hears_of_its_end_leaves_in_order(lab: Lab, cloud: str) ->
     assert (failure.verdict, failure.error, failure.exit_code) == ("preempted", why, 143)
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-1"))
     assert all((lab.folder / f"reached-1-{rank}").exists() for rank in range(2)), "both committed the same step"
-    assert lab.site.service.view(KEY).generations[-1].reason == f"a-0 has to stop: {why}"
+    assert lab.site.service.view(KEY, JOB_UID).generations[-1].reason == f"a-0 has to stop: {why}"
 
 
 def test_notice_reaches_a_worker_that_waits_for_a_group(lab: Lab) -> None:

@@ -22,7 +22,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.rendezvous.service import RendezvousService
 
-KEY = "default/job"
+KEY, JOB_UID = "default/job", "job-uid"
 PATIENCE_S = 100.0
 """Launchers and ranks import torch, which takes long on a machine that is busy."""
 TOKEN = "right-token"  # a test's, not a secret
@@ -114,7 +114,7 @@ class Lab:
 
     def tell(self, status: JobStatus | None = None) -> None:
         self.site.service.set_group(
-            KEY, status=status or JobStatus(), job_uid="job-uid", alive=dict(self.alive), minimum=1
+            KEY, status=status or JobStatus(), job_uid=JOB_UID, alive=dict(self.alive), minimum=1
         )
 
     def restart_service(self, status: JobStatus) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from elasticctl.api.errors import ConflictError, ElasticctlError
@@ -94,8 +94,8 @@ class Rendezvous(Protocol):
         of a job that is not known yet.
         """
 
-    def view(self, key: str) -> GroupView:
-        """Return what the workers of a job have reported."""
+    def view(self, key: str, job_uid: str) -> GroupView:
+        """Return what the workers of the job with this uid have reported."""
 
     def drop(self, key: str) -> None:
         """Forget a job that is gone."""
@@ -119,6 +119,19 @@ class Scheduling:
     queueing: Queueing | None = None
 
 
+@dataclass(slots=True)
+class _Memory:
+    """What the loop remembers of one job between passes.
+
+    `written_at` is when its status was last written, in seconds since the epoch; `pods` are its pods as they were
+    parsed, by the id of their manifests.
+    """
+
+    job_uid: str
+    written_at: float = 0.0
+    pods: dict[int, tuple[Mapping[str, Any], Pod]] = field(default_factory=dict)
+
+
 class Controller:
     """Reconciles the jobs of a `Workload`; `rendezvous` None: jobs bring their own.
 
@@ -139,8 +152,7 @@ class Controller:
         self._scheduling = scheduling or Scheduling()
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
         self._queue, self._on_pass = queue or WorkQueue(), on_pass
-        self._written_at: dict[str, float] = {}
-        self._parsed: dict[str, dict[int, tuple[Mapping[str, Any], Pod]]] = {}
+        self._memories: dict[str, _Memory] = {}
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
 
@@ -203,8 +215,7 @@ class Controller:
         """Make one pass over a job. Raises the first error, after which the rest of the pass is skipped."""
         manifest = self._workload.get_job(key)
         if manifest is None:
-            self._written_at.pop(key, None)
-            self._parsed.pop(key, None)
+            self._memories.pop(key, None)
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
             return
@@ -253,7 +264,7 @@ class Controller:
         )
         if self._rendezvous is None or job.rdzv_endpoint:
             return observed
-        view = self._rendezvous.view(job.key)
+        view = self._rendezvous.view(job.key, job.uid)
         return replace(
             observed,
             progress=view.progress,
@@ -265,26 +276,33 @@ class Controller:
 
     def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:
         """The job's pods; only those that have changed since the last pass are parsed again."""
-        known = self._parsed.get(job.key, {})
+        known = self._memory(job).pods
         found: dict[int, tuple[Mapping[str, Any], Pod]] = {}
         for manifest in self._workload.list_pods(job):
             before = known.get(id(manifest))  # the entry keeps the manifest alive, so that no other object gets its id
             found[id(manifest)] = before or (manifest, Pod.from_manifest(manifest))
-        self._parsed[job.key] = found
+        self._memory(job).pods = found
         return tuple(pod for _, pod in found.values())
+
+    def _memory(self, job: ElasticJob) -> _Memory:
+        """What is remembered of this very job, not of one that had its name before."""
+        known = self._memories.get(job.key)
+        if known is None or known.job_uid != job.uid:
+            known = self._memories[job.key] = _Memory(job.uid)
+        return known
 
     def _write(self, job: ElasticJob, decision: Decision) -> None:
         """Write the status if it has changed; progress alone is written at most every `PROGRESS_WRITE_S`."""
         if decision.status == job.status:
             return
         now = self._clock()
-        wait_s = self._written_at.get(job.key, 0.0) + PROGRESS_WRITE_S - now
+        wait_s = self._memory(job).written_at + PROGRESS_WRITE_S - now
         too_soon = 0 < wait_s <= PROGRESS_WRITE_S and not decision.actions
         if too_soon and only_progress_changed(job.status, decision.status):
             self._queue.add_after(job.key, wait_s)
             return
         self._workload.write_status(job, decision.status)
-        self._written_at[job.key] = now
+        self._memory(job).written_at = now
 
     def _update_group(self, job: ElasticJob, observed: Observed, status: JobStatus) -> None:
         """Tell the rendezvous service which workers are alive, and which of them are being stopped.

@@ -131,6 +131,8 @@ class NotifyingWorkload:
             if status.phase not in notifications.WAITING:
                 self._waits.pop(job.uid, None)
             elif job.uid not in self._waits:
+                for uid in [uid for uid, wait in self._waits.items() if wait.key == job.key]:
+                    del self._waits[uid]  # it was deleted and created again, and nobody has seen it gone
                 self._waits[job.uid] = _Wait(job.key, now, time.monotonic() + self._waits_long_s)
                 self._changed.notify()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -31,6 +32,14 @@ class Refused(Exception):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The job whose agent asks: its key, and its uid, as another job may take the name at any moment."""
+
+    key: str
+    job_uid: str
+
+
 class Limiter:
     """A token bucket per job: a runaway script must not block the service for other jobs.
 
@@ -39,19 +48,19 @@ class Limiter:
     """
 
     def __init__(self) -> None:
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self._buckets: dict[str, tuple[float, float]] = {}  # by job uid
 
-    def check(self, key: str, now_s: float) -> None:
-        """Take a token of the job `key`; raises Refused (429) if there is none. `now_s` is from a monotonic clock."""
-        tokens, at = self._buckets.get(key, (BURST, now_s))
+    def check(self, caller: Caller, now_s: float) -> None:
+        """Take a token of the job; raises Refused (429) if there is none. `now_s` is from a monotonic clock."""
+        tokens, at = self._buckets.get(caller.job_uid, (BURST, now_s))
         tokens = min(BURST, tokens + (now_s - at) * RATE_PER_S)
         if tokens < 1:
-            raise Refused(429, f"too many requests for job {key}")
-        self._buckets[key] = (tokens - 1, now_s)
+            raise Refused(429, f"too many requests for job {caller.key}")
+        self._buckets[caller.job_uid] = (tokens - 1, now_s)
 
-    def forget(self, key: str) -> None:
+    def forget(self, job_uid: str) -> None:
         """Drop the bucket of a job that has ended."""
-        self._buckets.pop(key, None)
+        self._buckets.pop(job_uid, None)
 
 
 async def read_body(request: web.Request) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, 
 from elasticctl_controller.core.membership import Group, GroupWorld
 from elasticctl_controller.rendezvous.requests import (
     MAX_GENERATION,
+    Caller,
     Limiter,
     Refused,
     note_report,
@@ -118,14 +119,17 @@ class RendezvousService:
     ) -> None:
         """Set who is alive (uid -> worker name), who of them has been told to stop, and whether the size is automatic.
 
-        `status` initialises the group of a job that this service does not know yet.
+        `status` initialises the group of a job that this service does not know yet: one that was deleted and created
+        again under its name is another job, and the agents of the old one get 410.
         """
         with self._lock:
             group = self.groups.get(key)
-            if group is None or group.job_uid != job_uid:
+            replaced = group is not None and group.job_uid != job_uid
+            if group is None or replaced:
+                self._forget(key)
                 group = self.groups[key] = Group.restored(job_uid, status)
             group.automatic = automatic
-            if (group.alive, group.minimum, group.leaving) == (alive, minimum, leaving):
+            if (group.alive, group.minimum, group.leaving) == (alive, minimum, leaving) and not replaced:
                 return
             group.set_alive(alive, minimum, self._clock(), leaving)
         self._wake(key)
@@ -140,11 +144,11 @@ class RendezvousService:
             group.set_alive(others, group.minimum, self._clock(), group.leaving)
         self._wake(key)
 
-    def view(self, key: str) -> GroupView:
-        """Return what is known of a job; empty for an unknown one."""
+    def view(self, key: str, job_uid: str) -> GroupView:
+        """Return what is known of the job with this uid; empty for an unknown one."""
         with self._lock:
             group = self.groups.get(key)
-            if group is None:
+            if group is None or group.job_uid != job_uid:
                 return GroupView()
             known, silent = group.history, frozenset(group.silent)
             return GroupView(known.progress, known.checkpoint, tuple(known.generations), silent, group.growth)
@@ -152,10 +156,14 @@ class RendezvousService:
     def drop(self, key: str) -> None:
         """Forget a job; its agents get 410."""
         with self._lock:
-            self.groups.pop(key, None)
-            self._limiter.forget(key)
-            self._encoded.pop(key, None)
+            self._forget(key)
         self._wake(key)
+
+    def _forget(self, key: str) -> None:
+        group = self.groups.pop(key, None)
+        if group is not None:
+            self._limiter.forget(group.job_uid)
+        self._encoded.pop(key, None)
 
     def _wake(self, key: str) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -181,7 +189,7 @@ class RendezvousService:
         return response
 
     async def _answer(self, request: web.Request) -> dict[str, Any] | str:
-        verbs: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any] | str]]] = {
+        verbs: dict[str, Callable[[Caller, Mapping[str, Any]], Awaitable[dict[str, Any] | str]]] = {
             "join": self._join,
             "watch": self._watch,
             "finish": self._finish,
@@ -194,11 +202,12 @@ class RendezvousService:
         if verb is None:
             raise Refused(404, "unknown verb")
         key = f"{request.match_info['namespace']}/{request.match_info['name']}"
-        self._authorise(key, request.headers.get("Authorization", ""))
-        self._limiter.check(key, time.monotonic())
-        return await verb(key, await read_body(request))
+        caller = self._authorise(key, request.headers.get("Authorization", ""))
+        self._limiter.check(caller, time.monotonic())
+        return await verb(caller, await read_body(request))
 
-    def _authorise(self, key: str, header: str) -> None:
+    def _authorise(self, key: str, header: str) -> Caller:
+        """Return the job whose token it is."""
         with self._lock:
             group = self.groups.get(key)
         uid = group.job_uid if group else self._uid_of_running(key)
@@ -210,6 +219,7 @@ class RendezvousService:
             raise Refused(401, f"wrong token for job {key}")
         if group is None:
             raise Refused(503, f"job {key} has not been reconciled yet")
+        return Caller(key, uid)
 
     def _uid_of_running(self, key: str) -> str | None:
         """The uid of a job that exists and has not ended."""
@@ -217,26 +227,26 @@ class RendezvousService:
         job = None if manifest is None else ElasticJob.from_manifest(manifest)
         return None if job is None or job.deleting or job.status.phase.terminal else job.uid
 
-    async def _join(self, key: str, body: Mapping[str, Any]) -> dict[str, Any] | str:
+    async def _join(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any] | str:
         member, generation = read_member(body), read_int(body, "generation", 0, MAX_GENERATION)
         with self._lock:
-            group = self._group(key)
+            group = self._group(caller)
             if member.uid not in group.alive:
-                raise Refused(409, f"worker {member.name} is not one of the live workers of {key}")
+                raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
             group.join(member, generation, self._clock())
-        self._wake_here(key)
+        self._wake_here(caller.key)
 
         def world(group: Group) -> GroupWorld | None:
             if member.uid not in group.alive:
-                raise Refused(409, f"worker {member.name} is no longer one of the live workers of {key}")
+                raise Refused(409, f"worker {member.name} is no longer one of the live workers of {caller.key}")
             found = group.world
             return found if found and group.is_member(member.uid) and found.generation > generation else None
 
-        formed = await self._poll(key, world)
+        formed = await self._poll(caller, world)
         if formed is None:
             return {"state": "waiting"}
-        self._on_change(key)
-        return self._encode(key, formed)
+        self._on_change(caller.key)
+        return self._encode(caller.key, formed)
 
     def _encode(self, key: str, world: GroupWorld) -> str:
         """The generation as JSON, encoded once, as every member gets the same. A rerun starts at 1 again."""
@@ -247,11 +257,11 @@ class RendezvousService:
             cached = self._encoded[key] = (world, text)
         return cached[1]
 
-    async def _watch(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _watch(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         world = read_world(body, uid, generation) if "members" in body else None
         with self._lock:
-            group = self._group(key)
+            group = self._group(caller)
             if uid in group.alive and group.adopts(generation):
                 if world is None:
                     return {"state": "unknown", "reason": "the service was restarted: send the members"}
@@ -266,87 +276,88 @@ class RendezvousService:
                 return "stale", "another generation"
             return ("drain", group.drain.reason) if group.drain and body.get("draining") is not True else None
 
-        state, reason = await self._poll(key, state_of) or ("current", "")
+        state, reason = await self._poll(caller, state_of) or ("current", "")
         return {"state": state, "reason": reason}
 
-    async def _finish(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _finish(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         with self._lock:
-            self._group(key).finish(uid, self._clock())
-        self._wake_here(key)
+            self._group(caller).finish(uid, self._clock())
+        self._wake_here(caller.key)
 
         def done(group: Group) -> str | None:
             if group.world is None or group.world.generation != generation:
                 return "done"  # the others re-formed without it: its ranks have nothing left to do
             return "done" if group.finish(uid, self._clock()) else None
 
-        return {"state": await self._poll(key, done) or "waiting"}
+        return {"state": await self._poll(caller, done) or "waiting"}
 
-    async def _notice(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _notice(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
-            group = self._group(key)
+            group = self._group(caller)
             uid = read_text(body, "uid")
             name = group.alive.get(uid, "a worker")
             group.notice(uid, f"{name} has to stop: {read_text(body, 'reason')}", self._clock())
-        self._wake_here(key)
+        self._wake_here(caller.key)
         return {}
 
-    async def _leave(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _leave(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
-            group = self._group(key)
+            group = self._group(caller)
             uid = read_text(body, "uid")
             name = group.alive.get(uid, "a worker")
             group.leave(uid, f"{name} leaves: {read_text(body, 'reason')}", self._clock())
-        self._wake_here(key)
+        self._wake_here(caller.key)
         return {}
 
-    async def _fail(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _fail(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         with self._lock:
-            group = self._group(key)
+            group = self._group(caller)
             blamed = group.fail(
                 uid, group.alive.get(uid, uid), generation, of_peers=body.get("of_peers") is True, now=self._clock()
             )
-        self._wake_here(key)
+        self._wake_here(caller.key)
         return {"verdict": "exit" if blamed else "rejoin"}
 
-    async def _report(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _report(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         messages = body.get("messages")
         if not isinstance(messages, list) or len(messages) > MAX_REPORTS:
             raise Refused(400, f"messages: expected a list of at most {MAX_REPORTS}")
         now, changed = self._clock(), False
         with self._lock:
-            group = self._group(key)
+            group = self._group(caller)
             for message in messages:
                 if isinstance(message, Mapping):
                     changed |= note_report(group, message, now)
         if changed:
-            self._wake_here(key)  # newcomers may be waiting for a first step
-            self._on_change(key)
+            self._wake_here(caller.key)  # newcomers may be waiting for a first step
+            self._on_change(caller.key)
         return {}
 
-    def _group(self, key: str) -> Group:
-        group = self.groups.get(key)
-        if group is None:
-            raise Refused(410, f"no running job {key}")
+    def _group(self, caller: Caller) -> Group:
+        """The caller's group: the job may have been deleted since it asked, and another one have taken its name."""
+        group = self.groups.get(caller.key)
+        if group is None or group.job_uid != caller.job_uid:
+            raise Refused(410, f"no running job {caller.key}")
         return group
 
-    async def _poll(self, key: str, ready: Callable[[Group], T | None]) -> T | None:
+    async def _poll(self, caller: Caller, ready: Callable[[Group], T | None]) -> T | None:
         """Wait at most `POLL_S` until `ready` has an answer; settle the group when one of its deadlines passes."""
         deadline = time.monotonic() + POLL_S
         while True:
             with self._lock:
-                group = self._group(key)
+                group = self._group(caller)
                 before = group.world
                 settle_s = group.settle(self._clock())
                 answer = ready(group)
                 moved = group.world is not before
             if moved:
-                self._wake_here(key)
+                self._wake_here(caller.key)
             left_s = deadline - time.monotonic()
             if answer is not None or left_s <= 0:
                 return answer
-            changed = self._changed.setdefault(key, asyncio.Event())
+            changed = self._changed.setdefault(caller.key, asyncio.Event())
             try:
                 await asyncio.wait_for(changed.wait(), min(left_s, settle_s if settle_s is not None else POLL_S))
             except TimeoutError:

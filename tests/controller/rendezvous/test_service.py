@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Limiter, Refused
-from elasticctl_controller.rendezvous.service import steady_clock
+from elasticctl.api.status import CheckpointStatus, JobStatus
+from elasticctl_controller.rendezvous.requests import BURST, RATE_PER_S, Caller, Limiter, Refused
+from elasticctl_controller.rendezvous.service import GroupView, steady_clock
 from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceRefused
-from tests.support.launcher_lab import KEY, TOKEN, Lab
+from tests.support.launcher_lab import JOB_UID, KEY, TOKEN, Lab
 from tests.support.waiting import wait_until
 
 
@@ -113,7 +113,7 @@ def test_garbage_is_refused_and_changes_nothing(
     lab: Lab, client: ServiceClient, verb: str, body: bytes, status: int
 ) -> None:
     assert post(lab, f"/v1/jobs/default/job/{verb}", body)[0] == status
-    assert not lab.site.service.view(KEY).generations
+    assert not lab.site.service.view(KEY, JOB_UID).generations
 
 
 def test_garbage_reports_are_passed_over(lab: Lab, client: ServiceClient) -> None:
@@ -128,7 +128,7 @@ def test_garbage_reports_are_passed_over(lab: Lab, client: ServiceClient) -> Non
         {"kind": "progress", "generation": 1, "step": 3, "samples_per_s": 10**400},
     ]
     client.call("report", {"messages": [*bad, good]})
-    progress = lab.site.service.view(KEY).progress
+    progress = lab.site.service.view(KEY, JOB_UID).progress
     assert progress is not None
     assert (progress.step, progress.metrics) == (3, {"loss": 0.5})
 
@@ -172,7 +172,7 @@ def test_an_agent_of_an_older_generation_is_told(lab: Lab, client: ServiceClient
     body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
     assert client.call("watch", body)["state"] == "stale"
     assert client.call("fail", {"uid": "uid-a-0", "generation": 1, "of_peers": False}) == {"verdict": "rejoin"}
-    assert lab.site.service.view(KEY).generations[-1].generation == 2
+    assert lab.site.service.view(KEY, JOB_UID).generations[-1].generation == 2
 
 
 def test_a_dropped_job_answers_gone(lab: Lab, client: ServiceClient) -> None:
@@ -192,17 +192,65 @@ def test_a_job_that_the_controller_has_yet_to_look_at_is_asked_to_come_again(lab
 
 
 def test_a_job_that_asks_without_end_is_slowed_down(lab: Lab, client: ServiceClient) -> None:
-    limiter, now_s = Limiter(), 100.0
+    limiter, now_s, caller = Limiter(), 100.0, Caller(KEY, JOB_UID)
     for _ in range(int(BURST)):
-        limiter.check(KEY, now_s)
+        limiter.check(caller, now_s)
     with pytest.raises(Refused, match="too many requests"):
-        limiter.check(KEY, now_s)
-    limiter.check("default/other", now_s)
-    limiter.check(KEY, now_s + 2 / RATE_PER_S)
+        limiter.check(caller, now_s)
+    limiter.check(Caller("default/other", "another uid"), now_s)
+    limiter.check(Caller(KEY, "of the job that has its name now"), now_s)
+    limiter.check(caller, now_s + 2 / RATE_PER_S)
     lab.site.service._limiter = limiter
-    limiter._buckets[KEY] = (0.0, time.monotonic() + 3600)
+    limiter._buckets[JOB_UID] = (0.0, time.monotonic() + 3600)
     with pytest.raises(ServiceAway, match="HTTP 429"):
         client.call("leave", {"uid": "uid-a-0", "reason": "x"})
+
+
+def replace_job(lab: Lab, uid: str = "another uid") -> None:
+    """Another job takes the name; the old one's workers have not stopped yet."""
+    lab.site.service.set_group(KEY, status=JobStatus(), job_uid=uid, alive={}, minimum=1)
+
+
+def test_what_an_agent_of_the_old_job_still_sends_is_not_the_new_jobs(lab: Lab, client: ServiceClient) -> None:
+    """It was let in as one of the old job, and its body came only when the name was another's."""
+    form(client, "a-0", "a-1")
+    report = b'{"messages": [{"kind": "resumed", "generation": 1, "step": 5}]}'
+    connection = _Raw(lab.site.path)
+    connection.putrequest("POST", "/v1/jobs/default/job/report")
+    connection.putheader("Authorization", f"Bearer {TOKEN}")
+    connection.putheader("Content-Length", str(len(report)))
+    connection.endheaders()
+    connection.send(report[:10])
+    wait_until(lambda: "report" in lab.site.verbs)
+    replace_job(lab)
+    connection.send(report[10:])
+    assert connection.getresponse().status == 410
+    connection.close()
+
+
+@pytest.mark.parametrize("verb", ["join", "watch", "finish"])
+def test_agents_of_the_old_job_hear_at_once_that_it_is_gone(lab: Lab, client: ServiceClient, verb: str) -> None:
+    if verb != "join":
+        form(client, "a-0", "a-1")
+    with ThreadPoolExecutor(1) as pool:
+        poll = pool.submit(client.call, verb, agent("a-0", 0 if verb == "join" else 1), 30)
+        wait_until(lambda: verb in lab.site.verbs)
+        time.sleep(0.1)
+        began = time.monotonic()
+        replace_job(lab)
+        with pytest.raises(ServiceRefused, match="no running job"):
+            poll.result()
+    assert time.monotonic() - began < 5
+
+
+def test_what_is_known_of_a_job_is_not_told_of_another_one_with_its_name(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    service = lab.site.service
+    assert service.view(KEY, JOB_UID).generations
+    assert service.view(KEY, "another uid") == GroupView()
+    replace_job(lab)
+    assert service.view(KEY, JOB_UID) == GroupView()
+    assert service.view(KEY, "another uid") == GroupView(checkpoint=CheckpointStatus())
 
 
 def test_a_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +263,7 @@ def test_a_clock_that_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) 
 def test_a_rerun_under_the_same_name_starts_afresh(lab: Lab, client: ServiceClient) -> None:
     form(client, "a-0", "a-1")
     lab.site.service.set_group(KEY, status=JobStatus(), job_uid="another", alive={"n": "a-0"}, minimum=1)
-    assert not lab.site.service.view(KEY).generations
+    assert not lab.site.service.view(KEY, JOB_UID).generations
 
 
 def test_a_rerun_under_the_same_name_gets_its_own_world(lab: Lab, client: ServiceClient) -> None:
@@ -269,7 +317,7 @@ def test_a_restarted_service_asks_for_the_world_and_adopts_it(lab: Lab, client: 
     assert client.call("watch", body)["state"] == "unknown"
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(client.call, "watch", body | {"members": world["members"]}, 30)]
-        wait_until(lambda: lab.site.service.view(KEY).generations)
+        wait_until(lambda: lab.site.service.view(KEY, JOB_UID).generations)
         waits.append(pool.submit(client.call, "watch", {"uid": "uid-a-1", "generation": 1}, 30))
         lab.site.service.report_loss(KEY, "uid-a-1")
         assert {wait.result(5)["reason"] for wait in waits} <= {"lost a-1", "removed"}
