@@ -198,7 +198,7 @@ class RankFailure:
     """How a rank failed; the launcher writes it as JSON to the worker's termination message.
 
     `verdict` says whose fault it was as far as the launcher knows: "application", "collateral", "stuck", "killed" or
-    "preempted".
+    "preempted". `permanent`: another try cannot help (a SyntaxError, a missing module).
     """
 
     verdict: str = ""
@@ -210,6 +210,7 @@ class RankFailure:
     last_lines: tuple[str, ...] = ()
     generation: int = 0
     at: Timestamp | None = None
+    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +264,7 @@ class GroupGeneration:
 
     `opened_at`: the old group was told to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
     optimizer step was reported. `resumed_step` is the step restored from, `last_step` the highest step reported.
+    `failure`: it ended because ranks failed, and the same workers have started them again.
     """
 
     generation: int = 0
@@ -273,6 +275,7 @@ class GroupGeneration:
     first_step_at: Timestamp | None = None
     resumed_step: int | None = None
     last_step: int | None = None
+    failure: RankFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)

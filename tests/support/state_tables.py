@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from elasticctl_controller.core import membership
+from elasticctl_controller.core import group_states
 from elasticctl_controller.local import lifecycle
 from elasticctl_launcher import states as launcher_states
 
@@ -60,7 +60,7 @@ class Machine:
 
 MACHINES: Mapping[str, Machine] = {
     "Membership": Machine(
-        membership.GroupState, membership.GroupEvent, membership.transition, membership.ImpossibleGroupEvent
+        group_states.GroupState, group_states.GroupEvent, group_states.transition, group_states.ImpossibleGroupEvent
     ),
     "Keeper": Machine(
         lifecycle.KeeperState, lifecycle.KeeperEvent, lifecycle.transition, lifecycle.ImpossibleKeeperEvent

@@ -353,7 +353,10 @@ class Agent(SimpleElasticAgent):
         }
         deadline = time.monotonic() + FAIL_TIMEOUT_S
         try:
-            return str(self._handler.client.call_until("fail", body, deadline).get("verdict", "exit"))
+            while True:
+                answer = self._handler.client.call_until("fail", body, deadline, POLL_TIMEOUT_S)
+                if answer.get("verdict") != "pending":
+                    return str(answer.get("verdict", "exit"))
         except ServiceError as error:
             log.warning("the rendezvous service gave no verdict: %s", error)
             return "exit"

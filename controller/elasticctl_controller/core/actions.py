@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticctl.api.spec import Pod
-from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
+from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Observed:
     """What is known of one job at one instant.
 
     `pods` may include pods that are not the job's. `lost_nodes` are gone or NotReady. What the rendezvous service
-    knows: `progress`, `checkpoint`, `generations` (oldest first), `silent` (uids of workers that are alive but did not
-    join again when the group re-formed) and `growth` (why newcomers that are ready are not in the group yet); all empty
-    for a job that brings its own rendezvous. `share`, `leave`, `moves` and `nodes` are the job's `Allotment`; None and
-    empty when the job is not shared.
+    knows: `progress`, `checkpoint`, `generations` (oldest first), `silent` (uids of workers that are alive but gave no
+    sign of life when the group re-formed), `growth` (why newcomers that are ready are not in the group yet) and
+    `activity` (what the group does); all empty for a job that brings its own rendezvous. `share`, `leave`, `moves` and
+    `nodes` are the job's `Allotment`; None and empty when the job is not shared.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -40,6 +40,7 @@ class Observed:
     generations: tuple[GroupGeneration, ...] = ()
     silent: frozenset[str] = frozenset()
     growth: str = ""
+    activity: Activity | None = None
     share: ShareStatus | None = None
     leave: frozenset[str] = frozenset()
     moves: frozenset[str] = frozenset()

@@ -151,6 +151,8 @@ def _from_exit(pod: Pod, verdict: str) -> Cause | None:
         return Cause.PREEMPTED
     if _succeeded(pod):
         return Cause.COMPLETED
+    if verdict == APPLICATION:
+        return None  # also where the rank was killed: its launcher lives, so nobody took the worker away
     unobserved = pod.exit_code is None and not pod.reason
     return Cause.KILLED if pod.exit_code in _KILLED_CODES or unobserved else None
 

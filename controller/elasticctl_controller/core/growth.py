@@ -26,7 +26,9 @@ from elasticctl.api.status import GroupGeneration, ProgressStatus
 from elasticctl.api.text import plural, span
 
 UNMEASURED_COST_S = 10.0
-"""The assumed cost of re-forming, until one has been measured."""
+"""The assumed cost of re-forming, until a group has formed again, or made its first step at all."""
+LEAST_GAIN = 0.05
+"""A size that somebody asked for is reached even where more workers are hardly faster."""
 COSTS_KEPT = 3
 LEAST_PACE_S = 1.0
 
@@ -151,14 +153,30 @@ def measure_growth(
     )
 
 
+def payback_s(records: Sequence[GroupGeneration], ready: int, rates: Mapping[int, float]) -> float:
+    """Seconds of training after which stopping the group for so many newcomers pays for itself: the P of the module's
+    formula. A group that always trains that long between two stops never falls behind one without newcomers for good.
+    """
+    size = len(records[-1].workers)
+    gain = 1.0 - 1.0 / speedup(size, size + ready, rates, Batching().exponent) if size else 1.0
+    return reform_cost_s(records) / max(gain, LEAST_GAIN)
+
+
 def reform_cost_s(records: Sequence[GroupGeneration]) -> float:
-    """How long this group stops when it re-forms: the mean of the last times from its end to its next step."""
+    """How long this group stops when it re-forms: the mean of the last times from its end to its next step.
+
+    A group that has formed only once is taken to need as long as its ranks took from there to their first step.
+    """
     costs = [
         item.first_step_at - item.opened_at
         for item in records[1:]
         if item.first_step_at is not None and item.opened_at is not None
     ][-COSTS_KEPT:]
-    return sum(costs) / len(costs) if costs else UNMEASURED_COST_S
+    if costs:
+        return sum(costs) / len(costs)
+    first = records[0] if records else GroupGeneration()
+    known = first.first_step_at is not None and first.formed_at is not None
+    return first.first_step_at - first.formed_at if known else UNMEASURED_COST_S  # type: ignore[operator]
 
 
 def _losses(records: Sequence[GroupGeneration]) -> int:

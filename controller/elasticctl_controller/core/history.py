@@ -21,6 +21,7 @@ from elasticctl.api.status import (
     Interruption,
     JobStatus,
     ProgressStatus,
+    RankFailure,
     Scaling,
     ScalingPhase,
     add_point,
@@ -44,13 +45,14 @@ T = TypeVar("T", GroupGeneration, ProgressStatus, CheckpointStatus)
 class TrainingHistory:
     """What the ranks of a job have reported to this service. `rates`: samples a second by number of workers.
 
-    `newest_commit` is the generation and the number of the newest checkpoint.
+    `newest_commit` is the generation and the number of the newest checkpoint. `reports`: the script reports steps.
     """
 
     generations: list[GroupGeneration] = field(default_factory=list)
     progress: ProgressStatus | None = None
     checkpoint: CheckpointStatus = CheckpointStatus()
     newest_commit: tuple[int, int] = (0, 0)
+    reports: bool = False
     rates: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -63,11 +65,22 @@ class TrainingHistory:
         self.generations.append(generation)
         del self.generations[:-MAX_GENERATIONS]
 
+    @property
+    def has_stepped(self) -> bool:
+        """True once a rank has reported a step."""
+        return self.progress is not None or any(item.last_step is not None for item in self.generations)
+
+    def note_failure(self, generation: int, failure: RankFailure) -> None:
+        """The newest generation has ended by this failure, and its ranks start again."""
+        if self.newest is not None and self.newest.generation == generation:
+            self.generations[-1] = replace(self.newest, failure=failure)
+
     def note_step(self, generation: int, progress: ProgressStatus, now: float) -> bool:
         """Take over the progress of a rank; False when it is not of the newest generation."""
         newest = self.newest
         if newest is None or newest.generation != generation or progress.step is None:
             return False
+        self.reports = True
         first = newest.first_step_at is None
         last_step = max(progress.step, newest.last_step or 0)
         newest = replace(newest, first_step_at=Timestamp(now) if first else newest.first_step_at, last_step=last_step)
@@ -85,6 +98,7 @@ class TrainingHistory:
 
     def note_resumed(self, generation: int, step: int) -> None:
         """A rank has restored the state of `step` (0: there was nothing to restore)."""
+        self.reports = True
         if self.newest is not None and self.newest.generation == generation:
             self.generations[-1] = replace(self.newest, resumed_step=step)
 
@@ -122,6 +136,7 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
         curve=add_point(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
         checkpoint=_merge_checkpoint(status.checkpoint, observed.checkpoint),
         growth=observed.growth,
+        activity=observed.activity,
     )
 
 

@@ -1,101 +1,55 @@
 """Who is in the training group of a job: a state machine without a clock, a thread or a socket.
 
 A group that has *formed* trains as generation N. Otherwise its workers join generation N+1, which forms as soon as
-every worker has joined that is alive and was in the last generation. It never waits for a worker that is still
-starting, except before the first generation, where forming early would only mean forming twice. A group of automatic
-size weighs what it costs to take newcomers in against what it gains; a group whose size somebody asked for takes them
-in as they come.
+every worker has joined that is alive and was in the last generation, however long its ranks take to stop: only one that
+gives no sign of life is left out. It never waits for a worker that is still starting, except before the first
+generation and after the loss of all members, where forming early would only mean forming twice.
 
-A change that is known beforehand (a newcomer, a removal, a spot notice) makes the group *drain*: its ranks agree on a
-step, commit it and stop, so that no step is lost. Draining has a deadline.
+Newcomers are taken in at a step boundary, once the group has trained for as long as the re-forming takes to pay for
+itself (`growth`). A change that is known beforehand (a newcomer, a removal, a spot notice) makes the group *drain*: its
+ranks agree on a step, commit it and stop, so that no step is lost.
 
-`transition` decides every pair of state and event; docs/state-machines.md shows the table. `Group` turns what agents
-and the controller say into events, and holds the data of each state.
+Ranks that fail *break* the generation. How the other members' ranks end is waited for, and then it is judged who is to
+blame (`blame`); the ranks are started again, within the job's budget, unless a lost member explains the failure.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import ClassVar
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus
-from elasticctl_controller.core.growth import decide_growth, measure_growth
+from elasticctl_controller.core.blame import GroupRules, Judgement, RanksEnd, first_to_blame
+from elasticctl_controller.core.group_states import GroupEvent, GroupState, ImpossibleGroupEvent, transition
+from elasticctl_controller.core.growth import decide_growth, measure_growth, payback_s
 from elasticctl_controller.core.history import TrainingHistory
 from elasticctl_controller.core.workers import is_member
 
 FIRST_SETTLE_S = 30.0
-"""How long the first generation waits for workers that are alive but have not joined, once the minimum has joined."""
+"""How long the first generation, and one after the loss of all members, waits for workers that are alive but have not
+joined, once the minimum has joined."""
 NEWCOMER_SETTLE_S = 2.0
-"""How long a newcomer waits for others that are starting, so that they cost the group one re-forming, not several."""
-FIRST_STEP_S = 20.0
-"""How long newcomers leave a new generation alone that has not taken its first step: training comes first."""
-REJOIN_S = 10.0
-"""How long the others wait for a member that is alive but has not joined again."""
+"""How long a newcomer waits for others that are starting, so that they cost the group one re-forming, not several; and
+how long a script that reports nothing is left alone first, doubled with each time that newcomers have stopped it."""
+LONGEST_SETTLE_S = 600.0
+SILENT_S = 10.0
+"""A worker that has given no sign of life for this long is not waited for: launchers give one every 3 s."""
+SILENT_SHARE_PER_MIN = 0.1
+"""The share of a group that may be deleted as silent within a minute; at least one worker."""
 ADOPT_S = 45.0
 """How long newcomers wait for a restarted service to hear from a group that may still be training: a launcher whose
 connection died silently asks again after 40 s."""
-DRAIN_S = 10.0
-"""How long members have to commit the step at which they agreed to stop, before the group re-forms without it."""
-UNEXPLAINED_LIMIT = 3
-"""Re-formings in a row without a step, a loss or a worker's own error, before the first worker to fail is blamed."""
-
-
-class GroupState(Enum):
-    """Where the group of a job stands."""
-
-    STARTING = "starting"  # no generation has formed yet
-    RESTORED = "restored"  # the service was restarted; the last generation may still be training
-    FORMING = "forming"  # the last generation has ended; its members join the next
-    TRAINING = "training"  # a generation has formed
-    DRAINING = "draining"  # a generation has formed, and is about to stop at a commit
-
-
-class GroupEvent(Enum):
-    """What can happen to the group."""
-
-    WORKER_JOINED = "worker joined"
-    MEMBER_REJOINED = "member joined again"
-    GROUP_REPORTED = "running group reported"
-    MEMBER_LOST = "member lost"
-    MEMBER_LEFT = "member left"
-    MEMBER_FAILED = "member failed"
-    MEMBER_FINISHED = "member finished"
-    REMOVAL_ANNOUNCED = "removal announced"
-    NEWCOMERS_DUE = "newcomers due"
-    DRAIN_EXPIRED = "drain deadline passed"
-    QUORUM_REACHED = "quorum reached"
-
-
-class ImpossibleGroupEvent(Exception):
-    """The event cannot happen in that state: a programming error."""
-
-
-def transition(state: GroupState, event: GroupEvent) -> GroupState:
-    """Return the state after `event`; the same state where the event is ignored. Raises ImpossibleGroupEvent."""
-    after = _TRANSITIONS[event].get(state)
-    if after is None:
-        raise ImpossibleGroupEvent(f"{event.value} while {state.value}")
-    return after
-
-
-_STARTING, _RESTORED, _FORMING, _TRAINING, _DRAINING = GroupState
-_UNCHANGED = {state: state for state in GroupState}
-_TRANSITIONS: Mapping[GroupEvent, Mapping[GroupState, GroupState]] = {
-    GroupEvent.WORKER_JOINED: _UNCHANGED,
-    GroupEvent.MEMBER_REJOINED: dict.fromkeys(GroupState, _FORMING),
-    GroupEvent.GROUP_REPORTED: _UNCHANGED | {_STARTING: _TRAINING, _RESTORED: _TRAINING},
-    GroupEvent.MEMBER_LOST: _UNCHANGED | {_TRAINING: _FORMING, _DRAINING: _FORMING},
-    GroupEvent.MEMBER_LEFT: _UNCHANGED | {_TRAINING: _FORMING, _DRAINING: _FORMING},
-    GroupEvent.MEMBER_FAILED: _UNCHANGED | {_TRAINING: _FORMING, _DRAINING: _FORMING},
-    GroupEvent.MEMBER_FINISHED: _UNCHANGED,
-    GroupEvent.REMOVAL_ANNOUNCED: _UNCHANGED | {_TRAINING: _DRAINING},
-    GroupEvent.NEWCOMERS_DUE: {_TRAINING: _DRAINING},
-    GroupEvent.DRAIN_EXPIRED: {_DRAINING: _FORMING},
-    GroupEvent.QUORUM_REACHED: {_STARTING: _TRAINING, _RESTORED: _TRAINING, _FORMING: _TRAINING},
-}
+VICTIMS_S, CULPRIT_S = 10.0, 1.0
+"""How long the ends of the other members' ranks are waited for: after broken connections, which somebody has caused
+(four times as long with each such failure in a row), and after an error of one's own."""
+_JOINED = " joined"
+"""The end of the reason of a generation that newcomers have caused."""
+EXPORTING = "exporting"
+"""What a launcher says while ranks that have done the last step still run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,47 +88,73 @@ class RestoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class FormingGroup:
-    """Since when (seconds since the epoch) there has been no formed generation, and why."""
+    """Why there is no formed generation, since when, and until when at least; in seconds since the epoch."""
 
     state: ClassVar = GroupState.FORMING
     since: float
     reason: str
+    not_before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:
-    """The formed generation, and the uids of its members whose ranks have all succeeded."""
+    """The formed generation."""
 
     state: ClassVar = GroupState.TRAINING
     world: GroupWorld
-    finished: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class DrainingGroup:
-    """A formed generation that is about to stop: why, and by when (seconds since the epoch)."""
+    """A formed generation that is about to stop, and why."""
 
     state: ClassVar = GroupState.DRAINING
     world: GroupWorld
-    finished: frozenset[str]
     reason: str
-    deadline: float
 
 
-Situation = StartingGroup | RestoredGroup | FormingGroup | TrainingGroup | DrainingGroup
+@dataclass(frozen=True, slots=True)
+class BreakingGroup:
+    """A formed generation of which ranks have failed, since when (seconds since the epoch)."""
+
+    state: ClassVar = GroupState.BREAKING
+    world: GroupWorld
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverGroup:
+    """Data of the state OVER."""
+
+    state: ClassVar = GroupState.OVER
+
+
+Situation = StartingGroup | RestoredGroup | FormingGroup | TrainingGroup | DrainingGroup | BreakingGroup | OverGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """The newest sign of life of a worker, and what it said it was doing since when; in seconds since the epoch."""
+
+    at: float
+    doing: str = ""
+    since: float = 0.0
 
 
 @dataclass(slots=True)
 class Group:
     """The rendezvous of one job. Every method that can change it takes `now`, seconds since the epoch.
 
-    `members` are those of the newest generation by uid, in order of rank; `joined` the workers that are ready for the
-    next. `gone` have left though their pods still end; `silent` live but did not join again when the group re-formed.
-    `growth` says why newcomers that are ready are not taken in yet.
+    `members` are those of the newest generation by uid, in order of rank; `finished` those whose ranks have all
+    succeeded in it; `ends` how the ranks of others ended; `joined` the workers that are ready for the next. `gone` have
+    left though their pods still end; `overdue` have been left out of the newest generation, for they gave no `signs`
+    of life, and `silent` are those of them that are to be replaced. `failures` have been counted since the last
+    checkpoint; `judged` is the last of them, until the next generation forms. `growth` says why newcomers that are
+    ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a storage that does not answer.
     """
 
     job_uid: str
-    automatic: bool = False
+    rules: GroupRules = GroupRules()
     alive: Mapping[str, str] = field(default_factory=dict)
     leaving: frozenset[str] = frozenset()
     minimum: int = 1
@@ -183,11 +163,17 @@ class Group:
     members: dict[str, Member] = field(default_factory=dict)
     joined: dict[str, Member] = field(default_factory=dict)
     first_join_at: float | None = None
+    finished: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
+    overdue: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
-    unexplained: int = 0
-    blamed: str = ""
+    silenced_at: list[float] = field(default_factory=list)
+    signs: dict[str, Sign] = field(default_factory=dict)
+    ends: dict[str, RanksEnd] = field(default_factory=dict)
+    failures: int = 0
+    judged: Judgement | None = None
     growth: str = ""
+    obstacle: str = ""
     history: TrainingHistory = field(default_factory=TrainingHistory)
 
     @classmethod
@@ -199,7 +185,10 @@ class Group:
             job_uid=job_uid,
             situation=RestoredGroup(frozenset(unheard)) if status.generation else StartingGroup(),
             generation=status.generation,
-            history=TrainingHistory(list(status.generations), checkpoint=status.checkpoint),
+            failures=status.failures_since_commit or 0,
+            history=TrainingHistory(
+                list(status.generations), checkpoint=status.checkpoint, reports=status.progress.step is not None
+            ),
         )
 
     @property
@@ -210,22 +199,18 @@ class Group:
     @property
     def world(self) -> GroupWorld | None:
         """The formed generation; None while there is none."""
-        return self.situation.world if isinstance(self.situation, TrainingGroup | DrainingGroup) else None
+        formed = isinstance(self.situation, TrainingGroup | DrainingGroup | BreakingGroup)
+        return self.situation.world if formed else None  # type: ignore[union-attr]
 
     @property
     def drain(self) -> DrainingGroup | None:
-        """Why the group drains, and until when; None while it does not."""
+        """Why the group drains; None while it does not."""
         return self.situation if isinstance(self.situation, DrainingGroup) else None
 
     @property
     def reason(self) -> str:
         """Why there is no formed generation."""
         return self.situation.reason if isinstance(self.situation, FormingGroup) else "start"
-
-    @property
-    def finished(self) -> frozenset[str]:
-        """The uids of members of the formed generation whose ranks have all succeeded."""
-        return self.situation.finished if isinstance(self.situation, TrainingGroup | DrainingGroup) else frozenset()
 
     def is_member(self, uid: str) -> bool:
         """True for a member of the formed generation."""
@@ -239,21 +224,34 @@ class Group:
         The workers in `leaving` have been told to stop: they are members until they are gone, but not of the next
         generation.
         """
-        self.gone &= alive.keys()
-        self.silent &= alive.keys()
+        for uids in (self.gone, self.silent, self.overdue):
+            uids.intersection_update(alive)
+        for uid in self.signs.keys() - alive.keys():
+            del self.signs[uid]
         before, self.alive = self.alive, {uid: name for uid, name in alive.items() if uid not in self.gone}
-        if any(uid in before and uid not in self.alive and self._explains(uid) for uid in self.members):
-            self.unexplained = 0
         self.minimum, self.leaving = max(1, minimum), leaving
         for uid in [uid for uid in self.joined if uid not in self.alive or uid in leaving]:
             del self.joined[uid]
+        if any(uid in before and uid not in self.alive and uid not in self.finished for uid in self.members):
+            self._excuse_failure()
         self._check_for_losses(now)
         self.settle(now)
 
+    def note_sign(self, uid: str, now: float, doing: str = "", for_s: float = 0.0) -> bool:
+        """A worker has called, which has been `doing` something for so long; True if that is something new."""
+        if uid not in self.alive:
+            return False
+        before = self.signs.get(uid)
+        doing = doing or (before.doing if before else "")
+        is_new = before is None or before.doing != doing
+        self.signs[uid] = Sign(now, doing, now - for_s if is_new or before is None else before.since)
+        return is_new
+
     def join(self, member: Member, generation: int, now: float) -> None:
         """An agent is ready for a generation after `generation`, the last it was in (0: none)."""
-        if member.uid in self.leaving:
+        if member.uid in self.leaving or self.state is GroupState.OVER:
             return
+        self.note_sign(member.uid, now)
         world = self.world
         if world is not None and member.uid in self.members:
             if generation < world.generation:
@@ -268,6 +266,8 @@ class Group:
         if not self.joined:
             self.first_join_at = now
         self.silent.discard(member.uid)
+        self.overdue.discard(member.uid)
+        self.finished.discard(member.uid)
         self.joined[member.uid] = member
         self.settle(now)
 
@@ -302,48 +302,58 @@ class Group:
         if uid in self.alive:
             self.gone.add(uid)
         self.alive = {other: name for other, name in self.alive.items() if other != uid}
-        if uid in self.members and self._explains(uid):
-            self.unexplained = 0
         if uid in self.members and uid not in self.finished:
+            self._excuse_failure()
             self._advance(GroupEvent.MEMBER_LEFT, now, self.drain.reason if self.drain else reason)
         self.settle(now)
 
-    def finish(self, uid: str, now: float) -> bool:
-        """An agent's ranks have all succeeded; True once that holds for every member that is still alive."""
-        if uid in self.members:
-            self._advance(GroupEvent.MEMBER_FINISHED, now)
-            if isinstance(self.situation, TrainingGroup | DrainingGroup) and uid not in self.finished:
-                self.situation = replace(self.situation, finished=self.finished | {uid})
-        members = self.members if self.world is not None else ()
-        return all(member in self.finished or member not in self.alive for member in members)
+    def finish(self, uid: str, generation: int, now: float) -> None:
+        """All ranks of an agent have succeeded. Once that holds for every member, the group is over."""
+        self._advance(GroupEvent.MEMBER_FINISHED, now)
+        known = set(self.members) if self.world is not None else set()
+        if isinstance(self.situation, RestoredGroup):
+            known = set(self.situation.unheard)
+        if uid not in known or generation != self.generation:
+            return
+        self.finished.add(uid)
+        if known <= self.finished:
+            self._advance(GroupEvent.ALL_FINISHED, now)
+        self.settle(now)
 
-    def fail(self, uid: str, name: str, generation: int, *, of_peers: bool, now: float) -> bool:
-        """Ranks of an agent failed; returns True when it is to blame, False when it should join again.
+    def fail(self, end: RanksEnd, generation: int, now: float) -> None:
+        """Ranks of an agent have failed in `generation`; `verdict` says what it is to do then.
 
-        `of_peers`: the error is one that the loss of a peer causes (a broken connection). The agent itself is blamed
-        for it only when the group keeps failing like that although nobody was lost and no step was taken.
+        One who was slower to end than the judgement, perhaps because it was cleaning up, may turn out to be to blame.
         """
-        if self.world is None or generation != self.world.generation:
-            return False  # its group has ended already, for another reason
-        blamed = not of_peers
-        if of_peers:
-            self.unexplained += 1
-            blamed = self.unexplained > UNEXPLAINED_LIMIT
-        else:
-            self.unexplained = 0
-        self.blamed = uid if blamed else self.blamed
-        self._advance(GroupEvent.MEMBER_FAILED, now, f"{name} failed" if blamed else f"{name} lost a connection")
-        return blamed
+        if self.world is not None and generation == self.world.generation and end.uid in self.members:
+            self.ends.setdefault(end.uid, end)
+            self._advance(GroupEvent.MEMBER_FAILED, now)
+            self.settle(now)
+        elif self.judged is not None and self.judged.generation == generation and not self.judged.exits:
+            found = first_to_blame((self.judged.end, end))
+            self.judged = replace(self.judged, end=found, exits=not self.rules.allow_restart(found, self.failures))
+
+    def verdict(self, uid: str, generation: int) -> str:
+        """What an agent whose ranks failed is to do: "exit" or "rejoin"; "" while that is not decided."""
+        if self.state is GroupState.BREAKING and generation == self.generation:
+            return ""
+        judged = self.judged
+        exits = judged is not None and judged.exits and (judged.generation, judged.end.uid) == (generation, uid)
+        return "exit" if exits else "rejoin"
 
     def settle(self, now: float) -> float | None:
         """End or form a generation if it is time; returns after how many seconds to call again (None: no need)."""
+        self._silence(now)
         if self.state is GroupState.TRAINING:
             return self._settle_newcomers(now)
-        if self.drain is not None:
-            if now < self.drain.deadline:
-                return self.drain.deadline - now
-            self._advance(GroupEvent.DRAIN_EXPIRED, now, self.drain.reason)
-        if not self.joined or len(self.joined) < self.minimum:
+        if isinstance(self.situation, BreakingGroup):
+            wait_s = self._wait_for_ends_s(self.situation, now)
+            if wait_s > 0:
+                return wait_s
+            self._judge(now)
+        if self.state in (GroupState.DRAINING, GroupState.OVER):
+            return None
+        if not self.joined or len(self.joined) < self.minimum or self._awaits_exit():
             return None
         wait_s = self._wait_for_missing_s(now)
         if wait_s > 0:
@@ -353,25 +363,37 @@ class Group:
 
     def note_step(self, generation: int, progress: ProgressStatus, now: float) -> None:
         """A rank of that generation reports its progress."""
-        if self.history.note_step(generation, progress, now):
-            self.unexplained = 0
+        self.history.note_step(generation, progress, now)
+
+    def note_commit(
+        self, generation: int, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float
+    ) -> None:
+        """A generation has committed a checkpoint: one of a newer step than any before refills the restart budget."""
+        before = self.history.checkpoint.step
+        self.history.note_commit(generation, number, step, url, size_bytes, duration_s, now)
+        if before is None or step > before:
+            self.failures = 0
 
     def _advance(self, event: GroupEvent, now: float, reason: str = "", world: GroupWorld | None = None) -> None:
         """Go to the state that `transition` gives, and fill in its data; nothing changes where the event is ignored."""
         after = transition(self.state, event)
         if after is self.state:
             return
+        world = world or self.world
         if after is GroupState.FORMING:
-            self.situation = FormingGroup(now, reason)
-        elif after is GroupState.DRAINING and isinstance(self.situation, TrainingGroup):
-            self.situation = DrainingGroup(self.situation.world, self.situation.finished, reason, now + DRAIN_S)
-        elif after is GroupState.TRAINING and world is not None:
+            pause_s = self.rules.pause_after(self.failures) if event is GroupEvent.FAILURE_JUDGED else 0.0
+            self.situation = FormingGroup(now, reason, now + pause_s)
+        elif after is GroupState.OVER:
+            self.situation = OverGroup()
+        elif world is None:
+            raise ImpossibleGroupEvent(f"{event.value} while {self.state.value}, but no generation has formed")
+        elif after is GroupState.DRAINING:
+            self.situation = DrainingGroup(world, reason)
+        elif after is GroupState.BREAKING:
+            self.situation = BreakingGroup(world, now)
+        else:
             self.situation = TrainingGroup(world)
             self.members = {member.uid: member for member in world.members}
-
-    def _explains(self, uid: str) -> bool:
-        """True if this member's end is what broke the others' connections, rather than a result of that."""
-        return uid != self.blamed and uid not in self.finished
 
     def _check_for_losses(self, now: float) -> None:
         """End the generation if a member that has not finished is no longer alive."""
@@ -379,20 +401,60 @@ class Group:
         if lost:
             self._advance(GroupEvent.MEMBER_LOST, now, f"lost {', '.join(lost)}")
 
+    # A broken generation
+
+    def _wait_for_ends_s(self, broken: BreakingGroup, now: float) -> float:
+        """How much longer to wait for the ends of the other members' ranks; <= 0: not at all."""
+        if all(uid in self.ends or uid in self.finished or uid not in self.alive for uid in self.members):
+            return 0.0
+        own_error = any(not end.of_peers for end in self.ends.values())
+        patience_s = CULPRIT_S if own_error else VICTIMS_S * 4.0 ** min(self.failures, 10)
+        return broken.since + patience_s - now
+
+    def _judge(self, now: float) -> None:
+        """Find who is to blame, and count the failure."""
+        end = first_to_blame(self.ends.values())
+        self.failures += 1
+        self.judged = Judgement(self.generation, end, exits=not self._may_restart(end))
+        self._advance(GroupEvent.FAILURE_JUDGED, now, f"{end.name} {'lost a connection' if end.of_peers else 'failed'}")
+
+    def _may_restart(self, end: RanksEnd) -> bool:
+        """A script that has made a step can be imported: where it cannot be now, something else is wrong."""
+        if end.permanent and self.history.has_stepped:
+            end = replace(end, permanent=False)
+        return self.rules.allow_restart(end, self.failures)
+
+    def _excuse_failure(self) -> None:
+        """A member has been lost: that explains the failure of its peers, and it does not count."""
+        if self.judged is not None and not self.judged.exits:
+            self.judged = None
+            self.failures = max(0, self.failures - 1)
+            if isinstance(self.situation, FormingGroup):
+                self.situation = replace(self.situation, not_before=0.0)
+
+    def _awaits_exit(self) -> bool:
+        """True while the worker to blame ends, and the job with it: until the controller sends another in its place."""
+        exits = self.judged is not None and self.judged.exits
+        return exits and all(uid in self.members for uid in self.joined)
+
+    # The next generation
+
     def _settle_newcomers(self, now: float) -> float | None:
         """Drain the group if newcomers are ready and it is time to take them in; returns when to ask again."""
         newcomers = [member.name for uid, member in self.joined.items() if uid not in self.members]
         before, self.growth = self.growth, ""
         if not newcomers or self.first_join_at is None:
             return None
+        if any(sign.doing == EXPORTING for uid, sign in self.signs.items() if uid in self.members):
+            self.growth = "training is done"
+            return None
         starting = [uid for uid in self.alive if uid not in self.joined and uid not in self.members]
-        waits = [self.first_join_at + NEWCOMER_SETTLE_S - now] if starting and not self.automatic else []
-        newest = self.history.newest
-        if newest is not None and newest.first_step_at is None and newest.formed_at is not None:
-            waits.append(newest.formed_at + FIRST_STEP_S - now)
-        if max(waits, default=0.0) > 0:
-            return max(waits)
-        if self.automatic:
+        waits = [self.first_join_at + NEWCOMER_SETTLE_S] if starting and not self.rules.automatic else []
+        waits.append(self._pays_at(len(newcomers)))
+        if max(waits) > now:
+            self.growth = before or "newcomers wait until the group has trained long enough for stopping it to pay"
+            return None if max(waits) == math.inf else max(waits) - now
+        if self.rules.automatic:
             measured = measure_growth(self.history.generations, self.history.rates, self.history.progress, now)
             verdict = decide_growth(
                 replace(measured, ready=len(newcomers), coming=len(starting), ready_since=self.first_join_at), now
@@ -400,32 +462,54 @@ class Group:
             if not verdict.grow:
                 self.growth = before or verdict.words  # the first words stay: the seconds left change all the time
                 return None if verdict.again_at is None else max(0.0, verdict.again_at - now)
-        self._advance(GroupEvent.NEWCOMERS_DUE, now, f"{', '.join(newcomers)} joined")
-        return DRAIN_S
+        self._advance(GroupEvent.NEWCOMERS_DUE, now, f"{', '.join(newcomers)}{_JOINED}")
+        return None
+
+    def _pays_at(self, newcomers: int) -> float:
+        """From when on stopping the group for newcomers pays (seconds since the epoch); infinite: not before a step."""
+        newest = self.history.newest
+        if newest is None or newest.formed_at is None:
+            return 0.0
+        if self.history.reports:
+            if newest.first_step_at is None:
+                return math.inf
+            return newest.first_step_at + payback_s(self.history.generations, newcomers, self.history.rates)
+        by_newcomers = (item.reason.endswith(_JOINED) for item in reversed(self.history.generations))
+        in_a_row = sum(1 for _ in itertools.takewhile(bool, by_newcomers))
+        return newest.formed_at + min(LONGEST_SETTLE_S, NEWCOMER_SETTLE_S * 2.0**in_a_row)
 
     def _wait_for_missing_s(self, now: float) -> float:
         """How much longer to wait for workers that are alive but have not joined; <= 0: not at all."""
+        pause_s = self.situation.not_before - now if isinstance(self.situation, FormingGroup) else 0.0
         missing = (uid for uid in self.alive if uid not in self.joined and uid not in self.leaving)
         first = next(missing, None)  # in a large group almost every join ends here: build no list of all the others
         if first is None:
-            return 0.0
-        since = now if self.first_join_at is None else self.first_join_at
-        if self.generation == 0:
-            return since + FIRST_SETTLE_S - now
+            return pause_s
+        joined_at = now if self.first_join_at is None else self.first_join_at
+        if self.generation == 0 or (self.members and not any(uid in self.alive for uid in self.members)):
+            return max(pause_s, joined_at + FIRST_SETTLE_S - now)
         if isinstance(self.situation, RestoredGroup):
             unheard = self.situation.unheard
             if any(uid in self.alive and uid not in self.joined and uid not in self.leaving for uid in unheard):
-                return since + ADOPT_S - now  # only newcomers have called, and the last generation may be training
-        if not self.members or first in self.members or any(uid in self.members for uid in missing):
-            return (self.situation.since if isinstance(self.situation, FormingGroup) else since) + REJOIN_S - now
-        return 0.0
+                return joined_at + ADOPT_S - now  # only newcomers have called, and the last generation may be training
+        since = self.situation.since if isinstance(self.situation, FormingGroup) else joined_at
+        for uid in itertools.chain((first,), missing):
+            if uid in self.members or not self.members:
+                left_s = max(since, self.signs[uid].at if uid in self.signs else since) + SILENT_S - now
+                if left_s > 0:
+                    return max(pause_s, left_s)
+        return pause_s
 
     def _form(self, now: float) -> None:
         """Rank the members (survivors keep their order, newcomers follow by name) and start the generation.
 
-        Members of the last generation that are alive but have not joined are `silent`: the controller replaces them.
+        Members of the last generation that are alive but have not joined are overdue.
         """
-        self.silent |= self.members.keys() & self.alive.keys() - self.joined.keys() - self.leaving
+        overdue = self.members.keys() & self.alive.keys() - self.joined.keys() - self.leaving
+        if overdue:
+            self._excuse_failure()
+        if self.judged is not None:
+            self.history.note_failure(self.judged.generation, self.judged.end.failure)
         ranks = {uid: rank for rank, uid in enumerate(self.members)}
         members = sorted(self.joined.values(), key=lambda m: (ranks.get(m.uid, len(ranks)), len(m.name), m.name))
         opened_at = self.situation.since if isinstance(self.situation, FormingGroup) else self.first_join_at
@@ -440,5 +524,20 @@ class Group:
             )
         )
         self._advance(GroupEvent.QUORUM_REACHED, now, world=GroupWorld(self.generation, tuple(members)))
-        self.joined.clear()
-        self.first_join_at = None
+        self.judged, self.first_join_at = None, None
+        for left in (self.joined, self.ends, self.finished):
+            left.clear()
+        self.overdue |= overdue
+        self._silence(now)
+
+    def _silence(self, now: float) -> None:
+        """Mark overdue workers to be replaced, few at a time: so many at once hints at a fault of the network."""
+        if not self.overdue:
+            return
+        self.silenced_at = [at for at in self.silenced_at if now - at < 60.0]
+        room = max(1, int(SILENT_SHARE_PER_MIN * (len(self.members) + len(self.overdue)))) - len(self.silenced_at)
+        for uid in sorted(self.overdue - self.silent)[: max(0, room)]:
+            sign = self.signs.get(uid)
+            if sign is None or now - sign.at >= SILENT_S:
+                self.silent.add(uid)
+                self.silenced_at.append(now)

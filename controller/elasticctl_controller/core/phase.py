@@ -134,7 +134,9 @@ def _finish(job: ElasticJob, status: JobStatus, roster: Roster, done_at: float, 
 def _explain_failure(job: ElasticJob, status: JobStatus, roster: Roster) -> str:
     counted = [end for end in roster.ends if end.cause.counted]
     last = complete_failure(counted[-1]) if counted else status.first_failure
-    budget = f"failures: {status.failures}, backoffLimit: {job.backoff_limit}"
+    since = " since the last checkpoint" if status.checkpoint.step is not None else ""
+    used = status.failures if status.failures_since_commit is None else status.failures_since_commit
+    budget = f"failures{since}: {used}, backoffLimit: {job.backoff_limit}"
     return f"{describe_failure(last)}; {budget}" if last else budget
 
 

@@ -28,7 +28,13 @@ from elasticctl_controller.core.phase import (
     stragglers_until,
     update_conditions,
 )
-from elasticctl_controller.core.restarts import add_worker_seconds, attribute_to_nodes, count_ends, record_scaling
+from elasticctl_controller.core.restarts import (
+    add_worker_seconds,
+    attribute_to_nodes,
+    count_broken_generations,
+    count_ends,
+    record_scaling,
+)
 from elasticctl_controller.core.workers import Roster, completed_at, is_active, update_roster
 
 RETRY_S = 5.0  # when workers are missing and nothing can be done about it now
@@ -48,7 +54,8 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         decision = PhaseDecision(status.phase, status.reason, status.message)
     else:
         finishing = completed_at(roster.workers) is not None
-        status = count_ends(job, record_scaling(job, status, now), roster.ends, finishing)
+        status = count_broken_generations(job.status, record_scaling(job, status, now))
+        status = count_ends(job, status, roster.ends, finishing)
         decision = decide_phase(job, status, roster, now)
         status = _set_start_time(status, decision, now)
     workers = mark_removals(job, roster, decision, observed.leave, observed.moves)
@@ -100,6 +107,7 @@ def _fill_status(
         replicas=active,
         active=active,
         share=None if decision.phase.terminal else status.share,
+        activity=None if decision.phase.terminal else status.activity,
         desired=job.desired,
         min=job.min,
         max=job.max,

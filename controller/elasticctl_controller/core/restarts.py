@@ -1,7 +1,9 @@
 """Whether workers are restarted: the restart budget, the pause before the next attempt, and counts by cause.
 
-Only causes with `Cause.counted` use up `backoffLimit`. Everything here follows from ends that are stored in the same
-write, so a crash of the controller between any two steps counts nothing twice.
+Only causes with `Cause.counted` use up `backoffLimit`, and a new checkpoint refills it: `failures` is for the life of
+the job, `failures_since_commit` is what is limited. A generation whose ranks failed and were started again by the same
+workers counts like a worker that ended (`count_broken_generations`). Everything here follows from ends that are stored
+in the same write, so a crash of the controller between any two steps counts nothing twice.
 """
 
 from __future__ import annotations
@@ -13,9 +15,19 @@ from dataclasses import replace
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import ElasticJob, Policy, RestartPolicy
-from elasticctl.api.status import Backoff, Cause, Interruption, JobStatus, RankFailure, Scaling, ScalingPhase
+from elasticctl.api.status import (
+    Backoff,
+    Cause,
+    GroupGeneration,
+    Interruption,
+    JobStatus,
+    RankFailure,
+    Scaling,
+    ScalingPhase,
+)
 from elasticctl.api.text import span
-from elasticctl_controller.core.classify import APPLICATION
+from elasticctl_controller.core.blame import PERMANENT_EXIT_CODES
+from elasticctl_controller.core.classify import APPLICATION, COLLATERAL
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
@@ -23,7 +35,6 @@ QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is n
 HEALTHY_LIFE_S = 120.0  # a failed worker that ran as long as this starts a new series of failures
 CLOCK_STEP_S = 1.0  # Kubernetes cuts start times to whole seconds
 MAX_FAILURES_IN_A_ROW = 64  # more do not lengthen the pause
-PERMANENT_EXIT_CODES = range(1, 128)  # restartPolicy ExitCode: as in TorchElastic, 128 and above may be retried
 
 
 def count_ends(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd], finishing: bool) -> JobStatus:
@@ -39,6 +50,53 @@ def count_ends(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd], fi
     for end in sorted(ends, key=lambda end: (end.at, end.worker.index, end.worker.uid)):
         status = _count_end(job.policy, status, end)
     return status
+
+
+def count_broken_generations(before: JobStatus, status: JobStatus) -> JobStatus:
+    """Count the generations that are new in `status` as ended by ranks that failed, and refill the budget.
+
+    A checkpoint of a newer step than any before refills it; failures that happened since then still count.
+    """
+    used = before.failures if before.failures_since_commit is None else before.failures_since_commit
+    commit = status.checkpoint
+    refilled = commit.step is not None and commit.step > (
+        -1 if before.checkpoint.step is None else before.checkpoint.step
+    )
+    known = {item.generation for item in before.generations if item.failure is not None}
+    status = replace(status, failures_since_commit=0 if refilled else used)
+    for item in status.generations:
+        failure = item.failure
+        if failure is None or item.generation in known:
+            continue
+        older = refilled and failure.at is not None and commit.at is not None and failure.at < commit.at
+        status = _count_failure(status, failure, charged=not older)
+        cause = Cause.COLLATERAL if failure.verdict == COLLATERAL else Cause.APPLICATION
+        status = replace(
+            status,
+            restarts=_add(status.restarts, {cause.value: 1}),
+            interruptions=(*status.interruptions, _broken(item, failure, cause))[-MAX_INTERRUPTIONS:],
+        )
+    return status
+
+
+def _broken(item: GroupGeneration, failure: RankFailure, cause: Cause) -> Interruption:
+    return Interruption(
+        at=failure.at,
+        worker=failure.worker,
+        cause=cause,
+        message=failure.error,
+        exit_code=failure.exit_code,
+        generation=item.generation,
+    )
+
+
+def _count_failure(status: JobStatus, failure: RankFailure, *, charged: bool = True) -> JobStatus:
+    return replace(
+        status,
+        failures=status.failures + 1,
+        failures_since_commit=(status.failures_since_commit or 0) + charged,
+        first_failure=status.first_failure or failure,
+    )
 
 
 def attribute_to_nodes(status: JobStatus, uids: Collection[str], now: float) -> JobStatus:
@@ -71,7 +129,10 @@ def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd])
     permanent = (end for end in ends if end.cause is Cause.APPLICATION and end.exit_code in PERMANENT_EXIT_CODES)
     if job.restart_policy is RestartPolicy.EXIT_CODE and any(permanent):
         return "PermanentExitCode"
-    return "BackoffLimitExceeded" if status.failures > job.backoff_limit else None
+    if any(end.cause is Cause.APPLICATION and end.failure.permanent for end in ends):
+        return "PermanentError"
+    used = status.failures if status.failures_since_commit is None else status.failures_since_commit
+    return "BackoffLimitExceeded" if used > job.backoff_limit else None
 
 
 def complete_failure(end: WorkerEnd) -> RankFailure:
@@ -130,8 +191,7 @@ def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:
     if end.cause.counted or quick:
         status = replace(status, backoff=_extend_backoff(policy, status.backoff, end))
     if end.cause.counted:
-        first = status.first_failure or complete_failure(end)
-        status = replace(status, failures=status.failures + 1, first_failure=first)
+        status = _count_failure(status, complete_failure(end))
     return replace(status, interruptions=(*status.interruptions, _interruption(status, end))[-MAX_INTERRUPTIONS:])
 
 

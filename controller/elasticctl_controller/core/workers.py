@@ -175,11 +175,14 @@ def _lived_s(start: Timestamp | None, end: float) -> float | None:
 
 
 def _past_losses(status: JobStatus) -> list[Loss]:
-    """Losses already stored: interruptions, completed workers, and scaling in, which disturbs those who stay."""
+    """Losses already stored: interruptions, completed workers, and scaling in, which disturbs those who stay.
+
+    Ranks that were started again where they failed, an interruption without a uid, are not a lost worker.
+    """
     interruptions = [
         Loss(item.at, item.cause.counted)
         for item in status.interruptions
-        if item.at is not None and item.cause is not None and item.cause is not Cause.COLLATERAL
+        if item.at is not None and item.cause is not None and item.cause is not Cause.COLLATERAL and item.uid
     ]
     completed = completed_at(status.workers)
     reductions = [Loss(s.at, False) for s in status.scalings if s.at is not None and s.to_workers < s.from_workers]

@@ -19,6 +19,7 @@ from elasticctl.api.errors import ConflictError, ElasticctlError
 from elasticctl.api.spec import ElasticJob, Pod, PodPhase
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import Allotment, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.core.blame import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.kueue import QueuedJob
 from elasticctl_controller.core.manifests import build_pod, prefer_node
@@ -86,12 +87,11 @@ class Rendezvous(Protocol):
         alive: Mapping[str, str],
         minimum: int,
         leaving: frozenset[str],
-        automatic: bool,
+        rules: GroupRules,
     ) -> None:
-        """Set which workers are alive (pod uid -> worker name), and which of them have been told to stop.
+        """Set which workers are alive (pod uid -> worker name), which of them have been told to stop, and the rules.
 
-        A group of `automatic` size weighs whether taking newcomers in is worth its cost. `status` initialises the group
-        of a job that is not known yet.
+        `status` initialises the group of a job that is not known yet.
         """
 
     def view(self, key: str, job_uid: str) -> GroupView:
@@ -272,6 +272,7 @@ class Controller:
             generations=view.generations,
             silent=view.silent,
             growth=view.growth,
+            activity=view.activity,
         )
 
     def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:
@@ -327,7 +328,7 @@ class Controller:
             alive=alive,
             minimum=job.min,
             leaving=frozenset(leaving),
-            automatic=job.sharing.automatic,
+            rules=GroupRules.of(job),
         )
 
     def _run_actions(self, job: ElasticJob, decision: Decision) -> None:

@@ -7,14 +7,18 @@ number beyond 64 bits, half a surrogate pair) would keep the job's status from e
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
 
-from elasticctl.api.status import ProgressStatus
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.status import ProgressStatus, RankFailure
+from elasticctl_controller.core.blame import RanksEnd
+from elasticctl_controller.core.classify import parse_failure
 from elasticctl_controller.core.history import MAX_METRICS
 from elasticctl_controller.core.membership import Group, GroupWorld, Member
 
@@ -22,6 +26,16 @@ MAX_TEXT = 512
 MAX_MEMBERS = 10_000
 BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
+MAX_AGE_S = 366 * 86_400.0
+"""No wait of a worker is longer, whatever it says."""
+ACTIVITIES = frozenset(
+    {"preparing", "waiting", "starting", "running", "draining", "stopping", "exporting", "finishing", "hung"}
+)
+"""What a launcher may say that it is doing."""
+
+
+_CAMEL = {"exit_code": "exitCode", "last_lines": "lastLines"}
+"""Requests have names like Python's, termination messages like Kubernetes'."""
 
 
 class Refused(Exception):
@@ -112,11 +126,38 @@ def read_world(body: Mapping[str, Any], uid: str, generation: int) -> GroupWorld
     return world
 
 
+def read_end(body: Mapping[str, Any], uid: str, name: str, now: float) -> RanksEnd:
+    """How the ranks of the caller ended; `now` is in seconds since the epoch."""
+    found = body.get("failure")
+    told = {_CAMEL.get(name, name): value for name, value in found.items()} if isinstance(found, Mapping) else {}
+    failure = parse_failure(json.dumps({"verdict": "application", **told}))
+    ago_s = min(max(0.0, _finite(body.get("ended_s_ago")) or 0.0), MAX_AGE_S)
+    return RanksEnd(
+        uid=uid,
+        name=name,
+        at=now - ago_s,
+        failure=replace(failure or RankFailure(), worker=name, at=Timestamp(now - ago_s)),
+        of_peers=body.get("of_peers") is True,
+        permanent=body.get("permanent") is True,
+    )
+
+
+def note_sign(group: Group, body: Mapping[str, Any], now: float) -> bool:
+    """Record that a worker has called, and what it says it is doing; True if that is something new."""
+    doing, uid = body.get("doing"), body.get("uid")
+    said = doing if isinstance(doing, str) and doing in ACTIVITIES else ""
+    return group.note_sign(str(uid), now, said, min(max(0.0, _finite(body.get("since_s")) or 0.0), MAX_AGE_S))
+
+
 def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     """Record one report of a rank; True if the job's status should show it. Invalid reports are skipped."""
     kind, generation, step = message.get("kind"), _whole(message.get("generation")), _whole(message.get("step"))
+    if kind == "waiting":
+        group.obstacle = _clean(str(message.get("reason") or "")[:MAX_TEXT])
+        return True
     if generation is None or step is None:
         return False
+    group.obstacle = ""
     if kind == "progress":
         group.note_step(generation, _progress(message), now)
     elif kind == "resumed":
@@ -127,7 +168,7 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
             return False
         url, size_bytes = _clean(str(message.get("url", ""))[:MAX_TEXT]), _whole(message.get("size_bytes")) or 0
         duration_s = _finite(message.get("duration_s")) or 0.0
-        group.history.note_commit(generation, number, step, url, size_bytes, duration_s, now)
+        group.note_commit(generation, number, step, url, size_bytes, duration_s, now)
     else:
         return False
     return True

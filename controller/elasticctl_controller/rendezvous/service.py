@@ -1,11 +1,14 @@
 """The rendezvous service: membership of the training groups, over HTTP.
 
 One aiohttp application serves every job: `POST /v1/jobs/{namespace}/{name}/{verb}` with a JSON body and the job's
-bearer token. `join`, `watch` and `finish` are long polls, answered within `POLL_S`; the other verbs are answered at
-once. The controller's thread sets who is alive through `set_group`; the handlers run on the application's event loop.
+bearer token. `join`, `watch`, `finish` and `fail` are long polls, answered within `POLL_S`; the other verbs are
+answered at once. Every request is a sign of life; `heartbeat` is nothing else, for launchers without a poll under way.
+The controller's thread sets who is alive through `set_group`; the handlers run on the application's event loop.
 
-All state is in `membership.Group`, under one lock. Nothing is on disk: agents report their group to a restarted service
-again. Answers are fenced like writes: if two services form a group at the same time, agents listen to one only.
+All state is in `membership.Group`, under one lock. Whatever may change a group goes through `_settle`: it wakes the
+group's polls only if the group has moved, and sets one timer for its next deadline. Nothing is on disk: agents report
+their group to a restarted service again. Answers are fenced like writes: if two services form a group at the same time,
+agents listen to one only.
 """
 
 from __future__ import annotations
@@ -15,22 +18,28 @@ import hmac
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus
+from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus
+from elasticctl_controller.core.blame import GroupRules
+from elasticctl_controller.core.group_states import GroupState
 from elasticctl_controller.core.membership import Group, GroupWorld
+from elasticctl_controller.rendezvous.activity import describe_activity
 from elasticctl_controller.rendezvous.requests import (
     MAX_GENERATION,
     Caller,
     Limiter,
     Refused,
     note_report,
+    note_sign,
     read_body,
+    read_end,
     read_int,
     read_member,
     read_text,
@@ -38,9 +47,12 @@ from elasticctl_controller.rendezvous.requests import (
 )
 
 POLL_S = 20.0
+SHORTEST_WAIT_S = 0.01
+"""Timers may fire a little early: a group that is asked too soon would be asked again and again."""
 MAX_BODY_BYTES = 2 * 1024 * 1024
 """A `watch` may list its whole generation: some 100 bytes per member."""
 MAX_REPORTS = 256
+DEFAULT_RULES = GroupRules()
 
 T = TypeVar("T")
 
@@ -50,7 +62,7 @@ class GroupView:
     """What the service knows of a job, for its status.
 
     `silent`: the uids of workers that are alive but did not join again when the group re-formed. `growth`: why
-    newcomers that are ready are not taken in yet.
+    newcomers that are ready are not taken in yet. `activity`: what the group does.
     """
 
     progress: ProgressStatus | None = None
@@ -58,6 +70,7 @@ class GroupView:
     generations: tuple[GroupGeneration, ...] = ()
     silent: frozenset[str] = frozenset()
     growth: str = ""
+    activity: Activity | None = None
 
 
 def steady_clock() -> Callable[[], float]:
@@ -91,6 +104,7 @@ class RendezvousService:
         self._lock = threading.Lock()
         self.groups: dict[str, Group] = {}
         self._changed: dict[str, asyncio.Event] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._encoded: dict[str, tuple[GroupWorld, str]] = {}
 
@@ -115,9 +129,9 @@ class RendezvousService:
         alive: Mapping[str, str],
         minimum: int,
         leaving: frozenset[str] = frozenset(),
-        automatic: bool = False,
+        rules: GroupRules = DEFAULT_RULES,
     ) -> None:
-        """Set who is alive (uid -> worker name), who of them has been told to stop, and whether the size is automatic.
+        """Set who is alive (uid -> worker name), who of them has been told to stop, and how the group is run.
 
         `status` initialises the group of a job that this service does not know yet: one that was deleted and created
         again under its name is another job, and the agents of the old one get 410.
@@ -128,7 +142,7 @@ class RendezvousService:
             if group is None or replaced:
                 self._forget(key)
                 group = self.groups[key] = Group.restored(job_uid, status)
-            group.automatic = automatic
+            group.rules = rules
             if (group.alive, group.minimum, group.leaving) == (alive, minimum, leaving) and not replaced:
                 return
             group.set_alive(alive, minimum, self._clock(), leaving)
@@ -151,7 +165,8 @@ class RendezvousService:
             if group is None or group.job_uid != job_uid:
                 return GroupView()
             known, silent = group.history, frozenset(group.silent)
-            return GroupView(known.progress, known.checkpoint, tuple(known.generations), silent, group.growth)
+            activity = describe_activity(group)
+            return GroupView(known.progress, known.checkpoint, tuple(known.generations), silent, group.growth, activity)
 
     def drop(self, key: str) -> None:
         """Forget a job; its agents get 410."""
@@ -167,12 +182,35 @@ class RendezvousService:
 
     def _wake(self, key: str) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake_here, key)
+            self._loop.call_soon_threadsafe(self._settle, key, True)
 
-    def _wake_here(self, key: str) -> None:
-        event = self._changed.pop(key, None)
-        if event is not None:
-            event.set()
+    def _settle(self, key: str, moved: bool = False) -> None:
+        """Let a group do what is due, wake its polls if it has moved, and come again at its next deadline."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        with self._lock:
+            group = self.groups.get(key)
+            before = group.situation if group else None
+            wait_s = group.settle(self._clock()) if group else None
+        if moved or (group is not None and group.situation is not before):
+            event = self._changed.pop(key, None)
+            if event is not None:
+                event.set()
+        if wait_s is not None and self._loop is not None:
+            self._timers[key] = self._loop.call_later(max(wait_s, SHORTEST_WAIT_S), self._settle, key)
+
+    @contextmanager
+    def _changing(self, caller: Caller) -> Iterator[tuple[Group, float]]:
+        """Hold a group, and the time, to change it; what follows from the change is done afterwards."""
+        with self._lock:
+            group = self._group(caller)
+            before = group.situation
+            try:
+                yield group, self._clock()
+            finally:
+                moved = group.situation is not before
+        self._settle(caller.key, moved)
 
     # The agents' side; on the event loop.
 
@@ -196,6 +234,7 @@ class RendezvousService:
             "notice": self._notice,
             "leave": self._leave,
             "fail": self._fail,
+            "heartbeat": self._heartbeat,
             "report": self._report,
         }
         verb = verbs.get(request.match_info["verb"])
@@ -229,22 +268,25 @@ class RendezvousService:
 
     async def _join(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any] | str:
         member, generation = read_member(body), read_int(body, "generation", 0, MAX_GENERATION)
-        with self._lock:
-            group = self._group(caller)
+        with self._changing(caller) as (group, now):
+            if group.state is GroupState.OVER:
+                return {"state": "over"}
             if member.uid not in group.alive:
                 raise Refused(409, f"worker {member.name} is not one of the live workers of {caller.key}")
-            group.join(member, generation, self._clock())
-        self._wake_here(caller.key)
+            group.join(member, generation, now)
+            note_sign(group, body, now)
 
-        def world(group: Group) -> GroupWorld | None:
+        def world(group: Group) -> GroupWorld | str | None:
+            if group.state is GroupState.OVER:
+                return "over"
             if member.uid not in group.alive:
                 raise Refused(409, f"worker {member.name} is no longer one of the live workers of {caller.key}")
             found = group.world
             return found if found and group.is_member(member.uid) and found.generation > generation else None
 
         formed = await self._poll(caller, world)
-        if formed is None:
-            return {"state": "waiting"}
+        if not isinstance(formed, GroupWorld):
+            return {"state": formed or "waiting"}
         self._on_change(caller.key)
         return self._encode(caller.key, formed)
 
@@ -260,16 +302,18 @@ class RendezvousService:
     async def _watch(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         world = read_world(body, uid, generation) if "members" in body else None
-        with self._lock:
-            group = self._group(caller)
+        with self._changing(caller) as (group, now):
+            note_sign(group, body, now)
             if uid in group.alive and group.adopts(generation):
                 if world is None:
                     return {"state": "unknown", "reason": "the service was restarted: send the members"}
-                group.adopt(world, self._clock())
+                group.adopt(world, now)
 
         def state_of(group: Group) -> tuple[str, str] | None:
             if uid not in group.alive:
                 return "stale", "removed"
+            if group.state is GroupState.OVER:
+                return None
             if group.world is None:
                 return "stale", group.reason
             if group.world.generation != generation or not group.is_member(uid):
@@ -281,44 +325,48 @@ class RendezvousService:
 
     async def _finish(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
-        with self._lock:
-            self._group(caller).finish(uid, self._clock())
-        self._wake_here(caller.key)
+        with self._changing(caller) as (group, now):
+            note_sign(group, body, now)
+            group.finish(uid, generation, now)
 
-        def done(group: Group) -> str | None:
-            if group.world is None or group.world.generation != generation:
-                return "done"  # the others re-formed without it: its ranks have nothing left to do
-            return "done" if group.finish(uid, self._clock()) else None
+        def state_of(group: Group) -> str | None:
+            if group.state is GroupState.OVER:
+                return "done"
+            if group.state is GroupState.RESTORED:
+                return None  # its peers have not called yet
+            running = group.world is not None and group.world.generation == generation
+            return None if running else "rejoin"  # somebody was lost who had not finished: it is done again
 
-        return {"state": await self._poll(caller, done) or "waiting"}
+        return {"state": await self._poll(caller, state_of) or "waiting"}
 
     async def _notice(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            group = self._group(caller)
-            uid = read_text(body, "uid")
-            name = group.alive.get(uid, "a worker")
-            group.notice(uid, f"{name} has to stop: {read_text(body, 'reason')}", self._clock())
-        self._wake_here(caller.key)
+        uid, reason = read_text(body, "uid"), read_text(body, "reason")
+        with self._changing(caller) as (group, now):
+            group.notice(uid, f"{group.alive.get(uid, 'a worker')} has to stop: {reason}", now)
         return {}
 
     async def _leave(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            group = self._group(caller)
-            uid = read_text(body, "uid")
-            name = group.alive.get(uid, "a worker")
-            group.leave(uid, f"{name} leaves: {read_text(body, 'reason')}", self._clock())
-        self._wake_here(caller.key)
+        uid, reason = read_text(body, "uid"), read_text(body, "reason")
+        with self._changing(caller) as (group, now):
+            group.leave(uid, f"{group.alive.get(uid, 'a worker')} leaves: {reason}", now)
         return {}
 
     async def _fail(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
+        with self._changing(caller) as (group, now):
+            note_sign(group, body, now)
+            group.fail(read_end(body, uid, group.alive.get(uid, uid), now), generation, now)
+        return {"verdict": await self._poll(caller, lambda group: group.verdict(uid, generation) or None) or "pending"}
+
+    async def _heartbeat(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
+        read_text(body, "uid")
         with self._lock:
             group = self._group(caller)
-            blamed = group.fail(
-                uid, group.alive.get(uid, uid), generation, of_peers=body.get("of_peers") is True, now=self._clock()
-            )
-        self._wake_here(caller.key)
-        return {"verdict": "exit" if blamed else "rejoin"}
+            is_new = note_sign(group, body, self._clock())
+        if is_new:
+            self._settle(caller.key)  # newcomers may be waiting for it
+            self._on_change(caller.key)
+        return {}
 
     async def _report(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any]:
         messages = body.get("messages")
@@ -327,11 +375,13 @@ class RendezvousService:
         now, changed = self._clock(), False
         with self._lock:
             group = self._group(caller)
+            settled = group.history.newest is not None and group.history.newest.first_step_at is not None
             for message in messages:
                 if isinstance(message, Mapping):
                     changed |= note_report(group, message, now)
         if changed:
-            self._wake_here(caller.key)  # newcomers may be waiting for a first step
+            if not settled:
+                self._settle(caller.key)  # newcomers may be waiting for a first step
             self._on_change(caller.key)
         return {}
 
@@ -343,22 +393,16 @@ class RendezvousService:
         return group
 
     async def _poll(self, caller: Caller, ready: Callable[[Group], T | None]) -> T | None:
-        """Wait at most `POLL_S` until `ready` has an answer; settle the group when one of its deadlines passes."""
+        """Wait at most `POLL_S` until `ready` has an answer."""
         deadline = time.monotonic() + POLL_S
         while True:
             with self._lock:
-                group = self._group(caller)
-                before = group.world
-                settle_s = group.settle(self._clock())
-                answer = ready(group)
-                moved = group.world is not before
-            if moved:
-                self._wake_here(caller.key)
+                answer = ready(self._group(caller))
             left_s = deadline - time.monotonic()
             if answer is not None or left_s <= 0:
                 return answer
             changed = self._changed.setdefault(caller.key, asyncio.Event())
             try:
-                await asyncio.wait_for(changed.wait(), min(left_s, settle_s if settle_s is not None else POLL_S))
+                await asyncio.wait_for(changed.wait(), left_s)
             except TimeoutError:
                 continue

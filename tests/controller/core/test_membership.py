@@ -9,24 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, WorkerStatus
+from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
+from elasticctl_controller.core.blame import GroupRules, RanksEnd
+from elasticctl_controller.core.group_states import GroupEvent, GroupState, ImpossibleGroupEvent, transition
 from elasticctl_controller.core.membership import (
     ADOPT_S,
-    DRAIN_S,
+    CULPRIT_S,
     FIRST_SETTLE_S,
-    FIRST_STEP_S,
     NEWCOMER_SETTLE_S,
-    REJOIN_S,
-    UNEXPLAINED_LIMIT,
+    SILENT_S,
+    VICTIMS_S,
     FormingGroup,
     Group,
-    GroupEvent,
-    GroupState,
     GroupWorld,
-    ImpossibleGroupEvent,
     Member,
     RestoredGroup,
-    transition,
 )
 
 
@@ -46,6 +43,25 @@ def formed(*indexes: int, minimum: int = 1) -> Group:
         group.join(member(i), 0, 0.0)
     group.note_step(1, ProgressStatus(step=1), 0.0)
     return group
+
+
+def fail(
+    group: Group, index: int, now: float, *, of_peers: bool = False, error: str = "", permanent: bool = False
+) -> None:
+    """The ranks of this member end with an error, its own or that of a lost peer."""
+    verdict = "collateral" if of_peers else "application"
+    failure = RankFailure(verdict, f"job-worker-{index}", exit_code=1, error=error, at=Timestamp(now))
+    end = RanksEnd(f"u{index}", f"job-worker-{index}", now, failure, of_peers, permanent)
+    group.fail(end, group.generation, now)
+
+
+def all_fail(group: Group, now: float, **how: bool) -> None:
+    """The ranks of all members end like that, one after the other, and all join again."""
+    generation, indexes = group.generation, [int(uid[1:]) for uid in group.members]
+    for index in indexes:
+        fail(group, index, now, **how)
+    for index in indexes:
+        group.join(member(index), generation, now)
 
 
 def names(group: Group) -> list[str]:
@@ -101,13 +117,47 @@ def test_survivors_keep_their_order_when_rank_0_is_lost() -> None:
     assert names(group) == ["job-worker-1", "job-worker-2"]
 
 
-def test_a_silent_survivor_is_left_out_after_a_bounded_time() -> None:
+def test_a_survivor_without_a_sign_of_life_is_left_out_and_replaced() -> None:
     group = formed(0, 1, 2)
     group.set_alive(alive(0, 1), 1, 5.0)
     group.join(member(0), 1, 5.0)
-    assert group.settle(5.0) == pytest.approx(REJOIN_S)
-    group.settle(5.0 + REJOIN_S)
+    assert group.settle(5.0) == pytest.approx(SILENT_S)
+    group.settle(5.0 + SILENT_S)
     assert names(group) == ["job-worker-0"]
+    assert group.silent == {"u1"}
+
+
+def test_who_takes_long_to_stop_is_in_the_next_generation() -> None:
+    group = formed(*range(64))
+    group.set_alive(alive(*range(1, 64)), 1, 100.0)
+    for second in range(101, 161):
+        for i in range(1, 64):
+            group.note_sign(f"u{i}", float(second), "stopping", second - 100.0)
+        group.settle(float(second))
+        assert group.world is None
+    for i in range(1, 64):
+        group.join(member(i), 1, 160.0)
+    assert len(names(group)) == 63
+    assert not group.silent
+
+
+def test_few_are_given_up_at_once_when_many_fall_silent() -> None:
+    group = formed(*range(40))
+    group.set_alive(alive(*range(1, 40)), 1, 100.0)
+    for i in range(1, 20):
+        group.join(member(i), 1, 100.0)
+    group.settle(100.0 + SILENT_S)
+    assert len(names(group)) == 19, "the others train on"
+    assert len(group.silent) == 3, "a tenth of 39 in the first minute"
+    group.settle(130.0)
+    assert len(group.silent) == 3
+    group.settle(171.0)
+    assert len(group.silent) == 6
+    silent = set(group.silent)
+    back = next(i for i in range(20, 40) if f"u{i}" not in silent)
+    group.join(member(back), 1, 180.0)
+    group.settle(1000.0)
+    assert f"u{back}" not in group.silent
 
 
 def test_newcomers_are_let_in_together() -> None:
@@ -123,28 +173,74 @@ def test_newcomers_are_let_in_together() -> None:
     assert names(group) == [f"job-worker-{i}" for i in range(4)]
 
 
-def test_a_newcomer_lets_a_young_generation_do_its_first_step() -> None:
+def test_a_newcomer_waits_for_the_first_step_however_long_it_takes_and_then_until_stopping_pays() -> None:
     group = formed(0, 1)
     group.set_alive(alive(0), 1, 10.0)
     group.join(member(0), 1, 10.0)
     group.set_alive(alive(0, 2), 1, 11.0)
     group.join(member(2), 0, 11.0)
-    assert group.world is not None
-    assert group.settle(11.0) == pytest.approx(FIRST_STEP_S - 1.0)
+    for now in (11.0, 100.0, 10_000.0):
+        assert group.settle(now) is None, "there is nothing to wait for but the step"
+        assert group.drain is None
+    group.note_step(2, ProgressStatus(step=2), 10_010.0)
+    wait_s = group.settle(10_010.0)
+    assert wait_s is not None
+    assert wait_s >= 10_000.0, "the re-forming took 10,000 s, so the next one has to be worth it"
+    group.settle(10_010.0 + wait_s)
+    assert group.drain is not None
+
+
+def test_a_newcomer_each_minute_does_not_keep_a_group_with_long_first_steps_from_training() -> None:
+    group = Group(job_uid="j")
+    group.set_alive(alive(0), 1, 0.0)
+    group.join(member(0), 0, 0.0)
+    group.history.note_resumed(1, 0)
+    first_step_s, trained, generation_at, workers = 600.0, 0.0, 0.0, [0]
+    for now in map(float, range(1, 12 * 3600)):
+        if now % 60 == 0 and len(workers) < 32:
+            workers.append(len(workers))
+            group.set_alive(alive(*workers), 1, now)
+            group.join(member(workers[-1]), 0, now)
+        if now - generation_at >= first_step_s:
+            trained += len(group.members) ** 0.8
+            group.note_step(group.generation, ProgressStatus(step=int(now)), now)
+        group.settle(now)
+        if group.drain is not None:
+            generation, members = group.generation, list(group.members)
+            for uid in members:
+                group.join(member(int(uid[1:])), generation, now)
+            assert group.world is not None
+            generation_at = now
+            group.history.note_resumed(group.generation, int(now))
+    assert len(group.members) == 32, "all of them are taken in"
+    assert trained >= 0.9 * (12 * 3600 - first_step_s), "as much as without newcomers"
+
+
+def test_a_script_that_reports_nothing_is_left_alone_for_longer_each_time() -> None:
+    group = Group(job_uid="j")
+    group.set_alive(alive(0), 1, 0.0)
+    group.join(member(0), 0, 0.0)
+    now, waits = 0.0, []
+    for i in range(1, 5):
+        group.set_alive(alive(*range(i + 1)), 1, now)
+        group.join(member(i), 0, now)
+        wait_s = group.settle(now)
+        assert wait_s is not None
+        now, waits = now + wait_s, [*waits, wait_s]
+        group.settle(now)
+        assert group.drain is not None
+        for j in range(i):
+            group.join(member(j), group.generation, now)
+    assert waits == pytest.approx([NEWCOMER_SETTLE_S * 2**i for i in range(4)])
+
+
+def test_an_export_is_not_stopped_for_newcomers() -> None:
+    group = formed(0, 1)
+    group.note_sign("u0", 100.0, "exporting")
+    group.set_alive(alive(0, 1, 2), 1, 101.0)
+    group.join(member(2), 0, 101.0)
+    assert group.settle(10_000.0) is None
     assert group.drain is None
-    group.note_step(2, ProgressStatus(step=2), 12.0)
-    group.settle(12.0)
-    assert group.drain is not None
-
-
-def test_a_newcomer_does_not_wait_for_ever_for_a_first_step() -> None:
-    group = formed(0, 1)
-    group.set_alive(alive(0), 1, 10.0)
-    group.join(member(0), 1, 10.0)
-    group.set_alive(alive(0, 2), 1, 11.0)
-    group.join(member(2), 0, 11.0)
-    group.settle(10.0 + FIRST_STEP_S)
-    assert group.drain is not None
 
 
 def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
@@ -156,14 +252,25 @@ def test_a_newcomer_does_not_wait_long_for_another_that_is_starting() -> None:
     assert group.drain is not None
 
 
-def test_draining_has_a_deadline() -> None:
+def test_draining_takes_as_long_as_a_step_takes() -> None:
     group = formed(0, 1)
     group.notice("u1", "spot notice", 5.0)
-    assert group.settle(6.0) == pytest.approx(DRAIN_S - 1.0)
+    assert group.settle(10_000.0) is None
     assert group.world is not None
-    group.settle(5.0 + DRAIN_S)
+    group.set_alive(alive(0), 1, 10_001.0)
+    assert (group.world, group.reason) == (None, "lost job-worker-1"), "the one with the notice is gone"
+
+
+def test_after_the_loss_of_all_members_the_first_to_be_back_waits_for_the_others() -> None:
+    group = formed(0, 1, 2)
+    group.set_alive({}, 1, 10.0)
+    group.set_alive(alive(3, 4, 5), 1, 11.0)
+    group.join(member(3), 0, 12.0)
     assert group.world is None
-    assert group.reason == "spot notice"
+    group.join(member(5), 0, 14.0)
+    assert group.settle(14.0) == pytest.approx(12.0 + FIRST_SETTLE_S - 14.0)
+    group.join(member(4), 0, 20.0)
+    assert len(names(group)) == 3
 
 
 def test_one_that_is_told_to_go_is_not_in_the_next_generation_and_not_waited_for() -> None:
@@ -186,59 +293,166 @@ def test_one_that_has_left_is_not_waited_for_while_its_pod_still_ends() -> None:
     assert group.world is not None
 
 
-def test_blame_goes_to_the_first_error_of_ones_own() -> None:
+# Broken generations
+
+
+def test_the_first_error_of_ones_own_is_to_blame_whoever_tells_of_it_first() -> None:
     group = formed(0, 1, 2)
-    assert group.fail("u1", "job-worker-1", 1, of_peers=False, now=1.0)
-    assert not group.fail("u0", "job-worker-0", 1, of_peers=False, now=1.1), "its peer had failed already"
+    fail(group, 0, 1.2, of_peers=True)
+    fail(group, 2, 1.1, error="ValueError: also")
+    assert group.state is GroupState.BREAKING
+    assert group.verdict("u0", 1) == "", "not decided: the third has not ended"
+    end = RanksEnd("u1", "job-worker-1", 1.0, RankFailure("application", error="ValueError: first"))
+    group.fail(end, 1, 1.3)
+    assert (group.state, group.reason) == (GroupState.FORMING, "job-worker-1 failed")
+    assert group.judged is not None
+    assert group.judged.end == end
+    assert {group.verdict(f"u{i}", 1) for i in range(3)} == {"rejoin"}, "all are started again where they are"
 
 
-def test_a_broken_connection_is_nobodys_fault_until_it_repeats_without_a_step() -> None:
+def test_a_failed_generation_forms_again_at_the_same_size_and_says_why_it_ended() -> None:
     group = formed(0, 1)
-    for round_number in range(UNEXPLAINED_LIMIT):
-        assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0), round_number
-        group.join(member(0), group.generation, 1.0)
-        group.join(member(1), group.generation, 1.0)
-    assert group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
-
-
-def test_a_step_clears_the_unexplained_failures() -> None:
-    group = formed(0, 1)
-    for _ in range(3 * UNEXPLAINED_LIMIT):
-        assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
-        group.join(member(0), group.generation, 1.0)
-        group.join(member(1), group.generation, 1.0)
-        group.note_step(group.generation, ProgressStatus(step=7), 2.0)
-
-
-def test_a_loss_explains_the_broken_connections_before_it() -> None:
-    group = formed(0, 1, 2, 3)
-    for lost in (3, 2):
-        for _ in range(UNEXPLAINED_LIMIT):
-            assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
-            for i in range(lost + 1):
-                group.join(member(i), group.generation, 1.0)
-        group.set_alive(alive(*range(lost)), 1, 2.0)
-        for i in range(lost):
-            group.join(member(i), group.generation, 2.0)
-    assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=3.0)
-
-
-def test_one_that_leaves_with_a_failure_of_its_own_explains_them_too() -> None:
-    group = formed(0, 1)
-    group.unexplained = UNEXPLAINED_LIMIT
-    group.leave("u1", "its rank was killed", 1.0)
-    group.join(member(0), 1, 1.0)
-    assert not group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=1.0)
-
-
-def test_the_end_of_the_one_that_was_blamed_explains_nothing() -> None:
-    group = formed(0, 1)
-    group.unexplained = UNEXPLAINED_LIMIT
-    assert group.fail("u1", "job-worker-1", 1, of_peers=True, now=1.0)
-    group.leave("u1", "blamed", 1.0)
-    group.set_alive(alive(0), 1, 1.5)
+    fail(group, 1, 1.0, error="ValueError: no")
+    fail(group, 0, 1.1, of_peers=True)
     group.join(member(0), 1, 2.0)
-    assert group.fail("u0", "job-worker-0", group.generation, of_peers=True, now=2.0)
+    assert group.world is None, "the one that failed is alive and will be back"
+    group.join(member(1), 1, 3.0)
+    assert names(group) == ["job-worker-0", "job-worker-1"]
+    failure = group.history.generations[-2].failure
+    assert failure is not None
+    assert failure.error == "ValueError: no"
+    assert group.failures == 1
+
+
+def test_who_is_slow_to_end_may_still_turn_out_to_be_to_blame() -> None:
+    group = formed(0, 1)
+    fail(group, 0, 1.0, of_peers=True)
+    group.settle(1.0 + VICTIMS_S)
+    assert group.reason == "job-worker-0 lost a connection"
+    group.join(member(0), 1, 12.0)
+    for second in range(12, 60):
+        group.note_sign("u1", float(second), "stopping")
+        group.settle(float(second))
+    fail(group, 1, 60.0, error="ValueError: cleaned up for a minute")
+    group.join(member(1), 1, 61.0)
+    failure = group.history.generations[-2].failure
+    assert failure is not None
+    assert failure.worker == "job-worker-1"
+    assert group.failures == 1
+
+
+def test_the_ends_of_others_are_waited_for_but_not_for_long_after_an_error_of_ones_own() -> None:
+    group = formed(0, 1)
+    fail(group, 0, 1.0)
+    assert group.settle(1.0) == pytest.approx(CULPRIT_S)
+    group.settle(1.0 + CULPRIT_S)
+    assert group.state is GroupState.FORMING
+
+
+def test_each_broken_connection_that_nobody_explains_is_looked_into_for_longer() -> None:
+    waits = []
+    group = formed(0, 1)
+    for _ in range(3):
+        fail(group, 0, 1.0, of_peers=True)
+        waits.append(group.settle(1.0))
+        fail(group, 1, 1.0, of_peers=True)
+        for i in (0, 1):
+            group.join(member(i), group.generation, 1.0)
+    assert waits == pytest.approx([VICTIMS_S, 4 * VICTIMS_S, 16 * VICTIMS_S])
+
+
+@pytest.mark.parametrize("of_peers", [False, True])
+def test_after_the_budget_the_one_to_blame_exits(of_peers: bool) -> None:
+    group = formed(0, 1)
+    group.rules = GroupRules(limit=3)
+    for attempt in range(3):
+        all_fail(group, 10.0 * attempt, of_peers=of_peers)
+        group.note_step(group.generation, ProgressStatus(step=attempt), 10.0 * attempt + 1)
+        assert group.world is not None, "steps alone refill nothing"
+    generation = group.generation
+    fail(group, 0, 100.0, of_peers=of_peers)
+    fail(group, 1, 100.5, of_peers=of_peers)
+    assert (group.verdict("u0", generation), group.verdict("u1", generation)) == ("exit", "rejoin")
+    group.join(member(1), generation, 101.0)
+    group.leave("u0", "blamed", 102.0)
+    group.settle(1000.0)
+    assert group.world is None, "the job ends: nobody starts once more without the one to blame"
+
+
+def test_a_new_checkpoint_refills_the_budget() -> None:
+    group = formed(0, 1)
+    group.rules = GroupRules(limit=1)
+    for attempt in range(5):
+        all_fail(group, 10.0 * attempt)
+        assert group.world is not None
+        group.note_commit(group.generation, 1, 7 * attempt, "file:///x", 10, 0.1, 10.0 * attempt + 1)
+    group.note_commit(group.generation, 2, 3, "file:///x", 10, 0.1, 60.0)
+    all_fail(group, 70.0)
+    all_fail(group, 80.0)
+    assert group.world is None, "a checkpoint of an older step is no progress"
+
+
+def test_the_pause_before_another_try_grows() -> None:
+    group = formed(0)
+    group.rules = GroupRules(limit=9, pause_s=1.0, longest_pause_s=3.0)
+    now, pauses = 0.0, []
+    for _ in range(5):
+        all_fail(group, now)
+        wait_s = group.settle(now) or 0.0
+        pauses.append(wait_s)
+        now += wait_s
+        group.settle(now)
+        assert group.world is not None
+    assert pauses == pytest.approx([0.0, 1.0, 2.0, 3.0, 3.0])
+
+
+def test_what_cannot_be_imported_is_tried_once_unless_it_has_been() -> None:
+    group = Group(job_uid="j")
+    group.set_alive(alive(0), 1, 0.0)
+    group.join(member(0), 0, 0.0)
+    fail(group, 0, 1.0, error="SyntaxError: invalid syntax", permanent=True)
+    assert group.verdict("u0", 1) == "exit"
+    group = formed(0)
+    fail(group, 0, 1.0, error="ImportError: a flaky disk", permanent=True)
+    assert group.verdict("u0", 1) == "rejoin"
+
+
+def test_a_loss_explains_the_failures_of_the_others() -> None:
+    group = formed(0, 1, 2)
+    fail(group, 0, 1.0, of_peers=True)
+    group.set_alive(alive(0, 1), 1, 1.5)
+    assert (group.state, group.reason, group.failures) == (GroupState.FORMING, "lost job-worker-2", 0)
+    assert group.verdict("u0", 1) == "rejoin"
+
+
+@pytest.mark.parametrize("lost", ["by the controller", "by silence", "it leaves"])
+def test_a_loss_that_is_known_later_takes_the_failure_back(lost: str) -> None:
+    group = formed(0, 1, 2)
+    fail(group, 0, 1.0)
+    fail(group, 1, 1.0)
+    group.settle(1.0 + CULPRIT_S)
+    assert group.failures == 1
+    for i in (0, 1):
+        group.join(member(i), 1, 3.0)
+    if lost == "by the controller":
+        group.set_alive(alive(0, 1), 1, 4.0)
+    elif lost == "it leaves":
+        group.leave("u2", "spot notice", 4.0)
+    else:
+        group.settle(2.0 + SILENT_S)
+    assert names(group) == ["job-worker-0", "job-worker-1"]
+    assert (group.failures, group.history.generations[-2].failure) == (0, None)
+
+
+def test_a_late_failure_of_a_generation_that_ended_otherwise_counts_nothing() -> None:
+    group = formed(0, 1, 2)
+    group.set_alive(alive(0, 1), 1, 5.0)
+    fail(group, 0, 5.1, of_peers=True)
+    assert (group.verdict("u0", 1), group.failures) == ("rejoin", 0)
+    for i in (0, 1):
+        group.join(member(i), 1, 6.0)
+    group.fail(RanksEnd("u0", "job-worker-0", 6.0), 1, 7.0)
+    assert group.state is GroupState.TRAINING
 
 
 def test_a_restarted_service_takes_over_running_training() -> None:
@@ -286,7 +500,7 @@ def test_newcomers_begin_no_group_beside_one_that_a_restarted_service_has_not_he
     group = restored(0, 1)
     group.set_alive(alive(0, 1, 2), 1, 50.0)
     group.join(member(2), 0, 50.0)
-    group.settle(50.0 + 2 * REJOIN_S)
+    group.settle(50.0 + 2 * SILENT_S)
     assert group.world is None
     group.adopt(GroupWorld(4, (member(0), member(1))), 75.0)
     group.settle(75.0)
@@ -311,18 +525,43 @@ def test_a_group_of_which_nobody_lives_is_not_waited_for() -> None:
     assert names(group) == ["job-worker-2"]
 
 
-def test_finish_waits_for_every_member_that_lives() -> None:
+def test_the_group_is_over_once_every_member_has_finished_and_nobody_starts_it_again() -> None:
+    group = formed(0, 1)
+    group.finish("u0", 1, 8.0)
+    assert group.state is GroupState.TRAINING
+    group.finish("u1", 1, 9.0)
+    assert group.state is GroupState.OVER
+    group.set_alive(alive(0, 2), 1, 10.0)
+    group.join(member(2), 0, 11.0)
+    group.settle(1000.0)
+    assert (group.state, group.generation) == (GroupState.OVER, 1)
+
+
+def test_one_that_is_lost_before_it_has_finished_is_not_counted_as_finished() -> None:
     group = formed(0, 1, 2)
-    assert not group.finish("u0", 8.0)
-    assert not group.finish("u1", 8.0)
+    for uid in ("u0", "u1"):
+        group.finish(uid, 1, 8.0)
     group.set_alive(alive(0, 1), 1, 9.0)
-    assert group.world is None, "the third died before it was done"
+    assert (group.state, group.reason) == (GroupState.FORMING, "lost job-worker-2")
+    for i in (0, 1):
+        group.join(member(i), 1, 10.0)
+    assert group.state is GroupState.TRAINING
+    assert not group.finished
+
+
+def test_a_restarted_service_hears_that_the_group_has_finished() -> None:
+    group = restored(0, 1)
+    group.set_alive(alive(0, 1), 1, 50.0)
+    group.finish("u0", 4, 51.0)
+    assert group.state is GroupState.RESTORED
+    group.finish("u1", 4, 52.0)
+    assert group.state is GroupState.OVER
 
 
 def test_strangers_that_finish_or_leave_are_not_remembered() -> None:
     group = formed(0, 1)
     for number in range(1000):
-        group.finish(f"stranger-{number}", 1.0)
+        group.finish(f"stranger-{number}", 1, 1.0)
         group.leave(f"stranger-{number}", "goes", 1.0)
     assert (group.finished, group.gone, group.world is None) == (set(), set(), False)
 
@@ -373,10 +612,15 @@ def group_in(state: GroupState) -> Group:
         group.set_alive(alive(0, 1), 1, 100.0)
         return group
     group = formed(0, 1)
+    if state in (GroupState.FORMING, GroupState.BREAKING):
+        fail(group, 0, 100.0, of_peers=True)
     if state is GroupState.FORMING:
-        group.fail("u0", "job-worker-0", 1, of_peers=False, now=100.0)
+        fail(group, 1, 100.0, of_peers=True)
     elif state is GroupState.DRAINING:
         group.notice("u0", "spot notice", 100.0)
+    elif state is GroupState.OVER:
+        for uid in ("u0", "u1"):
+            group.finish(uid, 1, 100.0)
     return group
 
 
@@ -400,13 +644,12 @@ CAUSES: dict[GroupEvent, Callable[[Group], object]] = {
     GroupEvent.GROUP_REPORTED: group_is_reported,
     GroupEvent.MEMBER_LOST: lambda group: group.set_alive(alive(1), 1, 101.0),
     GroupEvent.MEMBER_LEFT: lambda group: group.leave("u0", "goes", 101.0),
-    GroupEvent.MEMBER_FAILED: lambda group: group.fail(
-        "u0", "job-worker-0", group.generation, of_peers=False, now=101.0
-    ),
-    GroupEvent.MEMBER_FINISHED: lambda group: group.finish("u0", 101.0),
+    GroupEvent.MEMBER_FAILED: lambda group: fail(group, 0, 101.0, of_peers=True),
+    GroupEvent.MEMBER_FINISHED: lambda group: group.finish("u0", group.generation, 101.0),
+    GroupEvent.ALL_FINISHED: lambda group: [group.finish(uid, group.generation, 101.0) for uid in ("u0", "u1")],
     GroupEvent.REMOVAL_ANNOUNCED: lambda group: group.notice("u0", "scaled in", 101.0),
     GroupEvent.NEWCOMERS_DUE: lambda group: newcomer_joins(group, alive(0, 1, 2)),
-    GroupEvent.DRAIN_EXPIRED: lambda group: group.settle(100.0 + DRAIN_S),
+    GroupEvent.FAILURE_JUDGED: lambda group: group.settle(100.0 + VICTIMS_S),
     GroupEvent.QUORUM_REACHED: last_members_join,
 }
 """How each event is brought about from outside."""
@@ -425,15 +668,20 @@ def decided(state: GroupState, event: GroupEvent) -> GroupState | None:
 @pytest.mark.parametrize("state", GroupState)
 def test_every_pair_of_state_and_event_is_decided(state: GroupState, event: GroupEvent) -> None:
     after = decided(state, event)
-    formed_before = state in (GroupState.TRAINING, GroupState.DRAINING)
-    if event in (GroupEvent.MEMBER_LOST, GroupEvent.MEMBER_LEFT, GroupEvent.MEMBER_FAILED):
+    formed_before = state in (GroupState.TRAINING, GroupState.DRAINING, GroupState.BREAKING)
+    if event in (GroupEvent.MEMBER_LOST, GroupEvent.MEMBER_LEFT):
         assert after is (GroupState.FORMING if formed_before else state), "only a formed generation has members to lose"
+    elif event is GroupEvent.MEMBER_FAILED:
+        assert after is (GroupState.BREAKING if formed_before else state)
     elif event is GroupEvent.QUORUM_REACHED:
-        assert after is (None if formed_before else GroupState.TRAINING), "a generation forms once"
+        may_form = state in (GroupState.STARTING, GroupState.RESTORED, GroupState.FORMING)
+        assert after is (GroupState.TRAINING if may_form else None), "a generation forms once, and none after the end"
     elif event in (GroupEvent.WORKER_JOINED, GroupEvent.MEMBER_FINISHED):
         assert after is state
     if after is GroupState.DRAINING:
         assert formed_before, "only who trains can commit a last step"
+    if state is GroupState.OVER:
+        assert after in (state, None), "what is over stays over"
     assert after not in (GroupState.STARTING, GroupState.RESTORED) or after is state, "nothing leads back to the start"
 
 
@@ -452,13 +700,13 @@ def test_who_joins_completes_a_group_that_waits_for_nobody_else() -> None:
     assert group.state is GroupState.TRAINING, "two events in one call: joined again, quorum reached"
 
 
-def test_a_drain_keeps_its_first_reason_and_deadline() -> None:
+def test_a_drain_keeps_its_first_reason() -> None:
     group = group_in(GroupState.DRAINING)
     group.notice("u1", "scaled in", 105.0)
     assert group.drain is not None
-    assert (group.drain.reason, group.drain.deadline) == ("spot notice", 100.0 + DRAIN_S)
-    group.settle(100.0 + DRAIN_S)
-    assert group.situation == FormingGroup(100.0 + DRAIN_S, "spot notice")
+    assert group.drain.reason == "spot notice"
+    group.leave("u0", "SIGTERM", 106.0)
+    assert group.situation == FormingGroup(106.0, "spot notice", 106.0)
 
 
 KINDS = ["live", "die", "join", "fail", "leave", "notice", "wait"]
@@ -468,7 +716,7 @@ class Story:
     """Six workers that come, go, join and fail in any order; checks the group after each step."""
 
     def __init__(self, minimum: int) -> None:
-        self.group, self.minimum, self.now = Group(job_uid="j"), minimum, 0.0
+        self.group, self.minimum, self.now = Group(job_uid="j", rules=GroupRules(limit=10**6)), minimum, 0.0
         self.slots = list(range(6))  # which worker is in which slot: one that has gone never comes back
         self.living: set[int] = set()
         self.last_seen: dict[int, int] = {}
@@ -497,7 +745,7 @@ class Story:
         if kind == "join":
             self.group.join(member(i), self.last_seen.get(i, 0), self.now)
         elif kind == "fail":
-            self.group.fail(f"u{i}", f"job-worker-{i}", self.group.generation, of_peers=False, now=self.now)
+            fail(self.group, i, self.now, of_peers=i % 2 == 0)
         elif kind == "notice":
             self.group.notice(f"u{i}", "has to go", self.now)
         elif kind == "leave":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.spec import PodPhase, Policy, RestartPolicy
-from elasticctl.api.status import Backoff, Phase
+from elasticctl.api.spec import ElasticJob, PodPhase, Policy, RestartPolicy
+from elasticctl.api.status import Backoff, CheckpointStatus, GroupGeneration, Phase, RankFailure
+from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.reconcile import reconcile
 from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, an_end, created, told
 
 
@@ -168,3 +171,63 @@ def test_workers_that_are_stopped_after_the_end_have_run_too():
     ended = [an_end(i, 143, started_at=start, finished_at=Timestamp(NOW + 10)) for i in range(3)]
     job, _ = a_step(job, ended, NOW + 10)
     assert job.status.worker_seconds == {"unknown": 60.0}
+
+
+# Generations whose ranks failed and were started again by the same workers
+
+
+def broken(number: int, at: float, *, verdict: str = "application") -> GroupGeneration:
+    failure = RankFailure(verdict, "digits-worker-1", 1, 3, error=f"ValueError: {number}", at=Timestamp(at))
+    return GroupGeneration(number, ("digits-worker-0", "digits-worker-1"), failure=failure)
+
+
+def a_pass(job: ElasticJob, *generations: GroupGeneration, committed: tuple[int, float] | None = None) -> ElasticJob:
+    checkpoint = None if committed is None else CheckpointStatus(step=committed[0], at=Timestamp(committed[1]))
+    observed = Observed(pods=(a_pod(0), a_pod(1), a_pod(2)), generations=generations, checkpoint=checkpoint)
+    return replace(job, status=reconcile(job, observed, NOW).status)
+
+
+def test_ranks_that_are_started_again_count_once_like_a_worker_that_ended():
+    job = a_running_job(backoff_limit=3)
+    for _ in range(3):
+        job = a_pass(job, broken(1, NOW - 9), broken(2, NOW - 5, verdict="collateral"), GroupGeneration(3))
+    status = job.status
+    assert (status.failures, status.failures_since_commit, status.phase) == (2, 2, Phase.RUNNING)
+    assert status.restarts == {"ApplicationError": 1, "Collateral": 1}
+    assert [(item.worker, item.message, item.exit_code, item.generation) for item in status.interruptions] == [
+        ("digits-worker-1", "ValueError: 1", 3, 1), ("digits-worker-1", "ValueError: 2", 3, 2),
+    ]  # fmt: skip
+    assert status.first_failure is not None
+    assert status.first_failure.error == "ValueError: 1"
+
+
+def test_a_new_checkpoint_refills_the_budget_and_an_old_one_does_not():
+    job = a_pass(a_running_job(backoff_limit=3), broken(1, NOW - 9), committed=(10, NOW - 20))
+    assert job.status.failures_since_commit == 1
+    job = a_pass(job, broken(2, NOW - 7), broken(3, NOW - 3), committed=(20, NOW - 5))
+    assert (job.status.failures, job.status.failures_since_commit) == (3, 1), "one of the two came after it"
+    job = a_pass(job, broken(4, NOW - 1), committed=(15, NOW))
+    assert job.status.failures_since_commit == 2
+
+
+def test_the_last_failure_of_the_budget_names_the_rank_and_its_error():
+    job = a_pass(a_running_job(backoff_limit=1), broken(1, NOW - 9))
+    last = an_end(1, 3, message=told("application"))
+    job, _ = a_step(job, [a_pod(0), last, a_pod(2)])
+    assert (job.status.phase, job.status.reason) == (Phase.FAILED, "BackoffLimitExceeded")
+    assert "rank 2" in job.status.message
+    assert "ValueError: no" in job.status.message
+    assert job.status.restarts == {"ApplicationError": 2}
+
+
+def test_an_error_that_another_try_cannot_help_fails_the_job():
+    message = json.dumps({"verdict": "application", "error": "SyntaxError: invalid syntax", "permanent": True})
+    job, _ = a_step(a_running_job(backoff_limit=9), [a_pod(0), an_end(1, 1, message=message), a_pod(2)])
+    assert (job.status.phase, job.status.reason) == (Phase.FAILED, "PermanentError")
+    assert "SyntaxError: invalid syntax" in job.status.message
+
+
+def test_a_rank_that_killed_itself_counts_for_its_launcher_lives():
+    message = json.dumps({"verdict": "application", "error": "killed by SIGKILL", "signal": "SIGKILL"})
+    job, _ = a_step(a_running_job(backoff_limit=0), [a_pod(0), an_end(1, 137, message=message), a_pod(2)])
+    assert (job.status.phase, job.status.reason) == (Phase.FAILED, "BackoffLimitExceeded")

@@ -351,3 +351,102 @@ def test_512_agents_form_and_form_again_after_a_loss(lab: Lab) -> None:
     first_s, again_s = asyncio.run(story())
     assert first_s < 60, f"forming took {first_s:.2f} s"  # the aim is 1 s and 0.3 s; this bound only catches a hang
     assert again_s < 60, f"re-forming took {again_s:.2f} s"
+
+
+# What launchers say about themselves, and how the end of a generation is decided
+
+
+def end(name: str, error: str = "ValueError: no", **more: Any) -> dict[str, Any]:
+    failure = {"verdict": "application", "rank": 0, "exit_code": 1, "error": error, "last_lines": ["Traceback", error]}
+    return {"uid": f"uid-{name}", "generation": 1, "of_peers": False, "failure": failure, **more}
+
+
+def test_who_failed_is_told_what_to_do_once_all_ranks_have_ended(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    with ThreadPoolExecutor(2) as pool:
+        victim = pool.submit(client.call, "fail", end("a-1", "Connection closed by peer", of_peers=True), 30)
+        culprit = pool.submit(client.call, "fail", end("a-0", ended_s_ago=0.5), 30)
+        assert [victim.result()["verdict"], culprit.result()["verdict"]] == ["rejoin", "rejoin"]
+    assert form(client, "a-0", "a-1", generation=1)["generation"] == 2
+    first = lab.site.service.view(KEY, JOB_UID).generations[0]
+    assert first.failure is not None
+    assert (first.failure.worker, first.failure.error, first.failure.last_lines) == (
+        "a-0", "ValueError: no", ("Traceback", "ValueError: no"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("failure", [None, 7, {"rank": "x"}, {"error": ["\ud800"]}, {"last_lines": [{}] * 9}])
+def test_a_failure_of_any_content_is_judged(lab: Lab, client: ServiceClient, failure: object) -> None:
+    form(client, "a-0", "a-1")
+    for name in ("a-0", "a-1"):
+        body = {**end(name), "failure": failure, "ended_s_ago": "soon", "permanent": 1}
+        assert client.call("fail", body, 30)["verdict"] == "rejoin"
+
+
+def test_a_launcher_that_says_that_it_stops_is_waited_for(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    client.call("heartbeat", {"uid": "uid-a-1", "generation": 1, "doing": "stopping", "since_s": 50.0})
+    client.call("leave", {"uid": "uid-a-0", "reason": "SIGTERM"})
+    activity = lab.site.service.view(KEY, JOB_UID).activity
+    assert activity is not None
+    assert activity.doing == "stopping"
+
+
+def test_garbage_of_a_heartbeat_is_passed_over(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    for doing in (None, 7, "dancing", "x" * 1000):
+        client.call("heartbeat", {"uid": "uid-a-0", "doing": doing, "since_s": "long"})
+    client.call("heartbeat", {"uid": "uid-stranger", "doing": "stopping"})
+    activity = lab.site.service.view(KEY, JOB_UID).activity
+    assert activity is not None
+    assert activity.doing == "running"
+
+
+def test_a_finished_worker_starts_again_if_another_is_lost_and_ends_if_all_have_finished(
+    lab: Lab, client: ServiceClient
+) -> None:
+    form(client, "a-0", "a-1")
+    done = {"uid": "uid-a-0", "generation": 1}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.call, "finish", done, 30)
+        client.call("leave", {"uid": "uid-a-1", "reason": "spot notice"})
+        assert waiting.result()["state"] == "rejoin"
+    form(client, "a-0", generation=1)
+    assert client.call("finish", {**done, "generation": 2}, 30)["state"] == "done"
+    lab.add("a-2")
+    assert client.call("join", agent("a-2"), 30)["state"] == "over"
+
+
+def test_a_storage_that_does_not_answer_is_in_the_status(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    client.call("report", {"messages": [{"kind": "waiting", "generation": 1, "reason": "s3://b: 503"}]})
+    activity = lab.site.service.view(KEY, JOB_UID).activity
+    assert activity is not None
+    assert (activity.doing, activity.detail) == ("waiting", "for s3://b: 503")
+    client.call("report", {"messages": [{"kind": "progress", "generation": 1, "step": 3}]})
+    activity = lab.site.service.view(KEY, JOB_UID).activity
+    assert activity is not None
+    assert activity.doing == "training"
+
+
+def test_a_report_wakes_nobody_who_has_nothing_to_do(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    client.call("report", {"messages": [{"kind": "progress", "generation": 1, "step": 1}]})
+    asked = 0
+    group = lab.site.service.groups[KEY]
+
+    class Counted(dict[str, str]):
+        def __contains__(self, uid: object) -> bool:
+            nonlocal asked
+            asked += uid == "uid-a-0"
+            return super().__contains__(uid)
+
+    group.alive = Counted(group.alive)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(client.call, "watch", {"uid": "uid-a-0", "generation": 1}, 30)
+        wait_until(lambda: asked >= 1, 10.0)
+        before = asked
+        for step in range(2, 30):
+            client.call("report", {"messages": [{"kind": "progress", "generation": 1, "step": step}]})
+        assert asked == before
+        client.call("leave", {"uid": "uid-a-1", "reason": "the end of the test"})

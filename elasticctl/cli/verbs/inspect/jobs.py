@@ -55,12 +55,13 @@ def status(
         return 0
     _check_watchable(output, watch)
     manifest = target.find(job)
+    name = manifest["metadata"]["name"]
     if watch:
         from elasticctl.cli.submit.follow import code_of_followed
         from elasticctl.cli.views.watch import watch_job
 
-        watch_job(target, manifest)
-        return code_of_followed(target, manifest)
+        watch_job(target, name)
+        return code_of_followed(target, name)
     if output in ("json", "yaml", "name"):
         print_objects([manifest], output, one=True)
         return 0

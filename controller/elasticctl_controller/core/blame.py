@@ -1,0 +1,85 @@
+"""Who is to blame when a generation breaks: the one whose ranks failed first with an error of their own.
+
+The loss of one member breaks the connections of all others, so most of the ranks that fail are victims. Each launcher
+reports how its ranks ended and how long ago. The first end with an error of its own is to blame; if all of them speak
+of a broken connection, the first end is named, because whoever caused the others' is among them or has been lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elasticctl.api.spec import ElasticJob, RestartPolicy
+from elasticctl.api.status import RankFailure
+
+PERMANENT_EXIT_CODES = range(1, 128)
+"""restartPolicy ExitCode: as in TorchElastic, 128 and above may be retried."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEnd:
+    """How the ranks of one member ended, by the first of them that failed; `at` is in seconds since the epoch.
+
+    `of_peers`: the error is one that a lost peer causes. `permanent`: trying again cannot help, as with a SyntaxError.
+    """
+
+    uid: str
+    name: str
+    at: float
+    failure: RankFailure = RankFailure()
+    of_peers: bool = False
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Who was found to be to blame for the end of `generation`; `exits`: its worker is not to try again."""
+
+    generation: int
+    end: RanksEnd
+    exits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """How a job's spec wants its group to be run.
+
+    `automatic`: the number of workers is chosen for the job. Ranks that fail are started again at most `limit` times
+    without a new checkpoint, after growing pauses.
+    """
+
+    automatic: bool = False
+    limit: int = 3
+    policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    pause_s: float = 0.0
+    longest_pause_s: float = 60.0
+
+    @classmethod
+    def of(cls, job: ElasticJob) -> GroupRules:
+        """The rules that the job's spec gives."""
+        return cls(
+            automatic=job.sharing.automatic,
+            limit=job.backoff_limit,
+            policy=job.restart_policy,
+            pause_s=job.policy.backoff_seconds,
+            longest_pause_s=job.policy.backoff_max_seconds,
+        )
+
+    def allow_restart(self, end: RanksEnd, failures: int) -> bool:
+        """May the ranks be started again after `end`, the last of so many failures since the last checkpoint?"""
+        code = end.failure.exit_code
+        if end.permanent or self.policy is RestartPolicy.NEVER or failures > self.limit:
+            return False
+        return not (self.policy is RestartPolicy.EXIT_CODE and not end.of_peers and code in PERMANENT_EXIT_CODES)
+
+    def pause_after(self, failures: int) -> float:
+        """Seconds before the ranks are started again; none after a first failure."""
+        if failures < 2:
+            return 0.0
+        return min(self.longest_pause_s, self.pause_s * 2.0 ** min(failures - 2, 60))
+
+
+def first_to_blame(ends: Iterable[RanksEnd]) -> RanksEnd:
+    """The end that is to blame. Raises ValueError if there is none."""
+    return min(ends, key=lambda end: (end.of_peers, end.at, end.name))

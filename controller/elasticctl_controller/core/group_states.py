@@ -1,0 +1,70 @@
+"""The states of a job's training group, the events that change them, and the one transition function.
+
+`membership.Group` turns what agents and the controller say into events, and holds the data of each state.
+docs/state-machines.md shows the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class GroupState(Enum):
+    """Where the group of a job stands."""
+
+    STARTING = "starting"  # no generation has formed yet
+    RESTORED = "restored"  # the service was restarted; the last generation may still be training
+    FORMING = "forming"  # the last generation has ended; its members join the next
+    TRAINING = "training"  # a generation has formed
+    DRAINING = "draining"  # a generation has formed, and is about to stop at a commit
+    BREAKING = "breaking"  # ranks of the formed generation have failed; the ends of the others are waited for
+    OVER = "over"  # all ranks of the last generation have succeeded
+
+
+class GroupEvent(Enum):
+    """What can happen to the group."""
+
+    WORKER_JOINED = "worker joined"
+    MEMBER_REJOINED = "member joined again"
+    GROUP_REPORTED = "running group reported"
+    MEMBER_LOST = "member lost"
+    MEMBER_LEFT = "member left"
+    MEMBER_FAILED = "member failed"
+    MEMBER_FINISHED = "member finished"
+    ALL_FINISHED = "all finished"
+    REMOVAL_ANNOUNCED = "removal announced"
+    NEWCOMERS_DUE = "newcomers due"
+    FAILURE_JUDGED = "failure judged"
+    QUORUM_REACHED = "quorum reached"
+
+
+class ImpossibleGroupEvent(Exception):
+    """The event cannot happen in that state: a programming error."""
+
+
+def transition(state: GroupState, event: GroupEvent) -> GroupState:
+    """Return the state after `event`; the same state where the event is ignored. Raises ImpossibleGroupEvent."""
+    after = _TRANSITIONS[event].get(state)
+    if after is None:
+        raise ImpossibleGroupEvent(f"{event.value} while {state.value}")
+    return after
+
+
+_STARTING, _RESTORED, _FORMING, _TRAINING, _DRAINING, _BREAKING, _OVER = GroupState
+_UNCHANGED = {state: state for state in GroupState}
+_FORMED_ENDS = dict.fromkeys((_TRAINING, _DRAINING, _BREAKING), _FORMING)
+_TRANSITIONS: Mapping[GroupEvent, Mapping[GroupState, GroupState]] = {
+    GroupEvent.WORKER_JOINED: _UNCHANGED,
+    GroupEvent.MEMBER_REJOINED: dict.fromkeys(GroupState, _FORMING) | {_OVER: _OVER},
+    GroupEvent.GROUP_REPORTED: _UNCHANGED | {_STARTING: _TRAINING, _RESTORED: _TRAINING},
+    GroupEvent.MEMBER_LOST: _UNCHANGED | _FORMED_ENDS,
+    GroupEvent.MEMBER_LEFT: _UNCHANGED | _FORMED_ENDS,
+    GroupEvent.MEMBER_FAILED: _UNCHANGED | {_TRAINING: _BREAKING, _DRAINING: _BREAKING},
+    GroupEvent.MEMBER_FINISHED: _UNCHANGED,
+    GroupEvent.ALL_FINISHED: dict.fromkeys((_RESTORED, _TRAINING, _DRAINING, _BREAKING), _OVER),
+    GroupEvent.REMOVAL_ANNOUNCED: _UNCHANGED | {_TRAINING: _DRAINING},
+    GroupEvent.NEWCOMERS_DUE: {_TRAINING: _DRAINING},
+    GroupEvent.FAILURE_JUDGED: {_BREAKING: _FORMING},
+    GroupEvent.QUORUM_REACHED: dict.fromkeys((_STARTING, _RESTORED, _FORMING), _TRAINING),
+}

@@ -1,0 +1,66 @@
+"""What a group of workers is doing, in the words of `status.activity`, from what its launchers and ranks have said."""
+
+from __future__ import annotations
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.status import Activity
+from elasticctl.api.text import plural
+from elasticctl_controller.core.group_states import GroupState
+from elasticctl_controller.core.membership import EXPORTING, FormingGroup, Group
+
+HUNG, STOPPING, PREPARING = "hung", "stopping", "preparing"
+
+
+def describe_activity(group: Group) -> Activity | None:
+    """What the group does and since when; None before anybody has called."""
+    match group.state:
+        case GroupState.OVER:
+            return Activity("finishing")
+        case GroupState.BREAKING:
+            return Activity(STOPPING, detail="after a failure")
+        case GroupState.DRAINING:
+            return Activity("draining", detail=group.drain.reason if group.drain else "")
+        case GroupState.TRAINING:
+            return _of_training(group)
+    return _of_waiting(group)
+
+
+def _of_training(group: Group) -> Activity:
+    for said in (HUNG, EXPORTING):
+        since = _first_to_say(group, said)
+        if since is not None:
+            return Activity(said, Timestamp(since))
+    if group.obstacle:
+        return Activity("waiting", detail=f"for {group.obstacle}")
+    newest = group.history.newest
+    if newest is None:
+        return Activity("running")
+    if newest.first_step_at is not None:
+        return Activity("training", newest.first_step_at)
+    if newest.resumed_step is not None:
+        return Activity("first step", newest.formed_at)
+    if not group.history.reports:
+        return Activity("running", newest.formed_at)
+    step = group.history.checkpoint.step
+    return Activity("starting" if step is None else "loading", newest.formed_at, "" if step is None else f"step {step}")
+
+
+def _of_waiting(group: Group) -> Activity | None:
+    if not group.signs:
+        return None
+    stopping = _first_to_say(group, STOPPING)
+    if stopping is not None:
+        return Activity(STOPPING, Timestamp(stopping))
+    missing = group.minimum - len(group.joined)
+    since = group.situation.since if isinstance(group.situation, FormingGroup) else group.first_join_at
+    if missing > 0:
+        return Activity("waiting", None if since is None else Timestamp(since), f"for {plural(missing, 'more worker')}")
+    preparing = _first_to_say(group, PREPARING)
+    if preparing is not None:
+        return Activity(PREPARING, Timestamp(preparing))
+    return Activity("waiting", None if since is None else Timestamp(since), "for the others to join")
+
+
+def _first_to_say(group: Group, doing: str) -> float | None:
+    """Since when (seconds since the epoch) one of the live workers has been doing this; None: nobody does."""
+    return min((sign.since for sign in group.signs.values() if sign.doing == doing), default=None)
