@@ -58,7 +58,7 @@ def find_storage(wanted: str, where: Where) -> JobStorage:
 
     if "://" in wanted or wanted.startswith((".", "/", "~")):
         with storage_errors():
-            return JobStorage(wanted, storage.open(wanted), running=True)
+            return JobStorage(wanted, storage.open(wanted, storage.AT_A_TERMINAL), running=True)
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.framework.target import reach
@@ -68,7 +68,7 @@ def find_storage(wanted: str, where: Where) -> JobStorage:
     if not url:
         raise UsageError(f"{job.name} has no storage. FIX: give the URL of its checkpoints")
     with storage_errors():
-        return JobStorage(job.name, storage.open(url), running=not job.status.phase.terminal)
+        return JobStorage(job.name, storage.open(url, storage.AT_A_TERMINAL), running=not job.status.phase.terminal)
 
 
 def list_checkpoints(place: JobStorage) -> list[CheckedCommit]:
@@ -230,7 +230,7 @@ def delete_unused_workspaces(folder: Path, wanted: Collection[str], now: float) 
     `wanted`: the digests that jobs name; `now` in seconds since the epoch. Raises JobStorageError.
     """
     with storage_errors():
-        place = storages.open(str(folder))
+        place = storages.open(str(folder), storages.AT_A_TERMINAL)
         heads = {transfer.newest(place, origin) for origin in transfer.names(place, transfer.HEADS)}
         gone = [digest for digest in _old(place, folder, transfer.LISTINGS, now) if digest not in heads | set(wanted)]
         packs = _old(place, folder, transfer.PACKS, now)

@@ -31,10 +31,12 @@ T = TypeVar("T")
 def each(work: Callable[[T], None], items: Iterable[T], threads: int) -> None:
     """Call `work` for every item, on this thread and up to `threads` - 1 others.
 
-    After an error no further item is begun; the first error is raised when nothing runs any more.
+    After an error no further item is begun; the first error is raised when nothing runs any more. What is no error but
+    ends this thread, a signal's handler mostly, ends it at once.
     """
     queue, lock, errors = list(items), threading.Lock(), list[BaseException]()
     queue.reverse()
+    caller = threading.current_thread()
 
     def run() -> None:
         while True:
@@ -44,8 +46,10 @@ def each(work: Callable[[T], None], items: Iterable[T], threads: int) -> None:
                 item = queue.pop()
             try:
                 work(item)
-            except BaseException as e:  # noqa: BLE001 - handed to the caller's thread, whatever it is
+            except BaseException as e:
                 errors.append(e)
+                if threading.current_thread() is caller and not isinstance(e, Exception):
+                    raise
 
     others = [threading.Thread(target=run, daemon=True) for _ in range(min(threads, len(queue)) - 1)]
     for thread in others:

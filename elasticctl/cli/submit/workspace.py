@@ -247,7 +247,7 @@ class Workspace:
         """Have it in storage, and say what that took. Raises StorageError, or UsageError for a file that changes."""
         listing = self.gathered.listing
         try:
-            place = storages.open(self.url)
+            place = storages.open(self.url, storages.AT_A_TERMINAL)
             with job_storage.progress_bar("workspace", listing.size_bytes) as on_bytes:
                 sent = transfer.send(
                     place, listing, _folder_id(self.folder), lambda f: pieces_of(self.folder, f), on_bytes

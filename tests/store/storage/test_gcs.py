@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from google.auth import compute_engine
 from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import TransportError
 from google.cloud import storage as google_storage
 from google.oauth2 import service_account
 
@@ -21,6 +24,7 @@ from elasticctl_store.storage import Storage, base, gcs_responses
 from elasticctl_store.storage.cloud import CloudStorage
 from elasticctl_store.storage.gcs import Gcs
 from elasticctl_store.storage.http import HttpResponse
+from elasticctl_store.storage.waiting import Waiter
 from tests.support import servers
 from tests.support.clouds import QUICK, Cloud
 from tests.support.gate import Fault, Seen, first
@@ -119,7 +123,8 @@ def with_account(gs: Cloud) -> Iterator[Storage]:
             "token_uri": f"http://127.0.0.1:{server.server_port}/token",
         }
         credentials = service_account.Credentials.from_service_account_info(account, scopes=["x"])  # type: ignore[no-untyped-call]
-        yield CloudStorage(Gcs(place_of(gs), f"http://127.0.0.1:{gs.gate.port}", QUICK, credentials))
+        place = place_of(gs)
+        yield CloudStorage(Gcs(place, f"http://127.0.0.1:{gs.gate.port}", Waiter(place.url, QUICK), credentials))
         server.shutdown()
 
 
@@ -141,6 +146,35 @@ def test_an_account_that_gets_no_token_is_told(gs: Cloud, with_account: Storage)
     with pytest.raises(StorageError, match=r"credentials give no token: .*account disabled.*FIX: renew them"):
         with_account.put("a", [b"x"])
     assert gs.gate.seen == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "passing"),
+    [(None, True), (503, True), (404, False)],
+    ids=["no answer", "busy", "no account"],
+)
+def test_a_machines_metadata_server_that_is_away_is_asked_again(
+    gs: Cloud, monkeypatch: pytest.MonkeyPatch, answer: int | None, passing: bool
+) -> None:
+    asked = []
+
+    def get(*args: object, **kwargs: object) -> object:
+        asked.append(args)
+        if len(asked) > 3:
+            return {"access_token": "token", "expires_in": 3600, "scopes": "", "email": "me@p.example"}
+        said = () if answer is None else (types.SimpleNamespace(status=answer),)
+        raise TransportError("Failed to retrieve it", *said)
+
+    monkeypatch.setattr("google.auth.compute_engine._metadata.get", get)
+    place = place_of(gs)
+    credentials = compute_engine.Credentials()  # type: ignore[no-untyped-call]
+    storage = CloudStorage(Gcs(place, f"http://127.0.0.1:{gs.gate.port}", Waiter(place.url, QUICK), credentials))
+    if passing:
+        storage.put("a", [b"x"])
+    else:
+        with pytest.raises(StorageError, match="the Google credentials give no token"):
+            storage.put("a", [b"x"])
+        assert len(asked) == 1
 
 
 def test_a_token_never_goes_over_plain_http(gs: Cloud) -> None:

@@ -1,4 +1,4 @@
-"""When requests are tried again: bounded, with jitter, and as the server asks."""
+"""When requests are tried again: for as long as patience lasts, with jitter, and as the server asks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import gcs_responses, http, s3_responses
-from elasticctl_store.storage.http import Caller, Connections, HttpRequest, HttpResponse, Patience, Verdict, WireError
+from elasticctl_store.storage import gcs_responses, s3_responses, waiting
+from elasticctl_store.storage.http import Caller, Connections, HttpRequest, HttpResponse, Verdict, WireError
+from elasticctl_store.storage.waiting import Patience, Waiter
 
 
 class Script(Connections):
@@ -55,26 +56,49 @@ LOST = WireError("reset", sent=True)
 UNREACHED = WireError("cannot connect", sent=False)
 
 
-def call(script: Script) -> tuple[int, bool, list[float], int]:
-    """Status, unsure, pauses and renewals of a call."""
-    pauses: list[float] = []
-    dialect = Plain()
-    reply = Caller(script, dialect, Patience(tries=5), pauses.append).call(HttpRequest("PUT", "/k"), "write k")
-    return reply.answer.status, reply.unsure, pauses, dialect.renewed
+class Clock:
+    """Time that only what happens takes; `pauses` are those that were made."""
+
+    def __init__(self) -> None:
+        self.now_s, self.pauses = 1000.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def pass_on(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.pass_on(seconds)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    return clock
+
+
+def call(script: Script, patience: Patience = Patience(), dialect: Plain | None = None) -> tuple[int, bool]:  # noqa: B008
+    """Status and unsure of a call."""
+    caller = Caller(script, dialect or Plain(), Waiter("s3://b", patience))
+    reply = caller.call(HttpRequest("PUT", "/k"), "write k")
+    return reply.answer.status, reply.unsure
 
 
 @pytest.mark.parametrize(
     ("before", "unsure"), [(said(503), True), (said(429), False), (LOST, True), (UNREACHED, False)], ids=str
 )
-def test_what_may_have_been_done_is_remembered(before: HttpResponse | WireError, unsure: bool) -> None:
-    status, found, pauses, _ = call(Script(before, said(200)))
-    assert (status, found, len(pauses)) == (200, unsure, 1)
+def test_what_may_have_been_done_is_remembered(before: HttpResponse | WireError, unsure: bool, clock: Clock) -> None:
+    assert call(Script(before, said(200))) == (200, unsure)
+    assert len(clock.pauses) == 1
 
 
-def test_a_final_answer_is_taken_at_once() -> None:
+def test_a_final_answer_is_taken_at_once(clock: Clock) -> None:
     script = Script(said(404))
-    assert call(script) == (404, False, [], 0)
-    assert script.sent == 1
+    assert call(script) == (404, False)
+    assert (script.sent, clock.pauses) == (1, [])
 
 
 @pytest.mark.parametrize("judge", [s3_responses.judge, gcs_responses.judge], ids=["s3", "gs"])
@@ -92,38 +116,24 @@ def test_pauses_grow_up_to_a_limit_and_are_drawn() -> None:
     assert patience.pause_s(3, 0.5) == 1.0
 
 
-def test_the_number_of_tries_is_bounded() -> None:
+def test_the_number_of_tries_is_bounded_if_asked_for() -> None:
     script = Script(LOST)
-    with pytest.raises(StorageError, match=r"cannot write k: reset; tried 5 times in 0 s"):
-        call(script)
+    with pytest.raises(StorageError, match=r"cannot write k: reset; tried 5 times in \d s"):
+        call(script, Patience(tries=5))
     assert script.sent == 5
 
 
-def test_what_a_server_asks_for_is_waited_for() -> None:
+def test_what_a_server_asks_for_is_waited_for(clock: Clock) -> None:
     later = email.utils.formatdate(time.time() + 100, usegmt=True)
     for asked, at_least in (("7", 7.0), (later, 90.0), ("soon", 0.0)):
-        _, _, (pause_s,), _ = call(Script(said(503, **{"retry-after": asked}), said(200)))
-        assert at_least <= pause_s <= at_least + 10
+        call(Script(said(503, **{"retry-after": asked}), said(200)), Patience(total_s=300.0))
+        assert at_least <= clock.pauses[-1] <= at_least + 10
 
 
 def test_more_patience_than_there_is_is_not_waited_for() -> None:
     script = Script(said(503, **{"retry-after": "1000"}))
     with pytest.raises(StorageError, match=r"503; tried once"):
-        call(script)
-
-
-class Clock:
-    """Time that only what happens takes."""
-
-    now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    time = monotonic
-
-    def pass_on(self, seconds: float) -> None:
-        self.now_s += seconds
+        call(script, Patience(total_s=300.0))
 
 
 class Slow(Script):
@@ -138,28 +148,87 @@ class Slow(Script):
         return super().exchange(request)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(http, "time", clock)
-    return clock
-
-
 def test_patience_begins_with_the_first_failure(clock: Clock) -> None:
-    caller = Caller(Slow(clock, LOST, said(200)), Plain(), Patience(total_s=150.0), clock.pass_on)
-    assert caller.call(HttpRequest("PUT", "/k"), "write k").answer.status == 200
+    assert call(Slow(clock, LOST, said(200)), Patience(total_s=150.0))[0] == 200
 
 
 def test_patience_ends_however_slow_the_tries_are(clock: Clock) -> None:
     script = Slow(clock, LOST)
     with pytest.raises(StorageError, match=r"tried 3 times in 40\d s"):
-        Caller(script, Plain(), Patience(total_s=300.0), clock.pass_on).call(HttpRequest("PUT", "/k"), "write k")
+        call(script, Patience(total_s=300.0))
     assert script.sent == 3
 
 
+class Outage(Script):
+    """A service that is away until `until_s`, and then gives `answer`."""
+
+    def __init__(self, clock: Clock, until_s: float, away: HttpResponse | WireError, answer: HttpResponse) -> None:
+        super().__init__(answer)
+        self.clock, self.until_s, self.away = clock, until_s, away
+
+    def exchange(self, request: HttpRequest) -> HttpResponse:
+        if self.clock.now_s < self.until_s:
+            self.answers.insert(0, self.away)
+        return super().exchange(request)
+
+
+@pytest.mark.parametrize("away", [said(503), said(429), said(503, **{"retry-after": "3600"}), LOST, UNREACHED], ids=str)
+def test_an_outage_of_a_day_is_waited_for_and_its_end_is_noticed_soon(
+    away: HttpResponse | WireError, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    over_s = clock.now_s + 24 * 3600
+    assert call(Outage(clock, over_s, away, said(200)))[0] == 200
+    assert over_s <= clock.now_s <= over_s + Patience().longest_pause_s
+    first, *rarely, last = [record.getMessage() for record in caplog.records]
+    assert first.startswith("storage s3://b: ")
+    assert first.endswith("; trying again until it answers")
+    assert len(rarely) < 60
+    assert all(said.endswith("; still trying") for said in rarely)
+    assert last.endswith(": over after 24h00m")
+
+
+def test_a_final_answer_behind_an_outage_is_taken(clock: Clock) -> None:
+    assert call(Outage(clock, clock.now_s + 3600, said(503), said(404)))[0] == 404
+
+
+def test_what_is_waited_for_can_be_asked_at_any_time(clock: Clock) -> None:
+    waiter = Waiter("s3://b")
+    assert waiter.waits.reason() == ""
+    with waiter.request("write k") as tries, waiter.request("write l") as later:
+        tries.failed("503 SlowDown")
+        clock.pass_on(240)
+        later.failed("reset")
+        assert waiter.waits.reason() == "storage s3://b: 503 SlowDown for 4m"
+    assert waiter.waits.reason() == ""
+
+
+def test_what_passes_soon_is_not_spoken_of(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert call(Script(said(503), said(503), said(200)))[0] == 200
+    assert caplog.records == []
+
+
 def test_credentials_are_renewed_once() -> None:
-    assert call(Script(said(401), said(200)))[::3] == (200, 1)
-    assert call(Script(said(401)))[::3] == (401, 1)
+    dialect = Plain()
+    assert call(Script(said(401), said(200)), dialect=dialect) == (200, False)
+    assert call(Script(said(401)), dialect=dialect) == (401, False)
+    assert dialect.renewed == 2
+
+
+def test_credentials_that_expire_again_in_a_long_outage_are_renewed_again() -> None:
+    assert call(Script(said(401), said(503), said(401), said(200)))[0] == 200
+
+
+def test_who_renews_credentials_may_be_away_too(clock: Clock) -> None:
+    class Away(Plain):
+        def renew(self) -> None:
+            super().renew()
+            if clock.now_s < 4600:
+                raise WireError("no token for now", sent=False)
+
+    assert call(Script(said(401), said(200)), dialect=Away())[0] == 200
+    assert clock.now_s >= 4600
 
 
 def test_what_is_of_no_use_is_not_tried_again() -> None:

@@ -6,12 +6,14 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 import torch
+from botocore.utils import InstanceMetadataFetcher
 
 from elasticctl_store import storage as storages
 from elasticctl_store.checkpoints import entries
@@ -246,6 +248,11 @@ def test_a_checkpoint_during_which_credentials_expire(
     assert same(restored.state, states[renewed])
 
 
+def soon() -> str:
+    """So soon that credentials which expire then are renewed before they are used."""
+    return (datetime.now(UTC) + timedelta(seconds=60)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 @pytest.fixture
 def sts(s3: Cloud, server_ports: servers.Ports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """AWS's token service, which exchanges the token in a file for credentials, as it does in pods on EKS."""
@@ -283,6 +290,20 @@ def test_a_role_that_is_refused_is_one_clear_line(s3: Cloud, sts: Gate) -> None:
     with pytest.raises(StorageError, match=r"s3://bucket/.*: no new AWS credentials: .*AccessDenied.*check the role"):
         s3.open().put("a", [b"x"])
     assert (len(sts.seen), len(s3.gate.seen)) == (1, 0)
+
+
+def test_a_machines_metadata_service_that_goes_away_is_waited_for(s3: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To botocore it looks like a machine without a role; credentials that were given before show that it has one."""
+    for name in servers.KEYS:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    given = {"role_name": "r", "access_key": "AKIA", "secret_key": "s", "token": "t", "expiry_time": soon()}
+    answers = iter([given, {}, {}, {**given, "expiry_time": "2100-01-01T00:00:00Z"}])
+    monkeypatch.setattr(InstanceMetadataFetcher, "retrieve_iam_role_credentials", lambda self: next(answers))
+    storage = s3.open()
+    storage.put("a", [b"x"])
+    assert next(answers, None) is None
+    assert s3.gate.seen[-1].method == "PUT"
 
 
 def test_credentials_that_come_expired_are_one_clear_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import resource
@@ -9,12 +10,13 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elasticctl_store import storage as storages
-from elasticctl_store.errors import StorageError
-from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.errors import ExistsError, StorageError
+from elasticctl_store.storage import Patience, Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from tests.support.storage_contract import StorageContract
 
@@ -51,6 +53,64 @@ def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
     assert store.list("journal/") == []
     store.delete(["journal/1"])
     assert not (tmp_path / "state").exists()
+
+
+CALLS = ["fsync", "link", "replace", "scandir", "unlink"]
+"""Of the module `os`: what a file server that is away fails, each at its own place."""
+
+
+class FileServer:
+    """Makes calls of `os` fail, `times` times each: before they are carried out, or after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, times: int, *, after: bool = False) -> None:
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self.failing(getattr(os, name), number, times, after))
+
+    def failing(self, plain: Any, number: int, times: int, after: bool) -> Any:
+        left = iter(range(times))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            fails = next(left, None) is not None
+            if fails and not after:
+                raise OSError(number, os.strerror(number))
+            found = plain(*args, **kwargs)
+            if fails:
+                if hasattr(found, "close"):
+                    found.close()
+                raise OSError(number, os.strerror(number))
+            return found
+
+        return call
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN], ids=os.strerror)
+def test_a_file_server_that_is_away_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, after: bool
+) -> None:
+    store = storages.open(str(tmp_path / "state"), Patience(first_pause_s=0.001, longest_pause_s=0.001))
+    FileServer(monkeypatch, number, times=12, after=after)
+    store.put("journal/1", [b"mine"], if_absent=True)
+    store.put("data/1", [b"x"])
+    with pytest.raises(ExistsError):
+        store.put("journal/1", [b"other"], if_absent=True)
+    assert store.get("journal/1") == b"mine"
+    whole = [key for key in all_keys(store, "") if not key.endswith(".partial")]  # those are swept like any leftovers
+    assert whole == ["data/1", "journal/1"]
+    store.delete(["data/1"])
+    assert "data/1" not in store.list("data/")
+
+
+def test_a_full_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FileServer(monkeypatch, errno.ENOSPC, times=1)
+    with pytest.raises(StorageError, match="the disk is full: free some space"):
+        storages.open(str(tmp_path)).put("data/1", [b"x"])
+
+
+def test_patience_with_a_file_server_may_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FileServer(monkeypatch, errno.EIO, times=10)
+    with pytest.raises(StorageError, match=r"cannot write .*data/1: input/output error; tried 3 times"):
+        storages.open(str(tmp_path), Patience(tries=3, longest_pause_s=0.001)).put("data/1", [b"x"])
 
 
 def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:

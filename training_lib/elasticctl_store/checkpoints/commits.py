@@ -27,7 +27,7 @@ from elasticctl_store.storage import Patience, Storage, all_keys
 
 log = logging.getLogger("elasticctl_train")
 
-PATIENCE = Patience(longest_pause_s=2.0)
+PATIENCE = Patience(tries=10, longest_pause_s=2.0)
 """Of who is told that an entry is there already: another run's that was faster, or none at all."""
 
 
@@ -218,12 +218,14 @@ class CommitWriter:
 
 def _count_tries(storage: Storage) -> Iterator[int]:
     """Count tries to append, with pauses between them. Raises StorageError when another is asked for than the last."""
-    for tries in range(1, PATIENCE.tries + 1):
+    tries = 1
+    yield tries
+    while tries < PATIENCE.tries:
+        time.sleep(PATIENCE.pause_s(tries, random.random()))  # noqa: S311 - jitter, no secret
+        tries += 1
         yield tries
-        if tries < PATIENCE.tries:
-            time.sleep(PATIENCE.pause_s(tries, random.random()))  # noqa: S311 - jitter, no secret
     raise StorageError(
-        f"{storage.url}: the next entry of its journal was refused {PATIENCE.tries} times as being there already; "
+        f"{storage.url}: the next entry of its journal was refused {tries} times as being there already; "
         "check that the service lists what is there, and that no other job uses this URL"
     )
 

@@ -19,7 +19,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ from elasticctl_store.checkpoints.boxes import Box, are_disjoint
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.tensor_files import DTYPES, TensorType
 from elasticctl_store.errors import DamagedError
+from elasticctl_store.parallel import each
 from elasticctl_store.storage import Storage
 
 log = logging.getLogger("elasticctl_train")
@@ -109,8 +109,13 @@ def fetch_documents(storage: Storage, commit: Commit) -> list[Any]:
         check_bytes(ref, data)
         return _load_json(ref.key, data)
 
-    with ThreadPoolExecutor(min(_AT_ONCE, len(commit.shares))) as pool:
-        return list(pool.map(lambda ref: retry_damaged(lambda: fetch(ref)), commit.shares))
+    found: list[Any] = [None] * len(commit.shares)
+
+    def place(rank: int) -> None:
+        found[rank] = retry_damaged(lambda: fetch(commit.shares[rank]))
+
+    each(place, range(len(found)), _AT_ONCE)
+    return found
 
 
 def parse(commit: Commit, documents: Sequence[Any]) -> Contents:

@@ -8,35 +8,36 @@ from urllib.parse import unquote
 
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage.base import Storage, all_keys, without_secrets
-from elasticctl_store.storage.http import Patience
 from elasticctl_store.storage.local import LocalStorage
+from elasticctl_store.storage.waiting import AT_A_TERMINAL, Patience, Waits
 
-__all__ = ["Patience", "Storage", "all_keys", "modules", "open"]
+__all__ = ["AT_A_TERMINAL", "Patience", "Storage", "Waits", "all_keys", "modules", "open"]
 
 _CLOUDS = {"s3": "s3", "gs": "gcs"}
 """Scheme -> the module that knows it, which is also the name of its extra; imported on use."""
 
 
-def open(url: str, patience: Patience = Patience()) -> Storage:  # noqa: B008 - frozen
+def open(url: str, patience: Patience = Patience(), waits: Waits | None = None) -> Storage:  # noqa: B008 - frozen
     """Return the storage a URL names: `file:///path` or a plain path, `s3://bucket/prefix`, `gs://bucket/prefix`.
 
-    Touches and sends nothing yet. `patience` bounds waiting and trying again, on the clouds. Raises StorageError for a
-    URL or scheme that is not known, or when the packages it takes are not installed.
+    Touches and sends nothing yet. `patience` bounds waiting for a storage that is away: nothing does, unless it is
+    given. `waits` is told of such waits. Raises StorageError for a URL or scheme that is not known, or when the
+    packages it takes are not installed.
     """
     scheme, separator, rest = url.partition("://")
     if not url:
         raise StorageError("the storage URL is empty: give a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX")
     if not separator:
-        return LocalStorage(Path(url).expanduser())
+        return LocalStorage(Path(url).expanduser(), patience, waits)
     if scheme in _CLOUDS:
-        return _cloud(scheme, url, patience)
+        return _cloud(scheme, url, patience, waits or Waits())
     shown = without_secrets(url)
     if scheme != "file":
         raise StorageError(f"{shown}: {scheme}:// is not a kind of storage. FIX: use a folder, file://, s3:// or gs://")
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
         raise StorageError(f"{shown}: a file URL has three slashes and an absolute path: file:///path")
-    return LocalStorage(Path("/" + unquote(path)))
+    return LocalStorage(Path("/" + unquote(path)), patience, waits)
 
 
 def modules(url: str) -> list[str]:
@@ -45,7 +46,7 @@ def modules(url: str) -> list[str]:
     return [f"{__name__}.{_CLOUDS[scheme]}"] if separator and scheme in _CLOUDS else []
 
 
-def _cloud(scheme: str, url: str, patience: Patience) -> Storage:
+def _cloud(scheme: str, url: str, patience: Patience, waits: Waits) -> Storage:
     extra = _CLOUDS[scheme]
     try:
         module = importlib.import_module(f"{__name__}.{extra}")
@@ -53,5 +54,5 @@ def _cloud(scheme: str, url: str, patience: Patience) -> Storage:
         if e.name is None or e.name.startswith("elasticctl"):
             raise
         raise StorageError(f"{scheme}:// needs the package {e.name}: pip install 'elasticctl[{extra}]'") from e
-    storage: Storage = module.connect(url, patience)
+    storage: Storage = module.connect(url, patience, waits)
     return storage

@@ -32,11 +32,12 @@ from elasticctl_store.storage.http import (
     Connections,
     HttpRequest,
     HttpResponse,
-    Patience,
     Reply,
     Verdict,
     WireError,
+    is_temporary,
 )
+from elasticctl_store.storage.waiting import Patience, Waiter, Waits
 
 OPTIONS = ("endpoint",)
 ORIGIN = "https://storage.googleapis.com"
@@ -45,7 +46,7 @@ _CRC_CHUNK_BYTES = 1 << 18  # google_crc32c takes nothing but `bytes`: copied in
 _REREADS = 3
 
 
-def connect(url: str, patience: Patience) -> CloudStorage:
+def connect(url: str, patience: Patience, waits: Waits) -> CloudStorage:
     """The storage a gs:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
     place = base.parse(url, OPTIONS)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
@@ -55,7 +56,7 @@ def connect(url: str, patience: Patience) -> CloudStorage:
     # A token is worth more than the objects: it never goes over plain HTTP.
     anonymous = urlsplit(origin).scheme == "http"
     credentials = google.auth.credentials.AnonymousCredentials() if anonymous else None  # type: ignore[no-untyped-call]
-    return CloudStorage(Gcs(place, origin.rstrip("/") or ORIGIN, patience, credentials))
+    return CloudStorage(Gcs(place, origin.rstrip("/") or ORIGIN, Waiter(place.url, patience, waits), credentials))
 
 
 class Gcs:
@@ -65,12 +66,13 @@ class Gcs:
         self,
         place: Location,
         origin: str,
-        patience: Patience,
+        waiter: Waiter,
         credentials: google.auth.credentials.Credentials | None = None,
     ) -> None:
         self._place = place
+        patience = waiter.patience
         connections = Connections(origin, connect_s=patience.connect_s, silence_s=patience.silence_s)
-        self._caller = Caller(connections, Tokens(place, credentials), patience)
+        self._caller = Caller(connections, Tokens(place, credentials), waiter)
         self._bucket = quote(place.bucket, safe="")
 
     @property
@@ -216,12 +218,21 @@ class Tokens:
                 raise StorageError(f"{self._place.url}: no Google credentials found. FIX: {fix}") from e
             except google.auth.exceptions.GoogleAuthError as e:
                 said = " ".join(str(e.args[0] if e.args else e).split())[:200]
-                if e.retryable:
+                if _is_passing(e):
                     raise WireError(f"no token for now: {said}", sent=False) from e
                 fix = "renew them (gcloud auth application-default login), and check this machine's clock"
                 raise StorageError(
                     f"{self._place.url}: the Google credentials give no token: {said}. FIX: {fix}"
                 ) from e
+
+
+def _is_passing(error: google.auth.exceptions.GoogleAuthError) -> bool:
+    """Is the place that tokens come from busy or out of reach, rather than that it refuses?"""
+    cause = error.__cause__ if isinstance(error, google.auth.exceptions.RefreshError) else None
+    if isinstance(cause, google.auth.exceptions.TransportError):  # of the machine's metadata server
+        status = getattr(cause.args[-1], "status", None) if cause.args else None
+        return status is None or is_temporary(status)
+    return bool(error.retryable)
 
 
 def _crc32c(body: Body) -> str:

@@ -3,10 +3,8 @@
 `http.client`, because it writes a memoryview to the socket, and reads into one, as they are; the clouds' own clients
 and urllib3's `readinto` copy, which costs more processor time than all the rest.
 
-`Caller` is the one place that repeats requests: exponential back-off with full jitter (the pause is drawn between
-nothing and a limit that doubles), so that ranks that were refused together do not come back together, bounded in number
-and in time. A service's `Dialect` says what a refusal means. Nobody can say whether a request that got no answer was
-carried out: see `Reply.unsure`.
+`Caller` repeats requests, as patiently as `waiting` has it. A service's `Dialect` says what a refusal means. Nobody can
+say whether a request that got no answer was carried out: see `Reply.unsure`.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ import base64
 import email.utils
 import enum
 import http.client
-import logging
-import random
 import select
 import socket
 import ssl
@@ -24,12 +20,13 @@ import threading
 import time
 import urllib.request
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from elasticctl_store.errors import StorageError
+from elasticctl_store.storage.waiting import Patience, Waiter
 
 
 def has_ended(idle: socket.socket) -> bool:
@@ -230,27 +227,6 @@ def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-log = logging.getLogger("elasticctl_train")
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait for what, and how often to try. `total_s` counts from the first failure of a request: what a
-    large one took before it failed is no sign that it will fail again.
-    """
-
-    tries: int = 10
-    total_s: float = 300.0
-    first_pause_s: float = 0.2
-    longest_pause_s: float = 20.0
-    connect_s: float = 10.0
-    silence_s: float = 60.0
-
-    def pause_s(self, tries: int, chance: float) -> float:
-        """The pause after so many failed tries; `chance` in [0, 1) is where in the interval it falls."""
-        return chance * min(self.longest_pause_s, self.first_pause_s * 2.0 ** (tries - 1))
-
-
 def is_temporary(status: int) -> bool:
     """Does a status say that the same request may work later, whichever service says it?
 
@@ -295,57 +271,39 @@ class Dialect(Protocol):
 class Caller:
     """Sends requests of one dialect over the connections to one origin, until there is a final answer."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        dialect: Dialect,
-        patience: Patience,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._connections, self._dialect, self._patience, self._sleep = connections, dialect, patience, sleep
+    def __init__(self, connections: Connections, dialect: Dialect, waiter: Waiter) -> None:
+        self._connections, self._dialect, self._waiter = connections, dialect, waiter
 
-    def call(self, request: HttpRequest, doing: str) -> Reply:
+    def call(self, request: HttpRequest, doing: str, patience: Patience | None = None) -> Reply:
         """Send until the answer is final; `doing` ("write data/x to s3://b") is for errors.
 
-        Raises StorageError when it never is within the patience.
+        Raises StorageError when it never is within the patience (by default the storage's own).
         """
-        failing_since_s: float | None = None
-        tries, unsure, renewed = 0, False, False
-        while True:
-            tries += 1
-            try:
-                answer = self._send(request)
-            except WireError as e:
-                if e.final:
-                    raise StorageError(f"cannot {doing}: {e}") from e
-                unsure |= e.sent
-                reason, asked_s = str(e), 0.0
-            else:
+        unsure, renew, renewed = False, False, False
+        with self._waiter.request(doing, patience) as tries:
+            while True:
+                try:
+                    if renew:
+                        self._dialect.renew()
+                        renew, renewed = False, True
+                    answer = self._send(request)
+                except WireError as e:
+                    if e.final:
+                        raise StorageError(f"cannot {doing}: {e}") from e
+                    unsure |= e.sent
+                    tries.failed(str(e))
+                    continue
                 verdict = self._dialect.judge(answer)
-                stale = verdict is Verdict.STALE_CREDENTIALS
-                if verdict is Verdict.FINAL or (stale and renewed):
+                renew = verdict is Verdict.STALE_CREDENTIALS
+                if verdict is Verdict.FINAL or (renew and renewed):
                     return Reply(answer, unsure)
+                if not renew:
+                    renewed = False  # it may last longer than the credentials
                 unsure |= answer.status >= 500 or answer.status < 300
-                reason, asked_s = self._dialect.reason(answer), _retry_after_s(answer, time.time())
-                if stale:
-                    self._dialect.renew()
-                    renewed = True
-            failing_since_s = failing_since_s or time.monotonic()
-            self._wait(tries, asked_s, failing_since_s, f"cannot {doing}: {reason}")
+                tries.failed(self._dialect.reason(answer), _retry_after_s(answer, time.time()))
 
     def _send(self, request: HttpRequest) -> HttpResponse:
         return self._connections.exchange(replace(request, headers=self._dialect.sign(request)))
-
-    def _wait(self, tries: int, asked_s: float, failing_since_s: float, trouble: str) -> None:
-        """Pause before the next try; StorageError when there is none left."""
-        pause_s = max(asked_s, self._patience.pause_s(tries, random.random()))  # noqa: S311 - jitter, no secret
-        spent_s = time.monotonic() - failing_since_s
-        if tries >= self._patience.tries or spent_s + pause_s > self._patience.total_s:
-            times = "once" if tries == 1 else f"{tries} times in {spent_s:.0f} s"
-            raise StorageError(f"{trouble}; tried {times}; check the endpoint and the network")
-        if tries in (3, 6):
-            log.warning("%s; trying again (%d of %d tries made)", trouble, tries, self._patience.tries)
-        self._sleep(pause_s)
 
 
 def _retry_after_s(answer: HttpResponse, now_s: float) -> float:

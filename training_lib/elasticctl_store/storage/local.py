@@ -3,21 +3,44 @@
 An object is written under a `.partial` name, synced to disk and then renamed (or, to be created only if absent, hard
 linked: the one call that is atomic and refuses an existing name). Partial files left by a killed writer show up in
 listings like any object, so whoever sweeps unreferenced objects sweeps them too (`journal`: data and entries).
+
+A file server that is away for a while is waited for, as any storage (see `waiting`).
 """
 
 from __future__ import annotations
 
 import errno
 import heapq
+import itertools
 import os
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.storage.base import PAGE_KEYS, is_key
+from elasticctl_store.storage.waiting import Patience, Waiter, Waits
+
+T = TypeVar("T")
+
+_AWAY = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EAGAIN,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.ENOTCONN,
+}
+"""What a file system answers while its server, or in user space its process, is out of reach."""
 
 _FIXES = {
     errno.ENOSPC: "the disk is full: free some space or choose another storage URL",
@@ -33,8 +56,9 @@ _FIXES = {
 class LocalStorage:
     """Objects as files below `root`, which is made on the first write."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, patience: Patience = Patience(), waits: Waits | None = None) -> None:  # noqa: B008
         self._root = Path(os.path.abspath(root))
+        self._waiter = Waiter(self.url, patience, waits or Waits())
 
     @property
     def url(self) -> str:
@@ -43,60 +67,57 @@ class LocalStorage:
     def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
         path = self._path(key)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
-        try:
+        tries = itertools.count()
+
+        def write() -> int:
+            unsure = next(tries) > 0  # an earlier try may have been carried out without telling
             _make_folder(path.parent)
             try:
                 crc = _write_and_sync(partial, parts)
-                if if_absent:
-                    _link(partial, path)
-                else:
+                if not if_absent:
                     os.replace(partial, path)
+                elif not (unsure and _holds(path, partial)):
+                    _link(partial, path)
                 _sync_folder(path.parent)
             finally:
-                partial.unlink(missing_ok=True)
-        except OSError as e:
-            raise _as_error("write", path, e) from e
-        return crc
+                with suppress(OSError):  # swept by a later run
+                    partial.unlink(missing_ok=True)
+            return crc
+
+        return self._patiently("write", path, write)
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
-        try:
-            return path.read_bytes()
-        except FileNotFoundError as e:
-            raise MissingError(f"{path} is not there") from e
-        except OSError as e:
-            raise _as_error("read", path, e) from e
+        return self._patiently("read", path, path.read_bytes)
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         path = self._path(key)
-        done = 0
-        try:
+
+        def read() -> int:
+            done = 0
             with path.open("rb", buffering=0) as file:
                 file.seek(start)
                 while done < len(into) and (count := file.readinto(into[done:])):
                     done += count
-        except FileNotFoundError as e:
-            raise MissingError(f"{path} is not there") from e
-        except OSError as e:
-            raise _as_error("read", path, e) from e
+            return done
+
+        done = self._patiently("read", path, read)
         if done < len(into):
             raise DamagedError(f"{path} ends at byte {start + done}, {start + len(into)} were expected")
 
     def list(self, prefix: str, *, after: str = "") -> list[str]:
         folder = prefix.rpartition("/")[0]
-        try:
+
+        def find() -> list[str]:
             keys = self._keys(self._root / folder if folder else self._root, f"{folder}/" if folder else "")
             return heapq.nsmallest(PAGE_KEYS, (key for key in keys if key.startswith(prefix) and key > after))
-        except OSError as e:
-            raise _as_error("list", self._root / folder, e) from e
+
+        return self._patiently("list", self._root / folder, find)
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             path = self._path(key)
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as e:
-                raise _as_error("delete", path, e) from e
+            self._patiently("delete", path, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
             if path.parent != self._root:
                 with suppress(OSError):  # not empty yet, or somebody else was faster
                     path.parent.rmdir()
@@ -109,6 +130,19 @@ class LocalStorage:
         if not is_key(key):
             raise StorageError(f"{key!r} is not a key: it must be names separated by single slashes")
         return self._root.joinpath(*key.split("/"))
+
+    def _patiently(self, verb: str, path: Path, work: Callable[[], T]) -> T:
+        """What `work` returns, done again while the file system is away. Raises StorageError, a read MissingError."""
+        with self._waiter.request(f"{verb} {path}") as tries:
+            while True:
+                try:
+                    return work()
+                except OSError as e:
+                    if verb == "read" and e.errno == errno.ENOENT:
+                        raise MissingError(f"{path} is not there") from e
+                    if e.errno not in _AWAY:
+                        raise _as_error(verb, path, e) from e
+                    tries.failed((e.strerror or "it does not answer").lower())
 
     def _keys(self, folder: Path, prefix: str) -> Iterator[str]:
         try:
@@ -126,7 +160,7 @@ class LocalStorage:
 def _write_and_sync(path: Path, parts: Sequence[bytes | memoryview]) -> int:
     """Returns the CRC-32 of all."""
     crc = 0
-    with path.open("xb", buffering=0) as file:
+    with path.open("wb", buffering=0) as file:
         for part in parts:
             crc = zlib.crc32(part, crc)
             view = memoryview(part).cast("B") if len(part) else b""  # a view without elements cannot be cast
@@ -134,6 +168,14 @@ def _write_and_sync(path: Path, parts: Sequence[bytes | memoryview]) -> int:
                 view = view[file.write(view) :]
         os.fsync(file.fileno())
     return crc
+
+
+def _holds(path: Path, partial: Path) -> bool:
+    """Is it there, and this very object? Both are small: large ones are not created only if absent."""
+    try:
+        return path.read_bytes() == partial.read_bytes()
+    except FileNotFoundError:
+        return False
 
 
 def _link(partial: Path, path: Path) -> None:

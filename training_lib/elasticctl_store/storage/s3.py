@@ -35,12 +35,12 @@ from elasticctl_store.storage.http import (
     Connections,
     HttpRequest,
     HttpResponse,
-    Patience,
     Reply,
     Verdict,
     WireError,
     is_temporary,
 )
+from elasticctl_store.storage.waiting import Patience, Waiter, Waits
 
 log = logging.getLogger("elasticctl_train")
 
@@ -53,6 +53,8 @@ _MOST_COPIED_BYTES = 5 << 30
 _BUSY = {"IDPCommunicationError", "RequestLimitExceeded", "TooManyRequestsException"}
 """Refusals with status 400 by which the services that give credentials ask to be asked later."""
 _UNREACHABLE = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptions.MetadataRetrievalError)
+_MACHINE = "iam-role"
+"""What botocore calls the role of a machine."""
 _RESTARTS = 3
 _REREADS = 3
 
@@ -61,17 +63,17 @@ for _kind in ("service-2", "endpoint-rule-set-1"):  # takes 0.1 s: here, so that
     _descriptions.load_service_model("s3", _kind)
 
 
-def connect(url: str, patience: Patience) -> CloudStorage:
+def connect(url: str, patience: Patience, waits: Waits) -> CloudStorage:
     """The storage an s3:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
     place = base.parse(url, OPTIONS)
-    return CloudStorage(S3(place, patience))
+    return CloudStorage(S3(place, Waiter(place.url, patience, waits)))
 
 
 class S3:
     """A `Service`: requests to one bucket."""
 
-    def __init__(self, place: Location, patience: Patience) -> None:
-        self._place = place
+    def __init__(self, place: Location, waiter: Waiter) -> None:
+        self._place, patience = place, waiter.patience
         try:
             self._signer = Signer(place)
         except (exceptions.BotoCoreError, ValueError) as e:
@@ -80,7 +82,7 @@ class S3:
         connections = Connections(
             self._signer.origin, connect_s=patience.connect_s, silence_s=patience.silence_s, ca_file=ca_file
         )
-        self._caller = Caller(connections, self._signer, patience)
+        self._caller = Caller(connections, self._signer, waiter)
 
     @property
     def url(self) -> str:
@@ -216,15 +218,15 @@ class S3:
         headers = {"content-type": "application/xml"} | ({"if-none-match": "*"} if if_absent else {})
         return self._call("POST", key, {"uploadId": upload}, s3_responses.WRITE, headers=headers, body=body.views)
 
-    def _abort(self, key: str, upload: str) -> None:
-        reply = self._call("DELETE", key, {"uploadId": upload}, s3_responses.ABORT)
+    def _abort(self, key: str, upload: str, patience: Patience | None = None) -> None:
+        reply = self._call("DELETE", key, {"uploadId": upload}, s3_responses.ABORT, patience)
         if s3_responses.code(reply.answer) != "NoSuchUpload":
             self._raise_unless(reply, s3_responses.ABORT, key, 200, 204)
 
     def _abort_quietly(self, key: str, upload: str) -> None:
         """Clean up behind a failure; what cannot be aborted now is found by `discard_unfinished`."""
         try:
-            self._abort(key, upload)
+            self._abort(key, upload, Patience(tries=1))
         except StorageError as e:
             log.info("%s", e)
 
@@ -252,14 +254,22 @@ class S3:
                     raise
         return found
 
-    def _call(self, method: str, key: str | None, query: Mapping[str, str], action: Action, **request: Any) -> Reply:
+    def _call(
+        self,
+        method: str,
+        key: str | None,
+        query: Mapping[str, str],
+        action: Action,
+        patience: Patience | None = None,
+        **request: Any,
+    ) -> Reply:
         """Send a request about an object, or with `key` None about the bucket."""
         name = "" if key is None else self._place.path_of(key)
         target = self._signer.path + name
         if query:
             target += "?" + urlencode(query, quote_via=quote, safe="~")
         doing = f"{action.verb} {key or 'the keys'} {action.preposition} {self.url}"
-        return self._caller.call(HttpRequest(method, target, **request), doing)
+        return self._caller.call(HttpRequest(method, target, **request), doing, patience)
 
     def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
         failed = reply.answer.status == 200 and s3_responses.code(reply.answer)
@@ -294,6 +304,7 @@ class Signer:
         self._region = "us-east-1" if region in (None, "aws-global") else region
         self._unsigned_payload = Config(s3={"payload_signing_enabled": False})
         self._credentials: Any = None
+        self._had_credentials = False
 
     def sign(self, request: HttpRequest) -> Mapping[str, str]:
         with self._lock:
@@ -319,13 +330,17 @@ class Signer:
             if self._credentials is None:
                 self._credentials = boto3.session.Session().get_credentials()
             if self._credentials is not None:
-                return self._credentials.get_frozen_credentials()  # refreshed first if they expire soon
+                found = self._credentials.get_frozen_credentials()  # refreshed first if they expire soon
+                self._had_credentials = True
+                return found
         except (exceptions.BotoCoreError, exceptions.ClientError, RuntimeError, ValueError) as e:
             said = " ".join(str(e).split())[:300]
             if _is_passing(e):
                 raise WireError(f"no AWS credentials for now: {said}", sent=False) from e
             fix = "check the role, its token or the profile, and this machine's clock"
             raise StorageError(f"{self._place.url}: no new AWS credentials: {said}. FIX: {fix}") from e
+        if self._had_credentials:  # a machine's metadata service that is away looks like a machine without a role
+            raise WireError("no AWS credentials for now where there were some", sent=False)
         raise StorageError(
             f"{self._place.url}: no AWS credentials found. FIX: give the machine a role, or set $AWS_ACCESS_KEY_ID and "
             "$AWS_SECRET_ACCESS_KEY, or $AWS_PROFILE"
@@ -341,6 +356,8 @@ def _is_passing(error: BaseException | None) -> bool:
     if isinstance(error, exceptions.SSLError):
         return False
     if isinstance(error, exceptions.CredentialRetrievalError):
+        if error.kwargs.get("provider") == _MACHINE:
+            return True  # it has given credentials before: its metadata service is away
         error = error.__context__  # what a container's agent has said
     return isinstance(error, _UNREACHABLE)
 

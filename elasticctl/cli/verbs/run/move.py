@@ -140,7 +140,7 @@ class Move:
 
         name = manifest["metadata"]["name"]
         with storage_errors():
-            here, there = storages.open(self.old.url), storages.open(self.new.url)
+            here, there = (storages.open(place.url, storages.AT_A_TERMINAL) for place in (self.old, self.new))
             if here.url == there.url:
                 raise UsageError(f"--storage {here.url} is where the job's state is already")
             moved = commits.moved_to(here)
@@ -260,7 +260,10 @@ class Move:
 
         url, digest = workspace_of(manifest)
         if url:
-            transfer.copy_workspace(storages.open(url), storages.open(workspaces_beside(self.new.url)), digest)
+            here, there = (
+                storages.open(place, storages.AT_A_TERMINAL) for place in (url, workspaces_beside(self.new.url))
+            )
+            transfer.copy_workspace(here, there, digest)
 
     def _go_on(self, name: str, manifest: Manifest) -> None:
         """Start the job in its new place, and leave word in the old one."""
