@@ -28,7 +28,7 @@ from typing import Any
 from aiohttp import web
 
 from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, UsageError
-from elasticctl.cluster.base import Cluster, Manifest
+from elasticctl.cluster.base import Cluster, Manifest, is_owned
 from elasticctl.dashboard.access import COOKIE, ChangeRequest, Gate, ScalePatch, apply_change, is_cross_site, is_local
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
 from elasticctl.dashboard.page_data import Projects, job_details
@@ -251,7 +251,8 @@ class Dashboard:
         job = self.feed.job(key)  # may be newer by now
         if job is None:
             raise NotFoundError(f"the job {key[1]} no longer exists")
-        return web.json_response(job_details(job, pods, time.time()))
+        own = [pod for pod in pods if is_owned(pod, job.uid)]  # they may be of one that had its name before
+        return web.json_response(job_details(job, own, time.time()))
 
     async def _pods_of(self, key: Key) -> Sequence[Manifest]:
         """A job's pods, listed once for all viewers of it; empty if the cluster refuses.

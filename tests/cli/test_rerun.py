@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,61 @@ def test_a_rerun_of_a_real_job(run: Run, local_cluster: LocalCluster) -> None:
     assert replaced.code == 0
     assert "the old brief-2 is deleted, with its logs\n" in replaced.err
     assert local_cluster.get_job("default", "brief-2")["metadata"]["uid"] != uid
+
+
+AGENT = """
+import http.client, json, os, socket, time
+env = os.environ
+class Service(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(env["ELASTICCTL_RDZV_ENDPOINT"].removeprefix("unix://"))
+def call(verb, **body):
+    service = Service("localhost", timeout=60)
+    token = {"Authorization": "Bearer " + open(env["ELASTICCTL_RDZV_TOKEN_FILE"]).read().strip()}
+    service.request("POST", "/v1/jobs/default/digits/" + verb, json.dumps(body), token)
+    return json.loads(service.getresponse().read())
+name, uid = env["ELASTICCTL_WORKER"], env["ELASTICCTL_POD_UID"]
+world = call("join", uid=uid, name=name, host="127.0.0.1", port=29500, slots=1, generation=0)
+reports = not os.path.exists(FOLDER + "/reruns")
+step = 0
+while True:
+    step += 1
+    if reports:
+        at = {"generation": world["generation"], "step": step}
+        saved = {"committed": step, "url": "file:///of/the/first", "size_bytes": 1, "duration_s": 1.0}
+        loss = {"metrics": {"loss": 1.0}}
+        call("report", messages=[{"kind": "progress", **at, **loss}, {"kind": "committed", **at, **saved}])
+    time.sleep(0.01)
+"""
+
+
+def test_a_job_that_takes_the_name_of_one_just_cancelled_starts_with_nothing_of_it(
+    run: Run, local_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """The controller may not have had a pass between the two; only the first one reports anything."""
+
+    def seen() -> Any:
+        return local_cluster.get_job("default", "digits").get("status", {})
+
+    script = tmp_path / "agent.py"
+    script.write_text(AGENT.replace("FOLDER", repr(str(tmp_path))))
+    local_cluster.create_job(shell_job("digits", f"exec {sys.executable} {script}", 1))
+    wait_until(lambda: seen().get("checkpoint", {}).get("committed", 0) > 5)
+    (tmp_path / "reruns").touch()
+    for _ in range(3):
+        assert run("cancel", "digits").code == 0
+        wait_until(lambda: seen()["phase"] == "Cancelled")
+        assert run("rerun", "digits", "--name", "digits", "-d").code == 0
+        status: dict[str, Any] = {}
+        while not status.get("generations"):
+            status = seen()
+            assert "step" not in status.get("progress", {})
+            assert "step" not in status.get("checkpoint", {})
+            assert not status.get("curve", {}).get("step")
+            assert status.get("generation", 0) <= 1
+            assert status.get("stepsRedone", 0) == 0
+            time.sleep(0.005)
 
 
 def test_what_cannot_be_rerun_is_one_line(run: Run, local_cluster: LocalCluster) -> None:

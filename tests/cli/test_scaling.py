@@ -165,9 +165,10 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(target: Target, ru
 
 
 def test_what_somebody_else_asked_for_since_is_not_taken_back(target: Target, run: Run) -> None:
-    change = apply_change(target, "digits", ScaleFlags(to=2))
-    apply_change(target, "digits", ScaleFlags(to=3))
-    assert roll_back(target, "digits", change) == 124
+    found = target.find("digits")
+    change = apply_change(target, found, ScaleFlags(to=2))
+    apply_change(target, found, ScaleFlags(to=3))
+    assert roll_back(target, found, change) == 124
     assert digits(target).desired == 3
 
 
@@ -193,21 +194,32 @@ class Written:
 def test_a_status_that_is_written_meanwhile_stands_in_the_way_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     cluster: Any = Written(writes=2)
     target = Target(Context("lab", "kubernetes"), "default", cluster)
-    change = apply_change(target, "digits", ScaleFlags(to=6))
+    change = apply_change(target, JOB, ScaleFlags(to=6))
     assert (change.before, change.after) == (4, 6)
     cluster.writes = 2
-    assert roll_back(target, "digits", change) == 124
+    assert roll_back(target, JOB, change) == 124
     assert capsys.readouterr().err == "digits: rolled back to 4 workers\n"
     assert workers(cluster.job) == 4
     cluster.writes = 9
     with pytest.raises(ConflictError):
-        apply_change(target, "digits", ScaleFlags(to=6))
+        apply_change(target, JOB, ScaleFlags(to=6))
+
+
+def test_a_size_is_not_taken_back_from_another_job_of_the_same_name() -> None:
+    cluster: Any = Written(writes=0)
+    target = Target(Context("lab", "kubernetes"), "default", cluster)
+    change = apply_change(target, JOB, ScaleFlags(to=6))
+    cluster.job["metadata"]["uid"] = "another"
+    for act in (lambda: roll_back(target, JOB, change), lambda: await_workers(target, JOB, 6, None)):
+        with pytest.raises(NotFoundError, match="another one has its name now"):
+            act()
+    assert workers(cluster.job) == 6
 
 
 def test_nobody_waits_for_the_workers_of_a_suspended_job(capsys: pytest.CaptureFixture[str]) -> None:
     cluster: Any = Written(writes=0)
     cluster.job["spec"]["suspend"] = True
-    assert await_workers(Target(Context("lab", "kubernetes"), "default", cluster), "digits", 4, None) == 1
+    assert await_workers(Target(Context("lab", "kubernetes"), "default", cluster), JOB, 4, None) == 1
     assert capsys.readouterr().err == "digits is suspended: its workers start when it is resumed\n"
 
 
@@ -217,8 +229,8 @@ def test_workers_that_wait_for_a_place_are_not_training(target: Target) -> None:
     assert isinstance(target.cluster, LocalCluster)
     target.cluster.set_sharing(LocalSharing(on=False))
     wait_until(lambda: digits(target).status.share is None)
-    apply_change(target, "digits", ScaleFlags(to=2))
-    assert await_workers(target, "digits", 2, 20) == 0
+    apply_change(target, target.find("digits"), ScaleFlags(to=2))
+    assert await_workers(target, target.find("digits"), 2, 20) == 0
     assert sum(worker.phase == "Running" for worker in digits(target).status.workers) == 2
 
 

@@ -14,10 +14,11 @@ import pytest
 from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError
 from elasticctl.cli.framework import target
 from elasticctl.cli.framework.output import console
-from elasticctl.cli.framework.target import Poller
+from elasticctl.cli.framework.target import Poller, Target
 from elasticctl.cli.submit import follow
 from elasticctl.cli.views import watch
 from elasticctl.cli.views.watch import Frame, render_frame
+from elasticctl.settings.contexts import Context
 from tests.support.job_samples import job
 
 
@@ -77,26 +78,67 @@ def test_no_pause_goes_beyond_the_time_that_is_left() -> None:
 def place(*answers: Any) -> Any:
     """A target whose job is told so, one answer after the other."""
     ask = replies(*answers)
-    return SimpleNamespace(cluster=SimpleNamespace(get_job=lambda namespace, name: ask()), namespace="default")
+    cluster: Any = SimpleNamespace(get_job=lambda namespace, name: ask())
+    return Target(Context("lab", "kubernetes"), "default", cluster)
 
 
 def test_who_waits_waits_through_an_outage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(follow, "POLL_EVERY_S", 0.001)
     gone = [UnreachableError("no answer"), BusyError("busy")]
-    assert follow.await_end(place(job(), *gone, job(), job(phase="Succeeded")), "digits") == 0
+    assert follow.await_end(place(job(), *gone, job(), job(phase="Succeeded")), job()) == 0
     assert capsys.readouterr().err.splitlines()[0] == "retrying: no answer"
     monkeypatch.setattr(follow, "PATIENCE_S", 0.0)
     with pytest.raises(UnreachableError):
-        follow.await_end(place(job(), *gone), "digits")
+        follow.await_end(place(job(), *gone), job())
 
 
 def test_trouble_is_said_once_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     gone = UnreachableError("gone")
-    watch.watch_job(place(job(), gone, gone, job(phase="Succeeded")), "digits")
+    watch.watch_job(place(job(), gone, gone, job(phase="Succeeded")), job())
     said = capsys.readouterr()
     assert [line.split("\t")[1] for line in said.out.splitlines()] == ["PHASE", "Running", "Succeeded"]
     assert said.err.count("gone") == 1
     assert said.err == "retrying: gone\n"
+
+
+def another(**status: Any) -> Any:
+    """A job that was created under the same name when the watched one was gone."""
+    made = job(**status)
+    return {**made, "metadata": {**made["metadata"], "uid": "uid-of-another"}}
+
+
+def test_nobody_goes_on_into_another_job_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "POLL_EVERY_S", 0.001)
+    replaced = "digits was deleted, and another one has its name now. Next: elasticctl status digits"
+    with pytest.raises(NotFoundError, match=replaced):
+        follow.await_end(place(job(), job(), another(phase="Failed")), job())
+    with pytest.raises(NotFoundError, match=replaced):
+        watch.watch_job(place(job(), another()), job())
+    assert follow.code_of_followed(place(another(phase="Failed")), job()) == 0
+    assert follow.code_of_followed(place(job(phase="Failed")), job()) == 1
+
+
+class TerminalText(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_ctrl_c_does_not_cancel_another_job_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+
+    patched: list[Any] = []
+    cluster: Any = SimpleNamespace(
+        get_job=lambda namespace, name: another(),
+        patch_job=lambda *given: patched.append(given),
+        logs=interrupted,
+    )
+    monkeypatch.setattr(follow.sys, "stdin", TerminalText())
+    monkeypatch.setattr(follow.sys, "stderr", TerminalText())
+    monkeypatch.setattr(follow.typer, "prompt", lambda *_, **__: "cancel")
+    with pytest.raises(NotFoundError):
+        follow.attach(Target(Context("lab", "kubernetes"), "default", cluster), job())
+    assert patched == []
 
 
 def test_trouble_stands_below_the_table() -> None:

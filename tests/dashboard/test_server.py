@@ -414,6 +414,22 @@ def test_a_job_that_nobody_waits_for_any_more_holds_no_other_up() -> None:
     browse(story, *many(MAX_CALLS + 2))
 
 
+def test_pods_of_a_job_that_had_the_name_before_say_nothing_about_this_one() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        pulled = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+        old = {
+            "metadata": {"name": "digits-worker-0", "uid": "p", "ownerReferences": [{"uid": "of-the-old-one"}]},
+            "status": {"phase": "Pending", "containerStatuses": [{"state": pulled}]},
+        }
+        cluster.list_pods = lambda namespace, name: [old]  # type: ignore[method-assign]
+        async with browser.events() as following:
+            await following("jobs")
+            found = await (await browser.get("jobs/default/digits")).json()
+        assert [finding["text"] for finding in found["findings"] if "image" in finding["text"]] == []
+
+    browse(story, job(phase="Pending"))
+
+
 def test_headers_that_are_no_text_are_refused_like_others() -> None:
     async def story(browser: Browser, _: Jobs) -> None:
         host = browser.origin.removeprefix("http://")

@@ -181,7 +181,7 @@ class SupervisorApi:
         files = [
             {"worker": item.worker, "uid": item.uid, "ended": item.pod is None or has_ended(item.pod)} for item in found
         ]
-        return web.json_response({"finished": job.status.phase.terminal, "files": files})
+        return web.json_response({"jobUid": job.uid, "finished": job.status.phase.terminal, "files": files})
 
     def _check_fits(self, manifest: Manifest) -> None:
         """Refuse a job that needs more GPUs than this machine has, as it would wait for ever. Raises SpecError."""

@@ -45,6 +45,17 @@ class Target:
             f"no job {quote(name)} {place}{did_you_mean(name, names)}. FIX: list the jobs with `elasticctl list`"
         )
 
+    def reread(self, job: Manifest) -> Manifest:
+        """This very job as it is now; NotFoundError once it is gone, also where another one has its name."""
+        metadata = job["metadata"]
+        name = metadata["name"]
+        found = self.cluster.get_job(self.namespace, name)
+        if found["metadata"].get("uid") != metadata.get("uid"):
+            raise NotFoundError(
+                f"the job {name} was deleted, and another one has its name now. Next: elasticctl status {name}"
+            )
+        return found
+
 
 def locate(where: Where) -> tuple[Context, str]:
     """The context and the namespace that `where` means."""

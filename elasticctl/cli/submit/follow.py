@@ -15,36 +15,37 @@ from elasticctl.api.status import Phase
 from elasticctl.api.text import span
 from elasticctl.cli.framework.output import hint, print_log_lines, say
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target
-from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.base import LogQuery, Manifest
 
 SUCCEEDED, FAILED, CANCELLED, TIMED_OUT = 0, 1, 4, 124
 POLL_EVERY_S = 0.25
 
 
-def await_end(target: Target, name: str, *, timeout_s: float | None = None, running: bool = False) -> int:
+def await_end(target: Target, followed: Manifest, *, timeout_s: float | None = None, running: bool = False) -> int:
     """Wait until a job ends (`running`: or trains), say how, and return the exit code.
 
-    Raises NotFoundError when the job is deleted meanwhile, UnreachableError when nobody has answered for long.
+    Raises NotFoundError when the job is deleted meanwhile, also where another one has its name by now, and
+    UnreachableError when nobody has answered for long.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    answers = Poller(lambda: target.cluster.get_job(target.namespace, name), POLL_EVERY_S, deadline, PATIENCE_S, say)
+    answers = Poller(lambda: target.reread(followed), POLL_EVERY_S, deadline, PATIENCE_S, say)
     for manifest in answers.each():
         job = ElasticJob.from_manifest(manifest)
         if job.status.phase.terminal:
             return _report(job)
         if running and job.status.phase is Phase.RUNNING:
-            say(f"{name} is running with {job.status.active} of {job.desired} workers")
+            say(f"{job.name} is running with {job.status.active} of {job.desired} workers")
             return SUCCEEDED
         if time.monotonic() >= deadline:
-            say(f"{name} is still {job.status.phase.value} after {timeout_s:g} s; it keeps running")
+            say(f"{job.name} is still {job.status.phase.value} after {timeout_s:g} s; it keeps running")
             return TIMED_OUT
     raise AssertionError("unreachable")
 
 
-def code_of_followed(target: Target, name: str) -> int:
+def code_of_followed(target: Target, followed: Manifest) -> int:
     """The exit code of a verb that has shown a job up to its end: 1 where the job failed, else 0, gone jobs too."""
     try:
-        job = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name))
+        job = ElasticJob.from_manifest(target.reread(followed))
     except NotFoundError:
         return SUCCEEDED
     return FAILED if job.status.phase is Phase.FAILED else SUCCEEDED
@@ -77,21 +78,23 @@ _ANSWERS: dict[str, Literal["detach", "cancel"]] = {"": "detach", "d": "detach",
 _ANSWERS |= {"c": "cancel", "cancel": "cancel"}
 
 
-def attach(target: Target, name: str) -> int:
+def attach(target: Target, followed: Manifest) -> int:
     """Print a job's logs as they come, then how it ended; returns the exit code of `wait`.
 
     Ctrl-C asks, where there is somebody to ask, whether to detach or to cancel the job. Without an answer, and on a
     second Ctrl-C, the job keeps running: 130.
     """
+    name = followed["metadata"]["name"]
     try:
         print_log_lines(target.cluster.logs(target.namespace, name, LogQuery(follow=True)), name)
-        return await_end(target, name)
+        return await_end(target, followed)
     except KeyboardInterrupt:
         if _choice(name) == "detach":
             say(f"detached: {name} keeps running. Next: elasticctl logs -f {name}, or elasticctl cancel {name}")
             return INTERRUPTED
+    target.reread(followed)  # another job may have the name by now
     target.cluster.patch_job(target.namespace, name, {"spec": {"cancel": True}})
-    return await_end(target, name)
+    return await_end(target, followed)
 
 
 def _choice(name: str) -> Literal["detach", "cancel"]:

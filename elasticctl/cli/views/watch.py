@@ -71,11 +71,11 @@ def watch_list(target: Target, namespace: str | None, shape: Shape) -> None:
             draw(Frame(table, f"{more}{next_of_list(jobs)}", answers.trouble))
 
 
-def watch_job(target: Target, name: str) -> None:
-    """Show one job until it has ended."""
+def watch_job(target: Target, watched: Manifest) -> None:
+    """Show one job until it has ended; NotFoundError when it is deleted, also where another one has its name by now."""
 
     def look() -> Manifest:
-        return target.cluster.get_job(target.namespace, name)
+        return target.reread(watched)
 
     def look_closely() -> tuple[Manifest, list[Manifest]]:
         manifest = look()

@@ -115,10 +115,15 @@ class LocalCluster:
         from elasticctl.api.spec import ElasticJob
         from elasticctl.cluster.stored_logs import StoredLogs  # listing jobs must not pay for it
 
-        def files() -> LogFiles:
-            return LogFiles.from_json(self._object("GET", jobs_path(namespace, job, "logs")))
+        found = ElasticJob.from_manifest(self.get_job(namespace, job))
 
-        stored = StoredLogs(ElasticJob.from_manifest(self.get_job(namespace, job)), self._say)
+        def files() -> LogFiles:
+            answer = self._object("GET", jobs_path(namespace, job, "logs"))
+            if answer.get("jobUid", found.uid) != found.uid:  # an older supervisor does not tell
+                raise NotFoundError(f"the job {job} was deleted, and another one has its name now")
+            return LogFiles.from_json(answer)
+
+        stored = StoredLogs(found, self._say)
         return read_logs(files(), files, self.paths.log_file, query, stored)
 
     def _items(self, path: str) -> list[Manifest]:

@@ -67,6 +67,16 @@ def test_following_ends_when_the_job_is_deleted(tmp_path: Path) -> None:
     assert list(read_logs(LogFiles(False, ()), deleted, lambda uid: tmp_path / uid, LogQuery(follow=True))) == []
 
 
+def test_following_does_not_go_on_into_another_job_of_the_same_name(local_cluster: LocalCluster) -> None:
+    local_cluster.create_job(shell_job("live", "echo of the first; sleep 60"))
+    wait_until(lambda: running(local_cluster, "live"))
+    said = local_cluster.logs("default", "live", LogQuery(follow=True))
+    assert next(said).text == "of the first"
+    local_cluster.delete_job("default", "live")
+    local_cluster.create_job(shell_job("live", "echo of the second"))
+    assert list(said) == []
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, BLOCK_BYTES), max_size=12), st.integers(0, 14))
 def test_the_last_lines_are_found_from_the_end(

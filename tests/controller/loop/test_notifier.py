@@ -114,6 +114,15 @@ def test_a_long_wait_is_told_once_with_its_reason(post: Post) -> None:
     made.stop()
 
 
+def test_only_the_job_that_has_the_name_now_is_watched(post: Post) -> None:
+    """The old one was told of, and deleted and created again before anybody saw it gone."""
+    made = noticing(Place(), post, 0.05)
+    for uid in ("old", "new"):
+        made.write_status(replace(a_job(notify="secret:slack"), uid=uid), JobStatus())
+    assert list(made._waits) == ["new"]
+    made.stop()
+
+
 @pytest.mark.parametrize("gone", [None, {"metadata": {"name": "digits", "uid": "another"}}])
 def test_a_job_that_is_gone_waits_no_more(post: Post, gone: dict[str, Any] | None) -> None:
     place = Place()

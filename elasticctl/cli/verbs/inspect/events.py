@@ -26,6 +26,7 @@ from elasticctl.cli.framework.output import (
 from elasticctl.cli.framework.target import Target, reach
 
 if TYPE_CHECKING:
+    from elasticctl.api.codec import Manifest
     from elasticctl.api.history import TimelineEntry
 
 POLL_EVERY_S = 0.5
@@ -50,15 +51,16 @@ def events(
       elasticctl events digits -w
     """
     target = reach(where)
-    name = target.find(job)["metadata"]["name"]
+    manifest = target.find(job)
+    name = manifest["metadata"]["name"]
     if watch:
         if output != "table":
             raise UsageError(f"--watch shows tables and does not go with --output {output}")
-        _watch(target, name)
+        _watch(target, manifest)
         from elasticctl.cli.submit.follow import code_of_followed
 
-        return code_of_followed(target, name)
-    found, _ = _read(target, name)
+        return code_of_followed(target, manifest)
+    found, _ = _read(target, manifest)
     if output == "table":
         from elasticctl.cli.views.history import events_table
 
@@ -72,23 +74,24 @@ def events(
     return 0
 
 
-def _read(target: Target, name: str) -> tuple[list[TimelineEntry], bool]:
+def _read(target: Target, manifest: Manifest) -> tuple[list[TimelineEntry], bool]:
     """What has happened up to now, and whether the job has ended."""
     from elasticctl.api.history import timeline
     from elasticctl.api.spec import ElasticJob
 
-    job = ElasticJob.from_manifest(target.cluster.get_job(target.namespace, name))
-    return timeline(job, target.cluster.list_events(target.namespace, name)), job.status.phase.terminal
+    job = ElasticJob.from_manifest(target.reread(manifest))
+    return timeline(job, target.cluster.list_events(target.namespace, job.name)), job.status.phase.terminal
 
 
-def _watch(target: Target, name: str) -> None:
+def _watch(target: Target, manifest: Manifest) -> None:
     """Print each entry once, as it comes, until the job has ended."""
     from elasticctl.cli.framework.target import Poller
     from elasticctl.cli.views.history import events_table
 
+    name = manifest["metadata"]["name"]
     printed: set[TimelineEntry] = set()
     widths = [0, len("group formed"), len(f"{name}-worker-10")]  # so that what comes later stands below what is there
-    for found, ended in Poller(lambda: _read(target, name), POLL_EVERY_S, say=say).each():
+    for found, ended in Poller(lambda: _read(target, manifest), POLL_EVERY_S, say=say).each():
         new = [entry for entry in found if entry not in printed]
         table = events_table(new)
         if on_terminal():

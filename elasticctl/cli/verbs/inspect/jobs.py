@@ -55,13 +55,12 @@ def status(
         return 0
     _check_watchable(output, watch)
     manifest = target.find(job)
-    name = manifest["metadata"]["name"]
     if watch:
         from elasticctl.cli.submit.follow import code_of_followed
         from elasticctl.cli.views.watch import watch_job
 
-        watch_job(target, name)
-        return code_of_followed(target, name)
+        watch_job(target, manifest)
+        return code_of_followed(target, manifest)
     if output in ("json", "yaml", "name"):
         print_objects([manifest], output, one=True)
         return 0

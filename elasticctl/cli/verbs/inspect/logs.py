@@ -105,14 +105,15 @@ def logs(
     from elasticctl.api.spec import ElasticJob
 
     target = reach(where)
-    found = ElasticJob.from_manifest(target.find(job))
+    manifest = target.find(job)
+    found = ElasticJob.from_manifest(manifest)
     said = target.cluster.logs(target.namespace, found.name, lines.query(found, time.time()))
     print_log_lines(lines.of(said, hardware(found).ranks_per_worker), found.name, timestamps=timestamps)
     if not lines.follow:
         return 0
     from elasticctl.cli.submit.follow import code_of_followed
 
-    return code_of_followed(target, found.name)
+    return code_of_followed(target, manifest)
 
 
 def delete_stored_logs(job: ElasticJob) -> None:

@@ -73,10 +73,12 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
     target = reach(where)
 
     def remove(name: str) -> None:
-        job = ElasticJob.from_manifest(target.find(name))
+        found = target.find(name)
+        job = ElasticJob.from_manifest(found)
         if not (yes or job.status.phase.terminal or _confirm_delete(job)):
             say(f"{job.name}: not deleted")
             return
+        target.reread(found)  # whoever was asked may have taken long to answer
         target.cluster.delete_job(target.namespace, job.name)
         delete_stored_logs(job)
         storage = hardware(job).storage
@@ -144,8 +146,7 @@ def wait(
     from elasticctl.cli.submit.follow import await_end
 
     target = reach(where)
-    name = target.find(job)["metadata"]["name"]
-    return await_end(target, name, timeout_s=timeout, running=until == "running")
+    return await_end(target, target.find(job), timeout_s=timeout, running=until == "running")
 
 
 NOTICE_S = 120

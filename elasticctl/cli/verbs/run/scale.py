@@ -44,17 +44,17 @@ class ScaleChange:
         return f"{self.before} -> {self.after} workers"
 
 
-def apply_change(target: Target, name: str, wish: ScaleFlags) -> ScaleChange:
+def apply_change(target: Target, found: Manifest, wish: ScaleFlags) -> ScaleChange:
     """Patch the job, so that scalings come one after another."""
-    before, after = _patch_with_retries(target, name, lambda manifest: _patch_for(target, manifest, wish))
+    before, after = _patch_with_retries(target, found, lambda manifest: _patch_for(target, manifest, wish))
     return _change_between(before, after)
 
 
-def preview_change(target: Target, name: str, wish: ScaleFlags) -> ScaleChange:
+def preview_change(target: Target, found: Manifest, wish: ScaleFlags) -> ScaleChange:
     """What `apply` would do now, without doing it; refused for the same reasons."""
     from elasticctl.api.objects import merge_patch
 
-    manifest = target.cluster.get_job(target.namespace, name)
+    manifest = target.reread(found)
     patch = _patch_for(target, manifest, wish)
     return _change_between(manifest, {**manifest, "spec": merge_patch(manifest["spec"], patch["spec"])})
 
@@ -92,19 +92,19 @@ def _patch_for(target: Target, manifest: Manifest, wish: ScaleFlags) -> dict[str
 
 
 def _patch_with_retries(
-    target: Target, name: str, patch_of: Callable[[Manifest], dict[str, Any] | None]
+    target: Target, found: Manifest, patch_of: Callable[[Manifest], dict[str, Any] | None]
 ) -> tuple[Manifest, Manifest]:
     """The job before and after its patch; again where anybody has written to it between the two, its status too.
 
     Without a patch (None) both are the same.
     """
     for attempt in range(_ATTEMPTS):
-        manifest = target.cluster.get_job(target.namespace, name)
+        manifest = target.reread(found)
         patch = patch_of(manifest)
         if patch is None:
             return manifest, manifest
         try:
-            return manifest, target.cluster.patch_job(target.namespace, name, patch)
+            return manifest, target.cluster.patch_job(target.namespace, found["metadata"]["name"], patch)
         except ConflictError:
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -117,9 +117,10 @@ def _change_between(manifest: Manifest, patched: Manifest) -> ScaleChange:
     return ScaleChange(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic)
 
 
-def roll_back(target: Target, name: str, change: ScaleChange) -> int:
+def roll_back(target: Target, found: Manifest, change: ScaleChange) -> int:
     """Go back to the size before, unless somebody has asked for another one since; returns the exit code."""
-    before, after = _patch_with_retries(target, name, lambda manifest: _rollback_patch(manifest, change))
+    name = found["metadata"]["name"]
+    before, after = _patch_with_retries(target, found, lambda manifest: _rollback_patch(manifest, change))
     if after is before:
         say(f"{name}: scaled again since, or ended: left as it is")
     else:
@@ -179,13 +180,16 @@ def _check_bounds(job: ElasticJob, spec: Any, workers: int) -> None:
         raise UsageError(f"{plural_are(workers, 'worker')} more than the maximum of {job.name}, {high}")
 
 
-def await_workers(target: Target, name: str, workers: int, timeout_s: int | None, *, goes_on: bool = True) -> int:
+def await_workers(
+    target: Target, scaled: Manifest, workers: int, timeout_s: int | None, *, goes_on: bool = True
+) -> int:
     """Wait until that many workers run, and return the exit code: 1 where they will not, 124 too late.
 
     `goes_on` False: not to be said when it is too late, for somebody will see to that.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    answers = Poller(lambda: target.cluster.get_job(target.namespace, name), _POLL_EVERY_S, deadline, PATIENCE_S, say)
+    name = scaled["metadata"]["name"]
+    answers = Poller(lambda: target.reread(scaled), _POLL_EVERY_S, deadline, PATIENCE_S, say)
     for manifest in answers.each():
         job = ElasticJob.from_manifest(manifest)
         status, running = job.status, sum(_is_running(worker) for worker in job.status.workers)
@@ -259,15 +263,16 @@ def scale(
     """
     _check(wish, wait, timeout, rollback)
     target = reach(where)
-    name = target.find(job)["metadata"]["name"]
+    found = target.find(job)
+    name = found["metadata"]["name"]
     if dry_run:
-        say(f"{name}: {preview_change(target, name, wish).words} (dry run: nothing changes)")
+        say(f"{name}: {preview_change(target, found, wish).words} (dry run: nothing changes)")
         return 0
-    change = apply_change(target, name, wish)
+    change = apply_change(target, found, wish)
     say(f"{name}: {change.words}")
     if wait or rollback:
-        code = await_workers(target, name, change.after, timeout, goes_on=not rollback)
-        return roll_back(target, name, change) if rollback and code == TIMED_OUT else code
+        code = await_workers(target, found, change.after, timeout, goes_on=not rollback)
+        return roll_back(target, found, change) if rollback and code == TIMED_OUT else code
     hint(f"Next: watch it: elasticctl status -w {name}")
     return 0
 

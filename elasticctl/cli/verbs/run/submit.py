@@ -167,7 +167,7 @@ def submit(
             target, manifest = search.first(places, plan)
             code = follow_up(target, manifest, how)
             # One that ended while the search waited for its workers is not handed on as if it ran.
-            return code_of_followed(target, manifest["metadata"]["name"]) if how.detach else code
+            return code_of_followed(target, manifest) if how.detach else code
         context = search.cheapest(places, plan)
     return _submit_to(context, draft_in(context), how)
 
@@ -243,5 +243,5 @@ def follow_up(target: Target, manifest: Manifest, how: SubmitOptions) -> int:
         hint(f"Next: watch it: elasticctl status -w {name}   follow its output: elasticctl logs -f {name}")
         return 0
     if how.wait:
-        return await_end(target, name)
-    return attach(target, name)
+        return await_end(target, manifest)
+    return attach(target, manifest)
