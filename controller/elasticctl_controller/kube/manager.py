@@ -53,6 +53,7 @@ from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.notifier import NotifyingWorkload, Outbox, report_as_events
 from elasticctl_controller.loop.workqueue import WorkQueue
+from elasticctl_controller.rendezvous.listening import BACKLOG, explain_exhaustion, raise_file_limit
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 EXIT_LEASE_LOST = 1
@@ -111,6 +112,7 @@ class Manager:
         self._acting = False
         self._runners: list[web.AppRunner] = []
         self._loop = asyncio.get_running_loop()
+        explain_exhaustion(self._loop)
 
     async def run(self) -> None:
         """Watch, and lead once elected, until SIGTERM or SIGINT; raises what prevents it."""
@@ -203,7 +205,7 @@ class Manager:
         runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._flags.bind or None, port, backlog=1024).start()
+            await web.TCPSite(runner, self._flags.bind or None, port, backlog=BACKLOG).start()
         except OSError as e:
             await runner.cleanup()
             raise ClusterError(f"cannot listen on port {port}: {e.strerror}") from e
@@ -306,6 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     flags = parse_flags(argv)
     configure_logging()
     try:
+        raise_file_limit()
         asyncio.run(_run(flags))
     except ElasticctlError as e:
         log.error("%s", e)

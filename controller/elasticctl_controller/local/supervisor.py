@@ -42,6 +42,7 @@ from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.notifier import Destination, NotifyingWorkload, Outbox, report_as_events, value_of
+from elasticctl_controller.rendezvous.listening import BACKLOG, explain_exhaustion, raise_file_limit
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 DRAIN_LIMIT_S = 600.0
@@ -180,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
             return started
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    raise_file_limit()
     try:
         asyncio.run(_run(ready))
     except ElasticctlError as e:
@@ -189,6 +191,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _run(ready: int | None) -> None:
+    explain_exhaustion(asyncio.get_running_loop())
     paths = local_paths()
     paths.create()
     await Supervisor(paths).run(ready)
@@ -239,7 +242,7 @@ async def _serve(app: web.Application, socket: Path) -> web.AppRunner:
     with suppress(FileNotFoundError):
         socket.unlink()
     try:
-        await web.UnixSite(runner, str(socket), backlog=1024).start()
+        await web.UnixSite(runner, str(socket), backlog=BACKLOG).start()
     except OSError as e:
         raise storage_error(f"listen on {socket}", e) from e
     return runner

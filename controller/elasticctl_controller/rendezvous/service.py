@@ -52,6 +52,8 @@ SHORTEST_WAIT_S = 0.01
 MAX_BODY_BYTES = 2 * 1024 * 1024
 """A `watch` may list its whole generation: some 100 bytes per member."""
 MAX_REPORTS = 256
+REPORTS_PER_S = 200.0
+"""How many reports of progress a job's workers are asked to send between them: all of them say the same."""
 DEFAULT_RULES = GroupRules()
 
 T = TypeVar("T")
@@ -376,6 +378,7 @@ class RendezvousService:
         with self._lock:
             group = self._group(caller)
             settled = group.history.newest is not None and group.history.newest.first_step_at is not None
+            every_s = len(group.members) / REPORTS_PER_S
             for message in messages:
                 if isinstance(message, Mapping):
                     changed |= note_report(group, message, now)
@@ -383,7 +386,7 @@ class RendezvousService:
             if not settled:
                 self._settle(caller.key)  # newcomers may be waiting for a first step
             self._on_change(caller.key)
-        return {}
+        return {"every_s": every_s}
 
     def _group(self, caller: Caller) -> Group:
         """The caller's group: the job may have been deleted since it asked, and another one have taken its name."""

@@ -1,0 +1,93 @@
+"""A server that every worker of a large job calls at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+WORKERS = 2_000
+SCRIPT = """
+import asyncio, json, resource, socket, sys, threading
+from aiohttp import web
+from elasticctl.api.status import JobStatus
+from elasticctl_controller.rendezvous.listening import BACKLOG, explain_exhaustion, raise_file_limit
+from elasticctl_controller.rendezvous.service import RendezvousService
+
+workers, path = int(sys.argv[1]), sys.argv[2]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+if sys.argv[3] == "raise":
+    raise_file_limit()
+
+async def main():
+    explain_exhaustion(asyncio.get_running_loop())
+    service = RendezvousService(token_for=lambda uid: "t", on_change=lambda key: None)
+    runner = web.AppRunner(service.app(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, path, backlog=BACKLOG).start()
+    alive = {f"u{i}": f"w{i}" for i in range(workers)}
+    service.set_group("ns/job", status=JobStatus(), job_uid="j", alive=alive, minimum=1)
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+CLIENT = """
+import asyncio, json, resource, sys
+workers, path = int(sys.argv[1]), sys.argv[2]
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+
+async def join(i):
+    me = {"uid": f"u{i}", "name": f"w{i}", "host": "h", "port": 1, "slots": 1, "generation": 0}
+    body = json.dumps(me).encode()
+    for attempt in range(100):
+        try:
+            reader, writer = await asyncio.open_unix_connection(path, limit=1 << 24)
+            break
+        except OSError:
+            await asyncio.sleep(0.1)
+    writer.write(b"POST /v1/jobs/ns/job/join HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer t\\r\\n"
+        b"Content-Length: %d\\r\\n\\r\\n%s" % (len(body), body))
+    head = await reader.readuntil(b"\\r\\n\\r\\n")
+    size = int(head.lower().split(b"content-length:")[1].split(b"\\r\\n")[0])
+    world = json.loads(await reader.readexactly(size))
+    return world["state"], len(world.get("members", ()))
+
+async def main():
+    found = await asyncio.wait_for(asyncio.gather(*(join(i) for i in range(workers))), 100)
+    print(set(found))
+
+asyncio.run(main())
+"""
+
+
+def test_two_thousand_joins_at_once_all_get_in(tmp_path_factory) -> None:
+    path = str(tmp_path_factory.mktemp("r") / "s")
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(WORKERS), path, "raise"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        found = subprocess.run(
+            [sys.executable, "-c", CLIENT, str(WORKERS), path], capture_output=True, text=True, check=True, timeout=110
+        )
+        server.stdin.close()
+    assert found.stdout == f"{{('formed', {WORKERS})}}\n"
+
+
+def test_where_no_more_workers_can_connect_it_says_so_in_one_line(tmp_path_factory) -> None:
+    path = str(tmp_path_factory.mktemp("r") / "s")
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "400", path, "leave"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stderr is not None
+        assert server.stdout.readline() == "ready\n"
+        with subprocess.Popen([sys.executable, "-c", CLIENT, "400", path], stderr=subprocess.DEVNULL) as client:
+            line = server.stderr.readline()
+            client.kill()
+        server.stdin.close()
+    assert "cannot accept more workers: Too many open files (the limit is 256). FIX: raise it" in line
