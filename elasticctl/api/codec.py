@@ -2,6 +2,9 @@
 
 Decoding never raises: a field that is missing or of the wrong type takes its default, because a controller has to live
 with whatever an object holds. Strict checking of user input is the JSON schema's work (`elasticctl.api.validation`).
+
+A field may bring a form of its own: `field(metadata=written_as(encode, decode))`. Lists of workers do, so that the
+status of a thousand of them fits into an object.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -23,6 +27,12 @@ Manifest = dict[str, Any]
 """A Kubernetes object as JSON data."""
 
 T = TypeVar("T")
+MANY = 64
+"""More names than this are written as runs."""
+MOST_NAMES = 100_000
+_FORM = "form"
+_NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.ASCII | re.DOTALL)
+_RUN = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})\.\.(0|[1-9][0-9]{0,8})", re.ASCII | re.DOTALL)
 _MISSING = object()
 _PLAIN = frozenset((str, int, float, bool))
 _Decoder = Callable[[Any], Any]
@@ -92,12 +102,64 @@ def from_json(cls: type[T], data: object) -> T:
     return cls(**found)
 
 
+def written_as(encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> dict[str, Any]:
+    """The metadata of a field that has a JSON form of its own; `decode` returns None for what it cannot read."""
+    return {_FORM: (encode, decode)}
+
+
+def pack_names(names: Sequence[str]) -> list[str]:
+    """Names, where there are many, as runs: `job-worker-0..63` for 64 names that differ in a rising number."""
+    if len(names) <= MANY:
+        return list(names)
+    runs: list[tuple[str, int, int]] = []
+    for name in names:
+        prefix, number = _split_number(name)
+        if runs and number >= 0 and runs[-1][0] == prefix and runs[-1][2] == number - 1:
+            runs[-1] = (prefix, runs[-1][1], number)
+        else:
+            runs.append((prefix, number, number))
+    return [_written_run(*run) for run in runs]
+
+
+def unpack_names(items: Any) -> tuple[str, ...] | None:
+    """The names that `pack_names` has written; None for what is no list."""
+    if not isinstance(items, list | tuple):
+        return None
+    names: list[str] = []
+    for item in items:
+        run = _RUN.fullmatch(item) if isinstance(item, str) else None
+        if run is not None and int(run[3]) - int(run[2]) < MOST_NAMES - len(names):
+            names += (f"{run[1]}{number}" for number in range(int(run[2]), int(run[3]) + 1))
+        elif isinstance(item, str):
+            names.append(item)
+    return tuple(names)
+
+
+def _split_number(name: str) -> tuple[str, int]:
+    """`job-worker-7` -> (`job-worker-`, 7); -1 where a name does not end in a plain number."""
+    found = _NUMBERED.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, -1)
+
+
+def _written_run(prefix: str, first: int, last: int) -> str:
+    if first < 0:
+        return prefix
+    return f"{prefix}{first}" if first == last else f"{prefix}{first}..{last}"
+
+
 @functools.cache
 def _encoders(cls: Any) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
     """(name, key in JSON, encoder) of each field of a dataclass."""
+    forms = _forms(cls)
     return tuple(
-        (name, camel(name), _encode_timestamp if is_timestamp else to_json) for name, _, is_timestamp in _fields(cls)
+        (name, camel(name), forms[name][0] if name in forms else _encode_timestamp if is_timestamp else to_json)
+        for name, _, is_timestamp in _fields(cls)
     )
+
+
+def _forms(cls: Any) -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
+    """The fields of a dataclass that have a JSON form of their own."""
+    return {f.name: f.metadata[_FORM] for f in dataclasses.fields(cls) if _FORM in f.metadata}
 
 
 def _encode_timestamp(at: float | None) -> str | None:
@@ -122,7 +184,19 @@ def _bare(hint: Any) -> Any:
 @functools.cache
 def _decoders(cls: Any) -> tuple[tuple[str, str, _Decoder], ...]:
     """(name, key in JSON, decoder) of each field of a dataclass: its types are looked at once, not at each value."""
-    return tuple((name, camel(name), _decoder(hint)) for name, hint, _ in _fields(cls))
+    forms = _forms(cls)
+    return tuple(
+        (name, camel(name), _form_decoder(forms[name][1]) if name in forms else _decoder(hint))
+        for name, hint, _ in _fields(cls)
+    )
+
+
+def _form_decoder(decode: Callable[[Any], Any]) -> _Decoder:
+    def found(value: Any) -> Any:
+        decoded = decode(value)
+        return _MISSING if decoded is None else decoded
+
+    return found
 
 
 def _decoder(hint: Any) -> _Decoder:

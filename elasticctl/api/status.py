@@ -7,14 +7,25 @@ ElasticJob object through `elasticctl.api.codec`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from elasticctl.api.codec import Timestamp
+from elasticctl.api.codec import (
+    MANY,
+    Timestamp,
+    from_json,
+    from_rfc3339,
+    pack_names,
+    to_json,
+    to_rfc3339,
+    unpack_names,
+    written_as,
+)
 
 T = TypeVar("T")
+_RUNNING = "Running"
 
 MAX_POINTS = 120
 """Some 4 KB of JSON with two metrics, and as many points as a small chart can show apart."""
@@ -268,7 +279,7 @@ class GroupGeneration:
     """
 
     generation: int = 0
-    workers: tuple[str, ...] = ()
+    workers: tuple[str, ...] = field(default=(), metadata=written_as(pack_names, unpack_names))
     reason: str = ""
     opened_at: Timestamp | None = None
     formed_at: Timestamp | None = None
@@ -345,6 +356,40 @@ class Activity:
     detail: str = ""
 
 
+def pack_workers(workers: Sequence[WorkerStatus]) -> list[Any]:
+    """The roster as JSON; of many workers, each that simply runs is a line `NAME INDEX UID STARTED NODE`."""
+    if len(workers) <= MANY:
+        return [to_json(worker) for worker in workers]
+    return [_worker_line(worker) or to_json(worker) for worker in workers]
+
+
+def unpack_workers(items: Any) -> tuple[WorkerStatus, ...] | None:
+    """The roster that `pack_workers` has written; None for what is no list."""
+    if not isinstance(items, list | tuple):
+        return None
+    found = (_of_worker_line(item) if isinstance(item, str) else _worker_of(item) for item in items)
+    return tuple(worker for worker in found if worker is not None)
+
+
+def _worker_line(worker: WorkerStatus) -> str:
+    at = "-" if worker.started_at is None else f"{worker.started_at:.6f}".rstrip("0").rstrip(".")
+    line = f"{worker.name} {worker.index} {worker.uid} {at} {worker.node}"
+    return line if _of_worker_line(line) == worker else ""
+
+
+def _of_worker_line(line: str) -> WorkerStatus | None:
+    try:
+        name, index, uid, at, node = line.split(" ")
+        started_at = None if at == "-" else from_rfc3339(to_rfc3339(float(at)))
+        return WorkerStatus(name, uid, int(index), _RUNNING, node, started_at)
+    except ValueError:
+        return None
+
+
+def _worker_of(item: Any) -> WorkerStatus | None:
+    return from_json(WorkerStatus, item) if isinstance(item, Mapping) else None
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """The whole story of a job.
@@ -375,7 +420,7 @@ class JobStatus:
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None
     last_reconcile_time: Timestamp | None = None
-    workers: tuple[WorkerStatus, ...] = ()
+    workers: tuple[WorkerStatus, ...] = field(default=(), metadata=written_as(pack_workers, unpack_workers))
     restarts: Mapping[str, int] = field(default_factory=dict)
     failures: int = 0
     failures_since_commit: int | None = None

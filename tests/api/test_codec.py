@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import uuid
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.codec import Timestamp, camel, from_json, from_rfc3339, to_json, to_rfc3339
+from elasticctl.api.codec import (
+    Timestamp,
+    camel,
+    from_json,
+    from_rfc3339,
+    pack_names,
+    to_json,
+    to_rfc3339,
+    unpack_names,
+)
 from elasticctl.api.status import (
     Backoff,
     CheckpointStatus,
     Curve,
+    GroupGeneration,
     Interruption,
     JobStatus,
     Phase,
@@ -118,3 +129,45 @@ def test_what_says_nothing_is_left_out() -> None:
 def test_names_are_camel_case() -> None:
     assert camel("steps_redone") == "stepsRedone"
     assert camel("step") == "step"
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 300).map("job-worker-{}".format), st.text(max_size=8)), max_size=200).filter(
+        lambda names: not any(".." in name for name in names)
+    )
+)
+def test_many_names_are_read_as_they_were_written(names: list[str]) -> None:
+    assert unpack_names(pack_names(names)) == tuple(names)
+
+
+def test_many_names_are_written_as_runs() -> None:
+    names = [f"job-worker-{i}" for i in (*range(3, 900), *range(1000, 1002), 7)]
+    assert pack_names(names) == ["job-worker-3..899", "job-worker-1000..1001", "job-worker-7"]
+    assert pack_names(names[:5]) == names[:5], "of few workers everybody reads the names"
+
+
+@pytest.mark.parametrize("items", ["a..b", 7, {"a": 1}])
+def test_what_is_no_list_of_names_is_none(items: object) -> None:
+    assert unpack_names(items) is None
+
+
+def test_a_run_of_any_length_does_not_fill_the_memory() -> None:
+    assert unpack_names(["a0..999999999", 5, None]) == ("a0..999999999",)
+
+
+def test_a_job_of_a_thousand_workers_has_a_status_below_200_kb() -> None:
+    workers = tuple(
+        WorkerStatus(
+            f"resnet50-imagenet-worker-{i}", str(uuid.UUID(int=i << 64 | i)), i, "Running",
+            f"ip-10-0-{i // 256}-{i % 256}.eu-west-1.compute.internal", Timestamp(1.7e9 + i),
+        )
+        for i in range(1000)
+    )  # fmt: skip
+    odd = WorkerStatus("resnet50-imagenet-worker-1000", "u", 1000, "Pending", removal="ScaledIn")
+    names = tuple(worker.name for worker in workers)
+    generations = tuple(GroupGeneration(n, names, "lost resnet50-imagenet-worker-7") for n in range(20))
+    curve = Curve(at_s=(1e6 / 3,) * 120, step=(10**6,) * 120, metrics={f"m{i}": (1 / 3,) * 120 for i in range(6)})
+    status = JobStatus(workers=(*workers, odd), generations=generations, curve=curve)
+    text = json.dumps(to_json(status), separators=(",", ":"))
+    assert len(text) < 200_000
+    assert from_json(JobStatus, json.loads(text)) == status

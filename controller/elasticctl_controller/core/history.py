@@ -73,7 +73,8 @@ class TrainingHistory:
     def note_failure(self, generation: int, failure: RankFailure) -> None:
         """The newest generation has ended by this failure, and its ranks start again."""
         if self.newest is not None and self.newest.generation == generation:
-            self.generations[-1] = replace(self.newest, failure=failure)
+            # Its lines are in the workers' logs: twenty such failures would fill the job's status.
+            self.generations[-1] = replace(self.newest, failure=replace(failure, last_lines=failure.last_lines[-5:]))
 
     def note_step(self, generation: int, progress: ProgressStatus, now: float) -> bool:
         """Take over the progress of a rank; False when it is not of the newest generation."""
