@@ -96,6 +96,8 @@ def _budget(case: Case) -> str:
         return "Its restart policy, Never, allows no failure."
     if status.reason == "PermanentExitCode":
         return "With the restart policy ExitCode, exit codes below 128 are final."
+    if status.reason == "PermanentError":
+        return "Another try would not help."
     return f"That was failure {status.failures}; its budget allows {limit} (--backoff-limit)."
 
 
