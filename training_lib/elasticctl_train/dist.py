@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ import torch.distributed as dist
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LET_GO_S = 0.02
+_PATIENT = timedelta(days=3650)
+"""How long a message may take: a rank may have to wait for its storage, while the others wait for it. That a rank is
+lost shows at once, by its connections, or is seen by whoever started it."""
 
 
 @dataclass(slots=True)
@@ -97,7 +101,7 @@ def join(environ: Mapping[str, str] = os.environ) -> World:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if not dist.is_initialized():
         return World(device=device)
-    channel = Channel(dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None)
+    channel = Channel(dist.new_group(backend="gloo", timeout=_PATIENT) if dist.get_world_size() > 1 else None)
     atexit.register(_end_threads, channel)
     return World(dist.get_rank(), dist.get_world_size(), device, channel, owned)
 

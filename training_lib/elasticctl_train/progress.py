@@ -57,6 +57,11 @@ class Reporter:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
 
+    @property
+    def is_heard(self) -> bool:
+        """Is there a launcher?"""
+        return self._socket is not None
+
     def send(self, kind: str, **fields: object) -> None:
         """Send one report; fields that are None are left out."""
         if self._socket is None:

@@ -24,6 +24,7 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, 
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.policy import PRIOR_S, Cadence, SavePolicy, between_interruptions_s
 from elasticctl_train.progress import Notice, Progress, Reporter
+from elasticctl_train.watch import Watch
 
 log = logging.getLogger("elasticctl_train")
 
@@ -31,7 +32,7 @@ STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
 _ABANDON_GRACE_S = 2.0
-_DRAINED_WAIT_S = 60.0
+_LONG_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,14 @@ class Session:
         self._between_s = PRIOR_S
         self._cadence = Cadence(policy, 0)
         self._next_check = 0
-        self._prepared = self._finished = False
-        self._checkpoints = self._open(url or os.environ.get(STORAGE_VARIABLE, ""))
+        self._prepared = self._finished = self._owed = False
+        self._waits = storage.Waits()
+        self._checkpoints: Checkpointer | None = None
+        self._watch = Watch(self._reporter, self._notice, self._obstacle)
         self._origin = ""
-        self.restored: Restored | None = self._restore(like)
+        with self._watch.standing_still(nothing_to_save=True):
+            self._checkpoints = self._open(url or os.environ.get(STORAGE_VARIABLE, ""))
+            self.restored: Restored | None = self._restore(like)
         if self.restored is not None:
             self.progress.metrics = dict(self.restored.commit.metrics)
 
@@ -105,6 +110,7 @@ class Session:
             self._policy, cursor.step, notice_possible=self._notice.possible, between_s=self._between_s
         )
         self._next_check = self._cadence.first_check
+        self._watch.step = cursor.step
         self._reporter.send("resumed", step=cursor.step)
 
     def step(
@@ -117,6 +123,7 @@ class Session:
         the storage URL.
         """
         self.cursor = cursor
+        self._watch.step = cursor.step
         self.progress.step(cursor, samples, loss)
         if not self._prepared:
             self._prepare()
@@ -134,7 +141,10 @@ class Session:
             return
         self._finished = True
         if self._checkpoints is not None and not self._commit_here(self._checkpoints):
+            if self._checkpoints.has_given_up:
+                self._wait_to_be_stopped()
             raise self._checkpoints.failure()
+        self._watch.stop()
         self.progress.send(self.cursor, self.progress.metrics)
         self.world.highest(0)  # nobody takes the group down while another still uses it
         self._reporter.send("finished", step=self.cursor.step)
@@ -144,6 +154,7 @@ class Session:
 
     def abandon(self) -> None:
         """Training has failed: give a save that is in flight a moment. No message is sent."""
+        self._watch.stop()
         if self._checkpoints is not None:
             self._checkpoints.abandon(_ABANDON_GRACE_S)
 
@@ -152,8 +163,10 @@ class Session:
             if self.world.rank == 0:
                 log.warning("no storage URL and no $%s: no checkpoints are saved", STORAGE_VARIABLE)
             return None
-        kept = storage.open(url)
-        checkpoints = Checkpointer(kept, self.world, keep=self._policy.retention, on_commit=self._committed)
+        kept = storage.open(url, waits=self._waits)
+        checkpoints = Checkpointer(
+            kept, self.world, keep=self._policy.retention, on_commit=self._committed, waits=self._waits
+        )
         if self._policy.auto and self.world.rank == 0:
             first = commits.first_generation(kept)
             over_s = time.time() - first.at if first else 0.0
@@ -172,7 +185,9 @@ class Session:
         if self._checkpoints is None:
             raise TrainError(f"${START_FROM_VARIABLE} needs a storage URL of this run's own: set ${STORAGE_VARIABLE}")
         self._origin = url
-        return self._checkpoints.start_from(storage.open(url), None if step == "latest" else int(step), like)
+        return self._checkpoints.start_from(
+            storage.open(url, waits=self._waits), None if step == "latest" else int(step), like
+        )
 
     def _say_where(self) -> None:
         if self.restored is not None and self._origin:
@@ -195,7 +210,10 @@ class Session:
         """The ranks agree: is it time to save, to stop, and when do they meet again."""
         due, next_check = self._cadence.check(self.cursor.step)
         if self._checkpoints is not None:
-            due, self._next_check, stop = self._checkpoints.agree(due, next_check, self._notice.given())
+            due |= self._owed and not self.busy
+            granted, self._next_check, stop = self._checkpoints.agree(due, next_check, self._notice.given())
+            self._owed = due and not granted and self._policy.every_steps is None
+            due = granted
         else:
             due = False
             mine = next_check if self.world.rank == 0 else 0
@@ -208,19 +226,38 @@ class Session:
 
     def _drain(self) -> NoReturn:
         """Commit this step on all ranks, tell the launcher, and wait for it to stop this process."""
-        if self._checkpoints is not None and not self._commit_here(self._checkpoints):
-            log.warning("%s; an older one has to do", self._checkpoints.failure())
+        kept = self._checkpoints
+        if kept is not None and not self._commit_here(kept) and not kept.has_given_up:
+            log.warning("%s; an older one has to do", kept.failure())
+        self._wait_to_be_stopped()
+
+    def _wait_to_be_stopped(self) -> NoReturn:
+        """Tell the launcher that this rank has drained. Nothing but the launcher, or its death, ends the wait."""
+        if self._checkpoints is not None and self._checkpoints.has_given_up and self.world.rank == 0:
+            log.warning("step %d is not saved, because the storage is away; an older one has to do", self.cursor.step)
         self.progress.send(self.cursor, self.progress.metrics)
         self._reporter.send_surely("drained", step=self.cursor.step)
-        time.sleep(_DRAINED_WAIT_S)
-        raise TrainError(f"stopped at step {self.cursor.step} as requested, but nothing ended this process")
+        while True:
+            time.sleep(_LONG_S)
 
     def _commit_here(self, checkpoints: Checkpointer) -> bool:
-        """Have this very step committed, on all ranks; False when that failed."""
-        if checkpoints.settle() and self._saved == self.cursor:
-            return True
-        self._save(checkpoints)
-        return checkpoints.settle()
+        """Have this very step committed, on all ranks; False when that failed, or was given up after notice.
+
+        The storage may be away. Who was given notice does not wait for it.
+        """
+        with self._watch.standing_still(nothing_to_save=False):
+            is_saved = self._saved == self.cursor
+            if checkpoints.settle(self._notice.given, is_last=is_saved) and is_saved:
+                return True
+            if checkpoints.has_given_up:
+                return False
+            self._save(checkpoints)
+            return checkpoints.settle(self._notice.given, is_last=True)
+
+    def _obstacle(self) -> str:
+        """What this rank or, as far as it knows, another one waits for; empty: nothing."""
+        others = self._checkpoints is not None and self._checkpoints.is_away
+        return self._waits.reason() or ("another rank waits for its storage" if others else "")
 
     def _save(self, checkpoints: Checkpointer) -> None:
         started_s = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 
 class Launcher:
@@ -23,7 +24,13 @@ class Launcher:
         """Wait for `count` reports of a kind; returns rank -> step."""
         heard: dict[int, int] = {}
         while len(heard) < count:
-            report = json.loads(self.socket.recv(65536))
-            if report["kind"] == kind:
-                heard[report["rank"]] = report["step"]
+            report = self.hear_report(kind)
+            heard[report["rank"]] = report["step"]
         return heard
+
+    def hear_report(self, kind: str, **fields: object) -> dict[str, Any]:
+        """Wait for the next report of a kind that has these fields."""
+        while True:
+            report: dict[str, Any] = json.loads(self.socket.recv(65536))
+            if {"kind": kind, **fields}.items() <= report.items():
+                return report

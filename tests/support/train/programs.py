@@ -11,12 +11,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import boto3
 import torch
 import torch._dynamo
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset
 
@@ -152,6 +154,20 @@ def train_until_notice(url: str, notes: str, end: dict[str, Any], folder: str) -
         "ELASTICCTL_NOTICE_FILE": f"{folder}/notice-{os.environ['RANK']}",
     }
     train(url, notes, end)
+
+
+def train_in_the_cloud(url: str, notes: str, end: dict[str, Any], folder: str, keys: Mapping[str, str]) -> None:
+    """Train with these AWS keys, and, if there is a `folder`, under a launcher; see `train_until_notice`.
+
+    `end["message_s"]` is how long messages between ranks may take where nothing else is said.
+    """
+    os.environ |= {**keys, "AWS_CONFIG_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true"}
+    if "message_s" in end:
+        distributed_c10d.default_pg_timeout = timedelta(seconds=end["message_s"])
+    if folder:
+        train_until_notice(url, f"{notes}/notes", end, folder)
+    else:
+        train(url, f"{notes}/notes", end)
 
 
 def lose_a_rank_in_mid_save(url: str, die_at: int) -> None:

@@ -38,7 +38,7 @@ from elasticctl_store.errors import (
     SaveError,
     StorageError,
 )
-from elasticctl_store.storage import Storage
+from elasticctl_store.storage import Storage, Waits
 from elasticctl_train.checkpoint import dtensor, restore, shares, tree
 from elasticctl_train.checkpoint.buffers import Background, Buffers, Copier
 from elasticctl_train.checkpoint.local_tier import Tier
@@ -47,8 +47,8 @@ from elasticctl_train.dist import World
 
 log = logging.getLogger("elasticctl_train")
 
-SHARE_TIMEOUT_S = 600.0
-"""How long rank 0 waits for the other ranks' shares before it gives a save up."""
+_ROUND_S, _LONGEST_ROUND_S = 0.005, 0.25
+"""Ranks that wait for a save to end meet after so long, then ever more rarely."""
 NICENESS = 10
 """Of the thread that saves and those it starts: a save beside training takes what training leaves of the processors."""
 
@@ -86,8 +86,12 @@ class Checkpointer:
         *,
         keep: Retention = Retention(),  # noqa: B008 - frozen
         on_commit: Callable[[Commit, float], None] | None = None,
+        waits: Waits | None = None,
     ) -> None:
-        """Take over the URL. `on_commit(commit, duration_s)` is called on rank 0, in the background thread."""
+        """Take over the URL. `on_commit(commit, duration_s)` is called on rank 0, in the background thread.
+
+        `waits` are those that `storage` was opened with.
+        """
         self._storage, self._world = storage, world
         self._keep, self._on_commit = keep, on_commit
         self._writer = CommitWriter.take_over(storage) if world.rank == 0 else None
@@ -107,7 +111,9 @@ class Checkpointer:
         self._buffers: Buffers | None = None
         self._restored_folder = ""
         self._committed_save = 0
+        self._waits = waits or Waits()
         self.skipped = 0
+        self.is_away = self.has_given_up = False
 
     @property
     def url(self) -> str:
@@ -187,9 +193,10 @@ class Checkpointer:
         rank is skipped and counted. Raises FencedError on every rank when a younger run has taken over.
         """
         mine = (due, next_check) if self._world.rank == 0 else (0, 0)
-        anyone_due, check, noticed, busy, committed, failed, fenced = self._world.highest(
-            *mine, notice, self.busy, self._committed_save, self._failed_save, self._fenced is not None
+        anyone_due, check, noticed, busy, committed, failed, fenced, away = self._world.highest(
+            *mine, notice, self.busy, self._committed_save, self._failed_save, self._fenced is not None, self._waiting()
         )
+        self.is_away = bool(away)
         self._react(failed, fenced)
         self._hear(committed)
         if anyone_due and busy:
@@ -198,19 +205,33 @@ class Checkpointer:
                 log.info("a save came due while the last is still being written: skipped (%d so far)", self.skipped)
         return bool(anyone_due and not busy), check, bool(noticed)
 
-    def settle(self) -> bool:
+    def settle(self, give_up: Callable[[], bool] = lambda: False, *, is_last: bool = False) -> bool:
         """Wait, on all ranks, until no save is in flight; False, on all of them, if the last one was not committed.
 
-        Raises FencedError on every rank when a younger run has taken over.
+        While any rank waits for the storage (`is_away`), all stop waiting as soon as `give_up` is true on one: then
+        `has_given_up`, and the save is still in flight. With `is_last` nobody waits for the deletion of older commits
+        either. Raises FencedError on every rank when a younger run has taken over.
         """
-        if self._world.rank != 0:
-            self._background.join()
-        self._react(*self._world.highest(self._failed_save, self._fenced is not None))
-        self._background.join()
-        fenced, committed = self._world.highest(self._fenced is not None, self._committed_save)
-        self._react(0, fenced)
+        pause_s = _ROUND_S
+        while True:
+            self._background.join(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_ROUND_S)
+            busy, failed, fenced, committed, away, wanted = self._world.highest(
+                self.busy,
+                self._failed_save,
+                self._fenced is not None,
+                self._committed_save,
+                self._waiting(),
+                give_up(),
+            )
+            self.is_away = bool(away)
+            self._react(failed, fenced)
+            is_committed = committed == self._saves
+            self.has_given_up = bool(busy and away and wanted and not is_committed)
+            if not busy or self.has_given_up or (is_last and away and is_committed):
+                break
         self._hear(committed)
-        return committed == self._saves
+        return is_committed
 
     def failure(self) -> SaveError:
         """The last failed save as an error to be raised."""
@@ -221,6 +242,9 @@ class Checkpointer:
         """Give a save in flight `grace_s` seconds, then give it up: for a run that is failing. No message is sent."""
         self._background.join(grace_s)
         self._abandon.set()
+
+    def _waiting(self) -> bool:
+        return bool(self._waits.reason())
 
     def _react(self, failed_save: int, fenced: int) -> None:
         if fenced:
@@ -332,7 +356,7 @@ class Checkpointer:
             self._buffers.turn()
 
     def _commit(self, writer: CommitWriter, folder: str, label: Label, started_s: float) -> None:
-        refs, size_bytes = shares.gather(self._storage, folder, self._world.size, self._abandon, SHARE_TIMEOUT_S)
+        refs, size_bytes = shares.gather(self._storage, folder, self._world.size, self._abandon)
         draft = Commit(
             position=0,
             generation=self.generation,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -193,14 +192,15 @@ class Share:
 
 
 def gather(
-    storage: Storage, folder: str, world_size: int, abandon: threading.Event, timeout_s: float
+    storage: Storage, folder: str, world_size: int, abandon: threading.Event
 ) -> tuple[tuple[ObjectRef, ...], int]:
     """Wait until every rank's share is stored; returns the documents' refs in order of rank and the size of it all.
 
-    Raises SaveError when `abandon` is set, after `timeout_s`, and when the ranks' states are not of one shape.
+    Another rank may have to wait for its storage, however long. Raises SaveError when `abandon` is set, and when the
+    ranks' states are not of one shape.
     """
     found: dict[int, tuple[ObjectRef, Any]] = {}
-    deadline, pause_s = time.monotonic() + timeout_s, _POLL_S
+    pause_s = _POLL_S
     while True:
         listed = set(all_keys(storage, folder))
         for rank in range(world_size):
@@ -213,8 +213,6 @@ def gather(
         missing = sorted(set(range(world_size)) - found.keys())
         if abandon.wait(pause_s):
             raise SaveError(f"{storage.url}: save given up: the share of rank {missing[0]} did not come")
-        if time.monotonic() > deadline:
-            raise SaveError(f"{storage.url}: the share of rank {missing[0]} did not come within {timeout_s:.0f} s")
         pause_s = min(pause_s * 1.5, _POLL_MAX_S)
     shares = [found[rank] for rank in range(world_size)]
     if len({document["fingerprint"] for _, document in shares}) > 1:

@@ -1,0 +1,221 @@
+"""A storage that is away: training goes on where it can, waits where it must, and is nobody's failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.errors import StorageError
+from elasticctl_store.storage import waiting
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train import Run, SavePolicy
+from tests.support import servers
+from tests.support.clouds import Cloud
+from tests.support.gate import Fault, Seen
+from tests.support.train import programs, ranks
+from tests.support.train.launcher import Launcher
+from tests.support.waiting import wait_until
+
+HOUR_S = 3600.0
+FOREVER = {"epochs": 200, "samples": 1000, "global_batch": 8, "every_steps": 100_000}
+AWAY = Fault(status=503, code="ServiceUnavailable")
+
+
+class FileServer:
+    """A file server that is away until its clock has gone on for so long; only pauses between tries take time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.until_s, self.number = 0.0, 0.0, errno.EIO
+        self._lock, self._plain = threading.Lock(), os.fsync
+        monkeypatch.setattr(waiting, "time", self)
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def go_away(self, for_s: float, number: int = errno.EIO) -> None:
+        self.until_s, self.number = self.now_s + for_s, number
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self.now_s += seconds
+        time.sleep(0.0001)
+
+    def fsync(self, descriptor: int) -> None:
+        if self.now_s < self.until_s:
+            raise OSError(self.number, os.strerror(self.number))
+        self._plain(descriptor)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
+    return FileServer(monkeypatch)
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [commit.step for commit in read_commits(LocalStorage(folder))]
+
+
+def begin(folder: Path, **policy: Any) -> Run:
+    return Run(str(folder), model=torch.nn.Linear(1, 1), save=SavePolicy(**policy))
+
+
+def test_a_run_that_begins_in_an_outage_begins_behind_it(
+    server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.go_away(HOUR_S)
+    run = begin(tmp_path, every_s=1e6)
+    assert HOUR_S <= server.now_s < HOUR_S + 30
+    run.step()
+    run.finish()
+    assert steps_in(tmp_path) == [1]
+    said = [message for message in caplog.messages if "input/output error" in message]
+    assert said[0].endswith("input/output error; trying again until it answers")
+    assert said[-1].endswith("input/output error: over after 1h00m")
+    assert len(said) < 12
+
+
+def test_the_last_save_waits_for_its_storage(server: FileServer, tmp_path: Path) -> None:
+    run = begin(tmp_path, every_s=1e6)
+    run.step()
+    server.go_away(HOUR_S, errno.ESTALE)
+    run.finish()
+    assert server.now_s >= HOUR_S
+    assert steps_in(tmp_path) == [1]
+
+
+def test_training_goes_on_while_a_save_waits_and_what_is_newest_is_saved_then(
+    server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = begin(tmp_path, every_s=1e-6)
+    caplog.set_level("INFO")
+    server.go_away(float("inf"))
+    for _ in range(50):
+        run.step()
+    assert steps_in(tmp_path) == []
+    assert any("a save came due while the last is still being written: skipped" in said for said in caplog.messages)
+    server.until_s = 0.0
+    wait_until(lambda: not run._session.busy)
+    assert len(steps_in(tmp_path)) == 1
+    run.step()
+    wait_until(lambda: not run._session.busy)
+    assert steps_in(tmp_path)[0] == 51
+    run.finish()
+
+
+def test_a_save_that_was_skipped_is_made_up_for_soon(server: FileServer, tmp_path: Path) -> None:
+    """Not only when the interval has passed once more: all that was trained in the outage is at risk."""
+    run = begin(tmp_path, every_s=0.3)
+    server.go_away(float("inf"))
+    while not (run._session._checkpoints and run._session._checkpoints.skipped):
+        run.step()
+        time.sleep(0.01)
+    server.until_s = 0.0
+    wait_until(lambda: not run._session.busy)
+    skipped_s, steps = time.monotonic(), run.steps_done
+    run._session._cadence._every_s = 1e6
+    while steps_in(tmp_path)[0] < steps and time.monotonic() - skipped_s < 20:
+        run.step()
+        time.sleep(0.01)
+    assert steps_in(tmp_path)[0] >= steps
+    run.finish()
+
+
+def test_a_full_disk_fails_at_once(server: FileServer, tmp_path: Path) -> None:
+    server.go_away(HOUR_S, errno.ENOSPC)
+    with pytest.raises(StorageError, match="the disk is full"):
+        begin(tmp_path)
+    assert server.now_s == 0.0
+
+
+# Ranks of their own, and a storage behind a gate.
+
+
+def start(s3: Cloud, launcher: Launcher, folder: Path, world_size: int, end: dict[str, Any]) -> list[Any]:
+    arguments = (s3.url, str(folder), end, str(launcher.folder), dict(servers.KEYS))
+    return ranks.start(programs.train_in_the_cloud, world_size, *arguments)
+
+
+def stop(processes: list[Any]) -> None:
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def away(seen: Seen) -> Fault | None:
+    return AWAY
+
+
+def test_ranks_that_wait_say_so_and_answer_notice_at_once(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
+    s3.gate.faults = away
+    processes = start(s3, launcher, tmp_path, 2, FOREVER)
+    reason = launcher.hear_report("waiting")["reason"]
+    assert reason.startswith(f"storage s3://bucket/{s3.url.split('/')[3]}/")
+    assert "503 ServiceUnavailable for " in reason
+    for rank in range(2):
+        launcher.give_notice(rank)
+    assert launcher.hear("drained", 2) == {0: 0, 1: 0}
+    assert all(process.is_alive() for process in processes)
+    stop(processes)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ranks_at_their_last_save_answer_notice_at_once(
+    s3: Cloud, launcher: Launcher, tmp_path: Path, world_size: int
+) -> None:
+    s3.gate.faults = lambda seen: AWAY if seen.method == "PUT" and "-step" in seen.target else None
+    processes = start(s3, launcher, tmp_path, world_size, {**FOREVER, "epochs": 1})
+    assert {launcher.hear_report("waiting")["rank"] for _ in range(2 * world_size)} == set(range(world_size))
+    launcher.give_notice(0)
+    assert set(launcher.hear("drained", world_size).values()) == {125}
+    stop(processes)
+
+
+def test_a_rank_that_waits_hears_sigterm(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
+    s3.gate.faults = away
+    processes = start(s3, launcher, tmp_path, 2, FOREVER)
+    launcher.hear_report("waiting")
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(5)
+        assert process.exitcode == -signal.SIGTERM
+
+
+def test_training_is_told_from_waiting(s3: Cloud, launcher: Launcher, tmp_path: Path) -> None:
+    s3.gate.faults = lambda seen: AWAY if seen.method == "PUT" and "-step" in seen.target else None
+    processes = start(s3, launcher, tmp_path, 1, {**FOREVER, "every_steps": 1})
+    assert "503 ServiceUnavailable" in launcher.hear_report("unsaved")["reason"]
+    launcher.hear("progress", 1)
+    s3.gate.faults = lambda seen: None
+    assert launcher.hear_report("unsaved", reason="")["reason"] == ""
+    launcher.hear("committed", 1)
+    stop(processes)
+
+
+@pytest.mark.parametrize("at", ["opening", "restore", "save"])
+def test_ranks_wait_for_one_that_waits_however_long(s3: Cloud, launcher: Launcher, tmp_path: Path, at: str) -> None:
+    """Longer than messages between ranks may take elsewhere: here that is made two seconds."""
+    end = {**FOREVER, "epochs": 1}
+    if at == "restore":
+        assert ranks.run(programs.train_in_the_cloud, 1, s3.url, str(tmp_path), end, "", dict(servers.KEYS)) == [0]
+    until_s = time.monotonic() + 30
+    part = {"opening": "journal", "restore": ".safetensors", "save": "-step"}[at]
+    s3.gate.faults = lambda seen: AWAY if part in seen.target and time.monotonic() < until_s else None
+    end = {**FOREVER, "epochs": 2, "message_s": 2.0}
+    processes = start(s3, launcher, tmp_path, 2, end)
+    launcher.hear_report("waiting")
+    time.sleep(4)
+    until_s = 0.0
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0

@@ -1,0 +1,61 @@
+"""What a rank waits for, told to the launcher from a thread of its own; and notice, where no step comes to heed it.
+
+Ranks that wait for a storage make no steps: nobody else could tell their launcher so, or answer it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from elasticctl_train.progress import Notice, Reporter
+
+TICK_S = 0.2
+TELL_EVERY_S = 5.0
+
+
+class Watch:
+    """A thread beside training, where there is a launcher to be told. `step`: where training is.
+
+    It reports as `waiting` what training stands still for, with a `reason` and again every few seconds, and as
+    `unsaved` what only saves wait for; each with an empty reason when it is over.
+    """
+
+    def __init__(self, reporter: Reporter, notice: Notice, reason: Callable[[], str]) -> None:
+        self._reporter, self._notice, self._reason = reporter, notice, reason
+        self.step = 0
+        self._stands_still = self._nothing_to_save = False
+        self._stopped = threading.Event()
+        if reporter.is_heard:
+            threading.Thread(target=self._run, name="elasticctl-watch", daemon=True).start()
+
+    @contextmanager
+    def standing_still(self, *, nothing_to_save: bool) -> Iterator[None]:
+        """No steps are made for now. With `nothing_to_save`, a notice is answered at once: drained."""
+        self._stands_still, self._nothing_to_save = True, nothing_to_save
+        try:
+            yield
+        finally:
+            self._stands_still = self._nothing_to_save = False
+
+    def stop(self) -> None:
+        """Tell nothing more."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        told, told_s, answered = "", -math.inf, False
+        while not self._stopped.wait(TICK_S):
+            reason, now_s = self._reason(), time.monotonic()
+            kind = "waiting" if self._stands_still else "unsaved"
+            if told and (not reason or kind != told):
+                self._reporter.send(told, step=self.step, reason="")
+                told, told_s = "", -math.inf
+            if reason and now_s - told_s >= TELL_EVERY_S:
+                self._reporter.send(kind, step=self.step, reason=reason)
+                told, told_s = kind, now_s
+            if self._nothing_to_save and not answered and self._notice.given():
+                answered = True
+                self._reporter.send_surely("drained", step=self.step)
