@@ -1,0 +1,123 @@
+"""What must hold in every simulated story, checked against what really happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elasticctl.api.codec import from_json, to_json
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import Cause, JobStatus
+from tests.support.virtual.cluster import Pod
+
+if TYPE_CHECKING:
+    from tests.support.virtual.world import World
+
+SILENT_S = 10.0
+"""Less silence than this never makes a worker dead."""
+OWN = {Cause.APPLICATION, Cause.OOM_KILLED, Cause.STUCK}
+
+
+class BrokenPromise(AssertionError):
+    """A property does not hold."""
+
+
+@dataclass(eq=False, slots=True)
+class Ledger:
+    """What happened to each worker, and what the controller has said of it."""
+
+    world: World
+    cut_until: dict[str, float] = field(default_factory=dict)
+    """Until when a node could not reach the service."""
+    cuts: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    counted: set[str] = field(default_factory=set)
+    uncounted: set[str] = field(default_factory=set)
+    """Ended because the job was suspended or over: no restarts."""
+    broken: set[int] = field(default_factory=set)
+    ended: dict[str, float] = field(default_factory=dict)
+    faults: int = 0
+    faults_at: list[float] = field(default_factory=list)
+
+    def note_fault(self) -> None:
+        """The platform has taken something away."""
+        self.faults_at.append(self.world.loop.time())
+
+    def note_cut(self, node: str, for_s: float) -> None:
+        """A node cannot reach the service for so long."""
+        now = self.world.loop.time()
+        self.cuts.setdefault(node, []).append((now, now + for_s))
+
+    def note_end(self, pod: Pod) -> None:
+        """What ran in a pod has ended."""
+        self.ended[pod.uid] = self.world.loop.time()
+
+    def was_silent(self, node: str, at: float) -> bool:
+        """Had a node been unable to call, for long enough, a while before?"""
+        long = (cut for cut in self.cuts.get(node, ()) if cut[1] - cut[0] >= SILENT_S)
+        return any(since <= at - SILENT_S + 0.1 and at <= until + 90.0 for since, until in long)
+
+    def check_delete(self, job: ElasticJob, name: str, uid: str) -> None:
+        """A pod is about to be deleted by the controller."""
+        worker = next((worker for worker in job.status.workers if worker.uid == uid), None)
+        if worker is None or not (worker.removal or worker.cause):
+            raise BrokenPromise(f"{name} was deleted, and no stored status says why")
+
+    def check_write(self, job: ElasticJob, status: JobStatus) -> None:
+        """The controller writes a status."""
+        old, new = job.status, from_json(JobStatus, to_json(status))
+        if old.phase.terminal and (new.phase, new.failures, new.restarts) != (old.phase, old.failures, old.restarts):
+            raise BrokenPromise(f"a job that was over went on: {old.phase} {new.phase}")
+        self._check_counts(old, new)
+        for worker in new.workers:
+            before = next((w for w in old.workers if w.uid == worker.uid), None)
+            if worker.cause is not None and (before is None or before.cause is None):
+                self._check_cause(worker.uid, worker.name, worker.node, worker.cause)
+        known = {item.generation for item in old.generations if item.failure is not None}
+        for item in new.generations:
+            if item.failure is not None and item.generation not in known:
+                self._check_blame(item.failure.worker, item.failure.verdict, item.generation)
+
+    def _check_counts(self, old: JobStatus, new: JobStatus) -> None:
+        known, present = {w.uid: w for w in old.workers}, {w.uid for w in new.workers}
+        fresh = {w.uid for w in new.workers if w.cause and not (w.uid in known and known[w.uid].cause)}
+        fresh |= {w.uid for w in old.workers if not w.cause and w.uid not in present}
+        again = fresh & (self.counted | self.uncounted)
+        if again:
+            raise BrokenPromise(f"an end was counted twice: {sorted(again)}")
+        marks = {w.uid: w.removal for w in (*old.workers, *new.workers) if w.removal}
+        silent = {uid for uid in fresh if marks.get(uid) in ("Suspended", "Finished")}
+        if old.phase.terminal:
+            silent = fresh
+        broken = {g.generation for g in new.generations if g.failure is not None} - self.broken
+        grown = sum(new.restarts.values()) - sum(old.restarts.values())
+        if grown != len(fresh - silent) + len(broken):
+            raise BrokenPromise(
+                f"restarts grew by {grown}: {old.restarts} -> {new.restarts}; ends {sorted(fresh - silent)}, "
+                f"broken generations {sorted(broken)}"
+            )
+        self.counted |= fresh - silent
+        self.uncounted |= silent
+        self.broken |= broken
+
+    def _check_cause(self, uid: str, name: str, node: str, cause: Cause) -> None:
+        world = self.world
+        now = world.loop.time()
+        if cause is Cause.UNRESPONSIVE and not self._was_unreachable(uid, node, now):
+            raise BrokenPromise(f"{name} ({uid}) was replaced as unresponsive, but it called all the time")
+        if cause in OWN and cause is not Cause.STUCK and uid not in world.figures.own_failures:
+            raise BrokenPromise(f"{name} ({uid}) was blamed ({cause}), but its ranks never failed by themselves")
+
+    def _was_unreachable(self, uid: str, node: str, now: float) -> bool:
+        launcher = self.world.launchers.get(uid)
+        if launcher is None or not launcher.runs:
+            return True
+        return self.was_silent(node, now)
+
+    def _check_blame(self, name: str, verdict: str, generation: int) -> None:
+        """A generation is said to have ended because ranks of a worker failed."""
+        world = self.world
+        uids = {uid for uid, one in world.launchers.items() if one.name == name}
+        if verdict != "collateral" and not uids & set(world.figures.own_failures):
+            raise BrokenPromise(f"{name} was blamed for generation {generation}, but its ranks never failed")
+        if not world.figures.hits:
+            raise BrokenPromise(f"generation {generation} was counted as failed ({name}), but no script failed")

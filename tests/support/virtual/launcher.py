@@ -1,0 +1,504 @@
+"""The launcher of one worker in virtual time: the real states and events, and what the launcher does in each of them.
+
+`elasticctl_launcher.states.transition` is the real one. What `restart_ranks`, `rendezvous` and the heartbeats do with
+threads, sockets and processes is told here with timers, messages and `script.Training`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
+from tests.support.virtual.clock import VirtualLoop
+from tests.support.virtual.cluster import Cluster, Pod
+from tests.support.virtual.network import Answer, Call, Network
+from tests.support.virtual.script import Exit, Ranks, Script, Training
+
+BEAT_S = 3.0
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
+UNKNOWN_JOB_S = 30.0
+SETTLE_S = 0.05
+
+_S, _E = LauncherState, LauncherEvent
+DOING = {
+    _S.STARTING: "starting",
+    _S.RUNNING: "running",
+    _S.DRAINING: "draining",
+    _S.DRAINING_TO_LEAVE: "draining",
+    _S.JUDGING: "stopping",
+    _S.RESTARTING: "stopping",
+    _S.FINISHING: "finishing",
+    _S.LEAVING: "stopping",
+    _S.FAILING: "stopping",
+}
+
+
+class Surroundings(Protocol):
+    """The world, as a launcher sees it."""
+
+    loop: VirtualLoop
+    dice: random.Random
+    network: Network
+    cluster: Cluster
+    script: Script
+    launchers: dict[str, Launcher]
+
+    def training(self, generation: int, members: tuple[str, ...]) -> Training:
+        """The generation of these members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Of a launcher, in seconds. `drain_s`: how long ranks may take to drain (0: as long as they need)."""
+
+    prepare_s: float = 5.0
+    spawn_s: float = 0.2
+    stop_grace_s: float = 5.0
+    drain_s: float = 10.0
+
+
+class Launcher:
+    """What runs in a pod."""
+
+    def __init__(self, world: Surroundings, pod: Pod, job: tuple[str, str], timing: Timing) -> None:
+        self.world, self.pod, self.job, self.timing = world, pod, job, timing
+        self.uid, self.name, self.node = pod.uid, pod.name, pod.node
+        self.loop, self.network = world.loop, world.network
+        self.state = LauncherState.JOINING
+        self.doing, self.since = "preparing", self.loop.time()
+        self.generation = 0
+        self.runs = False
+        self.frozen = False
+        self.got_sigterm = False
+        self.members: tuple[str, ...] = ()
+        self.ranks: Ranks | None = None
+        self.training: Training | None = None
+        self.failure: Exit | None = None
+        self._beats_from = 0.0
+        self._pause_s = RETRY_MIN_S
+        self._pending: list[LauncherEvent] = []
+        self._call: Call | None = None
+        self._watch: Call | None = None
+        self._watches = False
+        self._draining_told = False
+        self._known, self._refused_since = False, None
+        self._unsent: list[dict[str, object]] = []
+        self._sending = False
+        self._stale = False
+        self._visit = 0
+
+    # What the kubelet and the node do to it
+
+    def start(self) -> None:
+        self.runs = True
+        self._beats_from = self.loop.time()
+        self._send("heartbeat", self._words(), lambda answer: None)
+        self._after(self.timing.prepare_s * self.world.dice.uniform(0.8, 1.2), self._enter)
+
+    def terminate(self) -> None:
+        if not self.runs or self.got_sigterm:
+            return
+        self.got_sigterm = True
+        if self.state is not _S.RESTARTING:
+            self._happen(_E.SIGTERM)
+
+    def die(self, *, silently: bool) -> None:
+        self._vanish()
+        if self.ranks is not None and self.training is not None:
+            self.training.kill(self.ranks, silently=silently)
+
+    # What the service hears of it
+
+    def heard_at(self, began: float) -> float | None:
+        """When it last gave a sign of life to the service that began then, renewals and heartbeats included."""
+        if not self.runs:
+            return None
+        calls = self.network.calls.get(self.node, ())
+        polls = [self.network.renewed_at(call) for call in calls if call.task is not None]
+        now = self.network.cut.get(self.node, self.loop.time())
+        if not polls and now >= self._beats_from:
+            polls = [self._beats_from + BEAT_S * math.floor((now - self._beats_from) / BEAT_S)]
+        at = max(polls, default=-1.0)
+        return at if at >= began else None
+
+    def reconnect(self) -> None:
+        """The service has begun anew, or the node reaches it again."""
+        if self.runs:
+            self._beats_from = self.loop.time() + self.world.dice.uniform(0.0, BEAT_S)
+            self.loop.at(self._beats_from, self._beat)
+
+    # The state machine
+
+    def _happen(self, event: LauncherEvent) -> None:
+        """An event: the state that follows from it is entered."""
+        if not self.runs or self.state in FINAL_STATES:
+            return
+        before = self.state
+        state = self.state
+        if self.got_sigterm and state in (_S.RUNNING, _S.DRAINING):
+            state = transition(state, _E.SIGTERM)
+        self.state = transition(state, event)
+        if self.state is not before:
+            self._visit += 1
+            self._drop_calls()
+            self._enter()
+
+    def _enter(self) -> None:
+        doing = DOING.get(self.state)
+        if doing is not None:
+            self._say(doing)
+        {
+            _S.JOINING: self._join,
+            _S.STARTING: self._start_ranks,
+            _S.RUNNING: self._run,
+            _S.DRAINING: self._drain,
+            _S.DRAINING_TO_LEAVE: self._drain_to_leave,
+            _S.JUDGING: self._judge,
+            _S.RESTARTING: self._restart,
+            _S.FINISHING: self._finish,
+            _S.LEAVING: self._leave,
+            _S.FAILING: self._fail,
+            _S.SUCCEEDED: lambda: self._exit(0, ""),
+            _S.LEFT: lambda: self._exit(143, json.dumps({"verdict": "preempted", "exitCode": 143})),
+            _S.FAILED: self._end_failed,
+        }[self.state]()
+
+    def _join(self) -> None:
+        if self.got_sigterm:
+            self._happen(_E.SIGTERM)
+            return
+        self._end_watch()
+        self._say("waiting")
+        host = self.node
+        body = {"uid": self.uid, "name": self.name, "host": host, "port": 1234, "slots": 1}
+        self._ask("join", lambda: {**body, "generation": self.generation, **self._words()}, self._joined)
+
+    def _joined(self, answer: Answer) -> None:
+        if answer is None:
+            self._again(self._join)
+            return
+        status, told = answer
+        if status != 200:
+            now = self.loop.time()
+            self._refused_since = now if self._refused_since is None else self._refused_since
+            refused_s = now - self._refused_since
+            if refused_s > UNKNOWN_JOB_S and (self._known or status == 410):
+                self.failure = None
+                self._happen(_E.REMOVED)
+            else:
+                self._again(self._join)
+            return
+        self._known, self._refused_since, self._pause_s = True, None, RETRY_MIN_S
+        if told["state"] == "over":
+            self._happen(_E.GROUP_FINISHED)
+        elif told["state"] == "formed":
+            self.generation = told["generation"]
+            self.members = _uids(told)
+            self._say("starting")
+            self._begin_watch()
+            self._connect()
+        else:
+            self._join()
+
+    def _connect(self) -> None:
+        """Reach the store of rank 0's launcher; while that cannot be, only news of the group ends the wait."""
+        if self._stale:
+            self._join()
+            return
+        first = self.world.launchers.get(self.members[0])
+        if first is not None and first.can_reach(self):
+            self._after(0.01, self._happen, _E.GROUP_FORMED)
+        else:
+            self._after(0.5, self._connect)
+
+    def can_reach(self, other: Launcher) -> bool:
+        """Do messages go from one to the other?"""
+        isolated = self.world.cluster.nodes
+        return self.runs and not self.frozen and not (isolated[self.node].cut or isolated[other.node].cut)
+
+    def _start_ranks(self) -> None:
+        self._pending.clear()
+        self._after(self.timing.spawn_s, self._started)
+
+    def _started(self) -> None:
+        self.failure = None
+        self.training = self.world.training(self.generation, self.members)
+        self.ranks = self.training.start(self.uid, self.node, self._ranks_ended)
+        if self._stale:
+            self._pending.append(_E.GENERATION_STALE)
+        self._happen(_E.RANKS_STARTED)
+
+    def _run(self) -> None:
+        while self._pending and self.state in (_S.RUNNING, _S.DRAINING):
+            self._happen(self._pending.pop(0))
+
+    def _ranks_ended(self, how: Exit) -> None:
+        if how.code == 0:
+            self._notify(_E.ALL_RANKS_SUCCEEDED)
+        elif self.failure is None:
+            self.failure = how
+            self._notify(_E.RANK_FAILED)
+
+    def _notify(self, event: LauncherEvent) -> None:
+        """Something has happened to ranks or the group: it counts while the ranks run."""
+        if self.frozen:
+            self.loop.after(1.0, self._notify, event)
+        elif self.state in (_S.RUNNING, _S.DRAINING, _S.DRAINING_TO_LEAVE):
+            self._happen(event)
+        elif self.state is _S.STARTING:
+            self._pending.append(event)
+
+    def _drain(self) -> None:
+        training = self.training
+        if training is None or not self._uses_library(training):
+            self._happen(_E.CANNOT_DRAIN)
+            return
+        if self.timing.drain_s:
+            self._after(self.timing.drain_s, self._happen, _E.DRAIN_TIMED_OUT)
+        if training.draining:
+            self._happen(_E.RANKS_DRAINED)
+            return
+        training.drain(self._all_drained)
+
+    def _all_drained(self) -> None:
+        for uid in self.members:
+            launcher = self.world.launchers.get(uid)
+            if launcher is not None and launcher.generation == self.generation:
+                launcher._notify(_E.RANKS_DRAINED)
+
+    def _drain_to_leave(self) -> None:
+        if self.training is not None and self._uses_library(self.training):
+            self._send("notice", {"uid": self.uid, "reason": "SIGTERM"}, lambda answer: None)
+        self._drain()
+
+    def _uses_library(self, training: Training) -> bool:
+        begun = training.first_at is not None and self.loop.time() >= training.first_at - self.world.script.first_step_s
+        return (self.world.script.reports and begun and training.halted_at is None) or training.draining
+
+    def _judge(self) -> None:
+        self._ask("fail", self._report_of_failure, self._judged)
+
+    def _judged(self, answer: Answer) -> None:
+        if answer is None:
+            self._again(self._judge)
+            return
+        status, told = answer
+        verdict = told.get("verdict") if status == 200 else "exit"
+        if verdict == "pending":
+            self._judge()
+        else:
+            self._happen(_E.TOLD_TO_REJOIN if verdict == "rejoin" else _E.TOLD_TO_EXIT)
+
+    def _restart(self) -> None:
+        self._stop_ranks(lambda: self._happen(_E.RANKS_STOPPED))
+
+    def _finish(self) -> None:
+        body = {"uid": self.uid, "generation": self.generation}
+        self._ask("finish", lambda: {**body, **self._words()}, self._finished)
+
+    def _finished(self, answer: Answer) -> None:
+        if answer is None:
+            self._again(self._finish)
+        elif answer[0] != 200 or answer[1]["state"] == "done":
+            self._happen(_E.GROUP_FINISHED)
+        elif answer[1]["state"] == "rejoin":
+            self._happen(_E.TOLD_TO_REJOIN)
+        else:
+            self._finish()
+
+    def _leave(self) -> None:
+        if self.failure is not None:
+            self._send("fail", self._report_of_failure(), lambda answer: None)
+        self._send("leave", {"uid": self.uid, "reason": "SIGTERM"}, lambda answer: None)
+        self._stop_ranks(lambda: self._happen(_E.RANKS_STOPPED))
+
+    def _fail(self) -> None:
+        error = self.failure.error if self.failure is not None else ""
+        self._send("leave", {"uid": self.uid, "reason": error or "failed"}, lambda answer: None)
+        self._stop_ranks(lambda: self._happen(_E.RANKS_STOPPED))
+
+    def _end_failed(self) -> None:
+        how = self.failure
+        code = how.code if how is not None else 1
+        told = {"verdict": "application", "exitCode": code, "generation": self.generation, "worker": self.name}
+        if how is not None:
+            told |= {"error": how.error, "rank": 0}
+        self._exit(code, json.dumps(told))
+
+    def _stop_ranks(self, then: Callable[[], None]) -> None:
+        if self.ranks is None or self.training is None:
+            self._after(0.0, then)
+        else:
+            self.training.stop(self.ranks, self.timing.stop_grace_s, then)
+
+    def _exit(self, code: int, message: str) -> None:
+        if self.ranks is not None and self.training is not None and self.ranks.alive:
+            self.training.kill(self.ranks)
+        self._vanish()
+        self.world.cluster.exit(self.pod, code, message)
+
+    def _vanish(self) -> None:
+        self.runs = False
+        self._end_watch()
+        self._drop_calls()
+        self.network.drop_all(self.node)
+
+    # Messages
+
+    def _report_of_failure(self) -> dict[str, Any]:
+        how = self.failure
+        assert how is not None
+        bug = self.world.script.bug
+        failure = {"rank": self.members.index(self.uid), "exit_code": how.code, "error": how.error}
+        failure |= {"signal": "SIGKILL" if how.code == 137 else "", "last_lines": [how.error]}
+        failure["verdict"] = "collateral" if how.of_peers else "killed" if how.code == 137 else "application"
+        return {
+            "uid": self.uid,
+            "generation": self.generation,
+            "of_peers": how.of_peers,
+            "permanent": how.own and bug is not None and bug.permanent,
+            "ended_s_ago": self.loop.time() - how.at,
+            "failure": failure,
+            **self._words(),
+        }
+
+    def _begin_watch(self) -> None:
+        self._stale = self._draining_told = False
+        self._watches = True
+        self._ask_watch(with_members=False)
+
+    def _ask_watch(self, *, with_members: bool) -> None:
+        if not self._watches or not self.runs:
+            return
+        generation = self.generation
+        body: dict[str, Any] = {"uid": self.uid, "generation": generation, "draining": self._draining_told}
+        if with_members:
+            launchers = [self.world.launchers[uid] for uid in self.members]
+            body["members"] = [
+                {"uid": one.uid, "name": one.name, "host": one.node, "port": 1234, "slots": 1} for one in launchers
+            ]
+        self._watch = self._send("watch", {**body, **self._words()}, lambda answer: self._watched(generation, answer))
+
+    def _watched(self, generation: int, answer: Answer) -> None:
+        if not self._watches or generation != self.generation or not self.runs:
+            return
+        if self.frozen:
+            self.loop.after(1.0, self._watched, generation, answer)
+            return
+        if answer is None or answer[0] != 200:
+            self.loop.after(self._next_pause_s(), lambda: self._ask_watch(with_members=False))
+            return
+        state = answer[1]["state"]
+        if state == "stale":
+            self._watches, self._stale = False, True
+            self._notify(_E.GENERATION_STALE)
+        elif state == "drain" and not self._draining_told:
+            self._draining_told = True
+            self._ask_watch(with_members=False)
+            self._notify(_E.DRAIN_REQUESTED)
+        else:
+            self._ask_watch(with_members=state == "unknown")
+
+    def _end_watch(self) -> None:
+        self._watches = False
+        if self._watch is not None:
+            self.network.drop(self._watch)
+            self._watch = None
+
+    def report(self, message: dict[str, object]) -> None:
+        """A rank tells something."""
+        if message["kind"] == "finished":
+            self._say("exporting")
+            return
+        if message["kind"] == "progress":
+            self._unsent = [item for item in self._unsent if item["kind"] != "progress"]
+        self._unsent.append(message)
+        self._send_reports()
+
+    def _send_reports(self) -> None:
+        if self._sending or not self._unsent or not self.runs:
+            return
+        self._sending, sent = True, list(self._unsent)
+
+        def answered(answer: Answer) -> None:
+            self._sending = False
+            if answer is None:
+                self.loop.after(1.0, self._send_reports)
+                return
+            self._unsent = [item for item in self._unsent if item not in sent]
+            self._send_reports()
+
+        self._send("report", {"messages": sent}, answered)
+
+    def _say(self, doing: str) -> None:
+        if doing == self.doing:
+            return
+        self.doing, self.since = doing, self.loop.time()
+        self._beats_from = self.since + SETTLE_S
+        if doing not in ("waiting", "finishing"):  # those are told by the poll that begins now
+            self.loop.at(self._beats_from, self._beat)
+
+    def _beat(self) -> None:
+        if self.runs and not self.frozen:
+            self._send("heartbeat", {"uid": self.uid, **self._words()}, lambda answer: None)
+
+    def _words(self) -> dict[str, Any]:
+        return {"uid": self.uid, "doing": self.doing, "since_s": self.loop.time() - self.since}
+
+    def _ask(self, verb: str, body: Callable[[], Mapping[str, Any]], on_answer: Callable[[Answer], None]) -> None:
+        """A question that belongs to the state: its answer is of no use in another."""
+        visit = self._visit
+
+        def answered(answer: Answer) -> None:
+            if self.frozen:
+                self.loop.after(1.0, answered, answer)
+            elif self.runs and self._visit == visit:
+                self._call = None
+                on_answer(answer)
+
+        self._call = self._send(verb, body(), answered)
+
+    def _send(self, verb: str, body: Mapping[str, Any], on_answer: Callable[[Answer], None]) -> Call:
+        return self.network.call(self.node, self.job, verb, body, on_answer)
+
+    def _again(self, call: Callable[[], None]) -> None:
+        self._after(self._next_pause_s(), call)
+
+    def _next_pause_s(self) -> float:
+        pause_s, self._pause_s = self._pause_s, min(RETRY_MAX_S, self._pause_s * 2)
+        return pause_s * self.world.dice.uniform(0.5, 1.0)
+
+    def _after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """Do that, unless the state has changed by then."""
+        visit = self._visit
+
+        def do() -> None:
+            if self.frozen:
+                self.loop.after(1.0, do)
+            elif self.runs and self._visit == visit:
+                call(*args)
+
+        self.loop.after(delay_s, do)
+
+    def _drop_calls(self) -> None:
+        if self._call is not None:
+            self.network.drop(self._call)
+            self._call = None
+
+
+_UIDS: dict[int, tuple[Mapping[str, Any], tuple[str, ...]]] = {}
+
+
+def _uids(told: Mapping[str, Any]) -> tuple[str, ...]:
+    """The members' uids; all launchers of a group get the same answer, which is read once."""
+    known = _UIDS.get(id(told))
+    if known is None or known[0] is not told:
+        if len(_UIDS) > 8:
+            _UIDS.clear()
+        known = _UIDS[id(told)] = (told, tuple(member["uid"] for member in told["members"]))
+    return known[1]

@@ -1,0 +1,174 @@
+"""Messages between launchers and the service: they take time, get lost, and are cut off with the node.
+
+A long poll of a real launcher is renewed every 20 s, and given up 40 s after it was sent. Where polls are held for ever
+instead, a cut ends those whose next renewal it would have lost, when the launcher would have noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.virtual.clock import VirtualLoop
+from tests.support.virtual.service import ControlPlane, read_answer
+
+RENEWAL_S, POLL_TIMEOUT_S, TIMEOUT_S = 20.0, 40.0, 5.0
+"""Of the launcher: how long the service holds a poll, and how long the launcher waits for polls and other requests."""
+LONG_POLLS = frozenset({"join", "watch", "finish", "fail"})
+
+Answer = tuple[int, Mapping[str, Any]] | None
+"""An HTTP status and the answer; None: nobody answered."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network does: delays of messages and the share of those that are lost, until somebody changes it."""
+
+    delay_s: float = 0.002
+    late_share: float = 0.0
+    late_s: float = 0.0
+    lost_share: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A request that is under way. `sent_at` is when it was sent, or last renewed before the node was cut off."""
+
+    node: str
+    verb: str
+    sent_at: float
+    on_answer: Callable[[Answer], None]
+    timeout_s: float
+    task: asyncio.Task[tuple[int, str]] | None = None
+    timer: asyncio.TimerHandle | None = None
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class Network:
+    """`cut` are the nodes from which the service cannot be reached, and since when."""
+
+    loop: VirtualLoop
+    dice: random.Random
+    plane: ControlPlane
+    weather: Weather = field(default_factory=Weather)
+    cut: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, set[Call]] = field(default_factory=dict)
+    renews: bool = False
+    """Polls are held for ever, and renewals are computed."""
+
+    def call(
+        self, node: str, job: tuple[str, str], verb: str, body: Mapping[str, Any], on_answer: Callable[[Answer], None]
+    ) -> Call:
+        """Send a request for the job (key, uid) from a node."""
+        timeout_s = POLL_TIMEOUT_S if verb in LONG_POLLS else TIMEOUT_S
+        call = Call(node, verb, self.loop.time(), on_answer, timeout_s)
+        self.calls.setdefault(node, set()).add(call)
+        delay_s = self._delay_s()
+        if delay_s > timeout_s:  # the launcher gives up, and the message arrives all the same
+            self.loop.after(delay_s, self._arrive_late, job, verb, body)
+            call.timer = self.loop.after(timeout_s, self._deliver, call, None)
+        else:
+            call.timer = self.loop.after(delay_s, self._arrive, call, job, body)
+        return call
+
+    def drop(self, call: Call) -> None:
+        """The launcher waits for it no longer."""
+        call.is_over = True
+        if call.timer is not None:
+            call.timer.cancel()
+        if call.task is not None:
+            call.task.cancel()
+        self.calls[call.node].discard(call)
+
+    def drop_all(self, node: str) -> None:
+        """The launcher on that node is gone."""
+        for call in list(self.calls.get(node, ())):
+            self.drop(call)
+
+    def renewed_at(self, call: Call) -> float:
+        """When a poll was last sent again."""
+        if not self.renews or call.verb not in LONG_POLLS or call.node in self.cut:
+            return call.sent_at
+        return call.sent_at + RENEWAL_S * math.floor((self.loop.time() - call.sent_at) / RENEWAL_S)
+
+    def cut_off(self, node: str) -> None:
+        """Cut a node off from the service."""
+        if node in self.cut:
+            return
+        for call in list(self.calls.get(node, ())):
+            call.sent_at = self.renewed_at(call)
+            if call.task is not None and self.renews and call.verb in LONG_POLLS:
+                self.loop.at(call.sent_at + RENEWAL_S, self._renew, call)
+        self.cut[node] = self.loop.time()
+
+    def heal(self, node: str) -> None:
+        """Connect it again."""
+        self.cut.pop(node, None)
+
+    def break_all(self) -> None:
+        """The service has died: whoever waits for its answer is told so by the operating system."""
+        for calls in list(self.calls.values()):
+            for call in list(calls):
+                if call.task is not None and call.node in self.cut:
+                    self._lose(call)
+                elif call.task is not None:
+                    self._end(call, self._delay_s(), None)
+
+    def _delay_s(self) -> float:
+        weather = self.weather
+        if weather.late_share and self.dice.random() < weather.late_share:
+            return self.dice.uniform(0.0, weather.late_s)
+        return weather.delay_s * (0.5 + self.dice.random())
+
+    def _is_lost(self, call: Call) -> bool:
+        return call.node in self.cut or (self.weather.lost_share > 0 and self.dice.random() < self.weather.lost_share)
+
+    def _arrive_late(self, job: tuple[str, str], verb: str, body: Mapping[str, Any]) -> None:
+        if self.plane.is_up:
+            self.plane.request(job[0], verb, body, job[1])
+
+    def _arrive(self, call: Call, job: tuple[str, str], body: Mapping[str, Any]) -> None:
+        call.timer = None
+        if self._is_lost(call):
+            self._lose(call)
+        elif not self.plane.is_up:
+            self._end(call, self._delay_s(), None)
+        else:
+            call.task = self.plane.request(job[0], call.verb, body, job[1])
+            call.task.add_done_callback(lambda task: self._answered(call, task))
+
+    def _answered(self, call: Call, task: asyncio.Task[tuple[int, str]]) -> None:
+        if call.is_over or task.cancelled():
+            return
+        call.task = None
+        status, text = task.result()
+        if self._is_lost(call):
+            self._lose(call)
+            return
+        self._end(call, self._delay_s(), None if status >= 500 or status == 429 else (status, read_answer(text)))
+
+    def _renew(self, call: Call) -> None:
+        if not call.is_over and call.task is not None and call.node in self.cut:
+            self._lose(call)
+
+    def _lose(self, call: Call) -> None:
+        """A message has been lost: the launcher gives up after its timeout."""
+        self._end(call, max(0.0, self.renewed_at(call) + call.timeout_s - self.loop.time()), None)
+
+    def _end(self, call: Call, delay_s: float, answer: Answer) -> None:
+        task, call.task = call.task, None
+        if task is not None:
+            task.cancel()
+        call.timer = self.loop.after(delay_s, self._deliver, call, answer)
+
+    def _deliver(self, call: Call, answer: Answer) -> None:
+        if call.is_over:
+            return
+        call.is_over = True
+        self.calls[call.node].discard(call)
+        call.on_answer(answer)

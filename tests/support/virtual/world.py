@@ -1,0 +1,215 @@
+"""One job in a simulated cluster: the parts, and what can happen to them.
+
+What holds at every moment is checked as it happens (`checks`); whoever runs a world sees the first error raised.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus
+from tests.support.jobs import shell_job
+from tests.support.virtual.checks import Ledger
+from tests.support.virtual.clock import VirtualLoop, WallClock
+from tests.support.virtual.cluster import Cluster, Pod
+from tests.support.virtual.launcher import Launcher, Timing
+from tests.support.virtual.network import Network
+from tests.support.virtual.script import Figures, Script, Storage, Training
+from tests.support.virtual.service import FOR_EVER_S, ControlPlane, without_threads
+
+NAME = "job"
+POLL_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A job and the cluster it is submitted to. `lazy`: polls are held instead of being renewed every 20 s."""
+
+    workers: int = 3
+    minimum: int = 1
+    maximum: int = 3
+    backoff_limit: int = 3
+    nodes: int = 3
+    grace_s: float = 30.0
+    lag_s: float = 0.05
+    pod_start_s: float = 3.0
+    lazy: bool = True
+    script: Script = Script()
+    timing: Timing = Timing()
+
+
+@dataclass(eq=False)
+class World:
+    """A job, its cluster and its controller; begins with `begin`."""
+
+    setup: Setup
+    seed: int
+    loop: VirtualLoop = field(default_factory=VirtualLoop)
+    launchers: dict[str, Launcher] = field(default_factory=dict)
+    trainings: list[Training] = field(default_factory=list)
+    storage: Storage = field(default_factory=Storage)
+    figures: Figures = field(default_factory=Figures)
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+        self.script = self.setup.script
+        self.clock = WallClock(self.loop)
+        self.cluster = Cluster(self.loop, self.dice, self._launch)
+        self.cluster.lag_s, self.cluster.start_s = self.setup.lag_s, self.setup.pod_start_s
+        self.cluster.grace_s = self.setup.grace_s
+        self.plane = ControlPlane(self.loop, self.cluster, self.clock, self._heard_at)
+        self.network = Network(self.loop, self.dice, self.plane, renews=self.setup.lazy)
+        self.cluster.subscribe(self.plane.enqueue)
+        self.plane.on_start.append(self._reconnect)
+        self.ledger = Ledger(self)
+        self.cluster.on_write, self.cluster.on_delete = self.ledger.check_write, self.ledger.check_delete
+        self.cluster.on_end = self.ledger.note_end
+        self.key, self.job_uid = f"default/{NAME}", "uid-1"
+
+    def run(self, until_s: float) -> None:
+        """Let time pass until then."""
+        with without_threads(self.loop, FOR_EVER_S if self.setup.lazy else POLL_S):
+            self.loop.run_until(until_s)
+
+    def begin(self) -> None:
+        """Start the controller and submit the job."""
+        setup = self.setup
+        for number in range(setup.nodes):
+            self.cluster.add_node(f"node-{number}")
+        self.nodes_made = setup.nodes
+        with without_threads(self.loop, FOR_EVER_S if setup.lazy else POLL_S):
+            self.plane.start([])
+            manifest = shell_job(
+                NAME,
+                "true",
+                setup.workers,
+                minReplicas=setup.minimum,
+                maxReplicas=setup.maximum,
+                backoffLimit=setup.backoff_limit,
+                policy={"backoffSeconds": 1.0, "backoffMaxSeconds": 60.0},
+            )
+            self.cluster.put_job(manifest, self.job_uid)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        with without_threads(self.loop, POLL_S):
+            self.plane.crash()
+            self.loop.run_until(self.loop.time())
+        self.loop.close()
+
+    @property
+    def job(self) -> ElasticJob:
+        return ElasticJob.from_manifest(self.cluster.jobs[self.key])
+
+    @property
+    def status(self) -> JobStatus:
+        return self.job.status
+
+    @property
+    def now_training(self) -> Training | None:
+        """The newest generation."""
+        return self.trainings[-1] if self.trainings else None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Something is cut off, away or ill at this moment."""
+        weather = self.network.weather
+        ill = weather.lost_share > 0 or weather.late_share > 0
+        return ill or bool(self.network.cut) or not self.plane.is_up or self.cluster.away or self.storage.away
+
+    def training(self, generation: int, members: tuple[str, ...]) -> Training:
+        """The generation of these members, which all of them ask for."""
+        for known in reversed(self.trainings[-3:]):
+            if known.generation == generation and known.members == members:
+                return known
+        made = Training(self.loop, self.dice, self.script, self.storage, self.figures, generation, members, self._tell)
+        self.trainings.append(made)
+        return made
+
+    # What happens
+
+    def lose_node(self, name: str, known_s: float) -> None:
+        """A machine dies; the cluster knows after `known_s`."""
+        if name in self.cluster.nodes and self.cluster.nodes[name].up:
+            self.ledger.note_fault()
+            self.cluster.lose_node(name, known_s)
+
+    def add_node(self) -> str:
+        """A machine comes."""
+        self.nodes_made += 1
+        name = f"node-{self.nodes_made - 1}"
+        self.cluster.add_node(name)
+        return name
+
+    def pod_on(self, name: str) -> Pod | None:
+        """What runs there."""
+        node = self.cluster.nodes.get(name)
+        return None if node is None or not node.up else node.pod
+
+    def crash_service(self, away_s: float) -> None:
+        """The controller's process dies; another begins after `away_s`."""
+        if self.plane.is_up:
+            self.network.break_all()
+            self.plane.crash()
+            self.loop.after(away_s, lambda: self.plane.start(list(self.cluster.jobs)))
+
+    def cut_service(self, name: str, for_s: float) -> None:
+        """A launcher cannot reach the service, but its ranks reach their peers."""
+        self.ledger.note_cut(name, for_s)
+        self.network.cut_off(name)
+        self.loop.after(for_s, self._heal, name)
+
+    def isolate(self, name: str, for_s: float, lost_s: float) -> None:
+        """A machine reaches nobody."""
+        self.cut_service(name, for_s)
+        self.ledger.note_fault()
+        for training in self.trainings[-2:]:
+            training.stall(name)
+        self.cluster.isolate(name, lost_s)
+        self.loop.after(for_s, self.cluster.rejoin, name)
+
+    def freeze(self, name: str, for_s: float) -> None:
+        """Nothing on a machine moves, but its kubelet."""
+        pod = self.pod_on(name)
+        launcher = self.launchers.get(pod.uid) if pod is not None else None
+        if launcher is None:
+            return
+        self.cut_service(name, for_s)
+        self.ledger.note_fault()
+        launcher.frozen = True
+        for training in self.trainings[-2:]:
+            training.stall(name)
+
+    def _heal(self, name: str) -> None:
+        self.network.heal(name)
+        for launcher in list(self.launchers.values()):
+            if launcher.node == name and launcher.runs:
+                launcher.frozen = False
+                launcher.reconnect()
+        for training in self.trainings[-2:]:
+            training.resume(name)
+
+    # What the parts ask
+
+    def _launch(self, pod: Pod) -> Launcher:
+        timing = self.setup.timing
+        launcher = self.launchers[pod.uid] = Launcher(self, pod, (self.key, self.job_uid), timing)
+        return launcher
+
+    def _tell(self, uid: str, message: dict[str, object]) -> None:
+        self.launchers[uid].report(message)
+
+    def _heard_at(self, uid: str, began: float) -> float | None:
+        launcher = self.launchers.get(uid)
+        return None if launcher is None else launcher.heard_at(began)
+
+    def _reconnect(self) -> None:
+        for launcher in self.launchers.values():
+            launcher.reconnect()
+
+
+def with_script(setup: Setup, **fields: object) -> Setup:
+    """The same with another script."""
+    return replace(setup, script=replace(setup.script, **fields))  # type: ignore[arg-type]
