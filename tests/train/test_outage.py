@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from elasticctl_train import Run, SavePolicy
 from tests.support import servers
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault, Seen
+from tests.support.ports import free_port
 from tests.support.train import programs, ranks
 from tests.support.train.launcher import Launcher
 from tests.support.waiting import wait_until
@@ -56,6 +60,24 @@ class FileServer:
         self._plain(descriptor)
 
 
+class Hour:
+    """A clock that only pauses between tries move on; `over` is called once an hour has passed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, over: Callable[[], object]) -> None:
+        self.now_s, self._over, self._lock = 0.0, over, threading.Lock()
+        monkeypatch.setattr(waiting, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            before_s, self.now_s = self.now_s, self.now_s + seconds
+            if before_s < HOUR_S <= self.now_s:
+                self._over()
+        time.sleep(seconds / 1000)
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> FileServer:
     return FileServer(monkeypatch)
@@ -66,7 +88,11 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def begin(folder: Path, **policy: Any) -> Run:
-    return Run(str(folder), model=torch.nn.Linear(1, 1), save=SavePolicy(**policy))
+    return begin_at(str(folder), **policy)
+
+
+def begin_at(url: str, **policy: Any) -> Run:
+    return Run(url, model=torch.nn.Linear(1, 1), save=SavePolicy(**policy))
 
 
 def test_a_run_that_begins_in_an_outage_begins_behind_it(
@@ -135,6 +161,47 @@ def test_a_full_disk_fails_at_once(server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the disk is full"):
         begin(tmp_path)
     assert server.now_s == 0.0
+
+
+@pytest.fixture
+def versity(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts versitygw, a real S3 server, again and again over one folder at one port, which its `args` name."""
+    program = shutil.which("versitygw")
+    if program is None:
+        pytest.skip("versitygw is not in PATH")
+    address, folder, started = f"127.0.0.1:{free_port()}", tmp_path / "server", list[subprocess.Popen[bytes]]()
+    (folder / servers.BUCKET).mkdir(parents=True)
+    keys = {
+        "ROOT_ACCESS_KEY": servers.KEYS["AWS_ACCESS_KEY_ID"],
+        "ROOT_SECRET_KEY": servers.KEYS["AWS_SECRET_ACCESS_KEY"],
+    }
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [program, "--port", address, "posix", str(folder)]
+        started.append(subprocess.Popen(command, env=os.environ | keys, stdout=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_that_is_down_for_an_hour(
+    aws_keys: None, monkeypatch: pytest.MonkeyPatch, versity: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """A real one, killed while a run is at it and started again an hour later, as the pauses between tries count it."""
+    process = versity()
+    address = process.args[2]  # type: ignore[index]
+    url = f"s3://{servers.BUCKET}/job?endpoint=http://{address}&region=us-east-1"
+    run = begin_at(url, every_s=1e6)
+    run.step()
+    process.kill()
+    process.wait()
+    hour = Hour(monkeypatch, versity)
+    run.finish()
+    assert hour.now_s >= HOUR_S
+    assert begin_at(url).steps_done == 1
 
 
 # Ranks of their own, and a storage behind a gate.
