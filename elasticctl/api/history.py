@@ -1,4 +1,4 @@
-"""A job's pace, goodput and timeline, from its status and its pods' events.
+"""A job's activity, pace, goodput, timeline and curve, from its status and its pods' events.
 
 An entry of the timeline never changes (what ends later is an entry of its own), so that a reader can be sent only new
 ones. One exception: the loss of an unresponsive worker appears again once its node is found lost.
@@ -6,17 +6,81 @@ ones. One exception: the loss of an unresponsive worker appears again once its n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from elasticctl.api.codec import Manifest, from_rfc3339
+from elasticctl.api.codec import Manifest, Timestamp, from_rfc3339
 from elasticctl.api.objects import at
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Condition, GroupGeneration, Interruption, JobStatus, Phase, Scaling
+from elasticctl.api.status import Activity, Condition, Curve, GroupGeneration, Interruption, JobStatus, Phase, Scaling
 from elasticctl.api.text import plural, span
+
+T = TypeVar("T")
 
 _LEAST_S = 1.0
 """Over less time than this, a group's steps say little about its pace."""
+
+
+STEADY = ("training", "running")
+"""What a group does without an end in sight."""
+_FIRST_STEP = "first step"
+
+
+def reports_steps(status: JobStatus) -> bool:
+    """True once a rank has reported a step, or from which one it goes on; scripts that use nothing of ours never do."""
+    stepped = any(g.first_step_at is not None or g.resumed_step is not None for g in status.generations)
+    return stepped or status.progress.step is not None
+
+
+def knows_groups(status: JobStatus) -> bool:
+    """False for a job that brings its own rendezvous: nobody tells when its workers have met again."""
+    return bool(status.generations) or reports_steps(status)
+
+
+def is_training(status: JobStatus) -> bool:
+    """True while the newest group makes steps: it has made one, and has not been stopped or lost a member since."""
+    if status.phase is not Phase.RUNNING or not status.generations:
+        return status.phase is Phase.RUNNING and status.progress.step is not None
+    group = status.generations[-1]
+    if group.first_step_at is None:
+        return False
+    if status.activity is not None:
+        return status.activity.doing in ("training", "saving", "draining")
+    there = {worker.name for worker in status.workers if worker.cause is None and not worker.removal}
+    return there.issuperset(group.workers)  # nobody says more: a job of an older controller
+
+
+def activity_text(status: JobStatus, now: float) -> str:
+    """`first step (4m00s so far; last time 6m00s)`: what the group does, and for how long; "" if nobody has said."""
+    doing = status.activity
+    if doing is None or not doing.doing:
+        return ""
+    words = activity_words(doing)
+    if doing.since is None:
+        return words
+    took = span(max(0.0, now - doing.since))
+    if doing.doing in STEADY:
+        return f"{words} for {took}"
+    last_s = first_step_took_s(status, doing)
+    last = "" if last_s is None else f"; last time {span(last_s)}"
+    return f"{words} ({took} so far{last})"
+
+
+def activity_words(doing: Activity) -> str:
+    """`loading step 657`, without how long it has taken."""
+    return f"{doing.doing}{':' if doing.doing == 'hung' else ''} {doing.detail}".rstrip(": ")
+
+
+def first_step_took_s(status: JobStatus, doing: Activity) -> float | None:
+    """Seconds that an earlier group took from its forming to its first step, if that is what the group is at now."""
+    if doing.doing != _FIRST_STEP:
+        return None
+    for group in reversed(status.generations[:-1]):
+        if group.formed_at is not None and group.first_step_at is not None:
+            return max(0.0, group.first_step_at - group.formed_at)
+    return None
 
 
 def steps_per_s(status: JobStatus) -> float | None:
@@ -138,7 +202,7 @@ def timeline(job: ElasticJob, events: Iterable[Manifest] = ()) -> list[TimelineE
         *_entry_at(job.created_at, "created", job.name, f"{plural(job.desired, 'worker')} wanted ({job.bounds})"),
         *(entry for item in status.conditions for entry in _condition(job, item)),
         *(entry for item in status.generations for entry in _generation(item)),
-        *(entry for item in status.interruptions for entry in _interruption(item)),
+        *(entry for item in status.interruptions for entry in _interruption(item, reports_steps(status))),
         *(entry for item in status.scalings for entry in _scaling(job, item)),
         *_checkpoint(job),
         *(entry for event in events for entry in _event(event)),
@@ -165,15 +229,15 @@ def _generation(item: GroupGeneration) -> Iterator[TimelineEntry]:
     yield from _entry_at(item.first_step_at, "first step", about, behind)
 
 
-def _interruption(item: Interruption) -> Iterator[TimelineEntry]:
+def _interruption(item: Interruption, reports: bool) -> Iterator[TimelineEntry]:
     cause = item.cause.value if item.cause else "lost"
     code = "" if item.exit_code is None else f"exit code {item.exit_code}"
     said = ": ".join(part for part in (cause, code, item.message[:_LAST_LINE_CHARS]) if part)
-    yield from _entry_at(item.at, "interruption", item.worker, said)
+    yield from _entry_at(item.at, "interruption" if item.uid else "ranks failed", item.worker, said)
     cost = "" if item.recovery_s is None else f"after {span(item.recovery_s)}"
     if item.steps_redone is not None:
         cost = ", ".join(part for part in (cost, f"{plural(item.steps_redone, 'step')} done again") if part)
-    yield from _entry_at(item.recovered_at, "recovered", item.worker, cost)
+    yield from _entry_at(item.recovered_at, "recovered" if reports else "formed again", item.worker, cost)
 
 
 def _scaling(job: ElasticJob, item: Scaling) -> Iterator[TimelineEntry]:
@@ -200,3 +264,68 @@ def _event(event: Manifest) -> Iterator[TimelineEntry]:
     moment = from_rfc3339(at(event, "firstTimestamp")) or from_rfc3339(at(event, "eventTime"))
     about, message = str(at(event, "involvedObject", "name")), str(at(event, "message") or "")
     yield from _entry_at(moment, str(at(event, "reason")), about, " ".join(message.split()))
+
+
+MAX_POINTS = 120
+"""Some 4 KB of JSON with two metrics, and as many points as a small chart can show apart."""
+MAX_METRICS = 6
+
+
+def add_point(
+    curve: Curve, at: Timestamp | None, step: int | None, samples_per_s: float | None, metrics: Mapping[str, float]
+) -> Curve:
+    """The curve with one more point; the same one where the point is not later, or says nothing.
+
+    Beyond `MAX_POINTS` the point goes whose neighbours are nearest to each other in time: what is left is spread
+    evenly, however the points came. The first and the last always stay.
+    """
+    if at is None or step is None:
+        return curve
+    since = at if curve.since is None else curve.since
+    at_s = round(at - since, 1)
+    if curve.at_s and at_s < curve.at_s[-1]:
+        return curve
+    if curve.at_s and at_s == curve.at_s[-1]:
+        curve = _drop_point(curve, len(curve.at_s) - 1)
+    known = {name: values for name, values in curve.metrics.items() if values}
+    names = [*known, *(name for name in metrics if name not in known)][:MAX_METRICS]
+    longer = Curve(
+        since=since,
+        at_s=(*curve.at_s, at_s),
+        step=(*curve.step, step),
+        samples_per_s=_append(curve.samples_per_s, samples_per_s),
+        metrics={name: _append(known.get(name, ()), metrics.get(name)) for name in names},
+    )
+    return longer if len(longer.at_s) <= MAX_POINTS else _drop_point(longer, _least(longer.at_s))
+
+
+def _append(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:
+    """With one more value; a number that was not told this time is what it was."""
+    if value is None:
+        return (*column, column[-1]) if column else column
+    rounded = float(f"{value:.5g}")
+    # The largest floats round up to infinity, which JSON cannot hold; scripts begin a best loss with them.
+    return (*column, rounded if math.isfinite(rounded) else value)
+
+
+def _least(at_s: tuple[float, ...]) -> int:
+    """Which inner point says least."""
+    return min(range(1, len(at_s) - 1), key=lambda i: at_s[i + 1] - at_s[i - 1])
+
+
+def _drop_point(curve: Curve, point: int) -> Curve:
+    from_end = point - len(curve.at_s)
+    return Curve(
+        since=curve.since,
+        at_s=_drop_value(curve.at_s, from_end),
+        step=_drop_value(curve.step, from_end),
+        samples_per_s=_drop_value(curve.samples_per_s, from_end),
+        metrics={name: _drop_value(values, from_end) for name, values in curve.metrics.items()},
+    )
+
+
+def _drop_value(column: tuple[T, ...], from_end: int) -> tuple[T, ...]:
+    """Without the value so far from the end; as it is where it does not reach back to there."""
+    if -from_end > len(column):
+        return column
+    return column[:from_end] + column[len(column) + from_end + 1 :]

@@ -6,11 +6,10 @@ ElasticJob object through `elasticctl.api.codec`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from elasticctl.api.codec import (
     MANY,
@@ -24,12 +23,7 @@ from elasticctl.api.codec import (
     written_as,
 )
 
-T = TypeVar("T")
 _RUNNING = "Running"
-
-MAX_POINTS = 120
-"""Some 4 KB of JSON with two metrics, and as many points as a small chart can show apart."""
-MAX_METRICS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,66 +38,6 @@ class Curve:
     step: tuple[int, ...] = ()
     samples_per_s: tuple[float, ...] = ()
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-
-
-def add_point(
-    curve: Curve, at: Timestamp | None, step: int | None, samples_per_s: float | None, metrics: Mapping[str, float]
-) -> Curve:
-    """The curve with one more point; the same one where the point is not later, or says nothing.
-
-    Beyond `MAX_POINTS` the point goes whose neighbours are nearest to each other in time: what is left is spread
-    evenly, however the points came. The first and the last always stay.
-    """
-    if at is None or step is None:
-        return curve
-    since = at if curve.since is None else curve.since
-    at_s = round(at - since, 1)
-    if curve.at_s and at_s < curve.at_s[-1]:
-        return curve
-    if curve.at_s and at_s == curve.at_s[-1]:
-        curve = _drop_point(curve, len(curve.at_s) - 1)
-    known = {name: values for name, values in curve.metrics.items() if values}
-    names = [*known, *(name for name in metrics if name not in known)][:MAX_METRICS]
-    longer = Curve(
-        since=since,
-        at_s=(*curve.at_s, at_s),
-        step=(*curve.step, step),
-        samples_per_s=_append(curve.samples_per_s, samples_per_s),
-        metrics={name: _append(known.get(name, ()), metrics.get(name)) for name in names},
-    )
-    return longer if len(longer.at_s) <= MAX_POINTS else _drop_point(longer, _least(longer.at_s))
-
-
-def _append(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:
-    """With one more value; a number that was not told this time is what it was."""
-    if value is None:
-        return (*column, column[-1]) if column else column
-    rounded = float(f"{value:.5g}")
-    # The largest floats round up to infinity, which JSON cannot hold; scripts begin a best loss with them.
-    return (*column, rounded if math.isfinite(rounded) else value)
-
-
-def _least(at_s: tuple[float, ...]) -> int:
-    """Which inner point says least."""
-    return min(range(1, len(at_s) - 1), key=lambda i: at_s[i + 1] - at_s[i - 1])
-
-
-def _drop_point(curve: Curve, point: int) -> Curve:
-    from_end = point - len(curve.at_s)
-    return Curve(
-        since=curve.since,
-        at_s=_drop_value(curve.at_s, from_end),
-        step=_drop_value(curve.step, from_end),
-        samples_per_s=_drop_value(curve.samples_per_s, from_end),
-        metrics={name: _drop_value(values, from_end) for name, values in curve.metrics.items()},
-    )
-
-
-def _drop_value(column: tuple[T, ...], from_end: int) -> tuple[T, ...]:
-    """Without the value so far from the end; as it is where it does not reach back to there."""
-    if -from_end > len(column):
-        return column
-    return column[:from_end] + column[len(column) + from_end + 1 :]
 
 
 class Phase(StrEnum):
@@ -226,9 +160,11 @@ class RankFailure:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """One loss of a worker and what it cost; `recovered_at` is the first optimizer step of the group after it.
+    """One loss of a worker and what it cost. Without a `uid` the worker stayed: its ranks failed and started again.
 
-    `first_step_wait_s` = recovered_at - at; `steps_redone` is how many optimizer steps had to be done again.
+    `recovered_at` is the first optimizer step of the group after it, or when that group had formed, as long as the
+    script has reported no step at all; `recovery_s` is counted up to then. `steps_redone` is how many optimizer steps
+    had to be done again; None: not known.
     """
 
     at: Timestamp | None = None
@@ -255,7 +191,7 @@ class ScalingPhase(StrEnum):
 class Scaling:
     """One change of the wanted number of workers, on whose wish, and what for (`message`).
 
-    `done_at` is when that many were training.
+    `done_at` is when that many were training, or had formed a group, as long as the script has reported no step at all.
     """
 
     at: Timestamp | None = None
@@ -346,9 +282,10 @@ class ShareStatus:
 class Activity:
     """What the group of a job's workers is doing, as its launchers say, and since when.
 
-    `doing` is a word or two: "waiting", "preparing", "starting", "loading", "first step", "training", "saving",
-    "draining", "stopping", "exporting", "finishing" or "hung". `detail` goes on from there ("step 657" after
-    "loading", "for 2 GPUs" after "waiting"; for "hung" a sentence), and holds no duration: readers count from `since`.
+    `doing` is a word or two: "waiting", "preparing", "starting", "running" (nothing more is known), "loading",
+    "first step", "training", "saving", "draining", "stopping", "exporting", "finishing" or "hung". `detail` goes on
+    from there ("step 657" after "loading", "for 2 GPUs" after "waiting"; for "hung" a sentence), and holds no duration:
+    readers count from `since`.
     """
 
     doing: str = ""
@@ -398,7 +335,8 @@ class JobStatus:
     `generations` keep the last few entries only. `failures` counts those that used up the budget, over the job's life;
     `failures_since_commit` those since the last new checkpoint, which is what the budget limits (None: not known, as
     in the status of an older controller). `activity` is None while nothing is known of the group. `growth` says why
-    workers that are ready are not in the group yet. `worker_seconds` is how long the ended workers ran, by capacity
+    workers that are ready are not in the group yet. `steps_redone` is None for a script that has reported no steps.
+    `worker_seconds` is how long the ended workers ran, by capacity
     (`spot`, `onDemand`, or `unknown`).
     """
 
@@ -424,7 +362,7 @@ class JobStatus:
     restarts: Mapping[str, int] = field(default_factory=dict)
     failures: int = 0
     failures_since_commit: int | None = None
-    steps_redone: int = 0
+    steps_redone: int | None = None
     worker_seconds: Mapping[str, float] = field(default_factory=dict)
     backoff: Backoff = Backoff()
     interruptions: tuple[Interruption, ...] = ()

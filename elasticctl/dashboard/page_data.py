@@ -12,7 +12,15 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
 from elasticctl.api.cost import cost, rate_of
-from elasticctl.api.history import TimelineEntry, goodput, steps_per_s, timeline
+from elasticctl.api.history import (
+    STEADY,
+    TimelineEntry,
+    activity_words,
+    first_step_took_s,
+    goodput,
+    steps_per_s,
+    timeline,
+)
 from elasticctl.api.podtemplate import SPOT, capacity, hardware
 from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
@@ -139,6 +147,7 @@ def job_row(job: ElasticJob, now: float) -> Row:
         "startedAt": status.start_time,
         "endedAt": status.completion_time,
         "interruptions": _interrupted(status),
+        "doing": _doing(status),
         "reason": _reason(status)[:MAX_TEXT],
         "costUsd": round(spent.spent, 2) if spent else None,
     }
@@ -178,6 +187,15 @@ def _interrupted(status: JobStatus) -> int:
     return sum(count for cause, count in status.restarts.items() if cause not in _PLANNED)
 
 
+def _doing(status: JobStatus) -> dict[str, Any] | None:
+    """What the group does, since when, and how long its first step took last time; the page counts the seconds."""
+    doing = status.activity
+    if doing is None or not doing.doing:
+        return None
+    words, last_s = activity_words(doing)[:MAX_TEXT], first_step_took_s(status, doing)
+    return {"words": words, "since": doing.since, "lastS": last_s, "steady": doing.doing in STEADY}
+
+
 def _reason(status: JobStatus) -> str:
     """Why it does not train, as the controller says."""
     if status.phase in (Phase.RUNNING, Phase.SUCCEEDED, Phase.SUSPENDED):
@@ -214,6 +232,7 @@ def _interruption(item: Interruption) -> dict[str, Any]:
         "at": item.at,
         "worker": item.worker,
         "cause": item.cause.value if item.cause else "",
+        "stayed": not item.uid,
         "message": item.message[:MAX_TEXT],
         "recoveryS": item.recovery_s,
         "stepsRedone": item.steps_redone,

@@ -7,7 +7,7 @@ No clock and no cluster is read: `now` and what was observed are in the case.
 
 from __future__ import annotations
 
-from elasticctl.diagnosis import not_training, training
+from elasticctl.diagnosis import not_training, starting, training
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Rule, Severity
 
 __all__ = ["RULES", "Case", "Finding", "NextStep", "Rule", "Severity", "diagnose"]
@@ -27,9 +27,11 @@ RULES: tuple[Rule, ...] = (
     training.failing,
     training.stuck,
     training.killed,
-    not_training.starting,
-    not_training.joining,
-    not_training.before_the_first_step,
+    training.hung,
+    starting.starting,
+    starting.joining,
+    starting.before_the_first_step,
+    starting.says_nothing,
     training.standstill,
     training.interrupted,
     training.no_storage,

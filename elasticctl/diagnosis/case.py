@@ -123,6 +123,12 @@ class Case:
 Rule = Callable[[Case], Finding | None]
 
 
+def failures_used(case: Case) -> int:
+    """How many failures count against the job's budget now: those since its last checkpoint, where that is known."""
+    since = case.status.failures_since_commit
+    return case.status.failures if since is None else since
+
+
 def short_worker_name(worker: str, job: str) -> str:
     """`worker-2` for `digits-worker-2`: the job's name is clear from the context."""
     return worker.removeprefix(f"{job}-")

@@ -6,7 +6,7 @@ import re
 
 from elasticctl.api.status import Cause, Phase, RankFailure
 from elasticctl.api.text import join_and, plural, plural_are, span, times
-from elasticctl.diagnosis.case import Case, Finding, NextStep, PodWait, Severity, short_worker_name
+from elasticctl.diagnosis.case import Case, Finding, NextStep, PodWait, Severity, failures_used, short_worker_name
 
 _DEADLINE = "DeadlineExceeded"
 _SAYS_NOTHING = (Cause.APPLICATION, "Error")
@@ -98,7 +98,12 @@ def _budget(case: Case) -> str:
         return "With the restart policy ExitCode, exit codes below 128 are final."
     if status.reason == "PermanentError":
         return "Another try would not help."
-    return f"That was failure {status.failures}; its budget allows {limit} (--backoff-limit)."
+    if status.failures_since_commit is None:
+        return f"That was failure {status.failures}; its budget allows {limit} (--backoff-limit)."
+    since = "the last checkpoint" if status.checkpoint.step is not None else "its start, without a checkpoint"
+    return (
+        f"That was failure {status.failures_since_commit} since {since}; its budget allows {limit} (--backoff-limit)."
+    )
 
 
 def _how_far(case: Case) -> str:
@@ -128,10 +133,6 @@ def _logs(case: Case, failure: RankFailure | None) -> str:
     return f"elasticctl logs {case.name}" + (f" --worker {worker}" if worker else "")
 
 
-LONG_START_S = 60.0
-"""A worker that takes longer than this to start, import or join gets a warning."""
-LONG_FIRST_STEP_S = 120.0
-"""The first step includes compilation and warm-up; it should be done by then."""
 _SHOWN_HOLDERS = 3
 _ON_REQUEST, _NOT_ADMITTED = "Suspended", "NotAdmitted"
 """Reasons of a suspended job: by its owner, or until Kueue admits it."""
@@ -268,60 +269,12 @@ def backing_off(case: Case) -> Finding | None:
         "back-off",
         Severity.WARNING,
         f"Its workers have failed {times(status.backoff.failures)} in a row{last}; it tries again in"
-        f" {span(until - case.now)}. {status.failures} of {plural(case.job.backoff_limit, 'allowed failure')} used.",
+        f" {span(until - case.now)}. {failures_used(case)} of {plural(case.job.backoff_limit, 'allowed failure')}"
+        " used.",
         (NextStep("see why", f"elasticctl logs {case.name} --previous --tail 30"),),
         status.first_failure.last_lines if status.first_failure else (),
         decisive=True,
     )
-
-
-def starting(case: Case) -> Finding | None:
-    """Workers are being created, and the cluster reports no problem."""
-    if not case.waiting or case.job.suspend or case.job.desired == 0 or any(case.pod_waits()):
-        return None
-    until = case.status.backoff.until
-    if until is not None and until > case.now:
-        return None
-    needed, waited_s = max(1, case.job.min), case.since(case.pending_since or case.job.created_at)
-    text = f"Its workers are starting: {case.running} of at least {needed} {'runs' if case.running == 1 else 'run'}."
-    if waited_s < LONG_START_S:
-        return Finding("starting", Severity.INFO, text, decisive=True)
-    step = NextStep("see what the cluster said", f"elasticctl events {case.name}")
-    return Finding("starting", Severity.WARNING, f"{text} {span(waited_s)} so far.", (step,), decisive=True)
-
-
-def joining(case: Case) -> Finding | None:
-    """Enough workers run but have not formed their first group: they import, or wait for a slow one."""
-    status, group = case.status, case.group
-    known = group is not None or status.progress.step is not None
-    if status.phase is not Phase.RUNNING or status.reason == "Finishing" or not case.hardware.launched or known:
-        return None
-    waited_s = case.since(status.start_time)
-    text = f"{plural_are(case.running, 'worker')} running and about to join; they import their modules first."
-    return _slow("joining", case, text, waited_s, LONG_START_S)
-
-
-def before_the_first_step(case: Case) -> Finding | None:
-    """The group has formed, but done no step."""
-    group = case.group
-    if case.status.phase is not Phase.RUNNING or group is None or group.first_step_at is not None:
-        return None
-    if case.status.reason == "Finishing":
-        return None
-    waited_s = case.since(group.formed_at)
-    members = plural(len(group.workers), "worker")
-    text = f"A group of {members} formed {span(waited_s)} ago and has not reported its first step."
-    if case.status.progress.step is None and waited_s >= LONG_FIRST_STEP_S:
-        text += " A script that does not use elasticctl_train reports none."
-    return _slow("before-the-first-step", case, text, waited_s, LONG_FIRST_STEP_S)
-
-
-def _slow(rule: str, case: Case, text: str, waited_s: float, patience_s: float) -> Finding:
-    """A finding that becomes a warning after `patience_s`."""
-    if waited_s < patience_s:
-        return Finding(rule, Severity.INFO, text, decisive=True)
-    step = NextStep("see their output", f"elasticctl logs {case.name} --tail 20")
-    return Finding(rule, Severity.WARNING, text, (step,), decisive=True)
 
 
 def _who(case: Case, wait: PodWait) -> str:

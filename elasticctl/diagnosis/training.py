@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from elasticctl.api.history import activity_text, is_training, knows_groups, reports_steps
 from elasticctl.api.status import Cause, Interruption, Phase
 from elasticctl.api.text import plural, plural_are, span, times
-from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity
+from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, failures_used
 from elasticctl.diagnosis.not_training import describe_failure
 
 LATELY_S = 3600.0
@@ -25,7 +26,7 @@ MUCH_REDONE = 0.05
 
 
 def training(case: Case) -> Finding:
-    """It trains: workers, progress, speed, last checkpoint."""
+    """It trains, or what else its group does: workers, progress, speed, last checkpoint."""
     status, progress = case.status, case.status.progress
     parts = [f"{plural_are(status.active, 'worker')} running, of {case.job.desired} wanted"]
     if progress.step is not None:
@@ -34,14 +35,30 @@ def training(case: Case) -> Finding:
         parts.append(f"{progress.samples_per_s:,.0f} samples/s")
     if status.checkpoint.step is not None:
         parts.append(f"the last checkpoint, of step {status.checkpoint.step}, {_age(case)} old")
-    word = "trains" if progress.step is not None else "runs"
-    return Finding("training", Severity.INFO, f"It {word}: {'; '.join(parts)}.")
+    doing = "" if is_training(status) else activity_text(status, case.now)
+    word = "trains" if is_training(status) else "runs"
+    return Finding("training", Severity.INFO, f"It {word}: {'; '.join(part for part in (doing, *parts) if part)}.")
+
+
+def hung(case: Case) -> Finding | None:
+    """A rank makes no progress, and the others wait for it."""
+    activity = case.status.activity
+    if activity is None or activity.doing != "hung" or case.status.phase.terminal:
+        return None
+    where = f": {activity.detail}" if activity.detail else ""
+    took = "" if activity.since is None else f" for {span(case.since(activity.since))}"
+    step = NextStep("see the ranks' stacks and output", f"elasticctl logs {case.name} --tail 50")
+    return Finding(
+        "hung", Severity.WARNING, f"It has hung{took}{where}. Its ranks start again.", (step,), decisive=True
+    )
 
 
 def standstill(case: Case) -> Finding | None:
     """The group has stopped making steps."""
     group, progress = case.group, case.status.progress
     if not _trains(case) or group is None or group.first_step_at is None or progress.at is None:
+        return None
+    if case.status.activity is not None and case.status.activity.doing != "training":
         return None
     idle_s = case.since(max(progress.at, case.status.checkpoint.at or 0.0))
     step_s = _step_s(case)
@@ -113,7 +130,7 @@ def interrupted(case: Case) -> Finding | None:
         return None
     causes = Counter(item.cause.value for item in recent if item.cause)
     named = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
-    text = f"{plural(len(recent), 'interruption')} in the last hour ({named}){_cost(recent)}."
+    text = f"{plural(len(recent), 'interruption')} in the last hour ({named}){_cost(recent, case)}."
     step = NextStep("see each of them", f"elasticctl history {case.name}")
     return Finding("interrupted", Severity.INFO, text, (step,))
 
@@ -161,7 +178,7 @@ def stale_checkpoint(case: Case) -> Finding | None:
 
 def much_done_again(case: Case) -> Finding | None:
     """Interruptions cost so many steps that saving more often would pay."""
-    redone, step = case.status.steps_redone, case.status.progress.step
+    redone, step = case.status.steps_redone or 0, case.status.progress.step
     if not _trains(case) or not step or redone < MUCH_REDONE * (step + redone):
         return None
     text = (
@@ -183,23 +200,26 @@ def _is_recent(item: Interruption, now: float) -> bool:
 
 
 def _budget_severity(case: Case) -> Severity:
-    return Severity.ERROR if case.status.failures >= case.job.backoff_limit else Severity.WARNING
+    return Severity.ERROR if failures_used(case) >= case.job.backoff_limit else Severity.WARNING
 
 
 def _used(case: Case) -> str:
-    used, limit = case.status.failures, case.job.backoff_limit
+    used, limit = failures_used(case), case.job.backoff_limit
     left = "one more ends it" if used >= limit else f"{limit - used} left"
-    return f"{used} of {plural(limit, 'allowed failure')} used, {left}."
+    since = "" if case.status.failures_since_commit is None else " since the last checkpoint"
+    return f"{used} of {plural(limit, 'allowed failure')} used{since}, {left}."
 
 
-def _cost(items: list[Interruption]) -> str:
+def _cost(items: list[Interruption], case: Case) -> str:
     """`: 12s until training went on, 40 steps done again`, and how many are not yet recovered from."""
     waited = [item.recovery_s for item in items if item.recovery_s is not None]
-    redone = sum(item.steps_redone or 0 for item in items)
+    redone = [item.steps_redone for item in items if item.steps_redone is not None]
     parts = []
     if waited:
-        parts.append(f"{span(sum(waited))} until training went on, {plural(redone, 'step')} done again")
-    if len(waited) < len(items):
+        back = "training went on" if reports_steps(case.status) else "a group had formed again"
+        again = f", {plural(sum(redone), 'step')} done again" if redone else ""
+        parts.append(f"{span(sum(waited))} until {back}{again}")
+    if len(waited) < len(items) and knows_groups(case.status):
         parts.append(f"{len(items) - len(waited)} not yet recovered from")
     return f": {'; '.join(parts)}" if parts else ""
 

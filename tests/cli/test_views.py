@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticctl.api.history import timeline
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import span
 from elasticctl.cli.framework.output import format_tabs
-from elasticctl.cli.views.history import history_table
+from elasticctl.cli.views.history import history_table, interruptions, totals, totals_lines
 from elasticctl.cli.views.job import Shape, job_table, status_table
 from tests.support.job_samples import AT, FAILED, at, drawn, job
 
@@ -27,6 +28,11 @@ def test_a_long_value_goes_on_in_the_next_line() -> None:
         "Interruption  2023-11-14 22:13:40  digits-worker-1  Preempted",
         "              training again after 2.5s  12 steps done again",
     ]
+
+
+def shown(**status: Any) -> list[str]:
+    """The facts of a job, a line each."""
+    return format_tabs(status_table(job(**status), [], NOW)).split("\n")
 
 
 def test_status_tells_the_whole_story() -> None:
@@ -46,10 +52,85 @@ def test_status_tells_the_whole_story() -> None:
 
 
 def test_workers_do_not_train_before_their_groups_first_step() -> None:
-    group = {"generation": 3, "openedAt": at(50), "formedAt": at(51), "workers": ["digits-worker-0"]}
+    names = [f"digits-worker-{n}" for n in range(4)]
+    group = {"generation": 3, "openedAt": at(50), "formedAt": at(51), "workers": names}
+    workers = [{"name": name, "uid": f"uid-{name}", "phase": "Running"} for name in names]
     for stepped, doing in [({}, "running"), ({"firstStepAt": at(52)}, "training")]:
-        lines = format_tabs(status_table(job(generations=[{**group, **stepped}]), [], NOW)).split("\n")
+        lines = shown(generations=[{**group, **stepped}], workers=workers)
         assert f"Workers\t4 of 4 {doing} (1-4), CPU" in lines
+
+
+@pytest.mark.parametrize("doing", ["stopping", "waiting", "preparing", "starting", "loading", "first step", "hung"])
+def test_nobody_trains_before_the_next_step_after_a_scaling_a_resume_or_a_loss(doing: str) -> None:
+    """The newest group that is known has stepped, and is no more, or is about to be."""
+    names = [f"digits-worker-{n}" for n in range(4)]
+    stepped = {"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": names}
+    lines = shown(generations=[stepped], activity={"doing": doing, "since": at(55)})
+    assert "Workers\t4 of 4 running (1-4), CPU" in lines
+    told = next(line for line in lines if line.startswith("Doing"))
+    assert told == f"Doing\t{doing} (5.4s so far)"
+    assert job_table([job(generations=[stepped], activity={"doing": doing, "since": at(55)})], NOW).rows[0][-1] == (
+        f"{doing} (5.4s so far)"
+    )
+
+
+def test_nobody_trains_when_a_member_is_gone() -> None:
+    """An older controller does not tell what the group does."""
+    two = ["digits-worker-0", "digits-worker-1"]
+    stepped = {"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": two}
+    worker = {"name": "digits-worker-0", "uid": "u", "phase": "Running"}
+    assert "Workers\t4 of 4 running (1-4), CPU" in shown(generations=[stepped], workers=[worker])
+
+
+def test_newcomers_do_not_train_yet() -> None:
+    two = ["digits-worker-0", "digits-worker-1"]
+    stepped = {"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": two}
+    lines = shown(generations=[stepped], activity={"doing": "training", "since": at(52)})
+    assert "Workers\t2 of 4 training (1-4), CPU" in lines
+    assert "Doing\ttraining for 8.4s" in lines
+    assert job_table([job(generations=[stepped], activity={"doing": "training"})], NOW).rows[0][-1] == ""
+
+
+def test_failures_are_told_as_the_budget_counts_them() -> None:
+    assert "Failures\t2 of 3 allowed since the last checkpoint, 7 in all" in shown(failures=7, failuresSinceCommit=2)
+    assert "Failures\t2 of 3 allowed before the first checkpoint" in shown(
+        failures=2, failuresSinceCommit=2, checkpoint={}
+    )
+
+
+def test_a_script_that_reports_nothing_gets_true_words() -> None:
+    """What is not known is not zero, and a group that has formed again has not failed to recover."""
+    group = {"generation": 3, "formedAt": at(51), "workers": ["digits-worker-0"]}
+    lost = {"at": at(20), "worker": "digits-worker-1", "uid": "u", "cause": "Preempted", "recoveredAt": at(22.5)}
+    told = {"interruptions": [{**lost, "recoveryS": 2.5}], "restarts": {"Preempted": 1}}
+    silent = job(generations=[group], progress={}, checkpoint={}, **told)
+    lines = format_tabs(status_table(silent, [], NOW)).split("\n")
+    assert "Interruption\t2023-11-14 22:13:40 digits-worker-1 Preempted group formed again after 2.5s" in lines
+    assert "Scaling\t2023-11-14 22:13:50 3 -> 4 workers by user group formed after 1.2s" in lines
+    found = ElasticJob.from_manifest(silent)
+    assert totals(found, NOW).steps_redone is None
+    assert next(iter(totals_lines(found, NOW))) == (
+        "1 interruption, 1 scaling: 2.5s until a group had formed again, unknown how many steps done again"
+    )
+    entries = [(entry.what, entry.details) for entry in timeline(found)]
+    assert ("formed again", "after 2.5s") in entries
+    assert "recovered" not in [what for what, _ in entries]
+
+
+def test_a_job_with_a_rendezvous_of_its_own_is_not_said_never_to_recover() -> None:
+    lost = {"at": at(20), "worker": "digits-worker-1", "uid": "u", "cause": "Preempted"}
+    silent = ElasticJob.from_manifest(
+        job(phase="Succeeded", progress={}, checkpoint={}, interruptions=[lost], scalings=[], restarts={"Preempted": 1})
+    )
+    assert "recovered" not in interruptions(silent.status)[0]
+    assert next(iter(totals_lines(silent, NOW))) == "1 interruption, 0 scalings"
+
+
+def test_ranks_that_failed_and_started_again_are_no_lost_worker() -> None:
+    broken = {"at": at(40), "worker": "digits-worker-1", "cause": "Collateral", "message": "hung", "recoveryS": 3.0}
+    found = ElasticJob.from_manifest(job(interruptions=[broken]))
+    assert "\tranks failed\tdigits-worker-1\tCollateral\t" in format_tabs(history_table(found))
+    assert ("ranks failed", "Collateral: hung") in [(entry.what, entry.details) for entry in timeline(found)]
 
 
 def test_a_failed_job_names_its_first_failing_rank() -> None:
@@ -79,7 +160,7 @@ def test_a_waiting_job_says_why() -> None:
 
 
 def test_history_is_in_order_of_time() -> None:
-    later = {"at": at(40), "worker": "digits-worker-2", "cause": "NodeLost"}
+    later = {"at": at(40), "worker": "digits-worker-2", "uid": "u", "cause": "NodeLost"}
     manifest = job(interruptions=[later, job()["status"]["interruptions"][0]])
     assert format_tabs(history_table(ElasticJob.from_manifest(manifest))).split("\n")[1:] == [
         "2023-11-14 22:13:40\tinterruption\tdigits-worker-1\tPreempted\t2.5s\t12",

@@ -49,6 +49,24 @@ def test_a_row_says_why_a_job_does_not_train() -> None:
     assert job_row(read(phase="Pending", message="x" * 9999), AT)["reason"] == "x" * MAX_TEXT
 
 
+def test_a_row_says_what_the_group_does_and_leaves_the_seconds_to_the_page() -> None:
+    before = {"generation": 1, "formedAt": at(2), "firstStepAt": at(362), "resumedStep": 0}
+    now = {"generation": 2, "formedAt": at(400)}
+    doing = {"activity": {"doing": "first step", "since": at(400)}, "generations": [before, now]}
+    told = {"words": "first step", "since": AT + 400, "lastS": 360.0, "steady": False}
+    assert job_row(read(**doing), AT + 600)["doing"] == job_row(read(**doing), AT + 900)["doing"] == told
+    loading = {"doing": "loading", "since": at(400), "detail": "step 657"}
+    assert job_row(read(activity=loading), AT)["doing"] == told | {"words": "loading step 657", "lastS": None}
+    assert job_row(read(activity={"doing": "training"}), AT)["doing"]["steady"] is True
+    assert job_row(read(), AT)["doing"] is None
+
+
+def test_what_is_not_known_is_not_zero() -> None:
+    told = job_details(read(progress={}, checkpoint={}), (), AT + 60)
+    assert told["stepsRedone"] is None
+    assert job_details(read(stepsRedone=0), (), AT + 60)["stepsRedone"] == 0
+
+
 def test_a_row_says_what_is_lent_by_other_projects() -> None:
     assert job_row(read(share={"workers": 4, "borrowed": 2, "pool": "T4"}), AT)["borrowed"] == 2
     assert job_row(read(), AT)["borrowed"] == 0

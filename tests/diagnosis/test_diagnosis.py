@@ -195,9 +195,45 @@ def group(**fields: Any) -> dict[str, Any]:
 
 def test_a_group_without_a_step_is_watched() -> None:
     assert first(case(generations=[group()])).rule == "before-the-first-step"
-    late = first(case(generations=[group()], progress={}, now=AT + 500))
+    late = first(case(generations=[group()], now=AT + 500))
     assert late.severity == Severity.WARNING
-    assert "does not use elasticctl_train" in late.text
+    slow_before = group(generation=2, formedAt=at(-1000), firstStepAt=at(-400))
+    usual = first(case(generations=[slow_before, group()], now=AT + 500))
+    assert (usual.rule, usual.severity) == ("before-the-first-step", Severity.INFO)
+
+
+def test_a_script_that_reports_nothing_is_no_trouble() -> None:
+    """It may train for hours; whoever has nothing of ours in it tells nobody."""
+    silent = case(pod(0, "Running"), generations=[group()], progress={}, checkpoint={}, now=AT + 50_000)
+    found = {finding.rule: finding for finding in diagnose(silent)}
+    assert "before-the-first-step" not in found
+    assert (found["says-nothing"].severity, found["says-nothing"].decisive) == (Severity.INFO, False)
+    assert "first step" not in " ".join(finding.text for finding in found.values())
+    assert first(silent).rule != "before-the-first-step"
+    assert found["training"].text.startswith("It runs: ")
+
+
+def test_what_the_group_does_is_told() -> None:
+    doing = {"doing": "first step", "since": at(100)}
+    before = group(generation=2, formedAt=at(0), firstStepAt=at(30), resumedStep=0)
+    found = first(case(generations=[before, group()], activity=doing, now=AT + 340))
+    assert "first step (4m00s so far; last time 30s)" in found.text
+    stuck = {"doing": "hung", "since": at(100), "detail": "rank 3 has been in next_data for 4m"}
+    stepping = group(firstStepAt=at(50), resumedStep=100)
+    found = first(case(generations=[stepping], activity=stuck, now=AT + 340))
+    assert (found.rule, found.severity) == ("hung", Severity.WARNING)
+    assert "hung for 4m00s: rank 3 has been in next_data" in found.text
+    exports = case(generations=[stepping], activity={"doing": "exporting", "since": at(100)}, now=AT + 5_000)
+    assert "standstill" not in [finding.rule for finding in diagnose(exports)]
+    assert "exporting (1h21m so far)" in " ".join(finding.text for finding in diagnose(exports))
+
+
+def test_failures_are_counted_since_the_last_checkpoint() -> None:
+    fresh = first(case(failures=7, failuresSinceCommit=2, restarts={}))
+    assert "2 of 3 allowed failures used since the last checkpoint, 1 left." in fresh.text
+    assert fresh.severity == Severity.WARNING
+    ended = first(case(phase="Failed", failures=7, failuresSinceCommit=4, firstFailure={"worker": "digits-worker-0"}))
+    assert "That was failure 4 since the last checkpoint; its budget allows 3" in ended.text
 
 
 def test_a_standstill_is_told_by_the_steps_before_it() -> None:

@@ -67,6 +67,7 @@ def job(name: str = "digits", **status: Any) -> dict[str, Any]:
                 {
                     "at": at(20),
                     "worker": "digits-worker-1",
+                    "uid": "uid-of-the-lost-one",
                     "cause": "Preempted",
                     "recoveredAt": at(22.5),
                     "recoveryS": 2.5,
@@ -100,6 +101,7 @@ def cloud_job(name: str = "resnet", **status: Any) -> dict[str, Any]:
     """A job on spot instances with a known price, in the middle of its epochs: four workers of four T4 each."""
     found = job(
         name,
+        activity={"doing": "training", "since": at(30)},
         generations=[
             {
                 "generation": 3,

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
+from elasticctl.api.history import add_point, reports_steps
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import (
+    Activity,
     CheckpointStatus,
     Curve,
     GroupGeneration,
@@ -24,7 +26,6 @@ from elasticctl.api.status import (
     RankFailure,
     Scaling,
     ScalingPhase,
-    add_point,
 )
 from elasticctl_controller.core.actions import Observed
 
@@ -38,7 +39,7 @@ WARMUP_S = 10.0
 RATE_WEIGHT = 0.1
 """How much the newest report counts in a rate: one slow step says little about a size."""
 
-T = TypeVar("T", GroupGeneration, ProgressStatus, CheckpointStatus)
+T = TypeVar("T", GroupGeneration, ProgressStatus, CheckpointStatus, Activity)
 
 
 @dataclass(slots=True)
@@ -128,24 +129,29 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
     stepped = {item.generation for item in status.generations if _has_stepped(item)}
     redone = (steps_redone(generations, item) or 0 for item in generations if item.generation not in stepped)
     progress = _merge_progress(status.progress, observed.progress)
+    reports = reports_steps(replace(status, generations=generations, progress=progress))
     return replace(
         status,
         generations=_limit(generations),
         generation=max((item.generation for item in generations), default=status.generation),
-        steps_redone=status.steps_redone + sum(redone),
+        steps_redone=(status.steps_redone or 0) + sum(redone) if reports else status.steps_redone,
         progress=progress,
         curve=add_point(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
         checkpoint=_merge_checkpoint(status.checkpoint, observed.checkpoint),
         growth=observed.growth,
-        activity=observed.activity,
+        activity=None if observed.activity is None else _as_stored(observed.activity),
     )
 
 
 def close_recovered(status: JobStatus) -> JobStatus:
-    """Close interruptions and scalings after which a generation has taken its first step."""
+    """Close interruptions and scalings after which a generation has taken its first step.
+
+    Of a script that has reported no step at all, no more can be known than that the group has formed: that closes them,
+    until a first step tells more.
+    """
     return replace(
         status,
-        interruptions=tuple(_close_interruption(item, status.generations) for item in status.interruptions),
+        interruptions=tuple(_close_interruption(item, status) for item in status.interruptions),
         scalings=(*status.scalings[:-1], *(_close_scaling(item, status) for item in status.scalings[-1:])),
     )
 
@@ -238,38 +244,56 @@ def _merge_checkpoint(stored: CheckpointStatus, seen: CheckpointStatus | None) -
     return replace(_as_stored(seen), committed=max(stored.committed, seen.committed))
 
 
-def _close_interruption(item: Interruption, generations: Sequence[GroupGeneration]) -> Interruption:
-    after = (g for g in generations if g.generation > item.generation and g.first_step_at is not None)
-    first = next(after, None)
-    if item.recovered_at is not None or first is None or first.first_step_at is None or item.at is None:
+def _close_interruption(item: Interruption, status: JobStatus) -> Interruption:
+    after = [g for g in status.generations if g.generation > item.generation]
+    back = next((g for g in after if _back_at(g, status) is not None), None)
+    back_at = None if back is None else _back_at(back, status)
+    if item.at is None or back is None or back_at is None or _is_settled(item.recovered_at, after):
         return item
-    opened_at = next(g for g in generations if g.generation > item.generation).opened_at
+    opened_at = after[0].opened_at
     # The group may notice a loss before the controller sees the pod end.
     since = item.at if opened_at is None else min(item.at, opened_at)
     return replace(
         item,
-        recovered_at=first.first_step_at,
-        recovery_s=max(0.0, first.first_step_at - since),
-        steps_redone=steps_redone(generations, first),
+        recovered_at=back_at,
+        recovery_s=max(0.0, back_at - since),
+        steps_redone=steps_redone(status.generations, back),
     )
 
 
 def _close_scaling(item: Scaling, status: JobStatus) -> Scaling:
     """Done with the first step of a generation of that size; if no generation is known, once that many workers run."""
-    generations = status.generations
-    newest = generations[-1] if generations else None
+    newest = status.generations[-1] if status.generations else None
     if newest is None and item.phase is ScalingPhase.IN_PROGRESS:
         running = sum(worker.phase == PodPhase.RUNNING and worker.cause is None for worker in status.workers)
         return replace(item, phase=ScalingPhase.DONE) if running == item.to_workers else item
-    if item.done_at is not None or item.at is None or newest is None or newest.first_step_at is None:
+    back_at = None if newest is None else _back_at(newest, status)
+    if item.at is None or newest is None or back_at is None or len(newest.workers) != item.to_workers:
         return item
-    if len(newest.workers) != item.to_workers:
+    if item.done_at is not None and (newest.first_step_at is None or item.done_at != _later(item, newest.formed_at)):
         return item
-    done_at = max(item.at, newest.first_step_at)
+    done_at = _later(item, back_at)
     return replace(
         item,
         phase=ScalingPhase.DONE,
-        done_at=Timestamp(done_at),
+        done_at=done_at,
         recovery_s=done_at - item.at,
-        steps_redone=steps_redone(generations, newest),
+        steps_redone=steps_redone(status.generations, newest),
     )
+
+
+def _back_at(group: GroupGeneration, status: JobStatus) -> Timestamp | None:
+    """When this group was training, as far as can be known: from its first step on, or else from its forming."""
+    return group.first_step_at if reports_steps(status) else group.formed_at
+
+
+def _is_settled(recovered_at: Timestamp | None, after: Sequence[GroupGeneration]) -> bool:
+    """True once the recovery is known; if only the forming of a group was known of it, until that group has stepped."""
+    if recovered_at is None:
+        return False
+    return not any(g.formed_at == recovered_at and g.first_step_at is not None for g in after)
+
+
+def _later(item: Scaling, moment: Timestamp | None) -> Timestamp:
+    """The moment, but none before the scaling itself."""
+    return max(moment for moment in (item.at, moment) if moment is not None)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.history import reports_steps
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Interruption, JobStatus, Phase
 from elasticctl.api.text import plural, span, times
@@ -112,27 +113,35 @@ def _started(old: JobStatus, new: JobStatus) -> _Content | None:
 
 
 def _interrupted(old: JobStatus, new: JobStatus) -> _Content | None:
-    known = {item.uid for item in old.interruptions}
-    fresh = [item for item in new.interruptions if item.uid not in known]
+    known = set(map(_identity, old.interruptions))
+    fresh = [item for item in new.interruptions if _identity(item) not in known]
     if not fresh:
         return None
     causes = Counter(_cause(item) for item in fresh)
-    data = {"lostWorkers": [item.worker for item in fresh][:20], "causes": dict(causes)}
+    data = {"lostWorkers": [item.worker for item in fresh if item.uid][:20], "causes": dict(causes)}
     if len(fresh) == 1:
         why = f": {_shorten(fresh[0].message)}" if fresh[0].message else ""
-        return NotificationKind.INTERRUPTED, f"lost {fresh[0].worker} ({_cause(fresh[0])}{why})", data
+        return NotificationKind.INTERRUPTED, f"{_what(fresh[0])} ({_cause(fresh[0])}{why})", data
     by_cause = ", ".join(f"{cause} {times(count)}" for cause, count in causes.most_common())
-    return NotificationKind.INTERRUPTED, f"lost {len(fresh)} workers ({by_cause})", data
+    lost = sum(bool(item.uid) for item in fresh)
+    what = f"lost {lost} workers" if lost == len(fresh) else f"was interrupted {times(len(fresh))}"
+    return NotificationKind.INTERRUPTED, f"{what} ({by_cause})", data
 
 
 def _recovered(old: JobStatus, new: JobStatus) -> _Content | None:
-    before = {item.uid for item in old.interruptions if item.recovered_at is not None}
-    recovered = [item for item in new.interruptions if item.recovered_at is not None and item.uid not in before]
+    before = {_identity(item) for item in old.interruptions if item.recovered_at is not None}
+    recovered = [item for item in new.interruptions if item.recovered_at is not None and _identity(item) not in before]
     if recovered:
         took_s = max(item.recovery_s or 0.0 for item in recovered)
-        redone = max(item.steps_redone or 0 for item in recovered)
-        text = f"recovered {took_s:.1f} s after the loss, {plural(redone, 'step')} repeated"
-        return NotificationKind.RECOVERED, text, {"recoverySeconds": round(took_s, 3), "stepsRedone": redone}
+        data: dict[str, Any] = {"recoverySeconds": round(took_s, 3)}
+        if not reports_steps(new):
+            members = len(new.generations[-1].workers) if new.generations else new.active
+            text = f"formed its group again {took_s:.1f} s after the loss, with {plural(members, 'worker')}"
+            return NotificationKind.RECOVERED, text, data
+        known = [item.steps_redone for item in recovered if item.steps_redone is not None]
+        redone = f", {plural(max(known), 'step')} repeated" if known else ""
+        data |= {"stepsRedone": max(known)} if known else {}
+        return NotificationKind.RECOVERED, f"recovered {took_s:.1f} s after the loss{redone}", data
     if old.phase is Phase.RESTARTING and new.phase is Phase.RUNNING and new.progress.step is None:
         return NotificationKind.RECOVERED, f"runs again with {plural(new.active, 'worker')}", {}
     return None
@@ -150,6 +159,15 @@ def _ended(old: JobStatus, new: JobStatus) -> _Content | None:
     step = "" if new.progress.step is None else f", at step {new.progress.step}"
     why = f": {_shorten(new.message)}" if kind is NotificationKind.FAILED and new.message else ""
     return kind, f"{kind.value}{took}{step}{why}", {"restarts": dict(new.restarts)}
+
+
+def _identity(item: Interruption) -> tuple[str, Any]:
+    """What tells interruptions apart: the worker that was lost, or, if it stayed and its ranks failed, when."""
+    return item.uid, None if item.uid else (item.generation, item.at)
+
+
+def _what(item: Interruption) -> str:
+    return f"lost {item.worker}" if item.uid else f"the ranks of {item.worker} failed, and start again"
 
 
 def _cause(item: Interruption) -> str:
@@ -221,12 +239,13 @@ def list_contradictions(job: ElasticJob) -> tuple[Event, ...]:
 
 
 def _interruptions(old: JobStatus, new: JobStatus) -> list[Event]:
-    known = {(item.uid, item.cause) for item in old.interruptions}  # a cause may be corrected later
-    fresh = [item for item in new.interruptions if (item.uid, item.cause) not in known]
+    known = {(_identity(item), item.cause) for item in old.interruptions}  # a cause may be corrected later
+    fresh = [item for item in new.interruptions if (_identity(item), item.cause) not in known]
     events = []
     for item in fresh[:MAX_EVENTS]:
         details = [f"exit code {item.exit_code}" if item.exit_code is not None else "", item.message]
-        message = ": ".join(part for part in (f"lost worker {item.worker}", *details) if part)
+        what = f"lost worker {item.worker}" if item.uid else _what(item)
+        message = ": ".join(part for part in (what, *details) if part)
         events.append(Event(WARNING, item.cause.value if item.cause else "Lost", message))
     if len(fresh) > MAX_EVENTS:
         events.append(Event(WARNING, "WorkersLost", f"lost {len(fresh) - MAX_EVENTS} more workers"))

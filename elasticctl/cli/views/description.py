@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from elasticctl.api.history import goodput
+from elasticctl.api.history import activity_text, goodput
 from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, WorkerStatus
@@ -78,6 +78,7 @@ def _identity(case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
         ("Namespace", job.namespace),
         ("Created", "" if job.created_at is None else f"{clock(job.created_at)} ({_ago(case, job.created_at)})"),
         ("Phase", f"{status.phase.value} {lasting}".strip()),
+        ("Doing", activity_text(status, case.now)),
         ("Why", findings[0].text),
         ("Also", " ".join(finding.text for finding in findings[1:])),
     ]
@@ -112,7 +113,7 @@ def _policy(job: ElasticJob) -> list[tuple[str, str]]:
     policy = job.policy
     pause = f"{span(policy.backoff_seconds)}, doubling up to {span(policy.backoff_max_seconds)}"
     return [
-        ("Failures", f"{job.status.failures} of {job.backoff_limit} allowed"),
+        ("Failures", views.failures_text(job)),
         ("Restarts", f"{job.restart_policy.value}; pause after failures {pause}"),
         ("Hang timeout", span(policy.hang_timeout_seconds) if policy.hang_timeout_seconds else "never"),
         ("Deadline", "" if job.deadline_s is None else span(job.deadline_s)),

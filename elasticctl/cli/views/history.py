@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from elasticctl.api.cost import cost
-from elasticctl.api.history import Goodput, TimelineEntry, goodput
+from elasticctl.api.history import Goodput, TimelineEntry, goodput, knows_groups, reports_steps
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Cause, JobStatus, Scaling, ScalingPhase
+from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase
 from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, joined
 from elasticctl.cli.views.cost import saved_line
@@ -37,7 +37,7 @@ def _restarts(status: JobStatus) -> list[tuple[str, int]]:
 def history_table(job: ElasticJob) -> Table:
     """The interruptions and scalings of a job in order of time."""
     rows = [
-        (item.at, "interruption", item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone))
+        (item.at, _kind(item), item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone))
         for item in job.status.interruptions
     ]
     rows += [
@@ -63,15 +63,15 @@ def events_table(entries: Sequence[TimelineEntry]) -> Table:
 
 def interruptions(status: JobStatus) -> list[str]:
     """Each interruption on a line: when, who, why, what it cost."""
-    open_end = "never recovered" if status.phase.terminal else "not yet recovered"
+    back = "training again" if reports_steps(status) else "group formed again"
     return [
         joined(
             (
                 clock(item.at),
                 item.worker,
                 item.cause or "",
-                f"training again after {span(item.recovery_s)}" if item.recovery_s is not None else open_end,
-                f"{item.steps_redone} steps done again" if item.steps_redone is not None else "",
+                f"{back} after {span(item.recovery_s)}" if item.recovery_s is not None else _open_end(status),
+                f"{plural(item.steps_redone, 'step')} done again" if item.steps_redone is not None else "",
             )
         )
         for item in status.interruptions
@@ -80,17 +80,23 @@ def interruptions(status: JobStatus) -> list[str]:
 
 def scalings(status: JobStatus) -> list[str]:
     """Each scaling on a line: when, from how many to how many, on whose wish, how long it took."""
+    done = "training" if reports_steps(status) else "group formed"
     return [
         joined(
             (
                 clock(item.at),
                 f"{item.from_workers} -> {item.to_workers} workers",
                 f"by {_requester(item)}" if item.by else "",
-                f"training after {span(item.recovery_s)}" if item.recovery_s is not None else _unfinished(item),
+                f"{done} after {span(item.recovery_s)}" if item.recovery_s is not None else _unfinished(item),
             )
         )
         for item in status.scalings
     ]
+
+
+def _kind(item: Interruption) -> str:
+    """A worker was lost, or has stayed and started its ranks again."""
+    return "interruption" if item.uid else "ranks failed"
 
 
 def _requester(item: Scaling) -> str:
@@ -127,14 +133,14 @@ def clock(at: float | None) -> str:
 class Totals:
     """`interruptions` and `steps_redone` are of the job's life, the other numbers of what its status still knows.
 
-    `recovery_s` is from each loss to the next step, added up. What it cost is an estimate, as is what it would have
-    cost on demand.
+    `recovery_s` is from each loss to the next step, added up, or to the next group of a script that has reported no
+    step. `steps_redone` None: nobody knows. What it cost is an estimate, as is what it would have cost on demand.
     """
 
     interruptions: int
     scalings: int
     recovery_s: float
-    steps_redone: int
+    steps_redone: int | None
     goodput_share: float | None = None
     wall_s: float | None = None
     cost_usd: float | None = None
@@ -163,9 +169,8 @@ def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
     if not found.interruptions and not found.scalings:
         yield f"{job.name}: no interruptions, no scalings"
     else:
-        lost = f"{span(found.recovery_s)} until training went on, {plural(found.steps_redone, 'step')} done again"
-        what = plural(found.interruptions, "interruption") + _open_end(job)
-        yield f"{what}, {plural(found.scalings, 'scaling')}: {lost}"
+        what = plural(found.interruptions, "interruption") + _still_open(job.status)
+        yield f"{what}, {plural(found.scalings, 'scaling')}{_lost(job.status, found)}"
     part = goodput(job.status, now)
     if part is not None:
         yield goodput_line(part)
@@ -174,11 +179,27 @@ def totals_lines(job: ElasticJob, now: float) -> Iterator[str]:
         yield saved_line(spent)
 
 
-def _open_end(job: ElasticJob) -> str:
+def _lost(status: JobStatus, found: Totals) -> str:
+    """`: 12s until training went on, 3 steps done again`, as far as that is known."""
+    if not knows_groups(status):
+        return ""  # it brings its own rendezvous
+    back = "training went on" if reports_steps(status) else "a group had formed again"
+    redone = "unknown how many steps" if found.steps_redone is None else plural(found.steps_redone, "step")
+    return f": {span(found.recovery_s)} until {back}, {redone} done again"
+
+
+def _open_end(status: JobStatus) -> str:
+    """What there is to say of a loss of which no recovery is known; nothing where none ever would be."""
+    if not knows_groups(status):
+        return ""
+    return "never recovered" if status.phase.terminal else "not yet recovered"
+
+
+def _still_open(status: JobStatus) -> str:
     """` (1 not yet recovered from)`, so that their seconds are not missed in the sum."""
-    still_open = sum(item.recovery_s is None for item in job.status.interruptions)
-    when = "never" if job.status.phase.terminal else "not yet"
-    return f" ({still_open} {when} recovered from)" if still_open else ""
+    still_open = sum(item.recovery_s is None for item in status.interruptions)
+    when = "never" if status.phase.terminal else "not yet"
+    return f" ({still_open} {when} recovered from)" if still_open and knows_groups(status) else ""
 
 
 def goodput_line(part: Goodput) -> str:

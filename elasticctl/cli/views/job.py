@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.cost import cost
-from elasticctl.api.history import fraction_done, remaining_s, steps_per_s
+from elasticctl.api.history import activity_text, fraction_done, is_training, remaining_s, steps_per_s
 from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import ON_DEMAND, SPOT, capacity, hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
@@ -47,12 +47,13 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float, *, ba
     fields = [
         ("Name", joined((job.name, f"namespace {job.namespace}"))),
         ("Phase", joined((status.phase.value, duration_text(job, now)))),
+        ("Doing", activity_text(status, now)),
         ("Reason", reason(job, pods, now)),
         ("Workers", f"{_at_work(status, job.desired, pods)} ({job.bounds}), {_kind(job)}"),
         *progress_facts(status, now, bar_encoding=bar_encoding),
         ("Cost", cost_text(job, now)),
         ("Storage", hardware(job).storage),
-        ("Failures", f"{status.failures} of {job.backoff_limit} allowed" if status.failures else ""),
+        ("Failures", failures_text(job) if status.failures else ""),
         *(("Interruption", text) for text in _last(interruptions(status), job.name)),
         *(("Scaling", text) for text in _last(scalings(status), job.name)),
         *zip(("Failed first", "Last lines"), _failure(status), strict=False),
@@ -107,13 +108,24 @@ def duration_text(job: ElasticJob, now: float) -> str:
 
 
 def _at_work(status: JobStatus, desired: int, pods: Sequence[Manifest]) -> str:
-    """How many workers train; of a job that waits, how many run already, as of a group before its first step."""
+    """How many workers train; of a job that waits, and of a group that makes no steps yet, how many run."""
     if status.phase in (Phase.PENDING, Phase.RESTARTING):
         running = sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in pods)
         return f"{running} of {desired} running"
-    first_step = status.generations[-1].first_step_at if status.generations else status.progress.step
-    training = first_step is not None
-    return f"{status.active} of {desired} {'training' if training else 'running'}"
+    if not is_training(status):
+        return f"{status.active} of {desired} running"
+    members = len(status.generations[-1].workers) if status.generations else status.active
+    return f"{min(status.active, members)} of {desired} training"
+
+
+def failures_text(job: ElasticJob) -> str:
+    """`2 of 3 allowed since the last checkpoint`, and how many there were in all."""
+    status = job.status
+    if status.failures_since_commit is None:  # an older controller limits all of them
+        return f"{status.failures} of {job.backoff_limit} allowed"
+    since = "since the last checkpoint" if status.checkpoint.step is not None else "before the first checkpoint"
+    whole = f", {status.failures} in all" if status.failures > status.failures_since_commit else ""
+    return f"{status.failures_since_commit} of {job.backoff_limit} allowed {since}{whole}"
 
 
 def reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
@@ -228,8 +240,14 @@ def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str
         *((job.namespace,) if shape.namespaces else ()),
         *cells,
         *wide,
-        reasons.get(job.uid, "") or why_ended(job) or borrowed(status),
+        reasons.get(job.uid, "") or why_ended(job) or joined((_not_training_yet(status, now), borrowed(status))),
     )
+
+
+def _not_training_yet(status: JobStatus, now: float) -> str:
+    """What the group does instead of making steps."""
+    doing = status.activity.doing if status.activity is not None else ""
+    return "" if doing in ("training", "running", "saving") else activity_text(status, now)
 
 
 def bar_encoding() -> str | None:

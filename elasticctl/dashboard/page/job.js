@@ -3,7 +3,7 @@
 import { Chart } from "./charts.js";
 import { marks, padded, range, together } from "./course.js";
 import { command, el, keyed, say, show, table } from "./dom.js";
-import { done, ended, left, state } from "./list.js";
+import { doing, done, ended, left, state } from "./list.js";
 import { ago, bytes, clock, count, dollars, number, of, plural, short, span } from "./words.js";
 
 const TILES = ["Workers", "Rate", "Checkpoint", "Interruptions", "Goodput", "Cost, estimated"];
@@ -121,7 +121,7 @@ export class JobView {
     show(this.body, true);
     this.#head(known.job, now);
     this.#found(known.findings);
-    this.#far(known.job);
+    this.#far(known.job, now);
     this.#fill(known, now);
     this.#draw(known, now);
     this.#tell(known, now);
@@ -157,12 +157,12 @@ export class JobView {
     });
   }
 
-  #far(job) {
+  #far(job, now) {
     const { text, more, bar } = this.progress;
-    say(text, job.step === null ? "No step yet" : `Step ${of(job.step, job.totalSteps)}`);
+    say(text, job.step === null ? "No step reported" : `Step ${of(job.step, job.totalSteps)}`);
     const seconds = left(job);
     const epoch = job.epoch === null ? "" : `epoch ${of(job.epoch, job.totalEpochs)}`;
-    say(more, [epoch, seconds === null ? "" : `about ${span(Math.max(10, seconds))} left`].filter(Boolean).join(" · "));
+    say(more, [doing(job, now), epoch, seconds === null ? "" : `about ${span(Math.max(10, seconds))} left`].filter(Boolean).join(" · "));
     bar.value = done(job);
     bar.dataset.phase = job.phase.toLowerCase();
   }
@@ -189,7 +189,7 @@ export class JobView {
     }
     this.tiles.get("Checkpoint").value.title = checkpoint.sizeBytes ? bytes(checkpoint.sizeBytes) : "";
     const causes = Object.entries(restarts).map(([cause, times]) => `${cause} ${times}`).join(", ");
-    this.#tile("Interruptions", count(job.interruptions), causes || "none", `${plural(stepsRedone, "step")} redone`);
+    this.#tile("Interruptions", count(job.interruptions), causes || "none", stepsRedone === null ? "steps redone: unknown" : `${plural(stepsRedone, "step")} redone`);
     this.tiles.get("Interruptions").more[0].title = causes;
     const share = goodput ? `${(100 * goodput.share).toFixed(1)} %` : "";
     this.#tile("Goodput", share, goodput ? `of ${span(goodput.wallS)}` : "", goodput?.whole === false ? "of the last groups" : "");
@@ -230,7 +230,7 @@ export class JobView {
   #tell({ interruptions, scalings, workers, workersInAll, timeline, runs }, now) {
     const cost = (item) => [item.recoveryS === null ? "–" : span(item.recoveryS), item.stepsRedone === null ? "–" : count(item.stepsRedone)];
     const rows = [
-      ...interruptions.map((item) => [item.at, "Interruption", item.worker, item.cause, ...cost(item)]),
+      ...interruptions.map((item) => [item.at, item.stayed ? "Ranks failed" : "Interruption", item.worker, item.cause, ...cost(item)]),
       ...scalings.map((item) => [item.at, "Scaling", `${item.from} → ${item.to} workers`, item.by ? `by ${item.by}` : "", ...cost(item)]),
     ].sort((one, other) => (other[0] ?? 0) - (one[0] ?? 0));
     show(this.sections.disturbances, rows.length > 0);

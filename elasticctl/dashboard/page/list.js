@@ -99,7 +99,7 @@ export class List {
     say(name, everywhere ? `${job.namespace}/${job.name}` : job.name);
     say(workers, ended(job) ? "" : `${job.active}/${job.desired}`);
     workers.title = `${job.active} of ${job.desired} workers`;
-    say(what, told(job));
+    say(what, told(job, now));
     say(when, due(job, now));
     bar.style.width = `${100 * done(job)}%`;
   }
@@ -123,8 +123,19 @@ function make() {
   return item;
 }
 
-function told(job) {
+/** "first step (4m00s so far; last time 6m00s)", or "training": what the group of workers does. */
+export function doing(job, now) {
+  if (!job.doing) return "";
+  const { words, since, lastS, steady } = job.doing;
+  if (steady || since === null) return words;
+  const took = Math.max(0, now - since);
+  const last = lastS === null ? "" : `; last time ${span(lastS)}`;
+  return `${words} (${took < 60 ? `${Math.floor(took)}s` : span(took)} so far${last})`;
+}
+
+function told(job, now) {
   const words = [state(job)];
+  if (job.doing && !job.doing.steady) words.push(doing(job, now));
   if (job.reason && job.phase !== "Cancelled") words.push(job.reason);
   else if (job.step !== null) words.push(`step ${of(job.step, job.totalSteps)}`);
   return words.join(" · ");

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
 from elasticctl.api.status import (
+    Activity,
     Cause,
     CheckpointStatus,
     Curve,
@@ -19,6 +20,7 @@ from elasticctl.api.status import (
     JobStatus,
     ProgressStatus,
     Scaling,
+    ScalingPhase,
     WorkerStatus,
 )
 from elasticctl_controller.core.actions import Observed
@@ -57,6 +59,46 @@ def test_an_interruption_is_over_at_the_first_step_of_the_next_group():
     status = fold(status, generations=(FIRST, SECOND, third))
     assert status.interruptions[0] == over
     assert status.steps_redone == 7
+
+
+SILENT = replace(FIRST, first_step_at=None, resumed_step=None, last_step=None)
+SILENT_TOO = replace(SECOND, first_step_at=None, resumed_step=None, last_step=None)
+"""The same groups of a script that uses nothing of ours."""
+
+
+def test_a_script_that_reports_nothing_has_recovered_when_its_group_has_formed():
+    lost = Interruption(at=Timestamp(NOW + 8), worker="digits-worker-2", uid="u", cause=Cause.KILLED, generation=1)
+    status = fold(JobStatus(interruptions=(lost,)), generations=(SILENT,))
+    assert status.interruptions[0].recovered_at is None
+    status = fold(status, generations=(SILENT, SILENT_TOO))
+    over = status.interruptions[0]
+    assert over.recovered_at == SECOND.formed_at
+    assert (over.recovery_s, over.steps_redone, status.steps_redone) == (1.0, None, None)
+    assert fold(status, generations=(SILENT, SILENT_TOO)) == status
+
+
+def test_a_first_step_that_comes_after_all_tells_more():
+    """A worker may be lost before the first step of a job's life, while its ranks still import."""
+    lost = Interruption(at=Timestamp(NOW + 8), worker="digits-worker-2", uid="u", cause=Cause.KILLED, generation=1)
+    scaling = Scaling(at=Timestamp(NOW + 8), from_workers=3, to_workers=2, phase=ScalingPhase.IN_PROGRESS)
+    status = JobStatus(interruptions=(lost,), scalings=(scaling,))
+    status = fold(status, generations=(SILENT, SILENT_TOO))
+    assert status.interruptions[0].recovered_at == status.scalings[0].done_at == SECOND.formed_at
+    status = fold(status, generations=(SILENT, replace(SECOND, resumed_step=0)))
+    assert status.interruptions[0].recovered_at == status.scalings[0].done_at == SECOND.first_step_at
+    assert (status.interruptions[0].steps_redone, status.scalings[0].steps_redone, status.steps_redone) == (0, 0, 0)
+    assert fold(status) == status
+
+
+def test_a_size_that_a_script_without_reports_has_reached_is_not_superseded():
+    scaling = Scaling(at=Timestamp(NOW), from_workers=3, to_workers=2, phase=ScalingPhase.IN_PROGRESS)
+    status = fold(JobStatus(scalings=(scaling,)), generations=(SILENT, SILENT_TOO))
+    assert (status.scalings[0].phase, status.scalings[0].done_at) == (ScalingPhase.DONE, SECOND.formed_at)
+
+
+def test_an_activity_finer_than_what_is_stored_is_not_written_again():
+    status = fold(JobStatus(), activity=Activity("first step", Timestamp(NOW + 0.123456789)))
+    assert fold_reports(status, Observed(activity=Activity("first step", Timestamp(NOW + 0.123456789)))) == status
 
 
 def test_a_loss_seen_after_the_group_formed_again_is_still_closed():
@@ -213,7 +255,7 @@ def test_steps_are_counted_once_however_the_news_comes(world, cuts):
         growth = sum(
             steps_redone(status.generations, g) or 0 for g in status.generations if g.generation in stepped - counted
         )
-        assert status.steps_redone - old.steps_redone <= growth
+        assert (status.steps_redone or 0) - (old.steps_redone or 0) <= growth
         assert status.generation >= old.generation
         assert len(status.generations) <= MAX_GENERATIONS
         counted |= stepped

@@ -17,6 +17,9 @@ RUNNING = JobStatus(phase=Phase.RUNNING, active=3, desired=3, start_time=Timesta
 LOSS = Interruption(Timestamp(NOW), "digits-worker-1", "u1", Cause.PREEMPTED, "spot interruption")
 BACK = replace(LOSS, recovered_at=Timestamp(NOW + 4), recovery_s=4.2, steps_redone=1)
 
+BROKEN = Interruption(Timestamp(NOW), "digits-worker-1", "", Cause.APPLICATION, "no luck", 1, generation=1)
+"""The worker stayed, and started its ranks again."""
+
 
 def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
     return [(item.kind.value, item.text) for item in notifications.list_notifications(a_job(status=old), new, NOW)]
@@ -45,10 +48,29 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
         ),
         (
             replace(RUNNING, interruptions=(LOSS,)),
-            replace(RUNNING, interruptions=(BACK,)),
+            replace(RUNNING, interruptions=(BACK,), progress=ProgressStatus(step=3)),
             [("recovered", "recovered 4.2 s after the loss, 1 step repeated")],
         ),
         (replace(RUNNING, interruptions=(BACK,)), replace(RUNNING, interruptions=(BACK,)), []),
+        (
+            replace(RUNNING, interruptions=(LOSS,)),
+            replace(
+                RUNNING,
+                interruptions=(replace(BACK, steps_redone=None),),
+                generations=(GroupGeneration(2, ("digits-worker-0", "digits-worker-2")),),
+            ),
+            [("recovered", "formed its group again 4.2 s after the loss, with 2 workers")],
+        ),
+        (
+            replace(RUNNING, interruptions=(BROKEN,)),
+            replace(RUNNING, interruptions=(BROKEN, replace(BROKEN, at=Timestamp(NOW + 9), generation=2))),
+            [("interrupted", "the ranks of digits-worker-1 failed, and start again (ApplicationError: no luck)")],
+        ),
+        (
+            RUNNING,
+            replace(RUNNING, interruptions=(LOSS, BROKEN)),
+            [("interrupted", "was interrupted twice (Preempted once, ApplicationError once)")],
+        ),
         (
             replace(RUNNING, interruptions=(replace(LOSS, cause=Cause.UNRESPONSIVE),)),
             replace(RUNNING, interruptions=(replace(LOSS, cause=Cause.NODE_LOST),)),

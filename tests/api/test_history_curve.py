@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
-from elasticctl.api.status import MAX_METRICS, MAX_POINTS, Curve, add_point
+from elasticctl.api.history import MAX_METRICS, MAX_POINTS, add_point
+from elasticctl.api.status import Curve
 
 AT = 1_700_000_000.0
 
