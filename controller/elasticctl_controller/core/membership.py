@@ -150,7 +150,8 @@ class Group:
     left though their pods still end; `overdue` have been left out of the newest generation, for they gave no `signs`
     of life, and `silent` are those of them that are to be replaced. `failures` have been counted since the last
     checkpoint; `judged` is the last of them, until the next generation forms. `growth` says why newcomers that are
-    ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a storage that does not answer.
+    ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a storage that does not answer,
+    and `unsaved` why they train on without saving.
     """
 
     job_uid: str
@@ -174,6 +175,7 @@ class Group:
     judged: Judgement | None = None
     growth: str = ""
     obstacle: str = ""
+    unsaved: str = ""
     history: TrainingHistory = field(default_factory=TrainingHistory)
 
     @classmethod
@@ -448,6 +450,9 @@ class Group:
         if any(sign.doing == EXPORTING for uid, sign in self.signs.items() if uid in self.members):
             self.growth = "training is done"
             return None
+        if self.obstacle or self.unsaved:
+            self.growth = "the storage does not answer, so what has not been saved would be lost"
+            return None
         starting = [uid for uid in self.alive if uid not in self.joined and uid not in self.members]
         waits = [self.first_join_at + NEWCOMER_SETTLE_S] if starting and not self.rules.automatic else []
         waits.append(self._pays_at(len(newcomers)))
@@ -524,7 +529,7 @@ class Group:
             )
         )
         self._advance(GroupEvent.QUORUM_REACHED, now, world=GroupWorld(self.generation, tuple(members)))
-        self.judged, self.first_join_at = None, None
+        self.judged, self.first_join_at, self.obstacle, self.unsaved = None, None, "", ""
         for left in (self.joined, self.ends, self.finished):
             left.clear()
         self.overdue |= overdue

@@ -36,7 +36,7 @@ def _of_training(group: Group) -> Activity:
     if newest is None:
         return Activity("running")
     if newest.first_step_at is not None:
-        return Activity("training", newest.first_step_at)
+        return Activity("training", newest.first_step_at, f"saves wait for {group.unsaved}" if group.unsaved else "")
     if newest.resumed_step is not None:
         return Activity("first step", newest.formed_at)
     if not group.history.reports:

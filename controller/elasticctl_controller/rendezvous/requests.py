@@ -152,8 +152,9 @@ def note_sign(group: Group, body: Mapping[str, Any], now: float) -> bool:
 def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     """Record one report of a rank; True if the job's status should show it. Invalid reports are skipped."""
     kind, generation, step = message.get("kind"), _whole(message.get("generation")), _whole(message.get("step"))
-    if kind == "waiting":
-        group.obstacle = _clean(str(message.get("reason") or "")[:MAX_TEXT])
+    if kind in ("waiting", "unsaved"):
+        reason = _clean(str(message.get("reason") or "")[:MAX_TEXT])
+        group.obstacle, group.unsaved = (reason, "") if kind == "waiting" else ("", reason)
         return True
     if generation is None or step is None:
         return False

@@ -234,6 +234,18 @@ def test_a_script_that_reports_nothing_is_left_alone_for_longer_each_time() -> N
     assert waits == pytest.approx([NEWCOMER_SETTLE_S * 2**i for i in range(4)])
 
 
+@pytest.mark.parametrize("name", ["obstacle", "unsaved"])
+def test_no_newcomer_is_let_in_while_the_storage_does_not_answer(name: str) -> None:
+    group = formed(0, 1)
+    setattr(group, name, "s3://b: 503 for 4m")
+    group.set_alive(alive(0, 1, 2), 1, 101.0)
+    group.join(member(2), 0, 101.0)
+    assert group.settle(10_000.0) is None
+    setattr(group, name, "")
+    group.settle(10_001.0)
+    assert group.drain is not None
+
+
 def test_an_export_is_not_stopped_for_newcomers() -> None:
     group = formed(0, 1)
     group.note_sign("u0", 100.0, "exporting")

@@ -417,7 +417,9 @@ def test_a_finished_worker_starts_again_if_another_is_lost_and_ends_if_all_have_
     assert client.call("join", agent("a-2"), 30)["state"] == "over"
 
 
-def test_a_storage_that_does_not_answer_is_in_the_status(lab: Lab, client: ServiceClient) -> None:
+def test_a_storage_that_does_not_answer_is_in_the_status_and_no_newcomer_is_let_in(
+    lab: Lab, client: ServiceClient
+) -> None:
     form(client, "a-0", "a-1")
     client.call("report", {"messages": [{"kind": "waiting", "generation": 1, "reason": "s3://b: 503"}]})
     activity = lab.site.service.view(KEY, JOB_UID).activity
@@ -427,6 +429,16 @@ def test_a_storage_that_does_not_answer_is_in_the_status(lab: Lab, client: Servi
     activity = lab.site.service.view(KEY, JOB_UID).activity
     assert activity is not None
     assert activity.doing == "training"
+
+
+def test_saves_that_wait_are_in_the_status(lab: Lab, client: ServiceClient) -> None:
+    form(client, "a-0", "a-1")
+    client.call("report", {"messages": [{"kind": "progress", "generation": 1, "step": 3}]})
+    for reason, detail in (("s3://b: 503 for 4m", "saves wait for s3://b: 503 for 4m"), ("", "")):
+        client.call("report", {"messages": [{"kind": "unsaved", "generation": 1, "step": 3, "reason": reason}]})
+        activity = lab.site.service.view(KEY, JOB_UID).activity
+        assert activity is not None
+        assert (activity.doing, activity.detail) == ("training", detail)
 
 
 def test_a_report_wakes_nobody_who_has_nothing_to_do(lab: Lab, client: ServiceClient) -> None:
