@@ -1,242 +1,180 @@
-"""A warm spare behaves as `python SCRIPT` does, only sooner."""
+"""How ranks are stopped, and what holds that up: nothing that a rank has started, and no process the kernel holds."""
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 
-from elasticctl_launcher.main import modules_to_preload
-from elasticctl_launcher.rank_processes import PythonCommand, RankStarter, installed_imports
+from elasticctl_launcher import rank_processes
+from elasticctl_launcher.rank_processes import Rank, RankGroup
+from elasticctl_launcher.ranks.starter import RankStarter
+from elasticctl_launcher.system import MemoryKills
+from tests.support.waiting import wait_until
 
-SCRIPT = """
-import json, multiprocessing, os, sys
-from dataclasses import dataclass
-import beside
 
-@dataclass
-class Item:
-    value: int
+class Printed:
+    """The lines of the ranks, and the ranks that have ended."""
 
-def double(item):
-    return Item(item.value * 2)
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.exits: queue.Queue[Rank] = queue.Queue()
 
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        doubled = pool.apply(double, (Item(21),)).value
-    print(json.dumps({
-        "argv": sys.argv[1:], "script": os.path.basename(sys.argv[0]), "file": __file__, "path0": sys.path[0],
-        "doubled": doubled, "beside": beside.NAME, "env": os.environ.get("GIVEN"), "left": os.environ.get("TAKEN"),
-        "stdin": sys.stdin.read(), "cwd": os.getcwd(),
-    }, sort_keys=True))
-    sys.exit(5)
-"""
+    def group(self, *command: str, starter: object = None, memory: MemoryKills | None = None) -> RankGroup:
+        """Start one rank that runs `command`."""
+        made = starter or RankStarter(command, dict(os.environ), [])
+        group = RankGroup(made, lambda _, line: self.lines.append(line), self.exits.put, memory)  # type: ignore[arg-type]
+        group.start([(0, dict(os.environ))])
+        return group
 
-PEER = """
-import os, sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-def main():
-    dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=int(os.environ["RANK"]), world_size=2)
-    model = DistributedDataParallel(torch.nn.Linear(2, 2))  # keeps the group's threads alive when it is taken down
-    tensors = [torch.ones(1) for _ in range(1000)]
-    sys.setswitchinterval(1000)  # from here on no thread gets the interpreter from another, as on a crowded machine
-    dist.all_reduce_coalesced(tensors)
-    dist.destroy_process_group()
-
-main()
-sys.exit(5)
-"""
+    def end(self) -> Rank:
+        return self.exits.get(timeout=60)
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
-    (tmp_path / "beside.py").write_text("NAME = 'found beside the script'")
-    path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    return path
+def printed() -> Printed:
+    return Printed()
+
+
+def test_the_last_lines_are_there_when_a_rank_has_ended(printed: Printed) -> None:
+    group = printed.group("sh", "-c", "seq 3000; printf 'no newline'; exit 3")
+    rank = printed.end()
+    assert rank.code == 3
+    assert (rank.last_lines[-2], rank.last_lines[-1]) == ("3000", "no newline")
+    assert printed.lines[:3000] == [str(n) for n in range(1, 3001)]
+    assert [rank.code for rank in group.stop(0.0)] == [3]
+
+
+@pytest.mark.parametrize("noise", ["sleep 1000", "while :; do echo still here; done"], ids=["silent", "chatty"])
+def test_a_grandchild_that_holds_the_output_delays_nothing(printed: Printed, noise: str, tmp_path: Path) -> None:
+    """It is in a session of its own, so that it is not killed with the rank."""
+    script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; {noise}' & while [ ! -s {tmp_path}/pid ]; do :; done; exit 4"
+    try:
+        group = printed.group("sh", "-c", script)
+        assert printed.end().code == 4
+        began = time.monotonic()
+        group.stop(30.0)
+        assert time.monotonic() - began < 5
+        seen = len(printed.lines)
+        wait_until(lambda: threading_names("rank-output") == 0)
+        assert len(printed.lines) < seen + 100_000
+    finally:
+        psutil.Process(int((tmp_path / "pid").read_text())).kill()
+
+
+def threading_names(prefix: str) -> int:
+    return sum(thread.name.startswith(prefix) for thread in threading.enumerate())
+
+
+def test_what_a_rank_leaves_behind_is_heard_until_the_generation_ends(printed: Printed, tmp_path: Path) -> None:
+    group = printed.group("sh", "-c", f"(while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; echo late) & exit 0")
+    printed.end()
+    (tmp_path / "go").touch()
+    wait_until(lambda: printed.lines == ["late"])
+    group.stop(0.0)
+
+
+class HeldProcess:
+    """A process that no signal ends: it is in uninterruptible sleep until `release`."""
+
+    stdout = None
+    pid = 2**22 + 1
+    """There is none with this number."""
+
+    def __init__(self) -> None:
+        self.released, self.signals = threading.Event(), list[int]()
+
+    def start(self, environment: Mapping[str, str]) -> HeldProcess:
+        return self
+
+    def wait(self) -> int:
+        self.released.wait(60)
+        return -signal.SIGKILL
+
+    def poll(self) -> None:
+        return None
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
 
 
 @pytest.fixture
-def starters() -> Iterator[list[RankStarter]]:
-    made: list[RankStarter] = []
-    yield made
-    for starter in made:
-        starter.close()
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldProcess]:
+    monkeypatch.setattr(rank_processes, "KILL_WAIT_S", 0.2)
+    process = HeldProcess()
+    yield process
+    process.released.set()
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "TAKEN": "by the spare alone"}
-
-
-def run(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=60)
-    return process.returncode, output.decode()
-
-
-def ranks_environment() -> dict[str, str]:
-    return {**os.environ, "GIVEN": "to the rank"}
-
-
-@pytest.mark.parametrize("arguments", [[], ["--lr", "0.1", "a b", "{x}", "-m"]])
-def test_a_spare_is_what_python_script_is(script: Path, starters: list[RankStarter], arguments: Sequence[str]) -> None:
-    command = [sys.executable, str(script), *arguments]
-    plain, warm = RankStarter(command, environment(), []), RankStarter(command, environment(), ["json"])
-    starters += [plain, warm]
-    warm.warm(1)
-    results = [run(starter.start(ranks_environment())) for starter in (plain, warm)]
-    assert results[0] == results[1]
-    assert results[0][0] == 5
-    assert '"doubled": 42' in results[0][1]
-
-
-def test_a_spare_runs_a_module(script: Path, starters: list[RankStarter], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(script.parent)
-    starter = RankStarter([sys.executable, "-u", "-m", "train", "x"], environment(), ["json"])
-    starters.append(starter)
-    starter.warm(1)
-    code, output = run(starter.start(ranks_environment()))
-    assert (code, '"argv": ["x"]' in output) == (5, True), output
-
-
-@pytest.mark.parametrize(
-    ("source", "code", "last"),
-    [
-        ("def f():\n    raise ValueError('no')\nf()", 1, "ValueError: no"),
-        ("x = (", 1, "SyntaxError: '(' was never closed"),
-        ("try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError('x') from e", 1, "KeyError: 'x'"),
-        ("import sys; sys.exit('a message')", 1, "a message"),
-        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
-        ("import os; os.abort()", -signal.SIGABRT, ""),
-    ],
-)
-def test_errors_look_the_same(tmp_path: Path, starters: list[RankStarter], source: str, code: int, last: str) -> None:
-    (tmp_path / "bad.py").write_text(source)
-    command = [sys.executable, str(tmp_path / "bad.py")]
-    plain, warm = RankStarter(command, environment(), []), RankStarter(command, environment(), ["json"])
-    starters += [plain, warm]
-    warm.warm(1)
-    results = [run(starter.start(ranks_environment())) for starter in (plain, warm)]
-    assert results[0][0] == results[1][0] == code
-    assert results[1][1].rstrip().endswith(last)
-    if code != -signal.SIGINT:  # of an interrupt, the lines of the bootstrap may be seen
-        assert results[0][1] == results[1][1]
-
-
-@pytest.mark.timeout(300)  # two imports of torch, three rounds
-def test_ranks_without_this_library_end_with_their_own_exit_code(tmp_path: Path, starters: list[RankStarter]) -> None:
-    (tmp_path / "peer.py").write_text(PEER)
-    starter = RankStarter([sys.executable, str(tmp_path / "peer.py")], environment(), ["torch.nn.parallel.distributed"])
-    starters.append(starter)
-    for attempt in range(3):  # without the moment that a spare gives gloo's threads, every second one aborts
-        meet = f"file://{tmp_path}/meet-{attempt}"
-        starter.warm(2)
-        starter.wait_until_warm(120)
-        ranks = [starter.start({**ranks_environment(), "MEET": meet, "RANK": str(rank)}) for rank in range(2)]
-        ended = [run(rank) for rank in ranks]
-        assert [code for code, _ in ended] == [5, 5], ended
-
-
-def test_a_script_that_is_not_there_is_named(tmp_path: Path, starters: list[RankStarter]) -> None:
-    starter = RankStarter([sys.executable, str(tmp_path / "none.py")], environment(), ["json"])
-    starters.append(starter)
-    starter.warm(1)
-    code, output = run(starter.start(ranks_environment()))
-    assert code == 2
-    assert output.strip() == f"cannot open '{tmp_path / 'none.py'}': No such file or directory"
-
-
-def test_a_dead_spare_is_replaced_by_a_fresh_process(script: Path, starters: list[RankStarter]) -> None:
-    starter = RankStarter([sys.executable, str(script)], environment(), ["json"])
-    starters.append(starter)
-    starter.warm(1)
-    starter.wait_until_warm(60)
-    (spare,) = [child for child in psutil.Process().children() if "spare" in child.cmdline()]
-    spare.kill()
-    psutil.wait_procs([spare], timeout=10)
-    assert run(starter.start(ranks_environment()))[0] == 5
-
-
-def test_spares_end_when_they_are_not_needed(script: Path) -> None:
-    starter = RankStarter([sys.executable, str(script)], environment(), ["json"])
-    starter.warm(2)
-    starter.wait_until_warm(60)
-    spares = [child for child in psutil.Process().children() if "spare" in child.cmdline()]
-    assert len(spares) == 2
-    starter.close()
-    assert not any(spare.is_running() and spare.status() != psutil.STATUS_ZOMBIE for spare in spares)
-
-
-@pytest.mark.parametrize(
-    ("command", "argv"),
-    [
-        (["python", "train.py", "-x"], ("train.py", "-x")),
-        ([sys.executable, "-u", "train.py"], ("train.py",)),
-        (["python3", "-m", "pkg.train", "y"], ("-m", "pkg.train", "y")),
-        (["python", "-X", "faulthandler", "train.py"], None),
-        (["python", "-c", "print()"], None),
-        (["python"], None),
-        (["bash", "run.sh"], None),
-        (["python-not-installed", "train.py"], None),
-    ],
-)
-def test_which_commands_have_spares(command: list[str], argv: tuple[str, ...] | None) -> None:
-    parsed = PythonCommand.parse(command)
-    assert (parsed.argv if parsed else None) == argv
-
-
-def test_what_a_spare_imports_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text("raise SystemExit('imported ahead of its time')")
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import json, mine\nimport torch.nn as nn\nfrom sklearn.datasets import load_digits\n"
-        "from . import beside\nimport no_such_package\ndef f():\n    import wave\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert installed_imports(str(script)) == ["json", "torch.nn", "sklearn.datasets"]
-    script.write_text("x = (")
-    assert installed_imports(str(script)) == []
-    assert installed_imports(str(tmp_path / "none.py")) == []
-
-
-def test_importing_torch_ahead_saves_its_time(tmp_path: Path, starters: list[RankStarter]) -> None:
-    (tmp_path / "t.py").write_text("import torch; print('ready')")
-    command = [sys.executable, str(tmp_path / "t.py")]
-    took_s = {}
-    for kind, preload in (("fresh", []), ("warm", ["torch"])):
-        starter = RankStarter(command, environment(), preload)
-        starters.append(starter)
-        starter.warm(1)
-        starter.wait_until_warm(60)
-        before = time.monotonic()
-        assert run(starter.start(ranks_environment())) == (0, "ready\n")
-        took_s[kind] = time.monotonic() - before
-    assert took_s["warm"] < took_s["fresh"] / 2, took_s
-
-
-@pytest.mark.parametrize(
-    ("url", "module"),
-    [("s3://bucket/job", "boto3"), ("gs://bucket/job", "google.auth"), ("file:///state", ""), ("/state", ""), ("", "")],
-)
-def test_a_spare_has_imported_what_the_storage_needs(
-    url: str, module: str, tmp_path: Path, starters: list[RankStarter], monkeypatch: pytest.MonkeyPatch
+def test_a_rank_that_the_kernel_holds_is_given_up_with_a_word(
+    printed: Printed, held: HeldProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = tmp_path / "which.py"
-    script.write_text("import sys; print(*{'boto3', 'google.auth'} & set(sys.modules))")
-    monkeypatch.setenv("ELASTICCTL_STORAGE", url)
-    command = [sys.executable, str(script)]
-    preload = [name for name in modules_to_preload("auto", command) if not name.startswith("torch")]
-    starter = RankStarter(command, environment(), preload)
-    starters.append(starter)
-    starter.warm(1)
-    starter.wait_until_warm(60)
-    assert run(starter.start(ranks_environment())) == (0, f"{module}\n")
+    group = printed.group(starter=held)
+    with caplog.at_level(logging.WARNING):
+        (rank,) = group.stop(0.1)
+    assert held.signals == [signal.SIGTERM, signal.SIGKILL]
+    assert (rank.code, group.ranks) == (None, [])
+    assert "does not end though it was killed" in caplog.text
+
+
+def test_ranks_have_the_time_to_stop_that_they_are_given(printed: Printed) -> None:
+    lines = (
+        "import signal, sys, time",
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), print('saved', flush=True), sys.exit(0)))",
+        "print('up', flush=True)",
+        "time.sleep(60)",
+    )
+    group = printed.group(sys.executable, "-c", "\n".join(lines))
+    wait_until(lambda: printed.lines == ["up"])
+    (rank,) = group.stop(60.0)
+    assert (rank.code, printed.lines) == (0, ["up", "saved"])
+
+
+def test_a_rank_that_was_killed_for_memory_is_told_from_one_that_was_killed(printed: Printed, tmp_path: Path) -> None:
+    (tmp_path / "memory.events").write_text("oom_kill 1\n")
+    (tmp_path / "cgroup").write_text("0::/")
+    memory = MemoryKills(tmp_path, tmp_path / "cgroup")
+    printed.group("sh", "-c", "kill -KILL $$", memory=memory)
+    assert not printed.end().exhausted_memory
+    script = f"echo oom_kill 2 > {tmp_path}/memory.events; kill -KILL $$"
+    printed.group("sh", "-c", script, memory=memory)
+    assert printed.end().exhausted_memory
+
+
+def test_no_descriptor_is_lost_over_many_generations() -> None:
+    code = """
+import os, queue, sys
+from elasticctl_launcher.rank_processes import RankGroup
+from elasticctl_launcher.ranks.starter import RankStarter
+from tests.support.waiting import wait_until
+starter = RankStarter([sys.executable, "-m", "this"], dict(os.environ), ["json"])
+ended = queue.Queue()
+group = RankGroup(starter, lambda rank, line: None, ended.put)
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+for generation in range(20):
+    starter.warm(2)
+    if generation % 2:
+        starter.wait_until_warm(30)
+    group.start([(rank, dict(os.environ)) for rank in range(2)])
+    if generation % 3:
+        ended.get(timeout=60)
+    group.stop(1.0)
+    if generation == 0:
+        before = descriptors()
+wait_until(lambda: descriptors() <= before)
+starter.close()
+print("none lost")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=False)
+    assert done.stdout == "none lost\n", done.stderr

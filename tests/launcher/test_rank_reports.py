@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from elasticctl_launcher.rank_reports import LAST_TIMEOUT_S, MAX_PENDING, RankReports
-from elasticctl_launcher.rendezvous import ServiceAway, ServiceError, ServiceRefused
+from elasticctl_launcher.service.client import ServiceAway, ServiceError, ServiceRefused
 from tests.support.waiting import wait_until
 
 

@@ -1,134 +1,127 @@
-"""The client of the rendezvous service: broken services, connections and tokens."""
+"""Joining a group: waits without end, refusals, and a rank 0 that is lost before its store is reached."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceRefused
+from elasticctl_launcher import rendezvous
+from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerIdentity, WorkerRemoved
+from elasticctl_launcher.service import client as service_client
+from elasticctl_launcher.service.client import ServiceAway, ServiceRefused
+from tests.support.interrupting import Interrupted, interrupt_soon
 
-
-@contextmanager
-def serving(handle: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[socket.socket]]]:
-    """A server on loopback: its port, and the connections it has accepted, each given to `handle` first."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    accepted: list[socket.socket] = []
-
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            accepted.append(connection)
-            handle(connection)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    yield listener.getsockname()[1], accepted
-    listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
-    thread.join(5)
-    for connection in accepted:
-        connection.close()
+ME = WorkerIdentity("uid-a-1", "a-1", "127.0.0.1", 1)
+GONE, UNKNOWN, WRONG = (
+    ServiceRefused(410, "no running job"),
+    ServiceRefused(409, "not one of"),
+    ServiceRefused(401, "no"),
+)
 
 
-@pytest.fixture
-def broken() -> Iterator[Callable[[bytes], str]]:
-    """A server that answers every request with the given bytes (none: never), on loopback."""
-    answers: list[bytes] = []
+class Service:
+    """Answers `join` with what is left of `answers`, the last one for ever; `watch` with "current" until `stale`."""
 
-    def answer(connection: socket.socket) -> None:
-        if answers[0]:
-            connection.recv(65536)
-            connection.sendall(answers[0])
-            connection.close()
+    namespace, job = "default", "job"
 
-    with serving(answer) as (port, _):
+    def __init__(self, *answers: dict[str, Any] | Exception) -> None:
+        self.answers = list(answers)
+        self.bodies: list[dict[str, Any]] = []
+        self.stale = threading.Event()
 
-        def answer_with(raw: bytes) -> str:
-            answers.append(raw)
-            return f"127.0.0.1:{port}"
+    def call(self, verb: str, body: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        if verb == "watch":
+            return {"state": "stale", "reason": "lost a-0"} if self.stale.wait(10) else {"state": "current"}
+        self.bodies.append(dict(body))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-        yield answer_with
+    def close(self) -> None:
+        self.stale.set()
+
+
+def formed(generation: int, port: int = 1, *, alone: bool = True) -> dict[str, Any]:
+    """A generation of this worker, alone or with a-0, whose store is at `port`."""
+    me = {"uid": ME.uid, "name": ME.name, "host": ME.host, "port": 1, "slots": 1}
+    first = {"uid": "uid-a-0", "name": "a-0", "host": "127.0.0.1", "port": port, "slots": 1}
+    return {"state": "formed", "generation": generation, "members": [me] if alone else [first, me]}
+
+
+def handler(service: Service, join_timeout_s: float = 0.0) -> ServiceRendezvous:
+    return ServiceRendezvous(service, ME, join_timeout_s)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_client, "RETRY_MAX_S", 0.05)
+
+
+def test_a_service_that_is_away_is_waited_for() -> None:
+    away: list[dict[str, Any] | Exception] = [ServiceAway("away")] * 30
+    joined = handler(Service(*away, formed(1)))
+    assert joined.next_rendezvous().rank == 0
+    assert joined.generation == 1
+    joined.shutdown()
+
+
+def test_a_group_without_capacity_is_waited_for_and_sigterm_heard() -> None:
+    waiting = handler(Service(ServiceAway("away")))
+    with interrupt_soon(1.0), pytest.raises(Interrupted):
+        waiting.next_rendezvous()
+
+
+def test_the_user_may_limit_the_wait() -> None:
+    began = time.monotonic()
+    with pytest.raises(RendezvousTimeoutError, match="within 1 s"):
+        handler(Service(ServiceAway("away")), 1.0).next_rendezvous()
+    assert time.monotonic() - began < 5
+
+
+def test_a_group_that_is_done_is_not_joined() -> None:
+    with pytest.raises(GroupFinished):
+        handler(Service({"state": "waiting"}, {"state": "over"})).next_rendezvous()
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [
-        b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{",
-        b"garbage\r\n\r\n",
-        b"",
-    ],
-    ids=["500", "not json", "truncated", "not http", "hangs"],
+    "answers", [(GONE,), ({"state": "waiting"}, UNKNOWN)], ids=["the job is over", "no longer a worker"]
 )
-def test_a_broken_service_is_away_not_a_hang(broken: Callable[[bytes], str], tmp_path: Path, raw: bytes) -> None:
-    (tmp_path / "token").write_text("t")
-    client = ServiceClient(broken(raw), "default", "job", str(tmp_path / "token"))
-    before = time.monotonic()
-    with pytest.raises(ServiceAway, match="rendezvous service at 127"):
-        client.call_until("leave", {}, time.monotonic() + 0.5, timeout_s=0.5)
-    assert time.monotonic() - before < 5
-    client.close()
+def test_a_worker_that_is_no_longer_part_of_the_job_ends(
+    answers: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "UNKNOWN_JOB_S", 0.5)
+    with pytest.raises(WorkerRemoved):
+        handler(Service(*answers)).next_rendezvous()
 
 
-@pytest.mark.parametrize("endpoint", ["no-such-host.invalid:1", "127.0.0.1:1", "unix:///nowhere.sock", "[::1]:1"])
-def test_nobody_there_is_one_clear_line(tmp_path: Path, endpoint: str) -> None:
-    (tmp_path / "token").write_text("t")
-    with pytest.raises(ServiceAway, match="rendezvous service at"):
-        ServiceClient(endpoint, "default", "job", str(tmp_path / "token")).call("leave", {})
+def test_a_worker_that_the_service_does_not_know_yet_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "UNKNOWN_JOB_S", 0.1)
+    joined = handler(Service(*[UNKNOWN] * 30, formed(1)))
+    joined.next_rendezvous()
+    assert joined.generation == 1
+    joined.shutdown()
 
 
-@pytest.fixture
-def counting(tmp_path: Path) -> Iterator[tuple[ServiceClient, list[socket.socket]]]:
-    """A client, and the connections that its server has accepted; each is answered for as long as it is open."""
-
-    def answer(connection: socket.socket) -> None:
-        with suppress(OSError):
-            while heard := connection.recv(65536):
-                if heard.endswith(b"}"):  # the body, which comes behind its headers or with them
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-
-    def start(connection: socket.socket) -> None:
-        threading.Thread(target=answer, args=(connection,), daemon=True).start()
-
-    (tmp_path / "token").write_text("t")
-    with serving(start) as (port, accepted):
-        client = ServiceClient(f"127.0.0.1:{port}", "default", "job", str(tmp_path / "token"))
-        yield client, accepted
-        client.close()
+def test_a_wrong_token_is_no_wait() -> None:
+    with pytest.raises(RendezvousClosedError, match="401"):
+        handler(Service(WRONG)).next_rendezvous()
 
 
-def test_a_connection_is_used_again(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
-    client, accepted = counting
-    for _ in range(5):
-        assert client.call("leave", {}) == {}
-    assert len(accepted) == 1
-
-
-def test_a_connection_that_the_service_has_closed_is_not(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
-    client, accepted = counting
-    client.call("leave", {})
-    accepted[0].shutdown(socket.SHUT_RDWR)
-    assert client.call("leave", {}) == {}
-    assert len(accepted) == 2
-
-
-def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ServiceRefused, match="cannot read the token file"):
-        ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "none")).call("leave", {})
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"one\ntwo"])
-def test_a_token_file_without_a_token_is_named(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "token").write_bytes(content)
-    with pytest.raises(ServiceRefused, match="token holds no token"):
-        ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "token")).call("leave", {})
+def test_the_others_join_again_when_rank_0_is_lost_before_its_store_is_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        service = Service(formed(1, silent.getsockname()[1], alone=False), formed(2))
+        joined = handler(service)
+        threading.Timer(0.5, service.stale.set).start()
+        began = time.monotonic()
+        info = joined.next_rendezvous()
+    assert time.monotonic() - began < 3.0
+    assert (info.rank, info.world_size, joined.generation) == (0, 1, 2)
+    assert [body["generation"] for body in service.bodies] == [0, 1]
+    joined.shutdown()

@@ -13,6 +13,7 @@ import pytest
 
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import JobStatus, RankFailure
+from elasticctl_controller.core.blame import GroupRules
 from elasticctl_launcher.restart_ranks import DRAIN_S
 from tests.support.launcher_lab import JOB_UID, RANK, Lab
 
@@ -55,17 +56,30 @@ def test_a_newcomer_joins(pair: Lab) -> None:
     assert all((pair.folder / f"reached-1-{rank}").exists() for rank in range(2)), "the old ranks ended in order"
 
 
-def test_an_error_of_ones_own_ends_that_worker_with_its_story(pair: Lab) -> None:
+def test_an_error_of_ones_own_restarts_the_ranks_where_they_are(pair: Lab) -> None:
     (pair.folder / "fail-a-1").touch()
-    assert pair.wait("a-1") == 1
-    failure = from_json(RankFailure, pair.message("a-1"))
-    assert (failure.verdict, failure.rank, failure.exit_code, failure.generation) == ("application", 1, 1, 1)
+    pair.until(lambda: "ValueError: the loss is not a number" in pair.output("a-1"))
+    (pair.folder / "fail-a-1").unlink()
+    pair.until(lambda: "rank 0 of 2 generation 2" in pair.output("a-0") and "of 2 generation" in pair.output("a-1"))
+    (pair.folder / "done").touch()
+    assert [pair.wait(name) for name in pair.workers] == [0, 0]
+
+
+def test_the_last_error_that_the_budget_allows_ends_its_worker_with_its_story(lab: Lab) -> None:
+    lab.rules = GroupRules(limit=0)
+    lab.add("a-0")
+    lab.start_script("a-0")
+    lab.until(lambda: "rank 0 of 1" in lab.output("a-0"))
+    (lab.folder / "fail-a-0").touch()
+    assert lab.wait("a-0") == 1
+    failure = from_json(RankFailure, lab.message("a-0"))
+    assert (failure.verdict, failure.rank, failure.exit_code, failure.generation) == ("application", 0, 1, 1)
     assert failure.error == "ValueError: the loss is not a number"
     assert failure.last_lines[-1] == failure.error
-    pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
 
 
 def test_torchs_error_file_names_the_error(lab: Lab) -> None:
+    lab.rules = GroupRules(limit=0)
     lab.add("a-0")
     script = (
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
@@ -80,12 +94,11 @@ def test_torchs_error_file_names_the_error(lab: Lab) -> None:
     assert failure.last_lines[-1] == "and a last line of its own"
 
 
-def test_a_killed_rank_is_not_an_application_error(pair: Lab) -> None:
+def test_a_killed_rank_is_started_again_where_it_was(pair: Lab) -> None:
     os.kill(pids(pair, "a-1")[0], signal.SIGKILL)
-    assert pair.wait("a-1") == 137
-    failure = from_json(RankFailure, pair.message("a-1"))
-    assert (failure.verdict, failure.error) == ("killed", "")
-    pair.until(lambda: "rank 0 of 1 generation 2" in pair.output("a-0"))
+    pair.until(lambda: "rank 0 of 2 generation 2" in pair.output("a-0"))
+    pair.until(lambda: "rank 1 of 2 generation 2" in pair.output("a-1"))
+    assert "killed by SIGKILL" in pair.output("a-1")
 
 
 def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
@@ -217,6 +230,7 @@ def test_a_wrong_token_is_refused_in_one_line(lab: Lab) -> None:
 
 
 def test_a_command_that_does_not_exist_fails_with_its_name(lab: Lab) -> None:
+    lab.rules = GroupRules(limit=0)
     lab.add("a-0")
     lab.start("a-0", "no-such-program")
     assert lab.wait("a-0") == 127

@@ -20,6 +20,7 @@ from aiohttp.typedefs import Handler
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus
+from elasticctl_controller.core.blame import GroupRules
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 KEY, JOB_UID = "default/job", "job-uid"
@@ -109,12 +110,18 @@ class Lab:
         self.folder = folder
         self.site = Site(folder / "r.sock")
         self.alive: dict[str, str] = {}
+        self.rules = GroupRules()
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "token").write_text(TOKEN)
 
     def tell(self, status: JobStatus | None = None) -> None:
         self.site.service.set_group(
-            KEY, status=status or JobStatus(), job_uid=JOB_UID, alive=dict(self.alive), minimum=1
+            KEY,
+            status=status or JobStatus(),
+            job_uid=JOB_UID,
+            alive=dict(self.alive),
+            minimum=1,
+            rules=self.rules,
         )
 
     def restart_service(self, status: JobStatus) -> None:

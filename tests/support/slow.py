@@ -15,10 +15,25 @@ from pathlib import Path
 
 import pytest
 
-FIXTURES = {"home", "start", "terminal", "chromium", "server_ports", "api", "control", "launcher", "lab", "crd"}
+FIXTURES = {
+    "home",
+    "start",
+    "terminal",
+    "chromium",
+    "server_ports",
+    "api",
+    "control",
+    "launcher",
+    "lab",
+    "launch",
+    "crd",
+}
 """They start processes or servers, and so does whatever builds on them."""
 MODULES = ("subprocess", "multiprocessing", "pexpect", "socket", "aiohttp", "http.client", "torch", "benchmarks")
-HELPERS = ("fakeapi", "servers", "webhooks", "ports", "train", "metadata_server", "cluster_contract", "control", "kube")
+HELPERS = (
+    "fakeapi", "servers", "webhooks", "ports", "train", "metadata_server", "cluster_contract", "control", "kube",
+    "scripted_rendezvous",
+)  # fmt: skip
 _IMPORTS = re.compile(
     rf"^(import|from) (({'|'.join(MODULES)})\b|tests\.support(\.| import )({'|'.join(HELPERS)})\b)", re.M
 )

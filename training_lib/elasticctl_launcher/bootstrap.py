@@ -3,7 +3,7 @@
 There are two modes. Both are run as a file, so that none of our packages has to be importable:
 
     bootstrap.py LAUNCHER_PID exec COMMAND...      become COMMAND (run with -I -S: a few milliseconds)
-    bootstrap.py LAUNCHER_PID spare FD MODULE...   import the modules, close FD to say so, wait for one line
+    bootstrap.py LAUNCHER_PID spare FD MODULE...   import the modules, write a byte to FD, wait for one line
                                                    of JSON on stdin ({"argv": [...], "env": {...}}), run that script
 
 A spare has done what takes long before it is needed. Until then it holds no GPU context, opens no port and runs no user
@@ -53,10 +53,13 @@ def exec_command(command: list[str]) -> None:
 
 def wait_and_run(ready_fd: int, modules: list[str]) -> None:
     """Import `modules` (those that are installed), wait for the assignment, run it."""
-    sys.path.pop(0)  # this file's own folder: a script never sees it
+    if not is_path_safe():
+        sys.path.pop(0)  # this file's own folder: a script never sees it
     for module in modules:
         with contextlib.suppress(ImportError):  # the script's own import will say what is wrong
             importlib.import_module(module)
+    with contextlib.suppress(OSError):  # the launcher did not wait for this
+        os.write(ready_fd, b".")
     os.close(ready_fd)
     line = sys.stdin.readline()
     if not line:
@@ -74,12 +77,12 @@ def run_script(argv: list[str]) -> None:
     """Do what `python ARGV...` does; argv is a script or `-m MODULE`, and its arguments."""
     if argv[0] == "-m":
         sys.argv = argv[1:]
-        sys.path.insert(0, os.getcwd())
+        prepend_to_path(os.getcwd())
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         return
     path = os.path.abspath(argv[0])
     sys.argv = argv
-    sys.path.insert(0, os.path.dirname(path))
+    prepend_to_path(os.path.dirname(path))
     try:
         with open(path, "rb") as file:
             source = file.read()
@@ -97,6 +100,17 @@ def run_script(argv: list[str]) -> None:
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
+
+
+def prepend_to_path(folder: str) -> None:
+    """Let the program import what lies beside it, as the interpreter would have."""
+    if not is_path_safe():
+        sys.path.insert(0, folder)
+
+
+def is_path_safe() -> bool:
+    """True if the interpreter was started with -P or -I, and adds no folder by itself; Python 3.10 has no -P."""
+    return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
 
 if __name__ == "__main__":

@@ -9,37 +9,26 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from elasticctl_launcher.rank_processes import Rank
+from elasticctl_launcher.ranks.evidence import find_final_exception, last_error_line
 
 APPLICATION, COLLATERAL, KILLED, STUCK = "application", "collateral", "killed", "stuck"
 PREEMPTED = "preempted"
+OUT_OF_MEMORY = "out of memory"
 STUCK_EXIT_CODE = 1
 TERMINATION_LOG = "/dev/termination-log"
 MAX_MESSAGE_BYTES = 4096
 """Kubernetes' limit of a termination message."""
 
-PEER_SIGNS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "ncclRemoteError",
-    "ncclSystemError",
-    "NCCL communicator was aborted",
-    "recvBytes",
-    "Timed out waiting",
-    "gloo::",
-    "/gloo/transport/",
-)
-"""What errors of torch, gloo and NCCL say when a peer was lost."""
+MAX_LINES = 20
+"""How many of the last lines belong to a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +36,8 @@ class WorkerFailure:
     """How a worker failed.
 
     `verdict` is the launcher's guess until the service has decided. `exit_code` is the launcher's own, 1 to 255: a
-    failure never looks like a success. Raises ValueError for any other.
+    failure never looks like a success. Raises ValueError for any other. `permanent`: starting again cannot help.
+    `stopping`: the rank ended while it was being stopped, and not by that. `ended_at` is of time.monotonic.
     """
 
     verdict: str
@@ -58,6 +48,9 @@ class WorkerFailure:
     signal: str = ""
     error: str = ""
     last_lines: tuple[str, ...] = ()
+    permanent: bool = False
+    stopping: bool = False
+    ended_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         if not 1 <= self.exit_code <= 255:
@@ -68,15 +61,37 @@ class WorkerFailure:
         """A rank that ended with an exit code other than 0. torch's `@record`, if used, writes to `error_file`."""
         code = rank.code if rank.code is not None else 1
         lines = tuple(rank.last_lines)
-        name = _signal_name(-code) if code < 0 else ""
-        error = _read_error_file(error_file) or _last_error_line(lines)
+        final = find_final_exception(lines)
+        error = _read_error_file(error_file) or (final.line if final else last_error_line(lines))
         if code == -signal.SIGKILL:
-            verdict, error = KILLED, ""  # its last line has nothing to do with it
-        elif code in (1, -signal.SIGABRT) and any(sign in line for sign in PEER_SIGNS for line in lines):
+            verdict, error = KILLED, OUT_OF_MEMORY if rank.exhausted_memory else ""  # its last line tells nothing
+        elif code in (1, -signal.SIGABRT) and final is not None and final.is_of_peers:
             verdict = COLLATERAL
         else:
             verdict = APPLICATION
-        return cls(verdict, worker, generation, 128 - code if code < 0 else code, rank.rank, name, error, lines)
+        return cls(
+            verdict=verdict,
+            worker=worker,
+            generation=generation,
+            exit_code=128 - code if code < 0 else code,
+            rank=rank.rank,
+            signal=_signal_name(-code) if code < 0 else "",
+            error=error,
+            last_lines=lines[-MAX_LINES:],
+            permanent=code == 1 and final is not None and final.is_permanent,
+            stopping=not rank.ended_unasked,
+            ended_at=time.monotonic() if rank.ended_at is None else rank.ended_at,
+        )
+
+    @classmethod
+    def of_stopped(cls, worker: str, generation: int, ranks: Sequence[Rank]) -> WorkerFailure | None:
+        """The first of `ranks`, which have been stopped, that ended by itself and not by that; None if none did.
+
+        A rank's answer to SIGTERM may be any exit code. So one that ended after it counts only if an exception or a
+        signal that nobody here sent ended it.
+        """
+        failed = (cls.of_rank(worker, generation, rank) for rank in ranks if _ended_by_itself(rank))
+        return min(failed, key=lambda failure: failure.verdict == COLLATERAL, default=None)
 
     @classmethod
     def of_sigterm(cls, worker: str, generation: int, why: str = "") -> WorkerFailure:
@@ -87,7 +102,7 @@ class WorkerFailure:
     def of_suspended(cls, worker: str, generation: int, rank: Rank) -> WorkerFailure:
         """A rank is alive, but was stopped from outside and holds up the group."""
         error = f"rank {rank.rank} was stopped (SIGSTOP) and held up the group"
-        return cls(STUCK, worker, generation, STUCK_EXIT_CODE, rank.rank, "SIGSTOP", error, tuple(rank.last_lines))
+        return cls(STUCK, worker, generation, STUCK_EXIT_CODE, rank.rank, "SIGSTOP", error, _last_of(rank))
 
     @classmethod
     def of_hang(cls, worker: str, generation: int, limit_s: float) -> WorkerFailure:
@@ -95,10 +110,32 @@ class WorkerFailure:
         error = f"no step for {limit_s:g} s (--hang-timeout)"
         return cls(COLLATERAL, worker, generation, STUCK_EXIT_CODE, error=error)
 
+    def explains_more_than(self, other: WorkerFailure) -> bool:
+        """True if this is an end for a reason of its own, and `other` may be the consequence of any."""
+        return self.verdict != COLLATERAL and other.verdict == COLLATERAL
+
     def describe(self) -> str:
         """One line: the signal or exit code, and the error."""
         how = f"killed by {self.signal}" if self.signal else f"exit code {self.exit_code}"
         return f"{how}: {self.error}" if self.error else how
+
+    def to_report(self) -> dict[str, Any]:
+        """The body of the request that tells the service, without who sends it."""
+        return {
+            "generation": self.generation,
+            "of_peers": self.verdict == COLLATERAL,
+            "permanent": self.permanent,
+            "stopping": self.stopping,
+            "ended_s_ago": round(max(0.0, time.monotonic() - self.ended_at), 3),
+            "failure": {
+                "rank": self.rank,
+                "exit_code": self.exit_code,
+                "signal": self.signal,
+                "error": self.error[:500],
+                "last_lines": [line[:400] for line in self.last_lines],
+                "verdict": self.verdict,
+            },
+        }
 
     def to_message(self) -> str:
         """JSON of at most `MAX_MESSAGE_BYTES`: drops the oldest lines until it fits."""
@@ -143,8 +180,15 @@ def _read_error_file(path: str) -> str:
         return ""
 
 
-def _last_error_line(lines: Sequence[str]) -> str:
-    """The last line that names an exception, else the last that is not blank."""
-    meaningful = [line.strip() for line in lines if line.strip()]
-    raised = [line for line in meaningful if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]]
-    return (raised or meaningful or [""])[-1]
+def _last_of(rank: Rank) -> tuple[str, ...]:
+    return tuple(rank.last_lines)[-MAX_LINES:]
+
+
+def _ended_by_itself(rank: Rank) -> bool:
+    if rank.code in (None, 0):
+        return False
+    if rank.ended_unasked:
+        return True
+    if rank.code == 128 + signal.SIGTERM or -(rank.code or 0) in rank.signals:
+        return False
+    return (rank.code or 0) < 0 or find_final_exception(tuple(rank.last_lines)) is not None

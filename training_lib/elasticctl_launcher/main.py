@@ -19,8 +19,12 @@ from types import FrameType
 
 from elasticctl_launcher import spot_notice, worker_output
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
-from elasticctl_launcher.rank_processes import PythonCommand, RankStarter, installed_imports, shared_environment
+from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
+from elasticctl_launcher.ranks.starter import RankStarter, shared_environment
+from elasticctl_launcher.service.client import client_from_environment
+from elasticctl_launcher.service.heartbeat import Heartbeat
 from elasticctl_launcher.states import LauncherState
+from elasticctl_launcher.system import OrphanReaper, raise_file_limit
 from elasticctl_launcher.worker_output import OutputHandler, WorkerOutput
 from elasticctl_launcher.workspace import unpack_workspace
 from elasticctl_store import storage
@@ -45,26 +49,34 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         sys.stderr.write(f"elasticctl-launch: {missing[0]} is not set. FIX: run it as a worker of an elasticctl job\n")
         return EXIT_USAGE
+    raise_file_limit()
+    _handle_signals(_leave_early)
     with contextlib.ExitStack() as stack:
         uploader = worker_output.create_uploader(options.log_upload, os.environ)
         if uploader is not None:
             output.on_line = uploader.add
             stack.enter_context(contextlib.closing(uploader))
+        heartbeat = Heartbeat(client_from_environment(), os.environ["ELASTICCTL_POD_UID"])
+        heartbeat.start()
+        stack.enter_context(contextlib.closing(heartbeat))
         try:
             workspace = unpack_workspace(os.environ)
         except TrainError as error:
             output.print_message(str(error))
-            worker = os.environ.get("ELASTICCTL_WORKER", "")
-            WorkerFailure(APPLICATION, worker, 0, EXIT_FAILED, error=str(error)).write()
+            WorkerFailure(APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
             return EXIT_FAILED
         if workspace is not None:
             stack.enter_context(contextlib.closing(workspace))
             command = workspace.enter(command, os.environ)
-        return _train(command, options, output, uploader.hurry if uploader else lambda: None)
+        return _train(command, options, output, heartbeat, uploader.hurry if uploader else lambda: None)
 
 
 def _train(
-    command: list[str], options: argparse.Namespace, output: WorkerOutput, on_sigterm: Callable[[], None]
+    command: list[str],
+    options: argparse.Namespace,
+    output: WorkerOutput,
+    heartbeat: Heartbeat,
+    on_sigterm: Callable[[], None],
 ) -> int:
     """Run the ranks until the worker ends; returns its exit code. `on_sigterm` is called from the signal's handler."""
     starter = RankStarter(command, shared_environment(), modules_to_preload(options.preload, command))
@@ -75,7 +87,8 @@ def _train(
     from elasticctl_launcher.rendezvous import handler_from_environment
     from elasticctl_launcher.restart_ranks import Agent, Limits
 
-    handler = handler_from_environment("", options.nproc_per_node, options.join_timeout)
+    client = client_from_environment()
+    handler = handler_from_environment(client, options.nproc_per_node, options.join_timeout, heartbeat)
     spec = WorkerSpec(
         role="default",
         local_world_size=options.nproc_per_node,
@@ -90,12 +103,13 @@ def _train(
         on_sigterm()
         agent.terminate()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle_signal)
+    _handle_signals(handle_signal)
     if options.notice != spot_notice.OFF:
         source = spot_notice.make_source(options.notice, options.metadata_url)
         spot_notice.NoticeWatch(source, agent.give_notice).start()
-    with contextlib.closing(agent):
+    reaper = OrphanReaper(agent.own_pids)
+    reaper.start()
+    with contextlib.closing(agent), contextlib.closing(reaper):
         failure = None
         try:
             agent.run()
@@ -109,6 +123,22 @@ def _train(
             failure = WorkerFailure(APPLICATION, handler.identity.name, handler.generation, EXIT_FAILED, error=why)
         failure.write()  # first: a worker that has to go may be killed during what follows
         return failure.exit_code
+
+
+def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
+def _leave_early(number: int, frame: FrameType | None) -> None:
+    """End at once on SIGTERM before there is a group to leave. The kernel would not end the first process for it."""
+    failure = WorkerFailure.of_sigterm(_worker(), 0)
+    failure.write()
+    sys.exit(failure.exit_code)
+
+
+def _worker() -> str:
+    return os.environ.get("ELASTICCTL_WORKER", "")
 
 
 def modules_to_preload(choice: str, command: list[str]) -> list[str]:
@@ -134,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         "--stop-grace", type=float, default=5.0, metavar="S", help="seconds from SIGTERM to SIGKILL for ranks"
     )
     parser.add_argument(
-        "--join-timeout", type=float, default=600.0, metavar="S", help="seconds to wait for a group to form"
+        "--join-timeout", type=float, default=0.0, metavar="S", help="seconds to wait for a group to form; 0: no limit"
     )
     parser.add_argument(
         "--hang-timeout",

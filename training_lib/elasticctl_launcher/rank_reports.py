@@ -1,7 +1,8 @@
-"""What the ranks report: received by the launcher and forwarded to the rendezvous service twice a second.
+"""What the ranks report: received by the launcher and forwarded to the rendezvous service.
 
-Ranks send datagrams and never wait (`elasticctl_train.progress`). Of many progress reports only the furthest is
-forwarded; what a status must not miss (first step, resume, commit) is sent at once.
+That happens twice a second, or as often as the service wants to hear from one of so many workers. Ranks send datagrams
+and never wait (`elasticctl_train.progress`). Of many progress reports only the furthest is forwarded; what a status
+must not miss (first step, resume, commit) is sent at once.
 
 In the other direction there is one message only: a file whose appearance asks the ranks of a generation to drain. A
 rank that has drained reports `drained`. That report is not forwarded, and neither is `finished`.
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elasticctl_launcher.rendezvous import ServiceAway, ServiceClient, ServiceError
+from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError
 
 FLUSH_S = 0.5
 TIMEOUT_S, LAST_TIMEOUT_S = 5.0, 1.0
@@ -33,12 +34,14 @@ log = logging.getLogger(__name__)
 class RankReports:
     """Listens on `path`, in `folder`, until `close`; forwards to the service from a thread of its own.
 
-    `on_drained(generation, rank)` is called from a thread. `newest_generation` is the newest generation whose ranks
+    `on_drained(generation, rank)` and `on_finished(generation)`, once a rank has made its last step, are called from a
+    thread. `newest_generation` is the newest generation whose ranks
     have reported anything, which shows that the script uses the training library.
     """
 
     def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
         self._client, self._on_drained = client, on_drained
+        self.on_finished: Callable[[int], None] = lambda generation: None
         self._folder = str(folder)
         self.path = os.path.join(self._folder, "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -46,6 +49,7 @@ class RankReports:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._is_away = False
+        self._every_s = FLUSH_S
         self._pending: list[dict[str, Any]] = []
         self._furthest: dict[str, Any] | None = None
         self.newest_generation = -1
@@ -84,7 +88,9 @@ class RankReports:
                 furthest, self._furthest = self._furthest, None
             messages = events if furthest is None else [*events, furthest]
             if messages:
-                self._client.call("report", {"messages": messages}, timeout_s=patience_s)
+                answer = self._client.call("report", {"messages": messages}, timeout_s=patience_s)
+                every_s = answer.get("every_s")
+                self._every_s = max(FLUSH_S, every_s) if isinstance(every_s, int | float) else FLUSH_S
                 self._is_away = False
         except ServiceAway as error:
             log.debug("cannot deliver reports: %s", error)
@@ -127,6 +133,7 @@ class RankReports:
             return
         if message.get("kind") == "finished":
             self._finished = generation  # what the script does after training, an export or a test, may take long
+            self.on_finished(generation)
             return
         with self._lock:
             if message.get("kind") != "progress":
@@ -141,7 +148,7 @@ class RankReports:
 
     def _forward(self) -> None:
         while not self._closed:
-            self._wake.wait(FLUSH_S)
+            self._wake.wait(self._every_s)
             self._wake.clear()
             self._send(TIMEOUT_S)
 

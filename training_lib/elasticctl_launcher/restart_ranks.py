@@ -2,7 +2,7 @@
 
 `Agent` is a torch.distributed.elastic agent with a loop of its own, which goes through the states of `states.py`.
 torch's loop polls for changes, spends its restart budget on the loss of peers and stops ranks with a fixed grace period
-of 30 s. This one waits for events and asks the rendezvous service who is to blame for a failure.
+of 30 s. This one waits for events, and the rendezvous service decides what a failure means for the group.
 """
 
 from __future__ import annotations
@@ -28,65 +28,54 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from elasticctl_launcher.failure import APPLICATION, COLLATERAL, KILLED, STUCK, WorkerFailure
-from elasticctl_launcher.rank_processes import Rank, RankGroup, RankStarter
-from elasticctl_launcher.rank_reports import RankReports
-from elasticctl_launcher.rendezvous import (
-    POLL_TIMEOUT_S,
-    ServiceAway,
-    ServiceError,
-    ServiceRefused,
-    ServiceRendezvous,
+from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, WorkerFailure
+from elasticctl_launcher.notifications import (
+    Notification,
+    RankDrained,
+    RankExited,
+    ServiceAnnounced,
+    ServiceAnswered,
+    SigtermReceived,
+    TrainingDone,
 )
+from elasticctl_launcher.rank_processes import Rank, RankGroup
+from elasticctl_launcher.rank_reports import RankReports
+from elasticctl_launcher.ranks.environment import rank_environments
+from elasticctl_launcher.ranks.starter import WARM_S, RankStarter
+from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
+from elasticctl_launcher.service.heartbeat import Doing
+from elasticctl_launcher.service.questions import DONE, EXIT, REJOIN, TELL_TIMEOUT_S, Inquiries, Question
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from elasticctl_launcher.worker_output import WorkerOutput
 from elasticctl_launcher.workspace import PrivateFolder, create_shared_memory_folder
 
-FAIL_TIMEOUT_S = 60.0
-FINISH_TIMEOUT_S = 300.0
-LEAVE_TIMEOUT_S = 2.0
-WARM_TIMEOUT_S = 60.0
 DRAIN_S = 10.0
 """How long the ranks have to agree on a step and commit it once they are asked to."""
 SPARE_DELAY_S = 2.0
 """Spares are started once a generation has run this long, because its own start needs the processor first."""
+DOING: Mapping[LauncherState, Doing] = {
+    LauncherState.RUNNING: Doing.RUNNING,
+    LauncherState.DRAINING: Doing.DRAINING,
+    LauncherState.DRAINING_TO_LEAVE: Doing.DRAINING,
+    LauncherState.JUDGING: Doing.STOPPING,
+    LauncherState.RESTARTING: Doing.STOPPING,
+    LauncherState.FINISHING: Doing.FINISHING,
+    LauncherState.FINISHING_TO_LEAVE: Doing.FINISHING,
+    LauncherState.LEAVING: Doing.STOPPING,
+    LauncherState.FAILING: Doing.STOPPING,
+}
+"""What the service is told in each state; the rendezvous itself tells about joining and starting."""
+ANSWERS: Mapping[str, LauncherEvent] = {
+    REJOIN: LauncherEvent.TOLD_TO_REJOIN,
+    EXIT: LauncherEvent.TOLD_TO_EXIT,
+    DONE: LauncherEvent.GROUP_FINISHED,
+}
 
 log = logging.getLogger(__name__)
 
 
 class Terminated(Exception):
     """SIGTERM arrived while the agent was joining a group or starting ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class SigtermReceived:
-    """This process got SIGTERM."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankExited:
-    """A rank ended, with any exit code."""
-
-    rank: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class RankDrained:
-    """A rank has committed the step that the ranks agreed on."""
-
-    generation: int
-    global_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceAnnounced:
-    """The rendezvous service says that the group has changed (GENERATION_STALE) or will (DRAIN_REQUESTED)."""
-
-    generation: int
-    event: LauncherEvent
-
-
-Notification = SigtermReceived | RankExited | RankDrained | ServiceAnnounced
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +107,11 @@ class Agent(SimpleElasticAgent):
         self._reports = RankReports(
             handler.client, self._folder.path, lambda generation, rank: notify(RankDrained(generation, rank))
         )
+        self._reports.on_finished = lambda generation: notify(TrainingDone(generation))
         self._group = RankGroup(starter, output.print_rank_line, lambda rank: notify(RankExited(rank)))
+        self._service = Inquiries(
+            handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
+        )
         handler.on_stale = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.GENERATION_STALE))
         handler.on_drain = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.DRAIN_REQUESTED))
         self._got_sigterm = False
@@ -126,6 +119,7 @@ class Agent(SimpleElasticAgent):
         self._spot_notice = ""
         self._drained: set[int] = set()
         self._drain_deadline: float | None = None
+        self._reported: WorkerFailure | None = None
         self.state = LauncherState.JOINING
         self.failure: WorkerFailure | None = None
 
@@ -146,6 +140,10 @@ class Agent(SimpleElasticAgent):
         self._spot_notice = reason
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def own_pids(self) -> set[int]:
+        """The processes that this agent has started and waits for."""
+        return self._group.own_pids() | self._starter.own_pids()
+
     def close(self) -> None:
         """Send the ranks' last reports, stop listening for more, and remove the folders of this launcher."""
         self._reports.close()
@@ -165,11 +163,13 @@ class Agent(SimpleElasticAgent):
             LauncherState.JUDGING: self._judge_failure,
             LauncherState.RESTARTING: self._stop_to_restart,
             LauncherState.FINISHING: self._wait_for_peers_to_finish,
+            LauncherState.FINISHING_TO_LEAVE: self._wait_for_peers_to_finish,
             LauncherState.LEAVING: self._leave,
             LauncherState.FAILING: self._fail,
         }
         while self.state not in FINAL_STATES:
             entered = self.state
+            self._say(DOING.get(entered))
             try:
                 event = enter[entered]()
                 while self.state is entered:
@@ -184,12 +184,13 @@ class Agent(SimpleElasticAgent):
                 self._apply(LauncherEvent.ERROR)
         if self.state is not LauncherState.SUCCEEDED:
             return RunResult(WorkerState.FAILED)
-        return RunResult(WorkerState.SUCCEEDED, return_values={rank.rank: None for rank in self._group.ranks})
+        ranks = [worker.global_rank for worker in self._worker_group.workers]
+        return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
 
     def _apply(self, event: LauncherEvent) -> None:
-        """Go to the state that `event` leads to. A SIGTERM that arrived meanwhile counts first."""
+        """Go to the state that `event` leads to. While ranks run, a SIGTERM that arrived meanwhile counts first."""
         state = self.state
-        if self._got_sigterm and state not in (LauncherState.JOINING, LauncherState.STARTING):  # it interrupts those
+        if self._got_sigterm and state in (LauncherState.RUNNING, LauncherState.DRAINING):
             state = transition(state, LauncherEvent.SIGTERM)
         self.state = transition(state, event)
 
@@ -201,10 +202,18 @@ class Agent(SimpleElasticAgent):
             return LauncherEvent.SIGTERM
         if self._handler.generation == 0:
             # A newcomer that is not ready would have the others wait for its imports instead of training.
-            self._starter.wait_until_warm(WARM_TIMEOUT_S)
-        self._rendezvous(self._worker_group)
+            self._starter.wait_until_warm(WARM_S)
+        event = LauncherEvent.GROUP_FORMED
+        try:
+            self._rendezvous(self._worker_group)
+        except GroupFinished:
+            event = LauncherEvent.GROUP_FINISHED
+        except WorkerRemoved as error:
+            log.warning("%s", error)
+            self.failure = WorkerFailure.of_sigterm(*self._place(), str(error))
+            event = LauncherEvent.REMOVED
         self._sigterm_raises = False
-        return LauncherEvent.GROUP_FORMED
+        return event
 
     def _start_ranks(self) -> LauncherEvent:
         self._sigterm_raises = True
@@ -227,52 +236,56 @@ class Agent(SimpleElasticAgent):
     def _drain_to_leave(self) -> LauncherEvent | None:
         if not self._ask_ranks_to_drain():
             return LauncherEvent.CANNOT_DRAIN
-        self._send("notice", self._spot_notice or "SIGTERM")  # the service has the others drain too
+        self._service.tell("notice", self._spot_notice or "SIGTERM")  # the service has the others drain too
         return None
 
     def _judge_failure(self) -> LauncherEvent:
+        """Report the failure, wait for the service's verdict on the whole group, and stop the ranks.
+
+        Where a peer seems to be lost, the other ranks here are left alone until then: the one that broke the
+        connections may be among them, and still be busy with its last words.
+        """
         failure = self.failure
         if failure is None:
             raise RuntimeError("nothing to judge: no failure was noted")
-        log.warning("generation %d: %s", failure.generation, failure.describe())
         self._reports.flush()
-        if failure.verdict in (KILLED, STUCK):
-            return LauncherEvent.WORKER_BLAMED
-        if self._ask_who_is_to_blame(failure) == "rejoin":
-            return LauncherEvent.PEER_BLAMED
-        self.failure = replace(failure, verdict=APPLICATION)  # the service blames it, whatever it looked like from here
-        return LauncherEvent.WORKER_BLAMED
+        if failure.verdict == STUCK:
+            log.warning("generation %d: %s", failure.generation, failure.describe())
+            return LauncherEvent.TOLD_TO_EXIT
+        question = self._report(failure)
+        if failure.verdict != COLLATERAL:
+            self._stop_ranks()
+        event = self._wait_for_answer(question)
+        self._stop_ranks()
+        if event is LauncherEvent.TOLD_TO_EXIT:
+            self.failure = replace(self.failure or failure, verdict=APPLICATION)  # whatever it looked like from here
+        return event
 
     def _stop_to_restart(self) -> LauncherEvent:
         if self.failure is None:
             log.info("generation %d is over (%s)", self._handler.generation, self._handler.stale_reason)
-        self._stop_workers(self._worker_group)
-        return LauncherEvent.RANKS_STOPPED
+        failure = WorkerFailure.of_stopped(*self._place(), self._stop_ranks())
+        if failure is None or self._got_sigterm:
+            return LauncherEvent.RANKS_STOPPED
+        self.failure = failure
+        return LauncherEvent.RANK_FAILED
 
     def _wait_for_peers_to_finish(self) -> LauncherEvent:
         """Wait until the ranks of every member have succeeded: they need each other's stores until then."""
         self._reports.flush()
-        body = {"uid": self._handler.identity.uid, "generation": self._handler.generation}
-        deadline = time.monotonic() + FINISH_TIMEOUT_S
-        while time.monotonic() < deadline:
-            try:
-                if self._handler.client.call("finish", body, POLL_TIMEOUT_S).get("state") == "done":
-                    break
-            except ServiceAway:
-                time.sleep(1.0)
-            except ServiceRefused:
-                break  # the job is over
-        return LauncherEvent.GROUP_FINISHED
+        return self._wait_for_answer(self._service.wait_for_peers(self._handler.generation))
 
     def _leave(self) -> LauncherEvent:
-        self._send("leave", self._spot_notice or "SIGTERM")
-        self._stop_workers(self._worker_group)
+        if self.failure is not None and self.failure is not self._reported:
+            self._report(self.failure)  # the verdict does not matter any more
+        self._service.tell("leave", self._spot_notice or "SIGTERM")
+        self._stop_ranks()
         self.failure = WorkerFailure.of_sigterm(*self._place(), self._spot_notice)
         return LauncherEvent.RANKS_STOPPED
 
     def _fail(self) -> LauncherEvent:
-        self._stop_workers(self._worker_group)
-        self._send("leave", self.failure.describe() if self.failure else "")
+        self._stop_ranks()
+        self._service.tell("leave", self.failure.describe() if self.failure else "")
         return LauncherEvent.RANKS_STOPPED
 
     # What ends a state that waits
@@ -299,18 +312,41 @@ class Agent(SimpleElasticAgent):
                 return LauncherEvent.SIGTERM
             case RankExited(rank) if rank in ranks:
                 if rank.code != 0:
-                    error_file = self._reports.error_file(self._handler.generation, rank.rank)
-                    self.failure = WorkerFailure.of_rank(*self._place(), rank, error_file)
+                    self.failure = self._failure_of(rank)
                     return LauncherEvent.RANK_FAILED
                 return LauncherEvent.ALL_RANKS_SUCCEEDED if all(rank.code == 0 for rank in ranks) else None
             case RankDrained(self._handler.generation, global_rank):
                 self._drained.add(global_rank)
                 return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._all_drained() else None
+            case TrainingDone(self._handler.generation):
+                self._say(Doing.EXPORTING)
             case ServiceAnnounced(self._handler.generation, LauncherEvent.GENERATION_STALE as event):
                 return self._end_generation(event)
             case ServiceAnnounced(self._handler.generation, event):
                 return event
         return None
+
+    def _wait_for_answer(self, question: Question) -> LauncherEvent:
+        """Wait for the answer, for as long as it takes; a SIGTERM ends the wait, one that came before it soon."""
+        timeout_s = TELL_TIMEOUT_S if self._got_sigterm else None
+        while True:
+            try:
+                notification = self._notifications.get(timeout=timeout_s)
+            except queue.Empty:
+                notification = SigtermReceived()
+                timeout_s = None
+            match notification:
+                case SigtermReceived() if timeout_s is None:
+                    question.withdraw()
+                    return LauncherEvent.SIGTERM
+                case ServiceAnswered(answered) if answered is question:
+                    return ANSWERS[question.answer]
+                case RankExited(rank) if self.failure is not None and rank in self._group.ranks and rank.code != 0:
+                    failure = self._failure_of(rank)
+                    if failure.explains_more_than(self.failure):
+                        question.withdraw()
+                        self.failure = failure
+                        question = self._report(failure)
 
     def _end_generation(self, event: LauncherEvent) -> LauncherEvent:
         """`event`, which ends the generation here, or RANK_SUSPENDED if a rank of this worker was holding it up."""
@@ -339,35 +375,28 @@ class Agent(SimpleElasticAgent):
             Path(self._reports.notice_file(generation)).touch()
         return True
 
-    # Talking to the rendezvous service
-
     def _place(self) -> tuple[str, int]:
         return self._handler.identity.name, self._handler.generation
 
-    def _ask_who_is_to_blame(self, failure: WorkerFailure) -> str:
-        """The service's verdict, "rejoin" or "exit"; "exit" if it gives none."""
-        body = {
-            "uid": self._handler.identity.uid,
-            "generation": self._handler.generation,
-            "of_peers": failure.verdict == COLLATERAL,
-        }
-        deadline = time.monotonic() + FAIL_TIMEOUT_S
-        try:
-            while True:
-                answer = self._handler.client.call_until("fail", body, deadline, POLL_TIMEOUT_S)
-                if answer.get("verdict") != "pending":
-                    return str(answer.get("verdict", "exit"))
-        except ServiceError as error:
-            log.warning("the rendezvous service gave no verdict: %s", error)
-            return "exit"
+    def _say(self, doing: Doing | None) -> None:
+        if doing is not None and self._handler.heartbeat is not None:
+            self._handler.heartbeat.say(doing, self._handler.generation)
 
-    def _send(self, verb: str, reason: str) -> None:
-        """Send `notice` or `leave`; if that fails, the service finds out by itself."""
-        try:
-            body = {"uid": self._handler.identity.uid, "reason": reason[:200]}
-            self._handler.client.call(verb, body, LEAVE_TIMEOUT_S)
-        except ServiceError as error:
-            log.warning("%s: %s", verb, error)
+    def _failure_of(self, rank: Rank) -> WorkerFailure:
+        error_file = self._reports.error_file(self._handler.generation, rank.rank)
+        return WorkerFailure.of_rank(*self._place(), rank, error_file)
+
+    def _report(self, failure: WorkerFailure) -> Question:
+        log.warning("generation %d: %s", failure.generation, failure.describe())
+        self._reported = failure
+        return self._service.ask_for_verdict(failure.to_report)
+
+    def _stop_ranks(self) -> list[Rank]:
+        """Stop the ranks, those that have drained at once; returns all, in the order in which they ended."""
+        has_drained = bool(self._drained) and self._all_drained()
+        stopped = self._group.stop(0.0 if has_drained else self._limits.stop_grace_s)
+        self._reports.flush()
+        return stopped
 
     # What torch's agent asks of an implementation
 
@@ -383,47 +412,15 @@ class Agent(SimpleElasticAgent):
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        reports, generation = self._reports, self._handler.generation
-        common = {
-            **self._starter.environment,
-            "GROUP_RANK": str(worker_group.group_rank),
-            "GROUP_WORLD_SIZE": str(worker_group.group_world_size),
-            "LOCAL_WORLD_SIZE": str(worker_group.spec.local_world_size),
-            "MASTER_ADDR": str(worker_group.master_addr),
-            "MASTER_PORT": str(worker_group.master_port),
-            "ROLE_NAME": worker_group.spec.role,
-            "TORCHELASTIC_MAX_RESTARTS": "0",  # torch makes none
-            "TORCHELASTIC_RESTART_COUNT": str(generation),
-            "TORCHELASTIC_RUN_ID": self._handler.get_run_id(),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "ELASTICCTL_GENERATION": str(generation),
-            "ELASTICCTL_AGENT_SOCKET": reports.path,
-            "ELASTICCTL_NOTICE_FILE": reports.notice_file(generation),
-        }
+        shared = dict(self._starter.environment)
         if self._local_tier is not None:
-            common["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
-        environments = [
-            (
-                worker.global_rank,
-                {
-                    **common,
-                    "RANK": str(worker.global_rank),
-                    "LOCAL_RANK": str(worker.local_rank),
-                    "ROLE_RANK": str(worker.role_rank),
-                    "WORLD_SIZE": str(worker.world_size),
-                    "ROLE_WORLD_SIZE": str(worker.role_world_size),
-                    "TORCHELASTIC_ERROR_FILE": reports.error_file(generation, worker.global_rank),
-                },
-            )
-            for worker in worker_group.workers
-        ]
-        self._group.start(environments)
+            shared["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
+        run_id, generation = self._handler.get_run_id(), self._handler.generation
+        self._group.start(rank_environments(worker_group, run_id, generation, self._reports, shared))
         return {rank.local_rank: rank.process.pid for rank in self._group.ranks}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        has_drained = bool(self._drained) and self._all_drained()
-        self._group.stop(0.0 if has_drained else self._limits.stop_grace_s)
-        self._reports.flush()
+        self._stop_ranks()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Not used by this agent's loop, which is notified of every exit; kept correct for torch's callers."""

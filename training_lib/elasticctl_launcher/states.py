@@ -23,15 +23,17 @@ class LauncherState(Enum):
     DRAINING_TO_LEAVE = "draining to leave"
     """The same, because this worker has to go: it does not join again."""
     JUDGING = "judging"
-    """A rank failed or hangs: asks the rendezvous service whether this worker is to blame."""
+    """A rank failed or hangs: stops the others, and waits for what the rendezvous service says about it."""
     RESTARTING = "restarting"
-    """Stops the ranks, to start them again in the next generation."""
+    """Stops what is left of the ranks, to start them again in the next generation."""
     FINISHING = "finishing"
-    """All ranks of this worker succeeded: waits for those of its peers, which may still need its store."""
+    """All ranks of this worker succeeded: waits for those of its peers, which may need its store, or need all anew."""
+    FINISHING_TO_LEAVE = "finishing to leave"
+    """The same, but this worker has to go: it waits no longer than a moment, and does not join again."""
     LEAVING = "leaving"
     """This worker has to go: tells the group, then stops the ranks."""
     FAILING = "failing"
-    """This worker is to blame: stops the ranks, then tells the group."""
+    """The job's budget of restarts is used up, or none helps: tells the group, and ends."""
     SUCCEEDED = "succeeded"
     """The end: exit code 0."""
     LEFT = "left"
@@ -60,13 +62,15 @@ class LauncherEvent(Enum):
     DRAIN_TIMED_OUT = "drain timed out"
     SIGTERM = "SIGTERM"
     """The signal itself, or a spot notice, which is passed on as the signal."""
-    PEER_BLAMED = "peer blamed"
-    """The service blames a peer."""
-    WORKER_BLAMED = "worker blamed"
-    """The service blames this worker, gives no answer, or need not be asked."""
+    TOLD_TO_REJOIN = "told to rejoin"
+    """The service has the group start again, this worker included."""
+    TOLD_TO_EXIT = "told to exit"
+    """The service has this worker end with its failure, refuses to say, or need not be asked."""
     RANKS_STOPPED = "ranks stopped"
     GROUP_FINISHED = "group finished"
-    """All peers' ranks succeeded too, or are not waited for any longer."""
+    """The ranks of all members succeeded."""
+    REMOVED = "removed"
+    """The job is over, or this worker is no longer part of it."""
     ERROR = "error"
     """The rendezvous or the operating system refused what the launcher cannot do without."""
 
@@ -78,6 +82,8 @@ FINAL_STATES = frozenset({_S.SUCCEEDED, _S.LEFT, _S.FAILED})
 _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
     _S.JOINING: {
         _E.GROUP_FORMED: _S.STARTING,
+        _E.GROUP_FINISHED: _S.SUCCEEDED,
+        _E.REMOVED: _S.LEFT,
         _E.SIGTERM: _S.LEAVING,
         _E.ERROR: _S.FAILED,
     },
@@ -110,7 +116,7 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
         _E.ERROR: _S.FAILED,
     },
     _S.DRAINING_TO_LEAVE: {
-        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING,
+        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING_TO_LEAVE,
         _E.RANK_FAILED: _S.LEAVING,
         _E.RANK_SUSPENDED: _S.LEAVING,
         _E.RANKS_HUNG: _S.LEAVING,
@@ -123,19 +129,27 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
         _E.ERROR: _S.FAILED,
     },
     _S.JUDGING: {
-        _E.PEER_BLAMED: _S.RESTARTING,
-        _E.WORKER_BLAMED: _S.FAILING,
-        _E.SIGTERM: _S.JUDGING,  # looked at again where the next generation would be joined
+        _E.TOLD_TO_REJOIN: _S.RESTARTING,
+        _E.TOLD_TO_EXIT: _S.FAILING,
+        _E.SIGTERM: _S.LEAVING,
         _E.ERROR: _S.FAILED,
     },
     _S.RESTARTING: {
         _E.RANKS_STOPPED: _S.JOINING,
-        _E.SIGTERM: _S.RESTARTING,  # the same
+        _E.RANK_FAILED: _S.JUDGING,
+        _E.SIGTERM: _S.RESTARTING,  # looked at again where the next generation would be joined
         _E.ERROR: _S.FAILED,
     },
     _S.FINISHING: {
         _E.GROUP_FINISHED: _S.SUCCEEDED,
-        _E.SIGTERM: _S.FINISHING,
+        _E.TOLD_TO_REJOIN: _S.RESTARTING,
+        _E.SIGTERM: _S.LEAVING,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.FINISHING_TO_LEAVE: {
+        _E.GROUP_FINISHED: _S.SUCCEEDED,
+        _E.TOLD_TO_REJOIN: _S.LEAVING,
+        _E.SIGTERM: _S.LEAVING,
         _E.ERROR: _S.FAILED,
     },
     _S.LEAVING: {

@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl_launcher.rank_processes import PythonCommand
+from elasticctl_launcher.ranks.command import PythonCommand
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import StorageError, TrainError
 from elasticctl_store.storage.base import without_secrets

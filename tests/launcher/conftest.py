@@ -1,0 +1,21 @@
+"""Launchers in the test's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.scripted_rendezvous import Launch
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    """Runs the launcher: `launch(handler, *command, options=())` returns its exit code."""
+    from tests.support.scripted_rendezvous import launching  # imports torch
+
+    with launching(tmp_path, monkeypatch) as run:
+        yield run

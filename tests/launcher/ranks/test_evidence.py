@@ -1,0 +1,107 @@
+"""Which of a rank's last lines are its final exception, and whether a lost peer explains that."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticctl_launcher.ranks.evidence import find_final_exception, last_error_line
+
+TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 9, in <module>', "    step()")
+FRAMES = tuple(f"frame #{n}: c10d::TCPStore::ping() + 0xf9 (0x7f1 in libtorch_cpu.so)" for n in range(60))
+GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
+NCCL = "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, {}, NCCL version 2.27.3"
+REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+USAGE = "ncclInvalidUsage: This usually reflects invalid usage of NCCL library."
+NOISE = "[W1123 10:00:00.1 TCPStore.cpp:347] recvValue failed: Connection reset by peer"
+THROWN = ("terminate called after throwing an instance of 'c10::DistBackendError'",)
+WATCHDOG = "  what():  [PG ID 0 Rank 0] Process group watchdog thread terminated with exception: NCCL error: {}"
+CAUSED = "The above exception was the direct cause of the following exception:"
+
+
+def prefixed(*lines: str) -> tuple[str, ...]:
+    return tuple(f"[rank3]: {line}" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (*TRACEBACK, GLOO),
+        prefixed(*TRACEBACK, GLOO),
+        (*TRACEBACK, NCCL.format("remote process exited"), REMOTE, "Last error:", "NET/IB : Got completion with error"),
+        (*TRACEBACK, "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes.", *FRAMES),
+        (*TRACEBACK, "ValueError: no", "", CAUSED, "", *TRACEBACK, GLOO),
+        (*THROWN, WATCHDOG.format(REMOTE), *FRAMES),
+        (*TRACEBACK, "KeyError: 'x'", *THROWN, WATCHDOG.format(REMOTE)),
+        (*TRACEBACK, "ConnectionResetError: [Errno 104] Connection reset by peer"),
+    ],
+    ids=["gloo", "with torch's prefix", "NCCL", "frames", "raised from another", "C++", "C++ after Python", "socket"],
+)
+def test_a_lost_peer_explains_it(lines: tuple[str, ...]) -> None:
+    final = find_final_exception(lines)
+    assert final is not None
+    assert final.is_of_peers
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Connection reset by peer", *TRACEBACK, "ValueError: no"),
+        (*TRACEBACK, GLOO, "retrying", *TRACEBACK, "ValueError: no"),
+        (*TRACEBACK, GLOO, "", CAUSED, "", *TRACEBACK, "ValueError: no"),
+        (*TRACEBACK, "ValueError: no", NOISE, f"[rank3]:{NOISE}"),
+        (*prefixed(*TRACEBACK, "ValueError: no"), "gloo:: says goodbye: Broken pipe"),
+        (*TRACEBACK, NCCL.format("invalid usage"), USAGE),
+        (*TRACEBACK, NCCL.format("unhandled cuda error"), "ncclUnhandledCudaError: Call to CUDA function failed."),
+        (*THROWN, WATCHDOG.format("ncclInternalError: Internal check failed.")),
+        (*TRACEBACK, "ValueError: no", "terminate called without an active exception"),
+        (*TRACEBACK, "ValueError: no", f"terminate called recursively: {GLOO}"),
+    ],
+    ids=[
+        "said before", "survived before", "handled before", "C++ logs", "others' lines", "wrong use", "own GPU",
+        "own fault in C++", "threads at the end", "twice",
+    ],
+)  # fmt: skip
+def test_a_fault_of_its_own(lines: tuple[str, ...]) -> None:
+    final = find_final_exception(lines)
+    assert final is not None
+    assert not final.is_of_peers
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        ((*TRACEBACK, "ValueError: no", "and goodbye"), "ValueError: no"),
+        (prefixed(*TRACEBACK, "KeyError: 'x'"), "KeyError: 'x'"),
+        (('  File "bad.py", line 1', "    x = (", "        ^", "SyntaxError: '(' was never closed"), "SyntaxError: '"),
+        ((*TRACEBACK, "AssertionError"), "AssertionError"),
+        ((*THROWN, "  what():  no GPU"), "no GPU"),
+        ((*TRACEBACK, "ValueError: no", '  File "x.py", line 3 in main (most recent call first)'), "ValueError: no"),
+    ],
+    ids=["last words", "prefix", "syntax", "no message", "C++", "stacks after it"],
+)
+def test_its_first_line_names_it(lines: tuple[str, ...], line: str) -> None:
+    final = find_final_exception(lines)
+    assert final is not None
+    assert final.line.startswith(line)
+
+
+@pytest.mark.parametrize("name", ["SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"])
+def test_what_no_restart_changes(name: str) -> None:
+    final = find_final_exception((*TRACEBACK, f"{name}: no"))
+    assert final is not None
+    assert final.is_permanent
+
+
+@pytest.mark.parametrize(
+    "line", ["ValueError: ImportError: no", "mine.LateImportError: no", "RuntimeError: SyntaxError"]
+)
+def test_what_a_restart_may_change(line: str) -> None:
+    final = find_final_exception((*TRACEBACK, line))
+    assert final is not None
+    assert not final.is_permanent
+
+
+@pytest.mark.parametrize("lines", [(), ("Connection reset by peer", ""), ("Broken pipe: no",), TRACEBACK])
+def test_lines_without_an_exception(lines: tuple[str, ...]) -> None:
+    assert find_final_exception(lines) is None
+    assert last_error_line(lines) == next((line.strip() for line in reversed(lines) if line), "")

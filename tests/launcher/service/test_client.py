@@ -1,0 +1,158 @@
+"""The client of the rendezvous service: broken services, connections and tokens."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError, ServiceRefused
+
+
+@contextmanager
+def serving(handle: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[socket.socket]]]:
+    """A server on loopback: its port, and the connections it has accepted, each given to `handle` first."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepted: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            accepted.append(connection)
+            handle(connection)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1], accepted
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(5)
+    for connection in accepted:
+        connection.close()
+
+
+@pytest.fixture
+def broken() -> Iterator[Callable[[bytes], str]]:
+    """A server that answers every request with the given bytes (none: never), on loopback."""
+    answers: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        if answers[0]:
+            connection.recv(65536)
+            connection.sendall(answers[0])
+            connection.close()
+
+    with serving(answer) as (port, _):
+
+        def answer_with(raw: bytes) -> str:
+            answers.append(raw)
+            return f"127.0.0.1:{port}"
+
+        yield answer_with
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{",
+        b"garbage\r\n\r\n",
+        b"",
+    ],
+    ids=["500", "not json", "truncated", "not http", "hangs"],
+)
+def test_a_broken_service_is_away_not_a_hang(broken: Callable[[bytes], str], tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "token").write_text("t")
+    client = ServiceClient(broken(raw), "default", "job", str(tmp_path / "token"))
+    before = time.monotonic()
+    with pytest.raises(ServiceAway, match="rendezvous service at 127"):
+        client.call_until("leave", {}, time.monotonic() + 0.5, timeout_s=0.5)
+    assert time.monotonic() - before < 5
+    client.close()
+
+
+@pytest.mark.parametrize("endpoint", ["no-such-host.invalid:1", "127.0.0.1:1", "unix:///nowhere.sock", "[::1]:1"])
+def test_nobody_there_is_one_clear_line(tmp_path: Path, endpoint: str) -> None:
+    (tmp_path / "token").write_text("t")
+    with pytest.raises(ServiceAway, match="rendezvous service at"):
+        ServiceClient(endpoint, "default", "job", str(tmp_path / "token")).call("leave", {})
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Iterator[tuple[ServiceClient, list[socket.socket]]]:
+    """A client, and the connections that its server has accepted; each is answered for as long as it is open."""
+
+    def answer(connection: socket.socket) -> None:
+        with suppress(OSError):
+            while heard := connection.recv(65536):
+                if heard.endswith(b"}"):  # the body, which comes behind its headers or with them
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    def start(connection: socket.socket) -> None:
+        threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    (tmp_path / "token").write_text("t")
+    with serving(start) as (port, accepted):
+        client = ServiceClient(f"127.0.0.1:{port}", "default", "job", str(tmp_path / "token"))
+        yield client, accepted
+        client.close()
+
+
+def test_a_connection_is_used_again(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
+    client, accepted = counting
+    for _ in range(5):
+        assert client.call("leave", {}) == {}
+    assert len(accepted) == 1
+
+
+def test_a_connection_that_the_service_has_closed_is_not(counting: tuple[ServiceClient, list[socket.socket]]) -> None:
+    client, accepted = counting
+    client.call("leave", {})
+    accepted[0].shutdown(socket.SHUT_RDWR)
+    assert client.call("leave", {}) == {}
+    assert len(accepted) == 2
+
+
+def test_it_says_once_that_the_service_is_away_and_once_that_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "token").write_text("t")
+    answers = [500, 503, 200, 429, 200, 500, 410]
+
+    def answer(connection: socket.socket) -> None:
+        connection.recv(65536)
+        status = answers.pop(0)
+        connection.sendall(f"HTTP/1.1 {status} X\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        connection.close()
+
+    with serving(answer) as (port, _), caplog.at_level(logging.INFO):
+        client = ServiceClient(f"127.0.0.1:{port}", "default", "job", str(tmp_path / "token"))
+        while answers:
+            with suppress(ServiceError):
+                client.call("leave", {})
+        client.close()
+    said = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    away, back = "trying again until it answers", "the rendezvous service is back"
+    assert said == [away, back, away, back]
+
+
+def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServiceRefused, match="cannot read the token file"):
+        ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "none")).call("leave", {})
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"one\ntwo"])
+def test_a_token_file_without_a_token_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(ServiceRefused, match="token holds no token"):
+        ServiceClient("127.0.0.1:1", "default", "job", str(tmp_path / "token")).call("leave", {})

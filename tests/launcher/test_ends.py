@@ -1,0 +1,164 @@
+"""How the ends of ranks are reported to the service, and what its answers do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from elasticctl_launcher.service.client import ServiceAway
+from elasticctl_launcher.service.heartbeat import Doing
+from tests.support.scripted_rendezvous import Launch, ScriptedRendezvous, get_sigterm
+
+EXIT, REJOIN, PENDING = {"verdict": "exit"}, {"verdict": "rejoin"}, {"verdict": "pending"}
+AWAY = ServiceAway("not there")
+DONE = {"state": "done"}
+FIRST = '[ "$ELASTICCTL_GENERATION" = 1 ]'
+
+
+def python(*lines: str) -> tuple[str, str, str]:
+    return sys.executable, "-c", "\n".join(lines)
+
+
+def after(seconds: float, act: object) -> None:
+    threading.Timer(seconds, act).start()  # type: ignore[arg-type]
+
+
+def over_soon(handler: ScriptedRendezvous) -> None:
+    """The first generation is over in a moment."""
+    if handler.generation == 1:
+        after(1.0, lambda: handler.on_stale(1))
+
+
+def test_the_whole_evidence_is_reported(launch: Launch) -> None:
+    handler = ScriptedRendezvous({"fail": EXIT})
+    assert launch(handler, *python("import sys", "print('a', flush=True)", "raise ValueError('no')")) == 1
+    (body,) = handler.bodies("fail")
+    assert (body["uid"], body["generation"]) == ("uid-a-0", 1)
+    assert (body["of_peers"], body["permanent"], body["stopping"]) == (False, False, False)
+    assert 0 <= body["ended_s_ago"] < 10
+    lines = body["failure"].pop("last_lines")
+    assert lines[0] == "a"
+    assert lines[-1] == "ValueError: no"
+    assert body["failure"] == {
+        "rank": 0, "exit_code": 1, "signal": "", "error": "ValueError: no", "verdict": "application",
+    }  # fmt: skip
+
+
+def test_a_script_that_cannot_be_read_is_a_permanent_failure(launch: Launch) -> None:
+    handler = ScriptedRendezvous({"fail": EXIT})
+    assert launch(handler, *python("x = (")) == 1
+    assert [body["permanent"] for body in handler.bodies("fail")] == [True]
+
+
+def test_a_killed_rank_is_reported_and_may_start_again_in_place(launch: Launch) -> None:
+    handler = ScriptedRendezvous({"fail": REJOIN, "finish": DONE})
+    assert launch(handler, "sh", "-c", f"{FIRST} && kill -KILL $$; exit 0") == 0
+    (body,) = handler.bodies("fail")
+    assert (body["failure"]["exit_code"], body["failure"]["signal"]) == (137, "SIGKILL")
+    assert (handler.generation, handler.bodies("leave")) == (2, [])
+
+
+@pytest.mark.parametrize("wait", [[PENDING, PENDING], [AWAY, AWAY, AWAY]], ids=["pending", "away"])
+def test_a_verdict_is_waited_for(launch: Launch, wait: list[object]) -> None:
+    handler = ScriptedRendezvous({"fail": [*wait, REJOIN], "finish": DONE})  # type: ignore[list-item]
+    assert launch(handler, "sh", "-c", f"{FIRST} && exit 3; exit 0") == 0
+    bodies = handler.bodies("fail")
+    assert len(bodies) == len(wait) + 1
+    ages = [body.pop("ended_s_ago") for body in bodies]
+    assert ages == sorted(set(ages)), "the end is as long ago as it is"
+    assert all(body == bodies[0] for body in bodies)
+
+
+@pytest.mark.parametrize("verb", ["fail", "finish"])
+def test_who_waits_for_the_service_answers_sigterm_at_once(launch: Launch, verb: str) -> None:
+    silent = threading.Event()
+
+    def hang(body: object) -> dict[str, object]:
+        get_sigterm(handler)
+        silent.wait(60)
+        return {}
+
+    handler = ScriptedRendezvous({verb: hang})
+    code = launch(handler, "sh", "-c", "exit 3" if verb == "fail" else "exit 0")
+    silent.set()
+    assert code == 143
+    assert handler.bodies("leave")
+
+
+def test_ranks_start_again_if_a_peer_is_lost_before_its_ranks_have_ended(launch: Launch) -> None:
+    handler = ScriptedRendezvous({"finish": [{"state": "waiting"}, {"state": "rejoin"}, DONE]})
+    assert launch(handler, "true") == 0
+    assert handler.generation == 2
+    assert [body["generation"] for body in handler.bodies("finish")] == [1, 1, 2]
+
+
+def test_an_end_is_reported_although_the_generation_was_over_before(launch: Launch) -> None:
+    """The rank fails by itself while it is being stopped: its `finally` takes longer than the news."""
+    lines = (
+        "import os, signal, sys, time",
+        "signal.signal(signal.SIGTERM, lambda *_: None)",
+        "if os.environ['ELASTICCTL_GENERATION'] == '1':",
+        "    try:",
+        "        raise ValueError('step 5')",
+        "    finally:",
+        "        time.sleep(1.5)",
+    )
+    handler = ScriptedRendezvous({"fail": REJOIN, "finish": DONE}, over_soon)
+    assert launch(handler, *python(*lines), options=("--stop-grace", "20")) == 0
+    (body,) = handler.bodies("fail")
+    assert (body["generation"], body["stopping"], body["failure"]["error"]) == (1, True, "ValueError: step 5")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["signal.signal(signal.SIGTERM, lambda *_: os._exit(7))", "signal.signal(signal.SIGTERM, signal.SIG_IGN)", ""],
+    ids=["handles it", "ignores it", "dies of it"],
+)
+def test_an_answer_to_our_own_signal_is_no_end_to_report(launch: Launch, line: str) -> None:
+    last = "time.sleep(60 if os.environ['ELASTICCTL_GENERATION'] == '1' else 0)"
+    handler = ScriptedRendezvous({"finish": DONE}, over_soon)
+    assert launch(handler, *python("import os, signal, time", line, last)) == 0
+    assert handler.bodies("fail") == []
+
+
+def test_a_better_explanation_from_another_rank_here_is_told_too(launch: Launch) -> None:
+    """Rank 0 loses its connection because rank 1 fails, which takes longer over it."""
+    lines = (
+        "import os, signal, time",
+        "signal.signal(signal.SIGTERM, lambda *_: None)",
+        "if os.environ['RANK'] == '0':",
+        "    raise RuntimeError('Connection closed by peer')",
+        "try:",
+        "    raise ValueError('mine')",
+        "finally:",
+        "    time.sleep(2)",
+    )
+    handler = ScriptedRendezvous({"fail": lambda body: PENDING if body["of_peers"] else EXIT})
+    handler.identity = type(handler.identity)("uid-a-0", "a-0", "127.0.0.1", 2)
+    assert launch(handler, *python(*lines), options=("--nproc-per-node", "2", "--stop-grace", "20")) == 1
+    told = [(body["of_peers"], body["failure"]["rank"]) for body in handler.bodies("fail")]
+    assert told[0] == (True, 0)
+    assert told[-1] == (False, 1)
+
+
+def test_the_service_hears_what_the_launcher_does(launch: Launch) -> None:
+    handler = ScriptedRendezvous({"fail": REJOIN, "finish": DONE})
+    assert launch(handler, "sh", "-c", f"{FIRST} && exit 3; exit 0") == 0
+    assert [doing for n, doing in enumerate(handler.said) if handler.said[n - 1 : n] != [doing]] == [
+        Doing.RUNNING, Doing.STOPPING, Doing.RUNNING, Doing.FINISHING,
+    ]  # fmt: skip
+
+
+def test_sigterm_while_ranks_are_stopped_counts_once_they_are(launch: Launch) -> None:
+    def stop(handler: ScriptedRendezvous) -> None:
+        after(0.5, lambda: handler.on_stale(1))
+        after(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+    lines = ("import signal, time", "signal.signal(signal.SIGTERM, lambda *_: None)", "time.sleep(60)")
+    handler = ScriptedRendezvous(on_join=stop)
+    assert launch(handler, *python(*lines), options=("--stop-grace", "1.5")) == 143
+    assert handler.generation == 1

@@ -1,0 +1,87 @@
+"""Descriptors, orphans, and what the kernel killed for memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticctl_launcher.system import MemoryKills
+
+EVENTS = "low 0\nhigh 0\nmax 3\noom 2\noom_kill {}\noom_group_kill 0\n"
+CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "file", "text"),
+    [
+        ("0::/pods/a", "pods/a/memory.events", EVENTS),
+        ("0::/", "memory.events", EVENTS),
+        ("0::/kubepods/burstable/pod1/c1", "memory.events", EVENTS),
+        ("12:cpu,cpuacct:/x\n4:memory:/docker/c1\n0::/", "memory/docker/c1/memory.oom_control", CONTROL),
+        ("4:memory:/docker/c1", "memory/memory.oom_control", CONTROL),
+    ],
+    ids=["v2", "v2 in a namespace", "v2 in a container", "v1", "v1 in a container"],
+)
+def test_the_kernel_s_kills_are_counted(tmp_path: Path, membership: str, file: str, text: str) -> None:
+    counter = tmp_path / "fs" / file
+    counter.parent.mkdir(parents=True)
+    counter.write_text(text.format(2))
+    (tmp_path / "cgroup").write_text(membership)
+    kills = MemoryKills(tmp_path / "fs", tmp_path / "cgroup")
+    assert kills.count() == 2
+    counter.write_text(text.format(3))
+    assert kills.count() == 3
+    counter.unlink()
+    assert kills.count() == 0
+
+
+def test_a_system_without_control_groups_has_killed_nobody(tmp_path: Path) -> None:
+    assert MemoryKills(tmp_path, tmp_path / "none").count() == 0
+
+
+ORPHANS = """
+import ctypes, os, subprocess, sys, time
+from elasticctl_launcher.system import OrphanReaper
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # as the first process of a container, it adopts orphans
+own = subprocess.Popen(["true"])
+parent = subprocess.Popen(["sh", "-c", "(sleep 0.2) & (sleep 0.2) & exit 0"])
+parent.wait()
+def dead():
+    me = str(os.getpid())
+    stats = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stats.append(open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[:2])
+        except OSError:
+            pass
+    return stats.count(["Z", me])
+while dead() < 3:
+    time.sleep(0.02)
+reaper = OrphanReaper(lambda: {own.pid})
+first = reaper.reap()
+print(len(first), len(reaper.reap()), dead(), own.wait())
+"""
+
+
+@pytest.mark.slow
+def test_orphans_are_collected_and_its_own_children_left_to_whoever_waits_for_them() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0 2 1 0\n"
+
+
+LIMIT = """
+import resource
+from elasticctl_launcher.system import raise_file_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1000))
+raise_file_limit()
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.slow
+def test_as_many_files_may_be_open_as_the_system_permits() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMIT], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "(1000, 1000)\n"

@@ -1,0 +1,54 @@
+"""What the agent's main thread is told by its other threads, by signals and by the rendezvous service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticctl_launcher.rank_processes import Rank
+from elasticctl_launcher.service.questions import Question
+from elasticctl_launcher.states import LauncherEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SigtermReceived:
+    """This process got SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    """A rank ended, with any exit code."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class RankDrained:
+    """A rank has committed the step that the ranks agreed on."""
+
+    generation: int
+    global_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingDone:
+    """A rank has made its last step; what its script does after that, an export or a test, may take long."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAnnounced:
+    """The rendezvous service says that the group has changed (GENERATION_STALE) or will (DRAIN_REQUESTED)."""
+
+    generation: int
+    event: LauncherEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAnswered:
+    """The rendezvous service has answered a question."""
+
+    question: Question
+
+
+Notification = SigtermReceived | RankExited | RankDrained | TrainingDone | ServiceAnnounced | ServiceAnswered

@@ -1,0 +1,1 @@
+"""What a rank is started from and what it prints."""

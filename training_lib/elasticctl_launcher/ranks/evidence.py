@@ -1,0 +1,114 @@
+"""What a rank's last lines say about its end: which exception was the last, and whether a lost peer explains it.
+
+Only the final exception counts. A script that logs "Connection reset by peer" about its data store, or retries a
+collective, has said nothing about its own end; nor has the noise that libraries print after the exception.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "ncclRemoteError",
+    "ncclSystemError",
+    "NCCL communicator was aborted",
+    "recvBytes",
+    "Timed out waiting",
+    "gloo::",
+    "/gloo/transport/",
+)
+"""What errors of torch, gloo and NCCL say when a peer was lost."""
+OWN_SIGNS = (
+    "ncclInvalidUsage",
+    "ncclInvalidArgument",
+    "ncclUnhandledCudaError",
+    "ncclInternalError",
+)
+"""What NCCL says of a fault of this very process, also in a DistBackendError: no peer's loss explains it."""
+PERMANENT = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
+"""Exceptions that the same script raises again wherever and whenever it is started."""
+
+_RANK_PREFIX = re.compile(r"\[rank\d+\]: ?(?!\[)")
+"""What torch's excepthook puts before each line of a traceback; its C++ log has a bracket in place of the blank."""
+_LOG = re.compile(r"(\[rank\d+\]:)?\[?[IWEF]\d{4} |\[rank\d+\]:\[|\[[IWEF]\d* ")
+"""A line of the logs of torch's C++ parts or of glog."""
+_CODE_LINE = re.compile(r'\s+File ".*", line \d+')
+_EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: |$)")
+_TERMINATED = "terminate called"
+
+
+@dataclass(frozen=True, slots=True)
+class FinalException:
+    """The last exception of a rank: its first line, and its whole message line by line."""
+
+    line: str
+    message: tuple[str, ...]
+
+    @property
+    def type(self) -> str:
+        """The name of its type without its module; empty for a C++ exception."""
+        match = _EXCEPTION.match(self.line)
+        return match["type"].rpartition(".")[2] if match else ""
+
+    @property
+    def is_permanent(self) -> bool:
+        """True if starting the script again cannot help."""
+        return self.type in PERMANENT
+
+    @property
+    def is_of_peers(self) -> bool:
+        """True if the loss of a peer explains it."""
+        text = "\n".join((self.line, *self.message))
+        return any(sign in text for sign in PEER_SIGNS) and not any(sign in text for sign in OWN_SIGNS)
+
+
+def find_final_exception(lines: Sequence[str]) -> FinalException | None:
+    """The exception that ended the process which printed these last lines; None if they show none."""
+    return _find_of_cpp(lines) or _find_of_python(lines)
+
+
+def last_error_line(lines: Sequence[str]) -> str:
+    """What comes nearest to an error without a traceback: the last line that is not blank."""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _find_of_python(lines: Sequence[str]) -> FinalException | None:
+    """The last traceback's exception: its first line that is not indented, and what belongs to its message."""
+    plain = [_RANK_PREFIX.sub("", line, count=1) if _RANK_PREFIX.match(line) else line for line in lines]
+    codes = (at for at in reversed(range(len(plain))) if _CODE_LINE.match(plain[at]))
+    firsts = (_first_not_indented(plain, at + 1) for at in codes)
+    first = next((at for at in firsts if at is not None and _EXCEPTION.match(plain[at])), None)
+    if first is None:
+        return None
+    prefixed = plain[first] is not lines[first]
+    message = []
+    for at in range(first + 1, len(plain)):
+        if _LOG.match(lines[at]) or _TERMINATED in lines[at]:
+            continue
+        if prefixed and plain[at] is lines[at]:
+            break  # torch marks every line of the exception; this one is somebody else's
+        message.append(plain[at])
+    return FinalException(plain[first], tuple(message))
+
+
+def _first_not_indented(lines: Sequence[str], start: int) -> int | None:
+    return next((at for at in range(start, len(lines)) if lines[at].strip() and not lines[at][0].isspace()), None)
+
+
+def _find_of_cpp(lines: Sequence[str]) -> FinalException | None:
+    """The exception that nobody caught in C++: what follows the last `terminate called after throwing`."""
+    last = next((at for at in reversed(range(len(lines))) if _TERMINATED in lines[at]), None)
+    if last is None or "throwing" not in lines[last]:
+        return None  # "without an active exception": a thread that was still running at the end
+    message = [line.strip() for line in lines[last + 1 :]]
+    what = next((line for line in message if line.startswith("what():")), "")
+    return FinalException(what.removeprefix("what():").strip() or lines[last].strip(), (lines[last], *message))

@@ -1,0 +1,215 @@
+"""Start training processes, at once or from a warm spare.
+
+A spare has imported torch before it is needed. It costs the memory of an idle Python with torch (docs/performance.md)
+and saves the seconds of that import at each restart. Only Python commands can have one (`python SCRIPT ...`,
+`python -m MODULE ...`); others start as they are. `bootstrap.py` is what a rank or spare starts as.
+
+A spare whose imports fail, or take longer than `WARM_S`, is given up with a word in the log. That costs a restart the
+time of its imports, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticctl_launcher.ranks.command import PythonCommand
+
+BOOTSTRAP = str(Path(__file__).parents[1] / "bootstrap.py")
+WARM_S = 60.0
+"""How long a rank or a newcomer relies on a spare's imports to end."""
+KILL_WAIT_S = 1.0
+LAST_WORDS_BYTES = 4096
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Spare:
+    """A process that imports what a rank will need. `ready` is the pipe on which it says that it has; -1: it has."""
+
+    process: subprocess.Popen[bytes]
+    ready: int
+    started: float
+
+    def wait_until_warm(self, timeout_s: float) -> bool:
+        """Wait for its imports; False if they have not ended within `timeout_s`. Raises SpareFailed if they failed."""
+        if self.ready < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.ready, select.POLLIN)
+        if not poll.poll(max(0.0, timeout_s) * 1000):
+            return False
+        imported = os.read(self.ready, 1) != b""
+        self.forget_pipe()
+        if not imported:
+            raise SpareFailed(self._last_words())
+        return True
+
+    def forget_pipe(self) -> None:
+        """Close the pipe, if it is still open."""
+        if self.ready >= 0:
+            os.close(self.ready)
+            self.ready = -1
+
+    def assign(self, assignment: bytes) -> bool:
+        """Have it become a rank; False if it has died."""
+        if self.process.stdin is None or self.process.poll() is not None:
+            return False
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(assignment)
+            self.process.stdin.close()
+            self.process.stdin = None
+            self.forget_pipe()
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End it and free what it holds."""
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in uninterruptible sleep: it ends when it wakes
+            self.process.wait(KILL_WAIT_S)
+        self.forget_pipe()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _last_words(self) -> str:
+        self.process.kill()  # it is about to end anyway
+        code = self.process.wait()
+        output = b""
+        if self.process.stdout:
+            os.set_blocking(self.process.stdout.fileno(), False)
+            output = self.process.stdout.read() or b""
+        lines = output[-LAST_WORDS_BYTES:].decode("utf-8", "replace").strip().splitlines()
+        return f"exit code {code}" + (f": {lines[-1]}" if lines else "")
+
+
+class SpareFailed(Exception):
+    """A spare ended before it had made its imports; the text says how."""
+
+
+class RankStarter:
+    """Starts the processes of one worker; `preload` names the modules that a spare imports (empty: no spares).
+
+    `environment` is what all of them share; some libraries read it while they are imported.
+
+    Every method must be called from the main thread: the kernel ties a process to the thread that started it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        preload: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._command, self._preload, self._clock = list(command), list(preload), clock
+        self.environment = dict(environment)
+        self._python = PythonCommand.parse(command) if preload else None
+        self._spares: list[Spare] = []
+        self._was_slow = False
+
+    def warm(self, count: int) -> None:
+        """Start spares until there are `count`."""
+        for spare in list(self._spares):
+            if not self._is_usable(spare):
+                self._drop(spare)
+        while self._python and len(self._spares) < count:
+            ready, tell = os.pipe()
+            python = [self._python.interpreter, *self._python.flags]
+            argv = [*python, BOOTSTRAP, str(os.getpid()), "spare", str(tell), *self._preload]
+            try:
+                process = self._popen(argv, self.environment, subprocess.PIPE, pass_fds=(tell,))
+            except OSError:
+                os.close(ready)
+                raise
+            finally:
+                os.close(tell)
+            self._spares.append(Spare(process, ready, self._clock()))
+
+    def wait_until_warm(self, timeout_s: float) -> None:
+        """Wait until every spare has imported its modules or has ended; at most `timeout_s`."""
+        deadline = self._clock() + timeout_s
+        for spare in self._spares:
+            self._is_warm(spare, deadline - self._clock())
+
+    def start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start one training process with `environment`; its output (both streams) is `.stdout`."""
+        for spare in list(self._spares):
+            if not self._is_reliable(spare) or self._python is None:
+                continue
+            assignment = json.dumps({"argv": self._python.argv, "env": dict(environment)})
+            if spare.assign(assignment.encode() + b"\n"):
+                self._spares.remove(spare)
+                return spare.process
+            self._drop(spare)
+        argv = [sys.executable, "-I", "-S", BOOTSTRAP, str(os.getpid()), "exec", *self._command]
+        return self._popen(argv, environment, subprocess.DEVNULL)
+
+    def close(self) -> None:
+        """Kill the spares that were not needed."""
+        while self._spares:
+            self._drop(self._spares[0])
+
+    def own_pids(self) -> set[int]:
+        """The spares, which are this process's own children."""
+        return {spare.process.pid for spare in self._spares}
+
+    def _is_usable(self, spare: Spare) -> bool:
+        """False for a spare that has died."""
+        self._is_warm(spare)
+        return spare.process.poll() is None
+
+    def _is_reliable(self, spare: Spare) -> bool:
+        """True for a spare that is warm or, as long as none has ever been slow, will be soon."""
+        if self._is_warm(spare):
+            return True
+        if not self._was_slow and self._clock() - spare.started >= WARM_S:
+            self._was_slow = True
+            log.warning("a spare has not made its imports within %.0f s: ranks start without it", WARM_S)
+        return not self._was_slow and self._python is not None
+
+    def _is_warm(self, spare: Spare, timeout_s: float = 0.0) -> bool:
+        """True once the spare has made its imports; no more spares are started if it turns out that it cannot."""
+        try:
+            return spare.wait_until_warm(timeout_s)
+        except SpareFailed as failed:
+            if self._python is not None:
+                self._python = None
+                log.warning("a spare cannot import %s (%s): ranks start without", ",".join(self._preload), failed)
+            return False
+
+    def _drop(self, spare: Spare) -> None:
+        self._spares.remove(spare)
+        spare.kill()
+
+    def _popen(
+        self, argv: Sequence[str], environment: Mapping[str, str], stdin: int, pass_fds: tuple[int, ...] = ()
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            pass_fds=pass_fds,
+            env=dict(environment),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def shared_environment() -> dict[str, str]:
+    """What all ranks and spares of a worker share: this process's environment, with defaults for what is not set."""
+    on_loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
+    interface = {"GLOO_SOCKET_IFNAME": "lo"} if on_loopback and os.path.exists("/sys/class/net/lo") else {}
+    return {**interface, "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}

@@ -1,0 +1,127 @@
+"""Tells the rendezvous service what this launcher is doing: who says so is alive, however long it takes.
+
+A long poll is a sign of life as long as it is outstanding, and says at its beginning what the launcher does. While
+there is none (the launcher unpacks the workspace, starts ranks, waits for them to stop), and whenever the launcher
+begins to do something that no long poll has said yet, a thread sends a heartbeat. Nobody ever waits for one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+from elasticctl_launcher.service.client import POLL_TIMEOUT_S, ServiceClient, ServiceError
+
+BEAT_S = 3.0
+SETTLE_S = 0.05
+"""What lasts no longer is not worth a request: a launcher that joins says so in the same moment with its long poll."""
+BEAT_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Doing(StrEnum):
+    """What a launcher can be doing, in the words of the protocol."""
+
+    PREPARING = "preparing"
+    """Unpacks the workspace, warms spares."""
+    WAITING = "waiting"
+    """Has joined and waits for the group to form, or for the service's verdict."""
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    EXPORTING = "exporting"
+    """The ranks have said that the last step is done, and still run."""
+    FINISHING = "finishing"
+    """All ranks have exited with 0; waits for those of the peers."""
+    HUNG = "hung"
+
+
+class Heartbeat:
+    """Says for the worker `uid` what it does, from a thread of its own between `start` and `close`."""
+
+    def __init__(self, client: ServiceClient, uid: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._uid, self._clock = client, uid, clock
+        self._changed = threading.Condition()
+        self._doing, self._since, self._generation = Doing.PREPARING, clock(), 0
+        self._told: Doing | None = None
+        self._polls = 0
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin; the first heartbeat says that the launcher prepares itself."""
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+
+    def close(self) -> None:
+        """Send no more; returns at once."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def doing(self) -> Doing:
+        """What the launcher does."""
+        return self._doing
+
+    def say(self, doing: Doing, generation: int) -> None:
+        """The launcher, whose newest generation is `generation`, begins with something else; returns at once."""
+        with self._changed:
+            self._generation = generation
+            if doing is self._doing:
+                return
+            self._doing, self._since = doing, self._clock()
+            self._changed.notify_all()
+
+    def poll(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make one long poll, which tells what the launcher does; raises ServiceAway or ServiceRefused."""
+        with self._riding():
+            return self._client.call(verb, {**body, **self._words()}, POLL_TIMEOUT_S)
+
+    def beat(self) -> None:
+        """Send one heartbeat. A service that is away, or is older than heartbeats, does without."""
+        with self._changed:
+            generation = self._generation
+        try:
+            body = {"uid": self._uid, "generation": generation, **self._words()}
+            self._client.call("heartbeat", body, BEAT_TIMEOUT_S)
+        except ServiceError as error:
+            log.debug("heartbeat: %s", error)
+
+    def is_due(self, idle_s: float) -> bool:
+        """True if a heartbeat has to be sent, `idle_s` after the last one."""
+        with self._changed:
+            return self._told is not self._doing or (not self._polls and idle_s >= BEAT_S)
+
+    @contextmanager
+    def _riding(self) -> Iterator[None]:
+        with self._changed:
+            self._polls += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._polls -= 1
+                self._changed.notify_all()
+
+    def _words(self) -> dict[str, Any]:
+        """What to add to a request, which tells it."""
+        with self._changed:
+            self._told = self._doing
+            return {"doing": self._doing.value, "since_s": round(self._clock() - self._since, 3)}
+
+    def _run(self) -> None:
+        beaten = -BEAT_S
+        while not self._closed:
+            if self.is_due(time.monotonic() - beaten):
+                beaten = time.monotonic()
+                self.beat()
+            with self._changed:
+                if self._told is self._doing and not self._closed:
+                    self._changed.wait(BEAT_S)
+            time.sleep(SETTLE_S)

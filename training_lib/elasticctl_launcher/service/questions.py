@@ -1,0 +1,108 @@
+"""What an agent asks the rendezvous service, and what it tells it when it leaves.
+
+Some answers take long: the service hears all ranks of a generation before it says what their ends mean, and the last
+step of a job may be followed by an hour of export on one of them. So each question is asked from a thread of its own,
+again and again, for as long as the service is away. Who waits for the answer hears SIGTERM meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elasticctl_launcher.service.client import Backoff, Poll, ServiceAway, ServiceClient, ServiceError, ServiceRefused
+
+REJOIN, EXIT, DONE = "rejoin", "exit", "done"
+LEAST_POLL_S = 0.5
+"""A service that has no answer yet holds the question; one that does not is not asked more often than this."""
+TELL_TIMEOUT_S = 2.0
+"""How long a worker that leaves waits to have said so: the service finds out by itself too."""
+
+log = logging.getLogger(__name__)
+
+
+class Question:
+    """`verb`, asked again with a new `body()` until `read(answer)` is not empty; `if_refused` stands for a refusal.
+
+    `on_answer(question)` is called once, from a thread, when `answer` is there.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        body: Callable[[], Mapping[str, Any]],
+        read: Callable[[Mapping[str, Any]], str],
+        if_refused: str,
+        on_answer: Callable[[Question], None],
+    ) -> None:
+        self._verb, self._body, self._read, self._if_refused = verb, body, read, if_refused
+        self._on_answer = on_answer
+        self.answer = ""
+        self._withdrawn = threading.Event()
+
+    def ask(self, poll: Poll) -> Question:
+        """Begin to ask; returns at once."""
+        threading.Thread(target=self._run, args=(poll,), name=f"ask-{self._verb}", daemon=True).start()
+        return self
+
+    def withdraw(self) -> None:
+        """Ask no more; the answer to a request that is outstanding is dropped."""
+        self._withdrawn.set()
+
+    def _run(self, poll: Poll) -> None:
+        backoff = Backoff()
+        while not self._withdrawn.is_set():
+            asked = time.monotonic()
+            try:
+                answer = self._read(poll(self._verb, self._body()))
+            except ServiceAway:
+                self._withdrawn.wait(backoff.next_s())
+                continue
+            except ServiceRefused as error:
+                log.warning("%s: %s", self._verb, error)
+                answer = self._if_refused
+            backoff.reset()
+            if answer and not self._withdrawn.is_set():
+                self.answer = answer
+                self._on_answer(self)
+                return
+            self._withdrawn.wait(max(0.0, asked + LEAST_POLL_S - time.monotonic()))
+
+
+class Inquiries:
+    """The questions of the worker `uid`; `poll` makes their long polls, `on_answer` is called from a thread."""
+
+    def __init__(self, client: ServiceClient, poll: Poll, uid: str, on_answer: Callable[[Question], None]) -> None:
+        self._client, self._poll, self._uid, self._on_answer = client, poll, uid, on_answer
+
+    def ask_for_verdict(self, report: Callable[[], Mapping[str, Any]]) -> Question:
+        """Report that ranks have ended by themselves: is this worker to REJOIN, or to EXIT?"""
+        return Question("fail", lambda: {"uid": self._uid, **report()}, _read_verdict, EXIT, self._on_answer).ask(
+            self._poll
+        )
+
+    def wait_for_peers(self, generation: int) -> Question:
+        """Report that all ranks here exited with 0: are those of all members DONE, or has this worker to REJOIN?"""
+        body = {"uid": self._uid, "generation": generation}
+        return Question("finish", lambda: body, _read_state, DONE, self._on_answer).ask(self._poll)
+
+    def tell(self, verb: str, reason: str) -> None:
+        """Send `notice` or `leave`; if that fails, the service finds out by itself."""
+        try:
+            self._client.call(verb, {"uid": self._uid, "reason": reason[:200] or "no reason given"}, TELL_TIMEOUT_S)
+        except ServiceError as error:
+            log.warning("%s: %s", verb, error)
+
+
+def _read_verdict(answer: Mapping[str, Any]) -> str:
+    """Empty while the service still hears the others; a service that gives no verdict has none for this worker."""
+    verdict = answer.get("verdict")
+    return "" if verdict == "pending" else REJOIN if verdict == "rejoin" else EXIT
+
+
+def _read_state(answer: Mapping[str, Any]) -> str:
+    state = answer.get("state")
+    return state if state in (DONE, REJOIN) else ""

@@ -1,0 +1,99 @@
+"""Connect to the c10d store of another agent, for as long as it takes.
+
+The host of a new generation's store may be lost between its join and the connection. Then the store refuses, drops what
+it is sent, or accepts and never answers, and nobody is to blame: the attempt is made again until it succeeds or the
+service says that the generation is over. torch's client cannot be interrupted, and waits for an answer without limit:
+its timeout is for the connection alone. So each attempt is a thread, which is ended by shutting its connection down.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+
+from elasticctl_launcher.service.client import Backoff
+
+CONNECT_S = 0.5
+FIRST_ANSWER_S, LONGEST_ANSWER_S = 2.0, 30.0
+"""How long a store may take to answer a connection before another is made: a thousand come at once in a large group."""
+STEP_S = 0.05
+END_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def connect_to_store(host: str, port: int, name: str, timeout: timedelta, stale: threading.Event) -> TCPStore | None:
+    """Return a client of the store at `host`:`port`, in the agent of the worker `name`; None once `stale` is set.
+
+    `timeout` is that of the store's later operations. May be interrupted by an exception of a signal handler.
+    """
+    answer_s, backoff, said = FIRST_ANSWER_S, Backoff(), False
+    while not stale.is_set():
+        attempt = _Attempt(host, port)
+        try:
+            store = attempt.wait(answer_s, stale)
+        finally:
+            attempt.end()
+        if store is not None:
+            store.set_timeout(timeout)
+            return store
+        if not said and not stale.is_set():
+            said = True
+            log.warning("the store of %s at %s:%d cannot be reached yet (%s): trying again", name, host, port, attempt)
+        answer_s = min(LONGEST_ANSWER_S, answer_s * 2)
+        stale.wait(backoff.next_s())
+    return None
+
+
+class _Attempt:
+    """One attempt, in a thread of its own, from its creation on."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._store: TCPStore | None = None
+        self._error = "no answer"
+        self._done = threading.Event()
+        threading.Thread(target=self._run, name="store", daemon=True).start()
+
+    def __str__(self) -> str:
+        return self._error
+
+    def wait(self, timeout_s: float, stale: threading.Event) -> TCPStore | None:
+        """The store, or None if the attempt has failed, `timeout_s` are over, or `stale` is set."""
+        left = int(timeout_s / STEP_S)
+        while left > 0 and not self._done.wait(STEP_S) and not stale.is_set():
+            left -= 1
+        return self._store
+
+    def end(self) -> None:
+        """End the thread, if it still waits for an answer: a process that exits beside such a thread may crash."""
+        deadline = time.monotonic() + END_S
+        while not self._done.is_set() and time.monotonic() < deadline:
+            _shut_down_connections(self._port)
+            self._done.wait(STEP_S)
+
+    def _run(self) -> None:
+        try:
+            store = TCPStore(self._host, self._port, is_master=False, timeout=timedelta(seconds=CONNECT_S))
+            self._store = store
+        except RuntimeError as error:
+            self._error = str(error).splitlines()[0]
+        self._done.set()
+
+
+def _shut_down_connections(port: int) -> None:
+    """Shut down this process's connections to that port: torch does not tell which is its own."""
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # closed meanwhile
+            if stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == port:
+                        connection.shutdown(socket.SHUT_RDWR)
