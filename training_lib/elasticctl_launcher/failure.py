@@ -151,6 +151,7 @@ class WorkerFailure:
                 "lastLines": [line[:400] for line in lines],
                 "generation": self.generation,
                 "at": datetime.now(UTC).isoformat(),
+                "permanent": self.permanent or None,
             }
             message = json.dumps({key: value for key, value in data.items() if value not in (None, "", [])})
             if len(message) <= MAX_MESSAGE_BYTES or not lines:
