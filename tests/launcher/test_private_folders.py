@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elasticctl_launcher import workspace
-from elasticctl_launcher.workspace import PrivateFolder, delete_orphaned_folders
+from elasticctl_launcher.workspace import PrivateFolder, create_folder_for_sockets, delete_orphaned_folders
 
 OWNER = """
 import sys, time
@@ -82,3 +84,23 @@ def test_without_shared_memory_there_is_none(monkeypatch: pytest.MonkeyPatch, tm
     assert folder is not None
     assert folder.path.parent == tmp_path
     folder.close()
+
+
+@pytest.mark.parametrize("length", [20, 69, 70, 200])
+def test_a_temporary_folder_may_have_a_path_of_any_length(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="e", dir="/tmp") as parent:
+        long = Path(parent) / ("x" * (length - len(parent) - 1))
+        long.mkdir()
+        assert len(str(long)) == length
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        folder = create_folder_for_sockets()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wire:
+            wire.bind(str(folder.path / "agent.sock"))
+        folder.close()
+
+
+def test_a_machine_without_room_for_a_socket_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 100)
+    monkeypatch.setattr(workspace, "SHORT_PARENTS", ("/no-such-folder",))
+    with pytest.raises(OSError, match="FIX: set TMPDIR"):
+        create_folder_for_sockets()

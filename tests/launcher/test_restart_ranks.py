@@ -14,7 +14,7 @@ import pytest
 from elasticctl.api.codec import from_json
 from elasticctl.api.status import JobStatus, RankFailure
 from elasticctl_controller.core.blame import GroupRules
-from elasticctl_launcher.restart_ranks import DRAIN_S
+from elasticctl_launcher.ranks.drain import Limits
 from tests.support.launcher_lab import JOB_UID, RANK, Lab
 
 
@@ -119,7 +119,7 @@ def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:
     lab.workers["a-1"].terminate()
     assert lab.wait("a-1") == 143
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-0"))
-    assert time.monotonic() - before < DRAIN_S / 2
+    assert time.monotonic() - before < Limits().drain_s / 2
 
 
 def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) -> None:

@@ -155,3 +155,15 @@ def test_a_large_one_is_announced(
     assert announced == "workspace: fetching 1 file, 2.5 MB ..."
     assert ": 1 file, 2.5 MB from file://" in done
     assert list(left(scratch)) == []
+
+
+@pytest.mark.usefixtures("aws_keys")
+def test_sigterm_is_heard_while_the_storage_does_not_answer(lab: Lab, scratch: Path) -> None:
+    lab.add("a-0")
+    nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "ELASTICCTL_LOG_UPLOAD": "off"}
+    lab.start("a-0", "true", ELASTICCTL_WORKSPACE=f"s3://bucket/job#{'a' * 64}", **nowhere)
+    lab.until(lambda: list(left(scratch)))
+    lab.workers["a-0"].terminate()
+    assert lab.wait("a-0") == 143
+    assert lab.message("a-0")["verdict"] == "preempted"
+    assert list(left(scratch)) == []

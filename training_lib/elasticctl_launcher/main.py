@@ -20,6 +20,7 @@ from types import FrameType
 from elasticctl_launcher import spot_notice, worker_output
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
+from elasticctl_launcher.ranks.drain import DEFAULT_GRACE_S, Limits
 from elasticctl_launcher.ranks.starter import RankStarter, shared_environment
 from elasticctl_launcher.service.client import client_from_environment
 from elasticctl_launcher.service.heartbeat import Heartbeat
@@ -85,7 +86,7 @@ def _train(
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from elasticctl_launcher.rendezvous import handler_from_environment
-    from elasticctl_launcher.restart_ranks import Agent, Limits
+    from elasticctl_launcher.restart_ranks import Agent
 
     client = client_from_environment()
     handler = handler_from_environment(client, options.nproc_per_node, options.join_timeout, heartbeat)
@@ -97,7 +98,8 @@ def _train(
         rdzv_handler=handler,
         max_restarts=0,
     )
-    agent = Agent(spec, handler, starter, output, Limits(options.stop_grace, options.hang_timeout))
+    grace_s = float(os.environ.get("ELASTICCTL_GRACE_S") or DEFAULT_GRACE_S)
+    agent = Agent(spec, handler, starter, output, Limits(options.stop_grace, options.hang_timeout, grace_s))
 
     def handle_signal(number: int, frame: FrameType | None) -> None:
         on_sigterm()
@@ -161,7 +163,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elasticctl-launch", description=__doc__.split("\n\n")[0])
     parser.add_argument("--nproc-per-node", type=_positive, default=1, metavar="N", help="ranks of this worker")
     parser.add_argument(
-        "--stop-grace", type=float, default=5.0, metavar="S", help="seconds from SIGTERM to SIGKILL for ranks"
+        "--stop-grace",
+        type=float,
+        default=os.environ.get("ELASTICCTL_STOP_GRACE_S") or 5.0,
+        metavar="S",
+        help="seconds from SIGTERM to SIGKILL for ranks",
     )
     parser.add_argument(
         "--join-timeout", type=float, default=0.0, metavar="S", help="seconds to wait for a group to form; 0: no limit"

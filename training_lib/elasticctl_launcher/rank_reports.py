@@ -35,8 +35,8 @@ class RankReports:
     """Listens on `path`, in `folder`, until `close`; forwards to the service from a thread of its own.
 
     `on_drained(generation, rank)` and `on_finished(generation)`, once a rank has made its last step, are called from a
-    thread. `newest_generation` is the newest generation whose ranks
-    have reported anything, which shows that the script uses the training library.
+    thread. `newest_generation` is the newest generation whose ranks have reported anything, which shows that the script
+    uses the training library; `finished_generation` is the newest whose ranks have made their last step.
     """
 
     def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
@@ -53,7 +53,7 @@ class RankReports:
         self._pending: list[dict[str, Any]] = []
         self._furthest: dict[str, Any] | None = None
         self.newest_generation = -1
-        self._finished = -1
+        self.finished_generation = -1
         self._reported_at = time.monotonic()
         self._stepped_generation = -1
         self._wake = threading.Event()
@@ -67,7 +67,7 @@ class RankReports:
 
     def silence_s(self) -> float:
         """Seconds since a rank last reported a step or anything else; 0 once they have finished training."""
-        return 0.0 if self._finished >= self.newest_generation else time.monotonic() - self._reported_at
+        return 0.0 if self.finished_generation >= self.newest_generation else time.monotonic() - self._reported_at
 
     def notice_file(self, generation: int) -> str:
         """The file that asks the ranks of a generation to agree on a step, commit it and stop."""
@@ -132,7 +132,9 @@ class RankReports:
             self._on_drained(generation, message.get("rank", -1))
             return
         if message.get("kind") == "finished":
-            self._finished = generation  # what the script does after training, an export or a test, may take long
+            self.finished_generation = (
+                generation  # what the script does after training, an export or a test, may take long
+            )
             self.on_finished(generation)
             return
         with self._lock:

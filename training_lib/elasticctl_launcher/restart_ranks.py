@@ -11,11 +11,8 @@ import logging
 import os
 import queue
 import signal
-import tempfile
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -40,6 +37,7 @@ from elasticctl_launcher.notifications import (
 )
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.rank_reports import RankReports
+from elasticctl_launcher.ranks.drain import Drain, Limits
 from elasticctl_launcher.ranks.environment import rank_environments
 from elasticctl_launcher.ranks.starter import WARM_S, RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
@@ -47,10 +45,8 @@ from elasticctl_launcher.service.heartbeat import Doing
 from elasticctl_launcher.service.questions import DONE, EXIT, REJOIN, TELL_TIMEOUT_S, Inquiries, Question
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from elasticctl_launcher.worker_output import WorkerOutput
-from elasticctl_launcher.workspace import PrivateFolder, create_shared_memory_folder
+from elasticctl_launcher.workspace import create_folder_for_sockets, create_shared_memory_folder
 
-DRAIN_S = 10.0
-"""How long the ranks have to agree on a step and commit it once they are asked to."""
 SPARE_DELAY_S = 2.0
 """Spares are started once a generation has run this long, because its own start needs the processor first."""
 DOING: Mapping[LauncherState, Doing] = {
@@ -78,16 +74,6 @@ class Terminated(Exception):
     """SIGTERM arrived while the agent was joining a group or starting ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`stop_grace_s`: the time from SIGTERM to SIGKILL for ranks. `hang_timeout_s`: how long ranks that have reported
-    may stay silent before the group re-forms; 0: forever.
-    """
-
-    stop_grace_s: float = 5.0
-    hang_timeout_s: float = 0.0
-
-
 class Agent(SimpleElasticAgent):
     """Runs what `starter` starts once per local rank, generation after generation.
 
@@ -100,7 +86,7 @@ class Agent(SimpleElasticAgent):
     ) -> None:
         super().__init__(spec)
         self._handler, self._starter, self._limits = handler, starter, limits
-        self._folder = PrivateFolder(Path(tempfile.gettempdir()))
+        self._folder = create_folder_for_sockets()
         self._local_tier = create_shared_memory_folder()
         self._notifications: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         notify = self._notifications.put
@@ -117,8 +103,7 @@ class Agent(SimpleElasticAgent):
         self._got_sigterm = False
         self._sigterm_raises = False
         self._spot_notice = ""
-        self._drained: set[int] = set()
-        self._drain_deadline: float | None = None
+        self._draining = Drain(0, self._reports)
         self._reported: WorkerFailure | None = None
         self.state = LauncherState.JOINING
         self.failure: WorkerFailure | None = None
@@ -226,16 +211,16 @@ class Agent(SimpleElasticAgent):
         return LauncherEvent.RANKS_STARTED
 
     def _begin_running(self) -> None:
-        self._drained.clear()
-        self._drain_deadline = None
+        self._draining = Drain(self._handler.generation, self._reports)
         self.failure = None
 
     def _drain(self) -> LauncherEvent | None:
-        return None if self._ask_ranks_to_drain() else self._end_generation(LauncherEvent.CANNOT_DRAIN)
+        return None if self._draining.request() else self._end_generation(LauncherEvent.CANNOT_DRAIN)
 
     def _drain_to_leave(self) -> LauncherEvent | None:
-        if not self._ask_ranks_to_drain():
+        if not self._draining.request():
             return LauncherEvent.CANNOT_DRAIN
+        self._draining.limit(self._limits.drain_s)
         self._service.tell("notice", self._spot_notice or "SIGTERM")  # the service has the others drain too
         return None
 
@@ -293,11 +278,11 @@ class Agent(SimpleElasticAgent):
     def _wait_for_event(self) -> LauncherEvent:
         """Wait until this generation ends or is about to; start spares and look for hung ranks meanwhile."""
         while True:
-            timeout_s = SPARE_DELAY_S if self._drain_deadline is None else self._drain_deadline - time.monotonic()
+            timeout_s = SPARE_DELAY_S if self.state is LauncherState.RUNNING else self._draining.left_s()
             try:
-                event = self._interpret(self._notifications.get(timeout=max(0.0, timeout_s)))
+                event = self._interpret(self._notifications.get(timeout=timeout_s))
             except queue.Empty:
-                if self._drain_deadline is not None:
+                if self.state is not LauncherState.RUNNING:
                     return self._end_generation(LauncherEvent.DRAIN_TIMED_OUT)  # resumes from the last checkpoint
                 self._starter.warm(self._worker_group.spec.local_world_size)
                 event = self._end_generation(LauncherEvent.RANKS_HUNG) if self._is_hung() else None
@@ -315,14 +300,14 @@ class Agent(SimpleElasticAgent):
                     self.failure = self._failure_of(rank)
                     return LauncherEvent.RANK_FAILED
                 return LauncherEvent.ALL_RANKS_SUCCEEDED if all(rank.code == 0 for rank in ranks) else None
-            case RankDrained(self._handler.generation, global_rank):
-                self._drained.add(global_rank)
-                return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._all_drained() else None
+            case RankDrained(generation, global_rank):
+                self._draining.note(generation, global_rank)
+                return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._has_drained() else None
             case TrainingDone(self._handler.generation):
                 self._say(Doing.EXPORTING)
             case ServiceAnnounced(self._handler.generation, LauncherEvent.GENERATION_STALE as event):
                 return self._end_generation(event)
-            case ServiceAnnounced(self._handler.generation, event):
+            case ServiceAnnounced(self._handler.generation, event) if not self._draining.is_exporting:
                 return event
         return None
 
@@ -362,18 +347,8 @@ class Agent(SimpleElasticAgent):
         reported = self._reports.newest_generation >= self._handler.generation
         return reported and 0 < self._limits.hang_timeout_s < self._reports.silence_s()
 
-    def _all_drained(self) -> bool:
-        return self._drained >= {rank.rank for rank in self._group.ranks}
-
-    def _ask_ranks_to_drain(self) -> bool:
-        """Have the ranks agree on a step, commit it and stop; False if the script does not use the training library."""
-        generation = self._handler.generation
-        if self._reports.newest_generation < generation:
-            return False
-        if self._drain_deadline is None:
-            self._drain_deadline = time.monotonic() + DRAIN_S
-            Path(self._reports.notice_file(generation)).touch()
-        return True
+    def _has_drained(self) -> bool:
+        return self._draining.is_done(rank.rank for rank in self._group.ranks)
 
     def _place(self) -> tuple[str, int]:
         return self._handler.identity.name, self._handler.generation
@@ -393,8 +368,7 @@ class Agent(SimpleElasticAgent):
 
     def _stop_ranks(self) -> list[Rank]:
         """Stop the ranks, those that have drained at once; returns all, in the order in which they ended."""
-        has_drained = bool(self._drained) and self._all_drained()
-        stopped = self._group.stop(0.0 if has_drained else self._limits.stop_grace_s)
+        stopped = self._group.stop(0.0 if self._has_drained() else self._limits.stop_grace_s)
         self._reports.flush()
         return stopped
 

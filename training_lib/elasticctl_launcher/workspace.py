@@ -39,6 +39,9 @@ LOCK = "lock"
 UNLOCKED_S = 60.0
 """How old a folder without a lock file has to be to count as left behind: its owner may just be creating it."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not for temporary files: memory that outlives a rank
+MAX_PARENT_BYTES = 103 - len(f"/{PREFIX}12345678/agent.sock")
+"""The kernel takes 107 bytes as the path of a socket, macOS 103."""
+SHORT_PARENTS = ("/tmp", "/var/tmp", str(SHARED_MEMORY))  # noqa: S108
 
 VARIABLE, FROM_VARIABLE = "ELASTICCTL_WORKSPACE", "ELASTICCTL_WORKSPACE_FROM"
 LARGE_BYTES = 20_000_000
@@ -70,6 +73,21 @@ def create_shared_memory_folder() -> PrivateFolder | None:
     with suppress(OSError):
         return PrivateFolder(SHARED_MEMORY)
     return None
+
+
+def create_folder_for_sockets() -> PrivateFolder:
+    """A private folder whose path leaves room for a socket's name: in the temporary folder if its path is short enough.
+
+    Raises OSError if there is no place for one.
+    """
+    parents = [tempfile.gettempdir(), *SHORT_PARENTS]
+    for parent in parents:
+        if len(os.fsencode(parent)) <= MAX_PARENT_BYTES:
+            with suppress(OSError):
+                return PrivateFolder(Path(parent))
+    raise OSError(
+        f"no folder for sockets in {', '.join(parents)}. FIX: set TMPDIR to a writable folder with a short path"
+    )
 
 
 def delete_orphaned_folders(parent: Path) -> None:
@@ -151,6 +169,9 @@ def unpack_workspace(environ: Mapping[str, str]) -> UnpackedWorkspace | None:
         raise TrainError(
             f"cannot unpack the workspace {digest[:12]} to {tempfile.gettempdir()}: {e.strerror or e}{fix}"
         ) from e
+    except BaseException:  # SIGTERM, which may come at any time while the storage is waited for
+        parent.close()
+        raise
     took_s = time.monotonic() - began_s
     log.info("workspace %s: %s from %s in %.1f s", digest[:12], _describe(listing), storage.url, took_s)
     source = environ.get(FROM_VARIABLE, "")

@@ -40,6 +40,8 @@ USER_ID = 1000
 _USER = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID}
 LOST_NODE_TOLERATION_S = 10
 """How long Kubernetes leaves a pod on a node that is not ready if no controller runs. Its own default: 300."""
+DEFAULT_GRACE_S = 30
+"""Kubernetes' own."""
 DNS_OPTIONS = ({"name": "timeout", "value": "1"}, {"name": "attempts", "value": "3"})
 """PyTorch looks up the name of every peer's address when ranks connect; a lost answer costs 5 s by default."""
 SCRATCH, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - paths inside a container
@@ -162,6 +164,7 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
         "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
         "ELASTICCTL_MIN_WORKERS": str(_at_least_one(job.min)),
         "ELASTICCTL_MAX_WORKERS": str(_at_least_one(job.max)),
+        "ELASTICCTL_GRACE_S": str(_grace_s(job)),
         "ELASTICCTL_HANG_TIMEOUT_S": f"{job.policy.hang_timeout_seconds:g}",
     }
     references = {"ELASTICCTL_POD_UID": "metadata.uid", "ELASTICCTL_POD_IP": "status.podIP"}
@@ -169,6 +172,13 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in references.items()),
     ]
+
+
+def _grace_s(job: ElasticJob) -> int | float:
+    """How many seconds after SIGTERM its workers are killed."""
+    grace_s = as_mapping(job.template.get("spec")).get("terminationGracePeriodSeconds")
+    valid = isinstance(grace_s, int | float) and not isinstance(grace_s, bool) and grace_s >= 0
+    return grace_s if valid else DEFAULT_GRACE_S  # type: ignore[return-value]
 
 
 def _token_mount() -> Manifest:

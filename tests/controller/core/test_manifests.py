@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,6 +115,7 @@ def test_the_worker_and_only_it_learns_who_it_is():
         "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
         "ELASTICCTL_MIN_WORKERS": "1",
         "ELASTICCTL_MAX_WORKERS": "4",
+        "ELASTICCTL_GRACE_S": "30",
         "ELASTICCTL_HANG_TIMEOUT_S": "1800",
         "LEVEL": "1",
     }
@@ -124,6 +126,13 @@ def test_the_worker_and_only_it_learns_who_it_is():
     assert (
         pod["spec"]["volumes"][0]["secret"]["secretName"] == token_secret_name(a_job()) == "digits-rendezvous-job-uid-"
     )
+
+
+@pytest.mark.parametrize(("given", "told"), [(120, "120"), (0, "0"), (None, "30"), ("x", "30"), (True, "30")])
+def test_a_worker_learns_how_long_it_has_from_sigterm(given: object, told: str):
+    template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "terminationGracePeriodSeconds": given}}
+    _, worker, _ = built(a_job(template=template))
+    assert {item["name"]: item.get("value") for item in worker["env"]}["ELASTICCTL_GRACE_S"] == told
 
 
 def test_a_job_with_its_own_rendezvous_gets_torchelastics_arguments_and_nothing_else():

@@ -1,0 +1,73 @@
+"""A drain: the ranks of a generation agree on a step, commit it and stand still, to be stopped without losing a step.
+
+A drain for newcomers, or for a peer that has to go, lasts as long as the ranks live: training goes on until they have
+committed. One for this worker's own sake ends shortly before the worker is killed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticctl_launcher.rank_reports import RankReports
+
+DEFAULT_GRACE_S = 20.0
+FAREWELL_S = 5.0
+"""What the launcher needs for itself before it is killed: to tell the service, and to upload the last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`stop_grace_s`: the time from SIGTERM to SIGKILL for ranks. `hang_timeout_s`: how long ranks that have reported
+    may stay silent before the group re-forms; 0: forever. `grace_s`: after so many seconds from SIGTERM the launcher
+    itself is killed.
+    """
+
+    stop_grace_s: float = 5.0
+    hang_timeout_s: float = 0.0
+    grace_s: float = DEFAULT_GRACE_S
+
+    @property
+    def drain_s(self) -> float:
+        """How long the ranks of a worker that has to go may take to commit a step: what stopping them leaves of it."""
+        return max(self.grace_s / 2, self.grace_s - self.stop_grace_s - FAREWELL_S)
+
+
+class Drain:
+    """The drain of one generation, from its start on, whether or not one is ever asked for."""
+
+    def __init__(self, generation: int, reports: RankReports, clock: Callable[[], float] = time.monotonic) -> None:
+        self._generation, self._reports, self._clock = generation, reports, clock
+        self._drained: set[int] = set()
+        self._deadline: float | None = None
+
+    @property
+    def is_exporting(self) -> bool:
+        """True once the ranks have made their last step: there is none left to agree on."""
+        return self._reports.finished_generation >= self._generation
+
+    def request(self) -> bool:
+        """Ask the ranks; False if their script does not, or no longer, use the training library."""
+        if self._reports.newest_generation < self._generation or self.is_exporting:
+            return False
+        Path(self._reports.notice_file(self._generation)).touch()
+        return True
+
+    def limit(self, limit_s: float) -> None:
+        """Let it last no longer than `limit_s` from now on."""
+        self._deadline = self._clock() + limit_s
+
+    def left_s(self) -> float | None:
+        """The seconds that are left for it; None: any number."""
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock())
+
+    def note(self, generation: int, global_rank: int) -> None:
+        """A rank has committed the step."""
+        if generation == self._generation:
+            self._drained.add(global_rank)
+
+    def is_done(self, global_ranks: Iterable[int]) -> bool:
+        """True once all of these ranks have."""
+        return bool(self._drained) and self._drained.issuperset(global_ranks)
