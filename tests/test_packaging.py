@@ -45,6 +45,8 @@ ON_DEMAND = {
     "trainer": {"botocore", "lightning", "transformers", "urllib3"},  # what others bring: a script, boto3
 }
 """What a part imports only where it is there, or only where it is used."""
+PROGRAMS = {"client": set[str](), "controller": set[str](), "trainer": {"py-spy"}}
+"""What a part does not import, but runs."""
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 of_extras = ("__main__", ".storage.s3", ".storage.gcs", ".hooks.lightning", ".hooks.transformers")
@@ -80,7 +82,7 @@ def test_what_is_required_is_what_is_imported(part: str, imports: grimp.ImportGr
     found = {"google-auth"} if "google" in outside else set()
     for name in outside - {"google"}:
         found.add(distributions[name][0].lower().replace("_", "-"))
-    assert found - ON_DEMAND[part] == names(REQUIREMENTS[part]) - ON_DEMAND[part]
+    assert found - ON_DEMAND[part] == names(REQUIREMENTS[part]) - ON_DEMAND[part] - PROGRAMS[part]
 
 
 @pytest.fixture(scope="module")

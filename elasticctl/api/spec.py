@@ -145,12 +145,12 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`spec.policy`, ours: times in seconds. The hang timeout is torch's own default for a collective."""
+    """`spec.policy`, ours: times in seconds. Without a hang timeout the job's own pace decides; 0 is never."""
 
     backoff_seconds: float = 1.0
     backoff_max_seconds: float = 60.0
     straggler_seconds: float = 30.0
-    hang_timeout_seconds: float = 1800.0
+    hang_timeout_seconds: float | None = None
 
 
 class PodGroups(StrEnum):

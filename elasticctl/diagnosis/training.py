@@ -65,7 +65,11 @@ def standstill(case: Case) -> Finding | None:
     if idle_s < max(STANDSTILL_S, STANDSTILL_STEPS * step_s):
         return None
     limit_s = case.job.policy.hang_timeout_seconds
-    then = f" After {span(limit_s)} it starts again from the last checkpoint (--hang-timeout)." if limit_s else ""
+    then = (
+        f" If nothing moves for {span(limit_s)}, it starts again from the last checkpoint (--hang-timeout)."
+        if limit_s
+        else ""
+    )
     before = f" Before, a step took {span(step_s)}." if step_s else ""
     return Finding(
         "standstill",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.spec import ElasticJob
+from elasticctl.api.spec import ElasticJob, Policy
 from elasticctl.diagnosis import RULES, Case, Finding, Severity, diagnose
 from tests.support.job_samples import AT, FAILED, at, job
 
@@ -240,10 +241,12 @@ def test_a_standstill_is_told_by_the_steps_before_it() -> None:
     stepping = group(firstStepAt=at(50), resumedStep=100)
     steps = {"step": 121, "at": at(60)}
     assert "standstill" not in named(case(generations=[stepping], progress=steps, now=AT + 100))
-    found = named(case(generations=[stepping], progress=steps, now=AT + 200))["standstill"]
-    assert found.text == (
-        "No step for 2m20s; the last was 121. Before, a step took 0.5s. After 30m00s it starts again from the last"
-        " checkpoint (--hang-timeout)."
+    late = case(generations=[stepping], progress=steps, now=AT + 200)
+    text = "No step for 2m20s; the last was 121. Before, a step took 0.5s."
+    assert named(late)["standstill"].text == text
+    limited = replace(late, job=replace(late.job, policy=Policy(hang_timeout_seconds=1800)))
+    assert named(limited)["standstill"].text == (
+        f"{text} If nothing moves for 30m00s, it starts again from the last checkpoint (--hang-timeout)."
     )
 
 

@@ -23,6 +23,10 @@ import time
 import types
 
 PR_SET_PDEATHSIG = 1
+PR_SET_PTRACER = 0x59616D61
+"""Where Yama keeps processes from reading each other, this lets one, and its descendants, read this one: the launcher
+looks at the stacks of ranks that stand still. It outlives the exec; the kernel refuses it where there is no Yama.
+"""
 RELEASE_S = 0.02
 """How long a spare's interpreter waits before it ends. gloo's threads need the interpreter to release the tensors they
 have moved; if it is shutting down by then, the process aborts, after all the script's work (https://github.com/pytorch/pytorch/pull/179291).
@@ -33,7 +37,9 @@ def main() -> None:
     """See the module's docstring; exits 127 when a command cannot be started."""
     launcher_pid, mode, *rest = sys.argv[1:]
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(PR_SET_PTRACER, int(launcher_pid), 0, 0, 0)
     if os.getppid() != int(launcher_pid):
         sys.exit(1)  # the launcher died before the kernel was asked
     if mode == "exec":

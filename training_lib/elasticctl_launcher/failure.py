@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from elasticctl_launcher.hangs.watch import Hang
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.evidence import find_final_exception, last_error_line
 
@@ -105,10 +106,10 @@ class WorkerFailure:
         return cls(STUCK, worker, generation, STUCK_EXIT_CODE, rank.rank, "SIGSTOP", error, _last_of(rank))
 
     @classmethod
-    def of_hang(cls, worker: str, generation: int, limit_s: float) -> WorkerFailure:
-        """It is not known which rank holds up the group: all restart, as after the loss of a peer."""
-        error = f"no step for {limit_s:g} s (--hang-timeout)"
-        return cls(COLLATERAL, worker, generation, STUCK_EXIT_CODE, error=error)
+    def of_hang(cls, worker: str, generation: int, hang: Hang) -> WorkerFailure:
+        """Nothing in the group moves; the rank that the others wait for is named, if it is one of this worker's."""
+        verdict = COLLATERAL if hang.of_peers else APPLICATION
+        return cls(verdict, worker, generation, STUCK_EXIT_CODE, hang.culprit, "", hang.describe(), hang.stack)
 
     def explains_more_than(self, other: WorkerFailure) -> bool:
         """True if this is an end for a reason of its own, and `other` may be the consequence of any."""

@@ -175,10 +175,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hang-timeout",
         type=float,
-        default=float(os.environ.get("ELASTICCTL_HANG_TIMEOUT_S") or 0),
+        default=os.environ.get("ELASTICCTL_HANG_TIMEOUT_S") or None,
         metavar="S",
-        help="seconds that ranks which use the training library may go without a step before the group restarts from "
-        "the last checkpoint; 0: no limit",
+        help="seconds for which nothing in the group may move (no step, no output, no stack of a rank, no work for the "
+        "processor or the disk) before it restarts from the last checkpoint; 0: no limit; by default ten times the "
+        "longest that this job itself has taken, and what is not proved to stand still is left alone",
     )
     parser.add_argument(
         "--preload",

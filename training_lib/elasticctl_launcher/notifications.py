@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elasticctl_launcher.hangs.watch import Hang
 from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.service.questions import Question
 from elasticctl_launcher.states import LauncherEvent
@@ -37,6 +38,21 @@ class TrainingDone:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksStandStill:
+    """The ranks have not moved for so long that it is told (`still`), or move again. It ends nothing."""
+
+    generation: int
+    still: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RanksHung:
+    """Nothing in the group has moved for as long as is allowed."""
+
+    hang: Hang
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceAnnounced:
     """The rendezvous service says that the group has changed (GENERATION_STALE) or will (DRAIN_REQUESTED)."""
 
@@ -51,4 +67,13 @@ class ServiceAnswered:
     question: Question
 
 
-Notification = SigtermReceived | RankExited | RankDrained | TrainingDone | ServiceAnnounced | ServiceAnswered
+Notification = (
+    SigtermReceived
+    | RankExited
+    | RankDrained
+    | TrainingDone
+    | RanksStandStill
+    | RanksHung
+    | ServiceAnnounced
+    | ServiceAnswered
+)

@@ -15,8 +15,7 @@ import logging
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,16 @@ log = logging.getLogger(__name__)
 class RankReports:
     """Listens on `path`, in `folder`, until `close`; forwards to the service from a thread of its own.
 
-    `on_drained(generation, rank)` and `on_finished(generation)`, once a rank has made its last step, are called from a
-    thread. `newest_generation` is the newest generation whose ranks have reported anything, which shows that the script
-    uses the training library; `finished_generation` is the newest whose ranks have made their last step.
+    `on_drained(generation, rank)`, `on_finished(generation)`, once a rank has made its last step, and
+    `on_report(message)`, for each report, are called from a thread. `newest_generation` is the newest generation whose
+    ranks have reported anything, which shows that the script uses the training library; `finished_generation` is the
+    newest whose ranks have made their last step.
     """
 
     def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
         self._client, self._on_drained = client, on_drained
         self.on_finished: Callable[[int], None] = lambda generation: None
+        self.on_report: Callable[[Mapping[str, Any]], None] = lambda message: None
         self._folder = str(folder)
         self.path = os.path.join(self._folder, "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -54,7 +55,6 @@ class RankReports:
         self._furthest: dict[str, Any] | None = None
         self.newest_generation = -1
         self.finished_generation = -1
-        self._reported_at = time.monotonic()
         self._stepped_generation = -1
         self._wake = threading.Event()
         self._closed = False
@@ -64,10 +64,6 @@ class RankReports:
     def error_file(self, generation: int, rank: int) -> str:
         """The file that torch's `@record` writes the exception of a rank to."""
         return os.path.join(self._folder, f"error-{generation}-{rank}.json")
-
-    def silence_s(self) -> float:
-        """Seconds since a rank last reported a step or anything else; 0 once they have finished training."""
-        return 0.0 if self.finished_generation >= self.newest_generation else time.monotonic() - self._reported_at
 
     def notice_file(self, generation: int) -> str:
         """The file that asks the ranks of a generation to agree on a step, commit it and stop."""
@@ -127,26 +123,33 @@ class RankReports:
         if not isinstance(generation, int) or not isinstance(step, int):
             return
         self.newest_generation = max(self.newest_generation, generation)
-        self._reported_at = time.monotonic()
+        self.on_report(message)
         if message.get("kind") == "drained":
             self._on_drained(generation, message.get("rank", -1))
             return
         if message.get("kind") == "finished":
-            self.finished_generation = (
-                generation  # what the script does after training, an export or a test, may take long
-            )
+            self.finished_generation = generation
             self.on_finished(generation)
             return
         with self._lock:
             if message.get("kind") != "progress":
-                self._pending.append(message)
-                del self._pending[:-MAX_PENDING]
-                self._wake.set()
+                self._add(message)
                 return
             self._furthest = _merge_progress(message, self._furthest)
             if generation > self._stepped_generation:
                 self._stepped_generation = generation
                 self._wake.set()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Forward a message of the launcher itself, at once; from any thread."""
+        with self._lock:
+            self._add(message)
+
+    def _add(self, message: dict[str, Any]) -> None:
+        """Forward it at once; called with the lock held."""
+        self._pending.append(message)
+        del self._pending[:-MAX_PENDING]
+        self._wake.set()
 
     def _forward(self) -> None:
         while not self._closed:

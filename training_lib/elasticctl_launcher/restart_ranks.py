@@ -26,10 +26,13 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, WorkerFailure
+from elasticctl_launcher.hangs.watch import Hang, HangWatch
 from elasticctl_launcher.notifications import (
     Notification,
     RankDrained,
     RankExited,
+    RanksHung,
+    RanksStandStill,
     ServiceAnnounced,
     ServiceAnswered,
     SigtermReceived,
@@ -94,7 +97,20 @@ class Agent(SimpleElasticAgent):
             handler.client, self._folder.path, lambda generation, rank: notify(RankDrained(generation, rank))
         )
         self._reports.on_finished = lambda generation: notify(TrainingDone(generation))
-        self._group = RankGroup(starter, output.print_rank_line, lambda rank: notify(RankExited(rank)))
+        self._hangs = HangWatch(
+            limits.hang_timeout_s,
+            output.print_rank_line,
+            self._reports.send,
+            on_still=lambda generation, still: notify(RanksStandStill(generation, still)),
+            on_hang=lambda hang: notify(RanksHung(hang)),
+        )
+        self._reports.on_report = self._hangs.note_report
+
+        def print_line(rank: int, text: str) -> None:
+            self._hangs.note_line(rank)
+            output.print_rank_line(rank, text)
+
+        self._group = RankGroup(starter, print_line, lambda rank: notify(RankExited(rank)))
         self._service = Inquiries(
             handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
         )
@@ -276,7 +292,7 @@ class Agent(SimpleElasticAgent):
     # What ends a state that waits
 
     def _wait_for_event(self) -> LauncherEvent:
-        """Wait until this generation ends or is about to; start spares and look for hung ranks meanwhile."""
+        """Wait until this generation ends or is about to; start spares meanwhile."""
         while True:
             timeout_s = SPARE_DELAY_S if self.state is LauncherState.RUNNING else self._draining.left_s()
             try:
@@ -285,7 +301,7 @@ class Agent(SimpleElasticAgent):
                 if self.state is not LauncherState.RUNNING:
                     return self._end_generation(LauncherEvent.DRAIN_TIMED_OUT)  # resumes from the last checkpoint
                 self._starter.warm(self._worker_group.spec.local_world_size)
-                event = self._end_generation(LauncherEvent.RANKS_HUNG) if self._is_hung() else None
+                event = None
             if event is not None:
                 return event
 
@@ -305,11 +321,21 @@ class Agent(SimpleElasticAgent):
                 return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._has_drained() else None
             case TrainingDone(self._handler.generation):
                 self._say(Doing.EXPORTING)
+            case RanksStandStill(self._handler.generation, still):
+                self._say(Doing.HUNG if still else DOING.get(self.state))
+            case RanksHung(hang) if hang.generation == self._handler.generation:
+                return self._end_hung_generation(hang)
             case ServiceAnnounced(self._handler.generation, LauncherEvent.GENERATION_STALE as event):
                 return self._end_generation(event)
             case ServiceAnnounced(self._handler.generation, event) if not self._draining.is_exporting:
                 return event
         return None
+
+    def _end_hung_generation(self, hang: Hang) -> LauncherEvent:
+        event = self._end_generation(LauncherEvent.RANKS_HUNG)
+        if event is LauncherEvent.RANKS_HUNG:
+            self.failure = WorkerFailure.of_hang(*self._place(), hang)
+        return event
 
     def _wait_for_answer(self, question: Question) -> LauncherEvent:
         """Wait for the answer, for as long as it takes; a SIGTERM ends the wait, one that came before it soon."""
@@ -339,13 +365,7 @@ class Agent(SimpleElasticAgent):
         if suspended:
             self.failure = WorkerFailure.of_suspended(*self._place(), suspended[0])
             return LauncherEvent.RANK_SUSPENDED
-        if event is LauncherEvent.RANKS_HUNG:
-            self.failure = WorkerFailure.of_hang(*self._place(), self._limits.hang_timeout_s)
         return event
-
-    def _is_hung(self) -> bool:
-        reported = self._reports.newest_generation >= self._handler.generation
-        return reported and 0 < self._limits.hang_timeout_s < self._reports.silence_s()
 
     def _has_drained(self) -> bool:
         return self._draining.is_done(rank.rank for rank in self._group.ranks)
@@ -368,6 +388,7 @@ class Agent(SimpleElasticAgent):
 
     def _stop_ranks(self) -> list[Rank]:
         """Stop the ranks, those that have drained at once; returns all, in the order in which they ended."""
+        self._hangs.end()
         stopped = self._group.stop(0.0 if self._has_drained() else self._limits.stop_grace_s)
         self._reports.flush()
         return stopped
@@ -391,6 +412,8 @@ class Agent(SimpleElasticAgent):
             shared["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
         run_id, generation = self._handler.get_run_id(), self._handler.generation
         self._group.start(rank_environments(worker_group, run_id, generation, self._reports, shared))
+        store: Any = worker_group.store  # torch's annotations know none
+        self._hangs.begin(generation, self._group.ranks, store, worker_group.group_world_size or 1)
         return {rank.local_rank: rank.process.pid for rank in self._group.ranks}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -107,6 +107,7 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
         _E.ALL_RANKS_SUCCEEDED: _S.FINISHING,
         _E.RANK_FAILED: _S.JUDGING,
         _E.RANK_SUSPENDED: _S.JUDGING,
+        _E.RANKS_HUNG: _S.JUDGING,
         _E.GENERATION_STALE: _S.RESTARTING,
         _E.DRAIN_REQUESTED: _S.DRAINING,
         _E.CANNOT_DRAIN: _S.RESTARTING,

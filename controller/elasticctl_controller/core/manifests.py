@@ -165,8 +165,9 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
         "ELASTICCTL_MIN_WORKERS": str(_at_least_one(job.min)),
         "ELASTICCTL_MAX_WORKERS": str(_at_least_one(job.max)),
         "ELASTICCTL_GRACE_S": str(_grace_s(job)),
-        "ELASTICCTL_HANG_TIMEOUT_S": f"{job.policy.hang_timeout_seconds:g}",
     }
+    if job.policy.hang_timeout_seconds is not None:
+        values["ELASTICCTL_HANG_TIMEOUT_S"] = f"{job.policy.hang_timeout_seconds:g}"
     references = {"ELASTICCTL_POD_UID": "metadata.uid", "ELASTICCTL_POD_IP": "status.podIP"}
     return [
         *({"name": name, "value": value} for name, value in values.items()),

@@ -99,7 +99,10 @@ class JobFlags:
     deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this: 90m, 12h.")] = None
     ttl: Annotated[int | None, options.time("Delete the job this long after its end: 1h, 7d.")] = None
     hang_timeout: Annotated[
-        int | None, options.time("Restart after this long without progress; 30m by default, 0s is never.")
+        int | None,
+        options.time(
+            "Restart when nothing has moved for this long; by default the job's own pace decides, 0s is never."
+        ),
     ] = None
     restart_policy: Annotated[
         RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")

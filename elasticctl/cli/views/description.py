@@ -115,11 +115,15 @@ def _policy(job: ElasticJob) -> list[tuple[str, str]]:
     return [
         ("Failures", views.failures_text(job)),
         ("Restarts", f"{job.restart_policy.value}; pause after failures {pause}"),
-        ("Hang timeout", span(policy.hang_timeout_seconds) if policy.hang_timeout_seconds else "never"),
+        ("Hang timeout", _hang_timeout(policy.hang_timeout_seconds)),
         ("Deadline", "" if job.deadline_s is None else span(job.deadline_s)),
         ("Deleted", "" if job.ttl_s is None else f"{span(job.ttl_s)} after its end"),
         ("Rendezvous", job.rdzv_endpoint),
     ]
+
+
+def _hang_timeout(timeout_s: float | None) -> str:
+    return "by its own pace" if timeout_s is None else span(timeout_s) if timeout_s else "never"
 
 
 def _goodput_and_cost(case: Case) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.spec import ElasticJob, Pod
+from elasticctl.api.spec import ElasticJob, Pod, Policy
 from elasticctl_controller.core.manifests import TOKEN_FILE, build_pod, build_service, prefer_node, token_secret_name
 from tests.support.controller.samples import a_job
 
@@ -116,7 +116,6 @@ def test_the_worker_and_only_it_learns_who_it_is():
         "ELASTICCTL_MIN_WORKERS": "1",
         "ELASTICCTL_MAX_WORKERS": "4",
         "ELASTICCTL_GRACE_S": "30",
-        "ELASTICCTL_HANG_TIMEOUT_S": "1800",
         "LEVEL": "1",
     }
     assert len(worker["env"]) == len(env)
@@ -133,6 +132,12 @@ def test_a_worker_learns_how_long_it_has_from_sigterm(given: object, told: str):
     template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "terminationGracePeriodSeconds": given}}
     _, worker, _ = built(a_job(template=template))
     assert {item["name"]: item.get("value") for item in worker["env"]}["ELASTICCTL_GRACE_S"] == told
+
+
+@pytest.mark.parametrize(("said_s", "told"), [(None, None), (0, "0"), (90.5, "90.5")])
+def test_the_worker_learns_the_hang_timeout_if_there_is_one(said_s: float | None, told: str | None):
+    _, worker, _ = built(a_job(template=TEMPLATE, policy=Policy(hang_timeout_seconds=said_s)))
+    assert {item["name"]: item.get("value") for item in worker["env"]}.get("ELASTICCTL_HANG_TIMEOUT_S") == told
 
 
 def test_a_job_with_its_own_rendezvous_gets_torchelastics_arguments_and_nothing_else():

@@ -20,13 +20,13 @@ FAREWELL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`stop_grace_s`: the time from SIGTERM to SIGKILL for ranks. `hang_timeout_s`: how long ranks that have reported
-    may stay silent before the group re-forms; 0: forever. `grace_s`: after so many seconds from SIGTERM the launcher
-    itself is killed.
+    """`stop_grace_s`: the time from SIGTERM to SIGKILL for ranks. `hang_timeout_s`: how long the ranks may stand still
+    before the group re-forms; 0: forever; None: by the job's own pace. `grace_s`: after so many seconds from SIGTERM
+    the launcher itself is killed.
     """
 
     stop_grace_s: float = 5.0
-    hang_timeout_s: float = 0.0
+    hang_timeout_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
 
     @property

@@ -1,0 +1,155 @@
+"""Where a rank is, in words and as a kind, from the stack of its main thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from elasticctl_launcher.hangs.stacks import Frame, Stacks, main_thread
+
+COLLECTIVE_FILES = (
+    "/torch/distributed/distributed_c10d.py",
+    "/torch/distributed/c10d_logger.py",
+    "/torch/distributed/rendezvous.py",
+    "/torch/distributed/utils.py",
+    "/torch/distributed/_functional_collectives.py",
+    "/torch/distributed/nn/functional.py",
+)
+C10D = COLLECTIVE_FILES[0]
+DEVICE_CALLS = (
+    ("/torch/autograd/graph.py", "_engine_run_backward"),
+    ("/torch/cuda/__init__.py", "synchronize"),
+    ("/torch/cuda/streams.py", "synchronize"),
+    ("/torch/cuda/streams.py", "wait"),
+)
+DEVICE_LINE = re.compile(r"\.(wait|item|synchronize|tolist|cpu|numpy|to|backward)\(")
+"""Calls into C++ that return when the GPU, or another rank, is done; methods of Python's own have frames inside."""
+SLEEP_LINE = re.compile(r"\bsleep\(")
+LANDMARKS = (("/torch/utils/data/dataloader.py", "_next_data", "DataLoader._next_data"),)
+"""Calls by which people know where they are, however deep the stack below them is."""
+STANDARD_LIBRARY = re.compile(r"^<frozen |/lib(64)?/python3\.\d+/(?!site-packages/|dist-packages/)")
+
+
+class Kind(Enum):
+    """What a rank that stands still may be doing there."""
+
+    COLLECTIVE = "waits for other ranks"
+    DEVICE = "waits for the GPU, and so perhaps for other ranks"
+    SLEEP = "sleeps, and will wake up by itself"
+    CODE = "stands in code of its own"
+    UNKNOWN = "cannot be read"
+
+    @property
+    def waits(self) -> bool:
+        """True if other ranks, not this one, may have to move first."""
+        return self in (Kind.COLLECTIVE, Kind.DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`where` is a name for people: `all_reduce`, `DataLoader._next_data`, `load (data.py:40)`."""
+
+    kind: Kind
+    where: str
+
+
+NOWHERE = Place(Kind.UNKNOWN, "a place unknown: its Python stack cannot be read")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Rank `rank` has been at `where` for `for_s` seconds; `waits`: for other ranks, as far as can be seen."""
+
+    rank: int
+    where: str
+    for_s: float
+    waits: bool
+
+
+def place_of(stacks: Stacks | None, source_line: Callable[[str, int], str]) -> Place:
+    """The place of a rank; `source_line(file, line)` is the text of a line, empty if it is not known."""
+    main = main_thread(stacks) if stacks else None
+    if main is None:
+        return NOWHERE
+    frames = main.frames
+    inner = frames[0]
+    if inner.file.endswith(COLLECTIVE_FILES):
+        return Place(Kind.COLLECTIVE, _collective(frames))
+    where = _where(frames)
+    text = source_line(inner.file, inner.line)
+    if SLEEP_LINE.search(text):
+        return Place(Kind.SLEEP, where)
+    calls_device = any(inner.file.endswith(file) and _last(inner) == name for file, name in DEVICE_CALLS)
+    return Place(Kind.DEVICE if calls_device or DEVICE_LINE.search(text) else Kind.CODE, where)
+
+
+def _collective(frames: Sequence[Frame]) -> str:
+    """The call by which the script entered torch.distributed."""
+    name = _last(frames[0])
+    for frame in frames:
+        if not frame.file.endswith(COLLECTIVE_FILES):
+            break
+        if frame.file.endswith(C10D) and not _last(frame).startswith("_"):
+            name = _last(frame)
+    return name
+
+
+def _where(frames: Sequence[Frame]) -> str:
+    for file, function, name in LANDMARKS:
+        if any(frame.file.endswith(file) and _last(frame) == function for frame in frames):
+            return name
+    own = next((frame for frame in frames if not STANDARD_LIBRARY.search(frame.file)), frames[0])
+    line = f"{own.file.rpartition('/')[2]}:{own.line}"
+    return line if own.function == "<module>" else f"{own.function} ({line})"
+
+
+def _last(frame: Frame) -> str:
+    return frame.function.rpartition(".")[2]
+
+
+def describe(places: Sequence[RankPlace]) -> str:
+    """Say where all ranks are: `rank 3 has been in X for 4m00s; ranks 0-2, 4-7 wait for it in all_reduce`."""
+    standing = [place for place in places if not place.waits]
+    waiting = [place for place in places if place.waits]
+    if not standing:
+        since = _span(min((place.for_s for place in waiting), default=0.0))
+        parts = [f"{_ranks(ranks)} in {where}" for where, ranks in _by_place(waiting)]
+        other = " for each other" if len(parts) > 1 else ""
+        return f"waiting{other} for {since}: {', '.join(parts)}"
+    parts = []
+    for where, ranks in _by_place(standing):
+        for_s = min(place.for_s for place in standing if place.where == where)
+        parts.append(f"{_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} been in {where} for {_span(for_s)}")
+    them = "it" if len(standing) == 1 else "them"
+    for where, ranks in _by_place(waiting):
+        parts.append(f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {them} in {where}")
+    return "; ".join(parts)
+
+
+def _by_place(places: Iterable[RankPlace]) -> list[tuple[str, list[int]]]:
+    found: dict[str, list[int]] = {}
+    for place in sorted(places, key=lambda place: place.rank):
+        found.setdefault(place.where, []).append(place.rank)
+    return list(found.items())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2, 4-7`; `ranks` ascend."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _span(seconds: float) -> str:
+    """12s, 3m40s, 2h05m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60:02}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02}m"

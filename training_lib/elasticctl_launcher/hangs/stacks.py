@@ -1,0 +1,143 @@
+"""The Python stacks of a rank and of the Python processes that it has started, read from outside with py-spy.
+
+py-spy reads the memory of the process without stopping it (`--nonblocking`), so that looking cannot disturb what it
+looks at. The kernel allows this to a process of the same user; where Yama restricts it to ancestors, `bootstrap.py` has
+named the launcher as the one who may. A process in the middle of a call cannot always be read: there is no answer then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from elasticctl_launcher.hangs.vitals import family
+
+TIMEOUT_S = 10.0
+"""For one look at one rank, which takes some 50 ms; this long only on a machine that is out of breath."""
+MAX_TRIES = 8
+"""A rank may be a shell that has started Python: this many of its processes are tried."""
+MAX_PROCESSES = 32
+"""Of those that a rank has started, such as the workers of a data loader, the stacks of no more go to the log."""
+
+BOOTSTRAP = "/elasticctl_launcher/bootstrap.py"
+"""Below the script there is our own start of it, which says nothing."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call: the function's qualified name, its file, and the line that it is at."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """A thread of a Python process; the innermost frame comes first."""
+
+    pid: int
+    thread: str
+    frames: tuple[Frame, ...]
+
+
+Stacks = tuple[ThreadStack, ...]
+
+
+class StackReader:
+    """Reads stacks; says once in the log why it cannot."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def read(self, pid: int) -> Stacks | None:
+        """The Python threads of the first Python process at or below `pid`; None if they cannot be read."""
+        return next(self._read_each(pid, MAX_TRIES), None)
+
+    def read_all(self, pid: int) -> Stacks:
+        """Those of every Python process at or below `pid`."""
+        return tuple(thread for stacks in self._read_each(pid, MAX_PROCESSES) for thread in stacks)
+
+    def _read_each(self, pid: int, most: int) -> Iterator[Stacks]:
+        program = find_program()
+        if program is None:
+            self._tell("py-spy is not installed. FIX: pip install py-spy, in the image of the workers")
+            return
+        for member in islice(family(pid), most):
+            try:
+                stacks = self._dump(program, member)
+            except PermissionError as error:
+                self._tell(f"{error}. FIX: allow ptrace to the workers' processes (seccomp, capabilities)")
+                return
+            if stacks is not None:
+                yield stacks
+
+    def _dump(self, program: str, pid: int) -> Stacks | None:
+        """The stacks of one process; None if it is no Python, or is at work. Raises PermissionError."""
+        command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            if done.returncode == 0:
+                return parse(json.loads(done.stdout))
+        except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+            log.debug("no stack of process %d: %s", pid, error)
+            return None
+        why = done.stderr.partition("\n")[0]
+        if "ermission" in done.stderr:
+            raise PermissionError(why)
+        log.debug("no stack of process %d: %s", pid, why)
+        return None
+
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            log.warning("the ranks' Python stacks cannot be read, so a hang is named and ended less surely: %s", why)
+
+
+def find_program() -> str | None:
+    """py-spy beside this interpreter, else on the PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "py-spy"
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def parse(dump: Iterable[dict[str, Any]]) -> Stacks | None:
+    """Read `py-spy dump --json`; None for one without a frame. Raises KeyError, TypeError or ValueError for others."""
+    stacks = tuple(
+        ThreadStack(
+            int(thread["pid"]),
+            str(thread.get("thread_name") or f"thread {thread.get('os_thread_id')}"),
+            tuple(
+                Frame(str(frame["name"]), str(frame["filename"]), int(frame["line"]))
+                for frame in thread["frames"]
+                if not str(frame["filename"]).endswith(BOOTSTRAP)
+            ),
+        )
+        for thread in dump
+    )
+    return stacks if any(stack.frames for stack in stacks) else None
+
+
+def main_thread(stacks: Stacks) -> ThreadStack | None:
+    """The main thread of the outermost process that has Python frames."""
+    first = [stack for stack in stacks if stack.pid == stacks[0].pid and stack.frames]
+    named = [stack for stack in first if stack.thread == "MainThread"]
+    return next(iter(named or first), None)
+
+
+def to_lines(stacks: Stacks) -> Iterator[str]:
+    """A block of lines per thread, innermost call first; processes that a rank has started are named by their pid."""
+    for stack in stacks:
+        process = "" if stack.pid == stacks[0].pid else f" of process {stack.pid}"
+        yield f"{stack.thread}{process}:"
+        for frame in stack.frames:
+            yield f"    {frame.function} ({frame.file}:{frame.line})"
