@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from elasticctl_launcher import rendezvous
@@ -16,6 +18,7 @@ from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, Wor
 from elasticctl_launcher.service import client as service_client
 from elasticctl_launcher.service.client import ServiceAway, ServiceRefused
 from tests.support.interrupting import Interrupted, interrupt_soon
+from tests.support.waiting import wait_until
 
 ME = WorkerIdentity("uid-a-1", "a-1", "127.0.0.1", 1)
 GONE, UNKNOWN, WRONG = (
@@ -125,3 +128,19 @@ def test_the_others_join_again_when_rank_0_is_lost_before_its_store_is_reached()
     assert (info.rank, info.world_size, joined.generation) == (0, 1, 2)
     assert [body["generation"] for body in service.bodies] == [0, 1]
     joined.shutdown()
+
+
+def test_no_descriptor_is_lost_over_many_generations() -> None:
+    """Every other one is of this worker alone, whose own store it is; the others have their store in a peer."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = int(reserved.getsockname()[1])
+    peer = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    joined = handler(Service(*(formed(n, port, alone=n % 2 == 0) for n in range(1, 21))))
+    for generation in range(1, 21):
+        joined.next_rendezvous()
+        assert joined.generation == generation
+        if generation == 2:
+            before = len(os.listdir("/proc/self/fd"))
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    joined.shutdown()
+    assert peer.num_keys() >= 0

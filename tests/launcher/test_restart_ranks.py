@@ -113,13 +113,13 @@ def test_sigterm_lets_all_ranks_come_to_an_end_in_order(pair: Lab) -> None:
 def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
-        lab.start_script(name, SILENT="1")
+        lab.start_script(name, SILENT="1", ELASTICCTL_GRACE_S="300")
     lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
     before = time.monotonic()
     lab.workers["a-1"].terminate()
     assert lab.wait("a-1") == 143
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-0"))
-    assert time.monotonic() - before < Limits().drain_s / 2
+    assert time.monotonic() - before < Limits(grace_s=300).drain_s / 2
 
 
 def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) -> None:

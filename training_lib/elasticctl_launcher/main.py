@@ -88,8 +88,7 @@ def _train(
     from elasticctl_launcher.rendezvous import handler_from_environment
     from elasticctl_launcher.restart_ranks import Agent
 
-    client = client_from_environment()
-    handler = handler_from_environment(client, options.nproc_per_node, options.join_timeout, heartbeat)
+    handler = handler_from_environment(heartbeat.client, options.nproc_per_node, options.join_timeout, heartbeat)
     spec = WorkerSpec(
         role="default",
         local_world_size=options.nproc_per_node,

@@ -47,7 +47,7 @@ class Heartbeat:
     """Says for the worker `uid` what it does, from a thread of its own between `start` and `close`."""
 
     def __init__(self, client: ServiceClient, uid: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client, self._uid, self._clock = client, uid, clock
+        self.client, self._uid, self._clock = client, uid, clock
         self._changed = threading.Condition()
         self._doing, self._since, self._generation = Doing.PREPARING, clock(), 0
         self._told: Doing | None = None
@@ -81,7 +81,7 @@ class Heartbeat:
     def poll(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make one long poll, which tells what the launcher does; raises ServiceAway or ServiceRefused."""
         with self._riding():
-            return self._client.call(verb, {**body, **self._words()}, POLL_TIMEOUT_S)
+            return self.client.call(verb, {**body, **self._words()}, POLL_TIMEOUT_S)
 
     def beat(self) -> None:
         """Send one heartbeat. A service that is away, or is older than heartbeats, does without."""
@@ -89,7 +89,7 @@ class Heartbeat:
             generation = self._generation
         try:
             body = {"uid": self._uid, "generation": generation, **self._words()}
-            self._client.call("heartbeat", body, BEAT_TIMEOUT_S)
+            self.client.call("heartbeat", body, BEAT_TIMEOUT_S)
         except ServiceError as error:
             log.debug("heartbeat: %s", error)
 
