@@ -23,7 +23,7 @@ class LauncherState(Enum):
     DRAINING_TO_LEAVE = "draining to leave"
     """The same, because this worker has to go: it does not join again."""
     JUDGING = "judging"
-    """A rank failed or hangs: stops the others, and waits for what the rendezvous service says about it."""
+    """A rank failed or hangs: waits for what the rendezvous service says about it, and stops the others."""
     RESTARTING = "restarting"
     """Stops what is left of the ranks, to start them again in the next generation."""
     FINISHING = "finishing"
