@@ -46,11 +46,10 @@ def hung(case: Case) -> Finding | None:
     if activity is None or activity.doing != "hung" or case.status.phase.terminal:
         return None
     where = f": {activity.detail}" if activity.detail else ""
+    then = " If that goes on, its ranks start again." if case.job.policy.hang_timeout_seconds != 0 else ""
     took = "" if activity.since is None else f" for {span(case.since(activity.since))}"
     step = NextStep("see the ranks' stacks and output", f"elasticctl logs {case.name} --tail 50")
-    return Finding(
-        "hung", Severity.WARNING, f"It has hung{took}{where}. Its ranks start again.", (step,), decisive=True
-    )
+    return Finding("hung", Severity.WARNING, f"It has hung{took}{where}.{then}", (step,), decisive=True)
 
 
 def standstill(case: Case) -> Finding | None:

@@ -219,11 +219,11 @@ def test_what_the_group_does_is_told() -> None:
     before = group(generation=2, formedAt=at(0), firstStepAt=at(30), resumedStep=0)
     found = first(case(generations=[before, group()], activity=doing, now=AT + 340))
     assert "first step (4m00s so far; last time 30s)" in found.text
-    stuck = {"doing": "hung", "since": at(100), "detail": "rank 3 has been in next_data for 4m"}
+    stuck = {"doing": "hung", "since": at(100), "detail": "rank 3 stands in next_data"}
     stepping = group(firstStepAt=at(50), resumedStep=100)
     found = first(case(generations=[stepping], activity=stuck, now=AT + 340))
     assert (found.rule, found.severity) == ("hung", Severity.WARNING)
-    assert "hung for 4m00s: rank 3 has been in next_data" in found.text
+    assert "hung for 4m00s: rank 3 stands in next_data" in found.text
     exports = case(generations=[stepping], activity={"doing": "exporting", "since": at(100)}, now=AT + 5_000)
     assert "standstill" not in [finding.rule for finding in diagnose(exports)]
     assert "exporting (1h21m so far)" in " ".join(finding.text for finding in diagnose(exports))

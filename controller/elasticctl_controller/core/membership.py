@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from elasticctl.api.codec import Timestamp
+from elasticctl.api.standstill import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus
 from elasticctl_controller.core.blame import GroupRules, Judgement, RanksEnd, first_to_blame
 from elasticctl_controller.core.group_states import GroupEvent, GroupState, ImpossibleGroupEvent, transition
@@ -151,7 +152,7 @@ class Group:
     of life, and `silent` are those of them that are to be replaced. `failures` have been counted since the last
     checkpoint; `judged` is the last of them, until the next generation forms. `growth` says why newcomers that are
     ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a storage that does not answer,
-    and `unsaved` why they train on without saving.
+    and `unsaved` why they train on without saving; `places` are those of ranks that do not move, by rank.
     """
 
     job_uid: str
@@ -176,6 +177,7 @@ class Group:
     growth: str = ""
     obstacle: str = ""
     unsaved: str = ""
+    places: dict[int, RankPlace] = field(default_factory=dict)
     history: TrainingHistory = field(default_factory=TrainingHistory)
 
     @classmethod
@@ -530,6 +532,7 @@ class Group:
         )
         self._advance(GroupEvent.QUORUM_REACHED, now, world=GroupWorld(self.generation, tuple(members)))
         self.judged, self.first_join_at, self.obstacle, self.unsaved = None, None, "", ""
+        self.places.clear()
         for left in (self.joined, self.ends, self.finished):
             left.clear()
         self.overdue |= overdue

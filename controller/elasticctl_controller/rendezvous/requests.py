@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from elasticctl.api.codec import Timestamp
+from elasticctl.api.standstill import RankPlace
 from elasticctl.api.status import ProgressStatus, RankFailure
 from elasticctl_controller.core.blame import RanksEnd
 from elasticctl_controller.core.classify import parse_failure
@@ -24,6 +25,9 @@ from elasticctl_controller.core.membership import Group, GroupWorld, Member
 
 MAX_TEXT = 512
 MAX_MEMBERS = 10_000
+MAX_SLOTS = 4096
+MAX_RANKS = 100_000
+MAX_PLACE = 80
 BURST, RATE_PER_S = 20_000.0, 10_000.0
 MAX_GENERATION = MAX_STEP = 1 << 53
 MAX_AGE_S = 366 * 86_400.0
@@ -111,7 +115,7 @@ def read_member(body: object) -> Member:
         name=read_text(body, "name"),
         host=read_text(body, "host"),
         port=read_int(body, "port", 1, 65536),
-        slots=read_int(body, "slots", 1, 4096),
+        slots=read_int(body, "slots", 1, MAX_SLOTS),
     )
 
 
@@ -158,6 +162,8 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
         return True
     if generation is None or step is None:
         return False
+    if kind == "hang":
+        return _note_places(group, generation, message.get("ranks"))
     group.obstacle = ""
     if kind == "progress":
         group.note_step(generation, _progress(message), now)
@@ -172,6 +178,21 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
         group.note_commit(generation, number, step, url, size_bytes, duration_s, now)
     else:
         return False
+    return True
+
+
+def _note_places(group: Group, generation: int, ranks: object) -> bool:
+    """Record where ranks stand that do not move; one without a place moves again."""
+    if generation != group.generation or not isinstance(ranks, list):
+        return False
+    for item in ranks[:MAX_SLOTS]:
+        rank = _whole(item.get("rank")) if isinstance(item, Mapping) else None
+        if rank is None or rank >= MAX_RANKS:
+            continue
+        where = _clean(str(item.get("where") or "")[:MAX_PLACE])
+        group.places.pop(rank, None)
+        if where:
+            group.places[rank] = RankPlace(where, item.get("waits") is True)
     return True
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import from_json, to_json
-from elasticctl.api.status import GroupGeneration, JobStatus
+from elasticctl.api.standstill import describe_standstill
+from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
 from elasticctl_controller.core.membership import Group
@@ -112,3 +113,22 @@ MESSAGES = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None)
 def test_whatever_a_script_reports_the_status_can_be_stored(messages: list[Any]) -> None:
     check_storable(told(*messages))
+
+
+def test_where_ranks_stand_is_known_until_they_move() -> None:
+    group = Group("j", generation=2, obstacle="the storage")
+    ranks = [{"rank": 0, "where": "all_reduce", "for_s": 61.0, "waits": True}, {"rank": 1, "where": "load (data.py:9)"}]
+    assert note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": ranks}, NOW)
+    assert describe_standstill(group.places) == "rank 1 stands in load (data.py:9); rank 0 waits for it in all_reduce"
+    assert group.obstacle == "the storage", "only a rank says that this is over"
+    assert not note_report(group, {"kind": "hang", "generation": 1, "step": 7, "ranks": ranks}, NOW)
+    moved = [{"rank": 0, "where": ""}, {"rank": 1, "where": ""}]
+    note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": moved}, NOW)
+    assert group.places == {}
+
+
+@given(JSON)
+def test_any_places_can_be_stored(ranks: Any) -> None:
+    group = Group("j", generation=2)
+    note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": [ranks, {"rank": 1, "where": ranks}]}, NOW)
+    check_storable(JobStatus(activity=Activity("hung", None, describe_standstill(group.places))))

@@ -116,3 +116,15 @@ def test_a_rank_that_is_at_work_and_says_nothing_is_left_alone(lab: Lab) -> None
     assert lab.wait("a-0") == 0
     assert "done" in lab.output("a-0")
     assert "is over" not in lab.output("a-0")
+
+
+def test_a_standstill_that_ends_by_itself_is_told_and_ends_nothing(lab: Lab) -> None:
+    lab.add("a-0")
+    path = lab.folder / "script.py"
+    path.write_text("import threading\nthreading.Event().wait(8)\nprint('on it goes')\nthreading.Event().wait(2)\n")
+    lab.start("a-0", sys.executable, str(path), options=("--hang-timeout", "12"))
+    assert lab.wait("a-0") == 0
+    told, _, later = lab.output("a-0").partition("the ranks move again")
+    assert "nothing has moved for" in told
+    assert "rank 0 has been in script.py:2 for" in told
+    assert later

@@ -245,7 +245,7 @@ class GenerationWatch:
         still_s = time.monotonic() - (self._told_at_s or 0.0)
         log.info("generation %d: the ranks move again, after %.0f s", self._generation, still_s)
         self._parent.pace.note_spell(still_s)
-        self._report([])
+        self._report([{"rank": rank.rank, "where": ""} for rank in self._ranks])
         self._parent.on_still(self._generation, False)
         self._told_at_s = None
 

@@ -1,0 +1,69 @@
+"""Where a rank is, from its stack."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticctl_launcher.hangs.places import NOWHERE, Kind, Place, RankPlace, describe, place_of
+from elasticctl_launcher.hangs.stacks import Frame, ThreadStack, parse, to_lines
+
+TORCH = "/env/lib/python3.12/site-packages/torch"
+C10D = f"{TORCH}/distributed/distributed_c10d.py"
+SCRIPT = Frame("<module>", "/job/train.py", 7)
+
+
+def at(*frames: Frame, line: str = "") -> Place:
+    return place_of((ThreadStack(1, "MainThread", (*frames, SCRIPT)),), lambda file, number: line)
+
+
+@pytest.mark.parametrize(
+    ("frames", "line", "kind", "where"),
+    [
+        ((Frame("all_reduce", C10D, 1), Frame("wrapper", f"{TORCH}/distributed/c10d_logger.py", 2)), "",
+         Kind.COLLECTIVE, "all_reduce"),
+        ((Frame("_create_c10d_store", f"{TORCH}/distributed/rendezvous.py", 1), Frame("init_process_group", C10D, 9)),
+         "", Kind.COLLECTIVE, "init_process_group"),
+        ((Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 1), Frame("Tensor.backward", "/t/_tensor.py", 2)),
+         "", Kind.DEVICE, "_engine_run_backward (graph.py:1)"),
+        ((Frame("step", "/job/loop.py", 3),), "    return loss.item()", Kind.DEVICE, "step (loop.py:3)"),
+        ((Frame("step", "/job/loop.py", 3),), "    time.sleep(60)", Kind.SLEEP, "step (loop.py:3)"),
+        ((Frame("Lock.hold", "/job/loop.py", 3),), "    self.lock.acquire()", Kind.CODE, "Lock.hold (loop.py:3)"),
+        ((Frame("Condition.wait", "/usr/lib/python3.12/threading.py", 3), Frame("load", "/job/data.py", 9)), "",
+         Kind.CODE, "load (data.py:9)"),
+        ((Frame("poll", "/usr/lib/python3.12/selectors.py", 3),
+          Frame("_Iter._next_data", f"{TORCH}/utils/data/dataloader.py", 9)), "", Kind.CODE, "DataLoader._next_data"),
+        ((), "import something", Kind.CODE, "train.py:7"),
+    ],
+)  # fmt: skip
+def test_a_stack_has_a_name_and_a_kind(frames: tuple[Frame, ...], line: str, kind: Kind, where: str) -> None:
+    assert at(*frames, line=line) == Place(kind, where)
+
+
+def test_the_main_thread_of_the_outermost_process_counts() -> None:
+    other = ThreadStack(1, "Thread-1", (Frame("run", "/job/other.py", 1),))
+    child = ThreadStack(2, "MainThread", (Frame("child", "/job/child.py", 1),))
+    main = ThreadStack(1, "MainThread", (SCRIPT,))
+    assert place_of((other, main, child), lambda file, line: "").where == "train.py:7"
+    assert place_of(None, lambda file, line: "") == NOWHERE
+
+
+def test_our_own_start_of_a_script_is_not_shown() -> None:
+    frames = [
+        {"name": "<module>", "filename": "/job/train.py", "line": 7},
+        {"name": "main", "filename": "/env/elasticctl_launcher/bootstrap.py", "line": 1},
+    ]
+    found = parse([{"pid": 5, "thread_name": "MainThread", "os_thread_id": 5, "frames": frames}])
+    assert found is not None
+    assert list(to_lines(found)) == ["MainThread:", "    <module> (/job/train.py:7)"]
+    assert parse([{"pid": 5, "thread_name": None, "os_thread_id": 5, "frames": []}]) is None
+
+
+def test_a_failure_says_who_waits_for_whom() -> None:
+    waiting = [RankPlace(rank, "all_reduce", 300.0, True) for rank in (0, 1, 2, 4, 5, 6, 7)]
+    standing = RankPlace(3, "DataLoader._next_data", 242.0, False)
+    assert describe([*waiting, standing]) == (
+        "rank 3 has been in DataLoader._next_data for 4m02s; ranks 0-2, 4-7 wait for it in all_reduce"
+    )
+    assert describe([RankPlace(0, "broadcast", 20.0, True), RankPlace(1, "barrier", 30.0, True)]) == (
+        "waiting for each other for 20s: rank 0 in broadcast, rank 1 in barrier"
+    )
