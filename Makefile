@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := -n logical --dist worksteal # a worker a core; whoever is done takes tests from the other's end
 HERE   := -m "not cluster and not browser and not packaging"
 
-.PHONY: demo quick test lint types unit coverage test-page test-packaging test-cluster docs startup clean
+.PHONY: demo quick test lint types unit soak coverage test-page test-packaging test-cluster docs startup clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
@@ -27,6 +27,9 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(PYTEST) $(SPREAD) $(HERE)
+
+soak: $(VENV)/.dev  ## simulated clusters with thousands of seeds: docs/reliability.md; make soak SOAK="--seeds 100000 --seconds 36000"
+	$(BIN)/python -m tests.support.virtual.soak $(SOAK)
 
 coverage: $(VENV)/.dev  ## the same tests, and which lines none of them reaches
 	$(PYTEST) $(SPREAD) $(HERE) --cov --cov-report=term:skip-covered

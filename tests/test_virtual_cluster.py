@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from tests.support.virtual.script import Script
-from tests.support.virtual.story import Incident, Story, What, tell
+from typing import Any
+
+import pytest
+
+from elasticctl.api.spec import Pod
+from elasticctl.api.status import Activity, Cause
+from tests.support.virtual.script import Bug, Fault, Script
+from tests.support.virtual.story import Incident, Story, What, as_text, draw, fails, shrink, tell
 from tests.support.virtual.world import Setup
 
 
@@ -19,3 +25,62 @@ def test_three_workers_outlive_their_losses() -> None:
     assert status.failures == 0
     assert all(item.recovered_at is not None for item in status.interruptions)
     assert world.storage.step == status.checkpoint.step == 6000
+
+
+SEEDS, IN_A_TEST = 200, 10
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, IN_A_TEST))
+def test_whatever_happens_only_the_jobs_own_code_ends_it(first: int) -> None:
+    for seed in range(first, first + IN_A_TEST):
+        failure = fails(draw(seed))
+        assert not failure, f"seed {seed}: {failure}\n{as_text(shrink(draw(seed)))}"
+
+
+def test_a_story_is_the_same_each_time() -> None:
+    """Else a seed that fails could not be looked into."""
+    first, second = tell(draw(11)), tell(draw(11))
+    assert first.status == second.status
+    assert (first.loop.events, first.plane.requests) == (second.loop.events, second.plane.requests)
+    assert first.plane.requests > 20
+
+
+def test_a_story_that_fails_is_told_without_what_does_not_matter() -> None:
+    incidents = tuple(Incident(100.0 * number, What.KILL, 0.5) for number in range(1, 9))
+    story = Story(1, Setup(), (*incidents, Incident(250.0, What.LOSE_NODE), Incident(650.0, What.SCALE, 0.9)))
+
+    def failing(story: Story) -> str:
+        whats = [item.what for item in story.incidents]
+        return "the node and the scaling" if {What.LOSE_NODE, What.SCALE} <= set(whats) else ""
+
+    shrunk = shrink(story, failing)
+    assert [item.what for item in shrunk.incidents] == [What.LOSE_NODE, What.SCALE]
+    assert "Incident(at_s=250.0, what=What.LOSE_NODE" in as_text(shrunk)
+
+
+def blame_whoever_ends(pod: Pod, *_: object) -> Cause | None:
+    return Cause.APPLICATION if pod.ended else None
+
+
+LOSS = Story(1, Setup(script=Script(steps=2000, stop_s=5.0)), (Incident(300.0, What.KILL, 0.0),))
+BUG = Story(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
+
+
+@pytest.mark.parametrize(
+    ("story", "name", "wrong", "failure"),
+    [
+        (LOSS, "core.membership.SILENT_S", 0.5, "replaced as unresponsive, but it called all the time"),
+        (LOSS, "core.membership.Group.join", lambda *args: None, "no steps are made though everything is in order"),
+        (LOSS, "rendezvous.service.describe_activity", lambda group: Activity("hung"), "status says 'hung', but"),
+        (LOSS, "core.reconcile.count_ends", lambda job, status, ends, finishing: status, "restarts grew by 0"),
+        (LOSS, "core.workers.classify", blame_whoever_ends, "but its ranks never failed by themselves"),
+        (BUG, "core.phase.fatal_failure", lambda *args: None, "but it has a bug, which struck"),
+        (BUG, "core.phase.describe_failure", lambda failure: "an error", "which does not name the bug"),
+    ],
+)
+def test_a_controller_that_is_wrong_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, story: Story, name: str, wrong: Any, failure: str
+) -> None:
+    assert not fails(story)
+    monkeypatch.setattr(f"elasticctl_controller.{name}", wrong)
+    assert failure in fails(story)

@@ -68,12 +68,16 @@ if "EXPORTS" in e:
 
 
 class Site:
-    """A RendezvousService served from a thread of its own until `stop`; `verbs` are those that were called."""
+    """A RendezvousService served from a thread of its own until `stop`; `verbs` are those that were called.
+
+    `changed` are the jobs that it has called for.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.jobs: dict[str, Manifest] = {}
-        self.service = RendezvousService(lambda uid: TOKEN, lambda key: None, find_job=self.jobs.get)
+        self.changed: list[str] = []
+        self.service = RendezvousService(lambda uid: TOKEN, self.changed.append, find_job=self.jobs.get)
         self.verbs: set[str] = set()
         self._started = threading.Event()
         self._stop = threading.Event()

@@ -333,9 +333,12 @@ class Group:
             self.ends.setdefault(end.uid, end)
             self._advance(GroupEvent.MEMBER_FAILED, now)
             self.settle(now)
-        elif self.judged is not None and self.judged.generation == generation and not self.judged.exits:
-            found = first_to_blame((self.judged.end, end))
-            self.judged = replace(self.judged, end=found, exits=not self.rules.allow_restart(found, self.failures))
+        elif self.judged is not None and self.judged.generation == generation:
+            found = self.judged.end if self.judged.exits else first_to_blame((self.judged.end, end))
+            self.judged = replace(self.judged, end=found, exits=self.judged.exits or not self._may_restart(found))
+        elif self.adopts(generation) and end.uid in self.alive and not end.of_peers:
+            self.failures += 1  # it broke while there was no service; who else was lost then, nobody can tell
+            self.judged = Judgement(generation, end, exits=not self._may_restart(end))
 
     def verdict(self, uid: str, generation: int) -> str:
         """What an agent whose ranks failed is to do: "exit" or "rejoin"; "" while that is not decided."""

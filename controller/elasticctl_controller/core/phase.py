@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from elasticctl.api.codec import Timestamp, to_rfc3339
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition, ConditionType, JobStatus, Phase
-from elasticctl_controller.core.restarts import complete_failure, describe_failure, fatal_failure
+from elasticctl_controller.core.restarts import complete_failure, describe_failure, fatal_failure, paused_until
 from elasticctl_controller.core.workers import Roster, completed_at, is_active
 
 # Running and Restarting replace each other; the others stay once set.
@@ -149,8 +149,8 @@ def _decide_by_workers(job: ElasticJob, status: JobStatus, roster: Roster, now: 
     phase = Phase.RESTARTING if has_run(status.conditions) else Phase.PENDING
     if job.desired == 0:
         return PhaseDecision(phase, "NoWorkersWanted", "scaled to 0 workers")
-    until = status.backoff.until
-    if until is not None and now < until and len(active) < job.desired:
+    until = paused_until(job, status, now)
+    if until is not None and len(active) < job.desired:
         return PhaseDecision(
             phase,
             "BackOff",

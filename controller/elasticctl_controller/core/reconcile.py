@@ -33,6 +33,7 @@ from elasticctl_controller.core.restarts import (
     attribute_to_nodes,
     count_broken_generations,
     count_ends,
+    paused_until,
     record_scaling,
 )
 from elasticctl_controller.core.workers import Roster, completed_at, is_active, update_roster
@@ -135,7 +136,7 @@ def _list_creations(
     A name is taken while any pod has it, including terminating pods and pods of others. The pod of an ended worker is
     deleted within a pass or two, so its index is waited for rather than using a new one.
     """
-    backing_off = status.backoff.until is not None and now < status.backoff.until
+    backing_off = paused_until(job, status, now) is not None
     if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:
         return ()
     live = sum(not pod.ended for pod in roster.pods.values())
@@ -185,8 +186,8 @@ def _due_times(
     if done_at is not None:
         yield stragglers_until(job, done_at)
     elif status.phase is not Phase.SUSPENDED and status.active < job.desired:
-        until = status.backoff.until
-        yield until if until is not None and until > now else now + RETRY_S
+        until = paused_until(job, status, now)
+        yield now + RETRY_S if until is None else until
 
 
 def _expires_at(job: ElasticJob, status: JobStatus) -> float | None:

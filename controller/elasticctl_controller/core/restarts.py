@@ -135,6 +135,16 @@ def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd])
     return "BackoffLimitExceeded" if used > job.backoff_limit else None
 
 
+def paused_until(job: ElasticJob, status: JobStatus, now: float) -> float | None:
+    """Until when no failed worker is made again, in seconds since the epoch; None if it may be now.
+
+    No pause is longer than the job's policy allows: what seems to be was begun by a clock that has been set back since.
+    """
+    until = status.backoff.until
+    longest_s = job.policy.backoff_max_seconds + CLOCK_STEP_S
+    return until if until is not None and now < until <= now + longest_s else None
+
+
 def complete_failure(end: WorkerEnd) -> RankFailure:
     """The report of this worker's failure, with the worker and the time filled in."""
     report = end.failure
@@ -203,7 +213,8 @@ def _extend_backoff(policy: Policy, backoff: Backoff, end: WorkerEnd) -> Backoff
     elif backoff.until is None or end.lived_s is None or end.at - end.lived_s >= backoff.until - CLOCK_STEP_S:
         in_a_row = min(in_a_row + 1, MAX_FAILURES_IN_A_ROW)
     pause_s = min(policy.backoff_max_seconds, policy.backoff_seconds * 2.0 ** (max(in_a_row, 1) - 1))
-    return Backoff(failures=max(in_a_row, 1), until=Timestamp(max(backoff.until or 0.0, end.at + pause_s)))
+    before = min(backoff.until or 0.0, end.at + policy.backoff_max_seconds)
+    return Backoff(failures=max(in_a_row, 1), until=Timestamp(max(before, end.at + pause_s)))
 
 
 def _interruption(status: JobStatus, end: WorkerEnd) -> Interruption:

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus
+from elasticctl.api.objects import as_mapping, as_text
+from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, Phase, ProgressStatus
 from elasticctl_controller.core.blame import GroupRules
 from elasticctl_controller.core.group_states import GroupState
 from elasticctl_controller.core.membership import Group, GroupWorld
@@ -55,6 +55,7 @@ MAX_REPORTS = 256
 REPORTS_PER_S = 200.0
 """How many reports of progress a job's workers are asked to send between them: all of them say the same."""
 DEFAULT_RULES = GroupRules()
+_TERMINAL = frozenset(phase.value for phase in Phase if phase.terminal)
 
 T = TypeVar("T")
 
@@ -263,10 +264,11 @@ class RendezvousService:
         return Caller(key, uid)
 
     def _uid_of_running(self, key: str) -> str | None:
-        """The uid of a job that exists and has not ended."""
-        manifest = self._find_job(key)
-        job = None if manifest is None else ElasticJob.from_manifest(manifest)
-        return None if job is None or job.deleting or job.status.phase.terminal else job.uid
+        """The uid of a job that exists and has not ended; asked by all of its workers at once after a restart."""
+        manifest = self._find_job(key) or {}
+        metadata, status = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("status"))
+        is_over = metadata.get("deletionTimestamp") is not None or status.get("phase") in _TERMINAL
+        return None if is_over else as_text(metadata.get("uid")) or None
 
     async def _join(self, caller: Caller, body: Mapping[str, Any]) -> dict[str, Any] | str:
         member, generation = read_member(body), read_int(body, "generation", 0, MAX_GENERATION)
@@ -305,11 +307,14 @@ class RendezvousService:
         uid, generation = read_text(body, "uid"), read_int(body, "generation", 0, MAX_GENERATION)
         world = read_world(body, uid, generation) if "members" in body else None
         with self._changing(caller) as (group, now):
-            note_sign(group, body, now)
+            is_news = note_sign(group, body, now)
             if uid in group.alive and group.adopts(generation):
                 if world is None:
                     return {"state": "unknown", "reason": "the service was restarted: send the members"}
                 group.adopt(world, now)
+                is_news = True
+        if is_news:
+            self._on_change(caller.key)
 
         def state_of(group: Group) -> tuple[str, str] | None:
             if uid not in group.alive:

@@ -500,6 +500,23 @@ def test_a_member_that_was_lost_while_no_service_ran_is_not_trained_with() -> No
     assert group.generation == 5
 
 
+@pytest.mark.parametrize(("limit", "verdict"), [(0, "exit"), (1, "rejoin")])
+def test_a_failure_while_no_service_ran_counts(limit: int, verdict: str) -> None:
+    group = Group.restored("j", JobStatus(generation=4, generations=(GroupGeneration(4, ("job-worker-0",)),)))
+    group.rules = GroupRules(limit=limit)
+    group.set_alive(alive(0, 1), 1, 50.0)
+    fail(group, 1, 50.5, of_peers=True)
+    assert (group.verdict("u1", 4), group.failures) == ("rejoin", 0)
+    fail(group, 0, 51.0, error="ValueError: the bug")
+    fail(group, 0, 51.0, error="ValueError: the bug")
+    assert (group.verdict("u0", 4), group.failures) == (verdict, 1)
+    group.join(member(0), 4, 52.0)
+    group.join(member(1), 4, 52.0)
+    failure = group.history.generations[0].failure
+    assert failure is not None
+    assert failure.error == "ValueError: the bug"
+
+
 def restored(*indexes: int) -> Group:
     """The group of these workers as a restarted service knows it, from generation 4, which formed at 40 s."""
     last = GroupGeneration(4, tuple(f"job-worker-{i}" for i in indexes), formed_at=Timestamp(40.0))

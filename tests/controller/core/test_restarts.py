@@ -39,6 +39,18 @@ def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_a_long_life():
     assert pauses == [2, 4, 7, 7, 2]
 
 
+def test_a_clock_that_is_set_back_does_not_prolong_the_pause():
+    """The pause was begun by a clock that was an hour ahead."""
+    job, _ = a_step(a_running_job(backoff_limit=100), [a_pod(0), a_pod(1)], now=NOW + 3600)
+    assert job.status.restarts == {"Deleted": 1}
+    job = replace(job, status=replace(job.status, backoff=Backoff(failures=1, until=Timestamp(NOW + 3601))))
+    job, decision = a_step(job, [a_pod(0), a_pod(1)])
+    assert created(decision) == [2]
+    job, decision = a_step(job, [a_pod(0), an_end(1, 1, message=told("application"))])
+    assert job.status.backoff.until == NOW + 60
+    assert job.status.reason != "BackOff"
+
+
 def test_a_row_of_failures_beyond_all_counting_pauses_for_the_longest_time():
     status = replace(a_running_job().status, backoff=Backoff(failures=10**6, until=Timestamp(NOW + 1)))
     job = replace(a_running_job(backoff_limit=100), status=status)

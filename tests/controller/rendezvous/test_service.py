@@ -66,6 +66,19 @@ def post(lab: Lab, path: str, body: bytes, token: str = TOKEN) -> tuple[int, str
         connection.close()
 
 
+def test_a_restarted_service_says_at_once_that_it_has_heard_of_the_group(lab: Lab, client: ServiceClient) -> None:
+    """A script that reports no steps gives no other reason to look at the job again."""
+    world = form(client, "a-0", "a-1")
+    lab.restart_service(JobStatus(generation=1))
+    body = {"uid": "uid-a-0", "generation": 1, "members": world["members"], "doing": "running"}
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(client.call, "watch", body, 30)
+        wait_until(lambda: lab.site.changed == [KEY])
+        lab.site.service.drop(KEY)
+        with pytest.raises(ServiceRefused):
+            watching.result()
+
+
 def test_a_wrong_token_is_refused(lab: Lab, client: ServiceClient) -> None:
     status, text = post(lab, "/v1/jobs/default/job/leave", b"{}", token="wrong")
     assert status == 401

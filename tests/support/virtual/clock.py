@@ -10,6 +10,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any
 
+TICK_S = 1e-6
 EPOCH = 1_700_000_000.0
 """What true time is when a story begins, in seconds since the epoch."""
 
@@ -45,6 +46,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Seconds since the story began."""
         return self._waiting.now
 
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, **context: Any) -> asyncio.TimerHandle:
+        """As asyncio's, but time passes in between, however short the delay: who waits again does not wait for ever."""
+        return super().call_later(max(delay, TICK_S) if delay > 0 else delay, callback, *args, **context)
+
     def at(self, when: float, call: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
         """Do that at a time; a past one means now."""
         self.events += 1
@@ -54,12 +59,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Do that after so many seconds."""
         return self.at(self.time() + delay_s, call, *args)
 
-    def run_until(self, when: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass until then, or until a timer finds the story to be over; raises the first error of a call."""
-        self.at(when, self.stop)
+    def run_until(self, when: float) -> None:
+        """Let time pass until then, or until `stop`; raises the first error of a call."""
+        ending = self.at(when, self.stop)
         self.run_forever()
+        ending.cancel()
         if self.errors:
             raise self.errors[0]
+
+    def finish(self) -> None:
+        """Let what has been cancelled end; nothing further happens."""
+        self.call_soon(self.call_soon, self.stop)
+        self.run_forever()
+        self.close()
 
     def _note_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -216,7 +216,7 @@ class Cluster:
             if pod.process is not None:
                 pod.process.die(silently=False)
             node.pod = None
-        elif pod is not None and pod.exit_code is not None:
+        elif pod is not None:
             self._show_pod(pod)
         self.loop.after(0.01, self.place_pods)
 
@@ -349,9 +349,10 @@ class Cluster:
     def come_back(self) -> None:
         """The API server answers again."""
         self.away = False
-        unseen, self._unseen = self._unseen, []
-        for see in unseen:
-            see()
+        while self._unseen:
+            self._see_next()
+        for key in self.jobs:
+            self.changed(key)  # the watches begin anew
         self.place_pods()
 
     def _check_answers(self) -> None:
@@ -392,13 +393,12 @@ class Cluster:
     def _show(self, see: Callable[[], None]) -> None:
         """Have the controller's cache take a change over, in order."""
         self._seen_at = max(self._seen_at, self.loop.time() + self.lag_s * self.dice.uniform(0.2, 1.0))
-        self.loop.at(self._seen_at, self._see, see)
+        self._unseen.append(see)
+        self.loop.at(self._seen_at, self._see_next)
 
-    def _see(self, see: Callable[[], None]) -> None:
-        if self.away:
-            self._unseen.append(see)
-        else:
-            see()
+    def _see_next(self) -> None:
+        if not self.away and self._unseen:
+            self._unseen.pop(0)()
 
     def _stamp(self, later_s: float = 0.0) -> str:
         return to_rfc3339(float(int(EPOCH + self.loop.time() + later_s)))

@@ -222,15 +222,12 @@ class Launcher:
         return self.runs and not self.frozen and not (isolated[self.node].cut or isolated[other.node].cut)
 
     def _start_ranks(self) -> None:
-        self._pending.clear()
         self._after(self.timing.spawn_s, self._started)
 
     def _started(self) -> None:
         self.failure = None
         self.training = self.world.training(self.generation, self.members)
         self.ranks = self.training.start(self.uid, self.node, self._ranks_ended)
-        if self._stale:
-            self._pending.append(_E.GENERATION_STALE)
         self._happen(_E.RANKS_STARTED)
 
     def _run(self) -> None:
@@ -250,7 +247,7 @@ class Launcher:
             self.loop.after(1.0, self._notify, event)
         elif self.state in (_S.RUNNING, _S.DRAINING, _S.DRAINING_TO_LEAVE):
             self._happen(event)
-        elif self.state is _S.STARTING:
+        elif self.state in (_S.JOINING, _S.STARTING):
             self._pending.append(event)
 
     def _drain(self) -> None:
@@ -369,6 +366,7 @@ class Launcher:
 
     def _begin_watch(self) -> None:
         self._stale = self._draining_told = False
+        self._pending.clear()
         self._watches = True
         self._ask_watch(with_members=False)
 

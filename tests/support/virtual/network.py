@@ -57,7 +57,7 @@ class Network:
     plane: ControlPlane
     weather: Weather = field(default_factory=Weather)
     cut: dict[str, float] = field(default_factory=dict)
-    calls: dict[str, set[Call]] = field(default_factory=dict)
+    calls: dict[str, dict[Call, None]] = field(default_factory=dict)
     renews: bool = False
     """Polls are held for ever, and renewals are computed."""
 
@@ -67,7 +67,7 @@ class Network:
         """Send a request for the job (key, uid) from a node."""
         timeout_s = POLL_TIMEOUT_S if verb in LONG_POLLS else TIMEOUT_S
         call = Call(node, verb, self.loop.time(), on_answer, timeout_s)
-        self.calls.setdefault(node, set()).add(call)
+        self.calls.setdefault(node, {})[call] = None
         delay_s = self._delay_s()
         if delay_s > timeout_s:  # the launcher gives up, and the message arrives all the same
             self.loop.after(delay_s, self._arrive_late, job, verb, body)
@@ -83,7 +83,7 @@ class Network:
             call.timer.cancel()
         if call.task is not None:
             call.task.cancel()
-        self.calls[call.node].discard(call)
+        self.calls[call.node].pop(call, None)
 
     def drop_all(self, node: str) -> None:
         """The launcher on that node is gone."""
@@ -170,5 +170,5 @@ class Network:
         if call.is_over:
             return
         call.is_over = True
-        self.calls[call.node].discard(call)
+        self.calls[call.node].pop(call, None)
         call.on_answer(answer)

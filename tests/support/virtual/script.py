@@ -26,6 +26,9 @@ class Fault(Enum):
     HAS_A_SYNTAX_ERROR = "has a syntax error"
     HANGS = "hangs"
 
+    def __repr__(self) -> str:
+        return f"Fault.{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Bug:
@@ -292,18 +295,25 @@ class Training:
                 self.paused_s += self.loop.time() - self.stalled_since
                 if self.begun:
                     self._plan()
+                else:
+                    self._meet()
 
     def _is_ready(self, ranks: Ranks) -> None:
         ranks.timer = None
         ranks.where = Where.READY
+        self._meet()
+
+    def _meet(self) -> None:
+        """Begin if all ranks are ready."""
         all_started = len(self.ranks) == len(self.members)
-        if self.halted_at is None and all_started and all(o.where is Where.READY for o in self.ranks.values()):
+        is_free = self.halted_at is None and not self.begun and not self.stalled
+        if is_free and all_started and all(ranks.where is Where.READY for ranks in self.ranks.values()):
             self._begin()
 
     def _begin(self) -> None:
         if self.storage.away:
-            self.tell(self.members[0], {"kind": "waiting", "reason": "the storage"})
-            self.timers.append(self.loop.after(10.0, self._begin))
+            self._tell_waiting()
+            self.timers.append(self.loop.after(10.0, self._meet))
             return
         self.begun = True
         for ranks in self.ranks.values():
@@ -311,8 +321,6 @@ class Training:
         self.resumed = self.storage.step or 0
         now = self.loop.time()
         self.first_at = now + self.script.load_s + self.script.first_step_s - self.paused_s
-        if self.script.reports:
-            self.timers.append(self.loop.after(self.script.load_s, self._tell_resumed))
         self._plan()
 
     def _plan(self) -> None:
@@ -323,6 +331,9 @@ class Training:
             self.timers.append(self.loop.after(script.load_s, self._finish))
             return
         if script.reports:
+            resumed_at = self.first_at + self.paused_s - script.first_step_s
+            if resumed_at >= now:
+                self.timers.append(self.loop.at(resumed_at, self._tell_resumed))
             next_step = self.step + 1
             self.timers.append(self.loop.at(self.time_of(next_step), self._tell_progress, 1.0))
         first = max(now, self.first_at + self.paused_s)
@@ -337,9 +348,13 @@ class Training:
     def _tell_resumed(self) -> None:
         self.tell(self.members[0], {"kind": "resumed", "generation": self.generation, "step": self.resumed})
 
+    def _tell_waiting(self) -> None:
+        if self.script.reports:
+            self.tell(self.members[0], {"kind": "waiting", "reason": "the storage"})
+
     def _tell_progress(self, every_s: float) -> None:
         self.tell(self.members[0], self._progress())
-        self.timers.append(self.loop.after(min(every_s, 300.0), self._tell_progress, every_s * 2))
+        self.timers.append(self.loop.after(every_s, self._tell_progress, every_s * 2))
 
     def _progress(self) -> dict[str, object]:
         return {
@@ -351,14 +366,17 @@ class Training:
         }
 
     def _save(self) -> None:
-        self.timers.append(self.loop.after(self.script.save_s, self._commit, self.step))
-        self.timers.append(self.loop.after(max(self.script.save_every_s, self.script.save_s), self._save))
+        self.timers.append(self.loop.after(self.script.save_s, self._saved, self.step))
+
+    def _saved(self, step: int) -> None:
+        if self.storage.away:
+            self._tell_waiting()
+            self.timers.append(self.loop.after(10.0, self._saved, step))
+        else:
+            self._commit(step)
+            self.timers.append(self.loop.after(self.script.save_every_s, self._save))
 
     def _commit(self, step: int) -> None:
-        if self.storage.away:
-            self.tell(self.members[0], {"kind": "waiting", "reason": "the storage"})
-            self.timers.append(self.loop.after(10.0, self._commit, step))
-            return
         if step > (self.storage.step or 0) or self.storage.step is None:
             self.storage.step = step
             self.storage.commits += 1

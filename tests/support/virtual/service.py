@@ -26,8 +26,10 @@ from tests.support.virtual.clock import EPOCH, VirtualLoop, VirtualTime, WallClo
 
 TOKEN = "token"
 FOR_EVER_S = 1e9
-REFRESH_S = 600.0
+REFRESH_S = 3600.0
 """A job that nothing happens to is looked at again at least this often by the simulated watch's resync."""
+PASS_S = 0.0003
+"""How long a pass takes for each worker: with a thousand of them, whatever changes meanwhile is one more pass."""
 
 
 class Inline:
@@ -66,12 +68,17 @@ class Timers:
         self._loop, self._work = loop, work
         self._due: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
+        self._free_at = 0.0
+
+    def work_for(self, seconds: float) -> None:
+        """The pass that ends now has taken so long: none began meanwhile."""
+        self._free_at = self._loop.time() + seconds
 
     def add(self, key: str) -> None:
         self.add_after(key, 0.0)
 
     def add_after(self, key: str, delay_s: float) -> None:
-        known, when = self._due.get(key), self._loop.time() + delay_s
+        known, when = self._due.get(key), max(self._loop.time() + delay_s, self._free_at)
         if known is not None and known.when() <= when:
             return
         if known is not None:
@@ -145,8 +152,9 @@ class ControlPlane:
         self.service: RendezvousService | None = None
         self.controller: Controller | None = None
         self.passes = 0
+        self.starts = 0
         self.requests = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._queue: Timers | None = None
 
     @property
@@ -155,6 +163,7 @@ class ControlPlane:
 
     def start(self, keys: list[str]) -> None:
         """Start the process anew; it knows nothing but what is stored."""
+        self.starts += 1
         offset_s, self._began = self.clock.offset_s, self._loop.time()
         steady = lambda: EPOCH + offset_s + self._loop.time()  # noqa: E731
         self._steady_offset_s = EPOCH + offset_s
@@ -166,7 +175,7 @@ class ControlPlane:
         app = service.app()
         self._handle = next(iter(app.router.routes())).handler
         app.freeze()
-        self._tasks = {self._loop.create_task(app.startup())}
+        self._tasks = {self._loop.create_task(app.startup()): None}
         self.controller = Controller(self._workload, service, self.clock, queue)  # type: ignore[arg-type]
         for key in keys:
             queue.add(key)
@@ -175,7 +184,7 @@ class ControlPlane:
 
     def crash(self) -> None:
         """Nothing is left of it but what it has stored; the requests under way are never answered."""
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         if self._queue is not None:
             self._queue.close()
@@ -190,8 +199,8 @@ class ControlPlane:
         """Begin to answer a request."""
         self.requests += 1
         task = self._loop.create_task(self._answer(_Request(key, verb, body, TOKEN + job_uid)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
         return task
 
     def group(self, key: str) -> Group | None:
@@ -206,6 +215,8 @@ class ControlPlane:
         if self.controller is None or self._queue is None:
             return
         self.passes += 1
+        group = self.group(key)
+        self._queue.work_for(PASS_S * (1 if group is None else max(1, len(group.alive))))
         try:
             self.controller.sync(key)
         except (ConflictError, ElasticctlError):

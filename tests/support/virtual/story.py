@@ -1,7 +1,7 @@
 """Stories: a job, its cluster and everything that goes wrong, all drawn from one seed, and what has to become of it.
 
 `tell(story)` runs one and raises `BrokenPromise` where a property does not hold; `shrink` drops incidents from a story
-that fails as long as it still fails the same way. `python -m tests.support.virtual.story SEED` tells a story again.
+that fails as long as it still fails the same way. `python -m tests.support.virtual.soak --seed N` tells a story again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from enum import Enum
 
 from elasticctl.api.status import Phase
 from tests.support.virtual.checks import BrokenPromise
-from tests.support.virtual.clock import EPOCH
-from tests.support.virtual.script import Script
+from tests.support.virtual.script import Bug, Fault, Script
 from tests.support.virtual.watcher import Watcher
 from tests.support.virtual.world import Setup, World
 
@@ -26,8 +25,21 @@ BACK_S = 120.0
 class What(Enum):
     """What can go wrong."""
 
-    LOSE_NODE = "a machine dies"
+    LOSE_NODE = "a machine dies, and another comes after a while"
+    RECLAIM = "a machine is taken back, with notice"
     KILL = "a launcher is killed"
+    DELETE_POD = "somebody deletes a pod"
+    LOSE_MOST = "most machines die at once, and come back after a while"
+    CUT_SERVICE = "a launcher cannot reach the service"
+    ISOLATE = "a machine reaches nobody"
+    FREEZE = "nothing on a machine moves"
+    CRASH_SERVICE = "the controller's process dies, and begins anew after a while"
+    API_AWAY = "the API server does not answer"
+    STORAGE_AWAY = "the storage does not answer"
+    LOSSY = "messages get lost"
+    LATE = "messages come late"
+    CLOCK_STEP = "the controller's clock is set"
+    SCALE = "the job is scaled"
 
     def __repr__(self) -> str:
         return f"What.{self.name}"
@@ -37,7 +49,7 @@ class What(Enum):
 class Incident:
     """Something that happens at `at_s` to the machine that `pick` (0 to 1) chooses among those there are, for `for_s`.
 
-    `known_s`: when the cluster notices.
+    `known_s`: when the cluster notices. `amount`: by how much, where that can be more or less.
     """
 
     at_s: float
@@ -45,6 +57,7 @@ class Incident:
     pick: float = 0.0
     for_s: float = 0.0
     known_s: float = 1.0
+    amount: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,62 +73,139 @@ class Story:
         """When the last incident is over."""
         return max((item.at_s + item.for_s + item.known_s + BACK_S for item in self.incidents), default=0.0)
 
+    @property
+    def has_to_fail(self) -> bool:
+        """The script is wrong, and more often than the job's budget allows."""
+        bug = self.setup.script.bug
+        return bug is not None and (bug.times == 0 or bug.times > self.setup.backoff_limit)
+
 
 def draw(seed: int) -> Story:
     """The story of a seed."""
     dice = random.Random(seed)
     workers = dice.choice((1, 2, 3, 3, 4, 5, 8))
-    script = draw_script(dice)
+    backoff_limit = dice.choice((0, 1, 3, 3, 3, 6))
+    script = draw_script(dice, backoff_limit)
     setup = Setup(
         workers=workers,
         minimum=dice.randint(1, workers),
         maximum=workers + dice.randint(0, 2),
         nodes=workers + dice.randint(0, 2),
+        backoff_limit=backoff_limit,
         pod_start_s=dice.choice((0.5, 3.0, 20.0)),
+        lag_s=dice.choice((0.05, 0.05, 2.0)),
+        lazy=dice.random() < 0.9,
+        elected=dice.random() < 0.5,
         script=script,
     )
     span_s = script.import_s + script.first_step_s + script.steps * script.pace_s(workers)
-    count = dice.randint(0, 6)
+    count = dice.choice((0, 1, 1, 2, 3, 4, 6, 10))
     incidents = sorted((draw_incident(dice, span_s) for _ in range(count)), key=lambda item: item.at_s)
     return Story(seed, setup, tuple(incidents))
 
 
-def draw_script(dice: random.Random) -> Script:
-    """A script that is quick or slow in everything."""
+def draw_script(dice: random.Random, backoff_limit: int) -> Script:
+    """A script that is quick or slow in everything, and right or wrong."""
+    steps = dice.randint(100, 3000)
+    bug = None
+    if dice.random() < 0.3:
+        fault = dice.choice([fault for fault in Fault if fault is not Fault.HANGS])
+        permanent = fault in (Fault.FAILS_IN_IMPORT, Fault.HAS_A_SYNTAX_ERROR)
+        bug = Bug(
+            fault,
+            step=dice.choice((1, 5, steps // 2)),
+            rank=dice.randrange(8),
+            closes_first=dice.random() < 0.3,
+            times=0 if permanent or dice.random() < 0.7 else dice.randint(1, max(1, backoff_limit)),
+        )
+    step_s = dice.choice((0.1, 1.0, 1.0, 10.0))
     return Script(
         import_s=dice.choice((0.5, 5.0, 60.0)),
         load_s=dice.choice((0.1, 2.0, 60.0)),
         first_step_s=dice.choice((0.5, 10.0, 120.0, 600.0)),
-        step_s=dice.choice((0.1, 1.0, 10.0)),
-        steps=dice.randint(100, 3000),
-        save_every_s=dice.choice((30.0, 120.0, 600.0)),
+        step_s=step_s,
+        steps=steps,
+        save_every_s=dice.choice((0.02, 0.1, 0.3)) * steps * step_s,
         save_s=dice.choice((0.2, 5.0)),
         stop_s=dice.choice((0.1, 0.5, 5.0)),
         teardown_s=dice.choice((0.1, 1.0, 30.0)),
         export_s=dice.choice((0.0, 10.0, 3600.0)),
         reports=dice.random() < 0.8,
+        bug=bug,
     )
 
 
 def draw_incident(dice: random.Random, span_s: float) -> Incident:
     """One incident within the time that the script needs."""
     what = dice.choice(list(What))
+    for_s = dice.choice((1.0, 8.0, 30.0, 120.0, 600.0, 3600.0))
+    if what in (What.FREEZE, What.ISOLATE):
+        for_s = min(for_s, 120.0)  # longer ones are hangs
     known_s = dice.choice((0.5, 1.5, 45.0))
-    return Incident(dice.uniform(0.0, span_s), what, dice.random(), known_s=known_s)
+    at_s = dice.uniform(0.0, min(span_s, dice.choice((60.0, span_s))))
+    return Incident(at_s, what, dice.random(), for_s, known_s, dice.random())
 
 
 def happen(world: World, item: Incident) -> None:
     """Let it happen."""
-    names = [node.name for node in world.cluster.nodes.values() if node.up and node.pod is not None]
-    name = names[int(item.pick * len(names))] if names else ""
-    pod = world.pod_on(name)
+    names = [node.name for node in world.cluster.nodes.values() if node.up and not node.cut and node.pod is not None]
+    if item.what not in _ON_NODES:
+        happen_to_all(world, item)
+    elif item.what is What.LOSE_MOST:
+        for name in names[: max(1, round(item.amount * 2.0 * len(names)))]:
+            world.lose_node(name, item.known_s)
+            world.loop.after(item.for_s + BACK_S * item.pick, world.add_node)
+    elif names:
+        happen_to_node(world, item, names[int(item.pick * len(names))])
+
+
+def happen_to_node(world: World, item: Incident, name: str) -> None:
+    """Let something happen to one machine."""
     match item.what:
-        case What.LOSE_NODE if name:
+        case What.LOSE_NODE:
             world.lose_node(name, item.known_s)
             world.loop.after(item.for_s + BACK_S, world.add_node)
-        case What.KILL if pod is not None:
-            world.ledger.note_fault()
-            world.cluster.kill(pod)
+        case What.RECLAIM:
+            world.reclaim(name, 30.0 + 90.0 * item.amount)
+            world.loop.after(item.for_s + BACK_S, world.add_node)
+        case What.KILL:
+            world.kill(name)
+        case What.DELETE_POD:
+            world.delete_pod(name)
+        case What.CUT_SERVICE:
+            world.cut_service(name, item.for_s)
+        case What.ISOLATE:
+            world.isolate(name, item.for_s, 40.0 + item.known_s)
+        case What.FREEZE:
+            world.freeze(name, item.for_s)
+
+
+def happen_to_all(world: World, item: Incident) -> None:
+    """Let something happen to the control plane, the network or the job."""
+    match item.what:
+        case What.CRASH_SERVICE:
+            world.crash_service(item.for_s)
+        case What.API_AWAY:
+            world.stop_api(item.for_s)
+        case What.STORAGE_AWAY:
+            world.stop_storage(item.for_s)
+        case What.LOSSY:
+            world.change_weather(item.for_s, lost_share=item.amount * 0.5)
+        case What.LATE:
+            world.change_weather(item.for_s, late_share=item.amount, late_s=60.0 * item.pick)
+        case What.CLOCK_STEP:
+            world.step_clock((item.amount - 0.5) * 7200.0)
+        case What.SCALE:
+            low, high = world.setup.minimum, world.setup.maximum
+            world.scale(low + int(item.pick * (high - low + 1)))
+        case _:
+            raise ValueError(f"nobody knows how to tell of {item.what}")
+
+
+_ON_NODES = {
+    What.LOSE_NODE, What.RECLAIM, What.KILL, What.DELETE_POD, What.LOSE_MOST, What.CUT_SERVICE, What.ISOLATE,
+    What.FREEZE,
+}  # fmt: skip
 
 
 def tell(story: Story) -> World:
@@ -125,36 +215,50 @@ def tell(story: Story) -> World:
         world.begin()
         for item in story.incidents:
             world.loop.at(item.at_s, happen, world, item)
-        watcher = Watcher(world, story.quiet_s)
+        script, setup = story.setup.script, story.setup
+        longest_s = script.steps * script.pace_s(setup.minimum)
+        watcher = Watcher(world, story.quiet_s, max(97.0, longest_s / 40.0))
         watcher.begin()
-        script = story.setup.script
         once_s = script.import_s * 1.1 + script.load_s + script.first_step_s
         settled_s = story.quiet_s + SETTLE_S + 3 * once_s
-        world.run(settled_s)
-        watcher.check_moves()
-        longest_s = script.steps * script.pace_s(story.setup.minimum) + script.export_s * 2 + once_s
-        world.run(settled_s + longest_s + 600.0)
-        check_end(world)
+        if not story.has_to_fail:
+            world.run(settled_s)
+            watcher.check_moves()
+        tries = 1 if script.bug is None else setup.backoff_limit + 1
+        tries_s = tries * (once_s + script.teardown_s + 700.0)
+        world.run(settled_s + longest_s + script.export_s * 3 + tries_s)
+        check_end(world, has_to_fail=story.has_to_fail)
+        world.looked = watcher.looked
     finally:
         world.close()
     return world
 
 
-def check_end(world: World) -> None:
+def check_end(world: World, *, has_to_fail: bool) -> None:
     """How the job has to end."""
-    status = world.status
-    if status.phase is not Phase.SUCCEEDED:
-        raise BrokenPromise(
-            f"the job is {status.phase} ({status.reason}: {status.message}), but nothing is wrong with it"
-        )
-    if world.storage.step != world.script.steps:
-        raise BrokenPromise(f"it succeeded at step {world.storage.step} of {world.script.steps}")
+    status, bug = world.status, world.script.bug
+    told = f"{status.phase} ({status.reason}: {status.message})"
+    if not has_to_fail:
+        if status.phase is not Phase.SUCCEEDED:
+            raise BrokenPromise(f"it is {told}, but nothing is wrong with it")
+        if world.storage.step != world.script.steps:
+            raise BrokenPromise(f"it succeeded at step {world.storage.step} of {world.script.steps}")
+        return
+    assert bug is not None
+    if status.phase is not Phase.FAILED:
+        raise BrokenPromise(f"it is {told}, but it has a bug, which struck {world.figures.hits} times")
+    named = bug.error or f"exit code {bug.exit_code}"
+    if named not in status.message and not world.ledger.is_culprit_cut():
+        raise BrokenPromise(f"it is {told}, which does not name the bug")
+    most = world.setup.backoff_limit + 1 + len(world.ledger.faults_at)
+    if world.figures.hits_since_commit > most:
+        raise BrokenPromise(f"the bug struck {world.figures.hits_since_commit} times; the budget allows {most}")
 
 
-def fails(story: Story) -> str:
-    """How a story fails; empty if it does not."""
+def fails(story: Story, on_end: Callable[[Story, World], None] = lambda story, world: None) -> str:
+    """How a story fails; empty if it does not, and then `on_end` is called."""
     try:
-        tell(story)
+        on_end(story, tell(story))
     except BrokenPromise as error:
         return str(error) or type(error).__name__
     except Exception as error:  # noqa: BLE001 - whatever the code under test raises
@@ -187,8 +291,3 @@ def as_text(story: Story) -> str:
     """The story as Python that tells it again."""
     lines = [f"    {item!r}," for item in story.incidents]
     return "\n".join(["tell(Story(", f"  {story.seed},", f"  {story.setup!r},", "  (", *lines, "  ),", "))"])
-
-
-def true_time(world: World) -> float:
-    """Seconds since the epoch."""
-    return EPOCH + world.loop.time()

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tests.support.virtual.script import Training
     from tests.support.virtual.world import World
 
-EVERY_S, LAG_S = 97.0, 5.0
-"""How often it looks, and how long nothing may have changed for a status to be held against the truth."""
+LAG_S = 8.0
+"""How long nothing may have changed for a status to be held against the truth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,17 @@ class Truth:
 
 @dataclass(eq=False, slots=True)
 class Watcher:
-    """Compares status and truth every `EVERY_S`; after `quiet_s` nothing goes wrong any more."""
+    """Compares status and truth every `every_s`; after `quiet_s` nothing goes wrong any more."""
 
     world: World
     quiet_s: float
+    every_s: float
     looked: int = 0
     _before: Truth | None = field(default=None)
 
     def begin(self) -> None:
         """Look from now on."""
-        self.world.loop.after(EVERY_S, self._look)
+        self.world.loop.after(self.every_s, self._look)
 
     def _look(self) -> None:
         self._before = self.truth()
@@ -48,7 +49,7 @@ class Watcher:
         if world.status.phase.terminal:
             world.loop.stop()
             return
-        world.loop.after(EVERY_S - LAG_S, self._look)
+        world.loop.after(self.every_s - LAG_S, self._look)
         if truth == self._before and truth is not None and not world.is_disturbed:
             self.looked += 1
             self._check(truth)
@@ -100,6 +101,8 @@ class Watcher:
             return ("running",) if truth.doing == "training" else ("running", "starting")
         if truth.doing == "starting":
             return ("starting", "loading", "waiting", "running")
+        if truth.doing == "first step" and world_forgot(self.world):
+            return ("running", "starting", truth.doing)  # what was told while the API server was away is not stored
         return (truth.doing,)
 
     def check_moves(self) -> None:
@@ -117,3 +120,8 @@ class Watcher:
     def _is_busy(self, training: Training) -> bool:
         exporting = any(ranks.where.value == "exporting" for ranks in training.ranks.values())
         return (training.is_moving and training.has_stepped) or exporting
+
+
+def world_forgot(world: World) -> bool:
+    """Has the controller's process been restarted? Then ranks have told things that nobody knows any more."""
+    return world.plane.starts > 1

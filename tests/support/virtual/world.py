@@ -6,7 +6,9 @@ What holds at every moment is checked as it happens (`checks`); whoever runs a w
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
@@ -15,17 +17,23 @@ from tests.support.virtual.checks import Ledger
 from tests.support.virtual.clock import VirtualLoop, WallClock
 from tests.support.virtual.cluster import Cluster, Pod
 from tests.support.virtual.launcher import Launcher, Timing
-from tests.support.virtual.network import Network
+from tests.support.virtual.network import Network, Weather
 from tests.support.virtual.script import Figures, Script, Storage, Training
 from tests.support.virtual.service import FOR_EVER_S, ControlPlane, without_threads
 
 NAME = "job"
 POLL_S = 20.0
+LEASE_S = 10.0
+AFTER_S = 60.0
+"""How long an outage may be felt: a launcher whose answer was lost asks again after 40 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A job and the cluster it is submitted to. `lazy`: polls are held instead of being renewed every 20 s."""
+    """A job and the cluster it is submitted to. `lazy`: polls are held instead of being renewed every 20 s.
+
+    `elected`: the controller's process ends when it cannot renew its lease, as on Kubernetes.
+    """
 
     workers: int = 3
     minimum: int = 1
@@ -36,6 +44,7 @@ class Setup:
     lag_s: float = 0.05
     pod_start_s: float = 3.0
     lazy: bool = True
+    elected: bool = False
     script: Script = Script()
     timing: Timing = Timing()
 
@@ -51,6 +60,8 @@ class World:
     trainings: list[Training] = field(default_factory=list)
     storage: Storage = field(default_factory=Storage)
     figures: Figures = field(default_factory=Figures)
+    looked: int = 0
+    """How often the status was held against the truth."""
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
@@ -66,6 +77,8 @@ class World:
         self.ledger = Ledger(self)
         self.cluster.on_write, self.cluster.on_delete = self.ledger.check_write, self.ledger.check_delete
         self.cluster.on_end = self.ledger.note_end
+        self._outages: dict[str, float] = {}
+        self._cut_until: dict[str, float] = {}
         self.key, self.job_uid = f"default/{NAME}", "uid-1"
 
     def run(self, until_s: float) -> None:
@@ -96,8 +109,7 @@ class World:
         """Leave nothing behind."""
         with without_threads(self.loop, POLL_S):
             self.plane.crash()
-            self.loop.run_until(self.loop.time())
-        self.loop.close()
+            self.loop.finish()
 
     @property
     def job(self) -> ElasticJob:
@@ -115,9 +127,9 @@ class World:
     @property
     def is_disturbed(self) -> bool:
         """Something is cut off, away or ill at this moment."""
-        weather = self.network.weather
-        ill = weather.lost_share > 0 or weather.late_share > 0
-        return ill or bool(self.network.cut) or not self.plane.is_up or self.cluster.away or self.storage.away
+        if self.loop.time() < max([*self._outages.values(), *self._cut_until.values()], default=-AFTER_S) + AFTER_S:
+            return True
+        return not self.plane.is_up or self.cluster.away or self.storage.away
 
     def training(self, generation: int, members: tuple[str, ...]) -> Training:
         """The generation of these members, which all of them ask for."""
@@ -153,13 +165,21 @@ class World:
         if self.plane.is_up:
             self.network.break_all()
             self.plane.crash()
-            self.loop.after(away_s, lambda: self.plane.start(list(self.cluster.jobs)))
+            self.loop.after(away_s, self._restart_service)
+
+    def _restart_service(self) -> None:
+        if self.cluster.away:  # a new process lists all jobs before it serves
+            self.loop.after(1.0, self._restart_service)
+        elif not self.plane.is_up:
+            self.plane.start(list(self.cluster.jobs))
 
     def cut_service(self, name: str, for_s: float) -> None:
         """A launcher cannot reach the service, but its ranks reach their peers."""
         self.ledger.note_cut(name, for_s)
+        self.ledger.note_fault()
         self.network.cut_off(name)
-        self.loop.after(for_s, self._heal, name)
+        self._cut_until[name] = max(self._cut_until.get(name, 0.0), self.loop.time() + for_s)
+        self.loop.at(self._cut_until[name], self._heal, name)
 
     def isolate(self, name: str, for_s: float, lost_s: float) -> None:
         """A machine reaches nobody."""
@@ -182,7 +202,80 @@ class World:
         for training in self.trainings[-2:]:
             training.stall(name)
 
+    def kill(self, name: str) -> None:
+        """SIGKILL to a launcher."""
+        pod = self.pod_on(name)
+        if pod is not None:
+            self.ledger.note_fault()
+            self.cluster.kill(pod)
+
+    def reclaim(self, name: str, gone_s: float) -> None:
+        """A machine is taken back; its launcher is told `gone_s` before."""
+        self.ledger.note_fault()
+        self.cluster.notice(name, gone_s)
+
+    def delete_pod(self, name: str) -> None:
+        """Somebody deletes a pod."""
+        pod = self.pod_on(name)
+        if pod is not None and not pod.gone:
+            self.ledger.note_fault()
+            self.cluster.remove_pod(pod)
+
+    def stop_api(self, for_s: float) -> None:
+        """The API server does not answer for so long."""
+        self._away("api", for_s, self._end_api_outage)
+        self.cluster.away = True
+        if self.setup.elected:
+            self.loop.after(LEASE_S, self._lose_lease)
+
+    def _lose_lease(self) -> None:
+        if self.cluster.away:
+            self.crash_service(1.0)
+
+    def stop_storage(self, for_s: float) -> None:
+        """The storage does not answer for so long."""
+        self._away("storage", for_s, self._end_storage_outage)
+        self.storage.away = True
+
+    def change_weather(self, for_s: float, **weather: float) -> None:
+        """Messages get lost or come late for so long."""
+        self._away("weather", for_s, self._end_weather)
+        self.network.weather = replace(self.network.weather, **weather)
+
+    def step_clock(self, by_s: float) -> None:
+        """The clock of the controller's machine is set."""
+        self.clock.offset_s += by_s
+
+    def scale(self, workers: int) -> None:
+        """The owner wants another number of workers."""
+
+        def change(spec: dict[str, Any]) -> None:
+            spec["replicaSpecs"]["Worker"]["replicas"] = workers
+
+        self.cluster.edit_job(self.key, change)
+
+    def _away(self, what: str, for_s: float, end: Callable[[], None]) -> None:
+        """Something ends after `for_s`, or later if another outage of it lasts longer."""
+        until = self._outages[what] = max(self._outages.get(what, 0.0), self.loop.time() + for_s)
+
+        def over() -> None:
+            if self._outages[what] <= self.loop.time() + 1e-6:
+                end()
+
+        self.loop.at(until, over)
+
+    def _end_api_outage(self) -> None:
+        self.cluster.come_back()
+
+    def _end_storage_outage(self) -> None:
+        self.storage.away = False
+
+    def _end_weather(self) -> None:
+        self.network.weather = Weather()
+
     def _heal(self, name: str) -> None:
+        if self._cut_until[name] > self.loop.time() + 1e-6:
+            return  # it has been cut off again
         self.network.heal(name)
         for launcher in list(self.launchers.values()):
             if launcher.node == name and launcher.runs:
