@@ -162,6 +162,20 @@ def payback_s(records: Sequence[GroupGeneration], ready: int, rates: Mapping[int
     return reform_cost_s(records) / max(gain, LEAST_GAIN)
 
 
+def stopped_share(records: Sequence[GroupGeneration], reason: str, now: float) -> float:
+    """The share of the time since the first of `records` for which the group has stopped, or would now, for newcomers.
+
+    `reason` is how the reasons of the generations end that they have caused.
+    """
+    costs = (
+        item.first_step_at - item.opened_at
+        for item in records
+        if item.reason.endswith(reason) and item.first_step_at is not None and item.opened_at is not None
+    )
+    watched_s = _watched_s(records, now)
+    return (sum(costs) + reform_cost_s(records)) / watched_s if watched_s > 0 else math.inf
+
+
 def reform_cost_s(records: Sequence[GroupGeneration]) -> float:
     """How long this group stops when it re-forms: the mean of the last times from its end to its next step.
 

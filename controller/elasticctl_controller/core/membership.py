@@ -26,7 +26,7 @@ from elasticctl.api.standstill import RankPlace
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus
 from elasticctl_controller.core.blame import GroupRules, Judgement, RanksEnd, first_to_blame
 from elasticctl_controller.core.group_states import GroupEvent, GroupState, ImpossibleGroupEvent, transition
-from elasticctl_controller.core.growth import decide_growth, measure_growth, payback_s
+from elasticctl_controller.core.growth import decide_growth, measure_growth, payback_s, stopped_share
 from elasticctl_controller.core.history import TrainingHistory
 from elasticctl_controller.core.workers import is_member
 
@@ -37,6 +37,8 @@ NEWCOMER_SETTLE_S = 2.0
 """How long a newcomer waits for others that are starting, so that they cost the group one re-forming, not several; and
 how long a script that reports nothing is left alone first, doubled with each time that newcomers have stopped it."""
 LONGEST_SETTLE_S = 600.0
+MOST_STOPPED = 0.5
+"""The share of a group's time that newcomers may have stopped it for, and be let in without waiting until it pays."""
 SILENT_S = 10.0
 """A worker that has given no sign of life for this long is not waited for: launchers give one every 3 s."""
 SILENT_SHARE_PER_MIN = 0.1
@@ -460,7 +462,7 @@ class Group:
             return None
         starting = [uid for uid in self.alive if uid not in self.joined and uid not in self.members]
         waits = [self.first_join_at + NEWCOMER_SETTLE_S] if starting and not self.rules.automatic else []
-        waits.append(self._pays_at(len(newcomers)))
+        waits.append(self._pays_at(len(newcomers), bool(starting), now))
         if max(waits) > now:
             self.growth = before or "newcomers wait until the group has trained long enough for stopping it to pay"
             return None if max(waits) == math.inf else max(waits) - now
@@ -475,14 +477,19 @@ class Group:
         self._advance(GroupEvent.NEWCOMERS_DUE, now, f"{', '.join(newcomers)}{_JOINED}")
         return None
 
-    def _pays_at(self, newcomers: int) -> float:
-        """From when on stopping the group for newcomers pays (seconds since the epoch); infinite: not before a step."""
+    def _pays_at(self, newcomers: int, more_to_come: bool, now: float) -> float:
+        """From when on stopping the group for newcomers pays (seconds since the epoch); infinite: not before a step.
+
+        If no more are to come, it is done at once, unless newcomers have stopped the group for much of its time.
+        """
         newest = self.history.newest
         if newest is None or newest.formed_at is None:
             return 0.0
         if self.history.reports:
             if newest.first_step_at is None:
                 return math.inf
+            if not more_to_come and stopped_share(self.history.generations, _JOINED, now) <= MOST_STOPPED:
+                return 0.0
             return newest.first_step_at + payback_s(self.history.generations, newcomers, self.history.rates)
         by_newcomers = (item.reason.endswith(_JOINED) for item in reversed(self.history.generations))
         in_a_row = sum(1 for _ in itertools.takewhile(bool, by_newcomers))

@@ -190,6 +190,28 @@ def test_a_newcomer_waits_for_the_first_step_however_long_it_takes_and_then_unti
     assert group.drain is not None
 
 
+def test_the_last_newcomer_is_let_in_at_once_where_stopping_has_cost_little() -> None:
+    group = Group(job_uid="j")
+    group.set_alive(alive(0, 1), 1, 0.0)
+    for i in (0, 1):
+        group.join(member(i), 0, 0.0)
+    group.note_step(1, ProgressStatus(step=1), 10.0)
+    group.set_alive(alive(0, 1, 2), 1, 30.0)
+    group.join(member(2), 0, 30.0)
+    assert group.drain is not None, "10 s of 30"
+    group = Group(job_uid="j")
+    group.set_alive(alive(0, 1), 1, 0.0)
+    for i in (0, 1):
+        group.join(member(i), 0, 0.0)
+    group.note_step(1, ProgressStatus(step=1), 10.0)
+    group.set_alive(alive(0, 1, 2, 3), 1, 30.0)
+    group.join(member(2), 0, 30.0)
+    group.settle(30.0 + NEWCOMER_SETTLE_S)
+    assert group.drain is None, "another is to come: 36 s of training pay for stopping twice"
+    group.settle(50.0)
+    assert group.drain is not None
+
+
 def test_a_newcomer_each_minute_does_not_keep_a_group_with_long_first_steps_from_training() -> None:
     group = Group(job_uid="j")
     group.set_alive(alive(0), 1, 0.0)
