@@ -74,7 +74,7 @@ BUG = Story(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
         (LOSS, "rendezvous.service.describe_activity", lambda group: Activity("hung"), "status says 'hung', but"),
         (LOSS, "core.reconcile.count_ends", lambda job, status, ends, finishing: status, "restarts grew by 0"),
         (LOSS, "core.workers.classify", blame_whoever_ends, "but its ranks never failed by themselves"),
-        (BUG, "core.phase.fatal_failure", lambda *args: None, "but it has a bug, which struck"),
+        (BUG, "core.phase.fatal_failure", lambda *args: None, "the budget allows 4"),
         (BUG, "core.phase.describe_failure", lambda failure: "an error", "which does not name the bug"),
     ],
 )

@@ -55,6 +55,12 @@ class Ledger:
         long = (cut for cut in self.cuts.get(node, ()) if cut[1] - cut[0] >= SILENT_S)
         return any(since <= at - SILENT_S + 0.1 and at <= until + 90.0 for since, until in long)
 
+    def check_budget(self) -> None:
+        """A bug strikes once more than the budget allows restarts; a fault of the platform may excuse it once."""
+        struck, most = self.world.figures.hits_since_commit, self.world.setup.backoff_limit + 1 + len(self.faults_at)
+        if struck > most:
+            raise BrokenPromise(f"the bug struck {struck} times; the budget allows {most}")
+
     def is_culprit_cut(self) -> bool:
         """Has somebody failed who could not tell the service at that time?"""
         failed = self.world.figures.own_failures

@@ -54,12 +54,12 @@ class Surroundings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of a launcher, in seconds. `drain_s`: how long ranks may take to drain (0: as long as they need)."""
+    """Of a launcher, in seconds. `leave_s`: how long ranks may take to drain when it has to go."""
 
     prepare_s: float = 5.0
     spawn_s: float = 0.2
     stop_grace_s: float = 5.0
-    drain_s: float = 10.0
+    leave_s: float = 20.0
 
 
 class Launcher:
@@ -227,7 +227,7 @@ class Launcher:
     def _started(self) -> None:
         self.failure = None
         self.training = self.world.training(self.generation, self.members)
-        self.ranks = self.training.start(self.uid, self.node, self._ranks_ended)
+        self.ranks = self.training.start(self.uid, self.node, self._ranks_ended, self._ranks_hung)
         self._happen(_E.RANKS_STARTED)
 
     def _run(self) -> None:
@@ -240,6 +240,11 @@ class Launcher:
         elif self.failure is None:
             self.failure = how
             self._notify(_E.RANK_FAILED)
+
+    def _ranks_hung(self, how: Exit) -> None:
+        if self.failure is None and self.state in (_S.RUNNING, _S.DRAINING, _S.DRAINING_TO_LEAVE):
+            self.failure = how
+            self._notify(_E.RANKS_HUNG)
 
     def _notify(self, event: LauncherEvent) -> None:
         """Something has happened to ranks or the group: it counts while the ranks run."""
@@ -255,8 +260,6 @@ class Launcher:
         if training is None or not self._uses_library(training):
             self._happen(_E.CANNOT_DRAIN)
             return
-        if self.timing.drain_s:
-            self._after(self.timing.drain_s, self._happen, _E.DRAIN_TIMED_OUT)
         if training.draining:
             self._happen(_E.RANKS_DRAINED)
             return
@@ -271,6 +274,7 @@ class Launcher:
     def _drain_to_leave(self) -> None:
         if self.training is not None and self._uses_library(self.training):
             self._send("notice", {"uid": self.uid, "reason": "SIGTERM"}, lambda answer: None)
+            self._after(self.timing.leave_s, self._happen, _E.DRAIN_TIMED_OUT)
         self._drain()
 
     def _uses_library(self, training: Training) -> bool:

@@ -13,7 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from elasticctl_launcher.hangs.pace import Pace
 from tests.support.virtual.clock import VirtualLoop
+
+STANDS_STILL = "it stands still"
+"""What the launchers that found a hang say."""
 
 
 class Fault(Enum):
@@ -53,7 +57,7 @@ class Bug:
             Fault.KILLS_ITSELF: "",
             Fault.FAILS_IN_IMPORT: "ModuleNotFoundError: No module named 'bug'",
             Fault.HAS_A_SYNTAX_ERROR: "SyntaxError: the bug",
-            Fault.HANGS: "",
+            Fault.HANGS: STANDS_STILL,
         }[self.fault]
 
     @property
@@ -121,11 +125,12 @@ LOST_PEER = "RuntimeError: Connection closed by peer"
 
 @dataclass(eq=False, slots=True)
 class Ranks:
-    """The ranks of one worker in one generation; `on_exit` is its launcher's."""
+    """The ranks of one worker in one generation; `on_exit` and `on_hang` are its launcher's."""
 
     uid: str
     node: str
     on_exit: Callable[[Exit], None]
+    on_hang: Callable[[Exit], None]
     where: Where = Where.IMPORTING
     ends_as: Exit | None = None
     timer: asyncio.TimerHandle | None = None
@@ -148,6 +153,8 @@ class Storage:
 class Figures:
     """What really happened, over all generations of a job."""
 
+    pace: Pace = field(default_factory=lambda: Pace(None))
+    """What launchers have measured."""
     steps_made: int = 0
     furthest: int = 0
     hits: int = 0
@@ -221,9 +228,11 @@ class Training:
 
     # What launchers do
 
-    def start(self, uid: str, node: str, on_exit: Callable[[Exit], None]) -> Ranks:
+    def start(self, uid: str, node: str, on_exit: Callable[[Exit], None], on_hang: Callable[[Exit], None]) -> Ranks:
         """Start the ranks of one worker."""
-        ranks = self.ranks[uid] = Ranks(uid, node, on_exit)
+        if not self.ranks:
+            self.figures.pace.begin(self.loop.time())
+        ranks = self.ranks[uid] = Ranks(uid, node, on_exit, on_hang)
         import_s = self.script.import_s * self.dice.uniform(0.9, 1.1)
         bug = self.script.bug
         if bug is not None and bug.permanent and self._strikes(bug) and self._culprit(bug) == uid:
@@ -282,6 +291,7 @@ class Training:
         if any(ranks.node == node and ranks.alive for ranks in self.ranks.values()) and self.halted_at is None:
             if not self.stalled:
                 self.stalled_since = self.loop.time()
+                self._look_for_hang(self.stalled_since)
             self.stalled.add(node)
             for timer in self.timers:
                 timer.cancel()
@@ -346,6 +356,7 @@ class Training:
         self.timers.append(self.loop.at(self.time_of(script.steps), self._finish))
 
     def _tell_resumed(self) -> None:
+        self.figures.pace.note_report("resumed", self.loop.time())
         self.tell(self.members[0], {"kind": "resumed", "generation": self.generation, "step": self.resumed})
 
     def _tell_waiting(self) -> None:
@@ -353,6 +364,7 @@ class Training:
             self.tell(self.members[0], {"kind": "waiting", "reason": "the storage"})
 
     def _tell_progress(self, every_s: float) -> None:
+        self.figures.pace.note_report("progress", self.loop.time())
         self.tell(self.members[0], self._progress())
         self.timers.append(self.loop.after(every_s, self._tell_progress, every_s * 2))
 
@@ -411,10 +423,24 @@ class Training:
         self.halt()
         self.figures.hits += 1
         self.figures.hits_since_commit += 1
-        if bug.fault is Fault.HANGS:
-            return
         self.figures.own_failures[culprit.uid] = self.loop.time()
+        if bug.fault is Fault.HANGS:
+            self._look_for_hang(self.loop.time(), culprit.uid)
+            return
         self._fail(culprit, Exit(bug.exit_code, 0.0, True, bug.error), closes_first=bug.closes_first)
+
+    def _look_for_hang(self, since: float, culprit: str = "") -> None:
+        """The ranks have stood still since then: launchers find out in time."""
+        end_s = self.figures.pace.allowance().end_s
+        if end_s is not None:
+            self.loop.at(since + end_s, self._find_hang, since, culprit)
+
+    def _find_hang(self, since: float, culprit: str) -> None:
+        if since not in (self.halted_at, self.stalled_since if self.stalled else None):
+            return
+        for ranks in self.ranks.values():
+            if ranks.where is Where.TRAINING and ranks.node not in self.stalled:
+                ranks.on_hang(Exit(1, self.loop.time(), ranks.uid == culprit, STANDS_STILL))
 
     def _fail(self, ranks: Ranks, how: Exit, *, closes_first: bool = False) -> None:
         """They raise, tear down, and exit."""

@@ -49,6 +49,7 @@ class Watcher:
         if world.status.phase.terminal:
             world.loop.stop()
             return
+        world.ledger.check_budget()
         world.loop.after(self.every_s - LAG_S, self._look)
         if truth == self._before and truth is not None and not world.is_disturbed:
             self.looked += 1
