@@ -26,7 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.rendezvous import RendezvousError
 
 from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, WorkerFailure
-from elasticctl_launcher.hangs.watch import Hang, HangWatch
+from elasticctl_launcher.hangs.watch import Hang
 from elasticctl_launcher.notifications import (
     Notification,
     RankDrained,
@@ -38,17 +38,15 @@ from elasticctl_launcher.notifications import (
     SigtermReceived,
     TrainingDone,
 )
-from elasticctl_launcher.rank_processes import Rank, RankGroup
-from elasticctl_launcher.rank_reports import RankReports
-from elasticctl_launcher.ranks.drain import Drain, Limits
-from elasticctl_launcher.ranks.environment import rank_environments
+from elasticctl_launcher.rank_processes import Rank
+from elasticctl_launcher.ranks.drain import Limits
+from elasticctl_launcher.ranks.local import LocalRanks
 from elasticctl_launcher.ranks.starter import WARM_S, RankStarter
 from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.service.heartbeat import Doing
 from elasticctl_launcher.service.questions import DONE, EXIT, REJOIN, TELL_TIMEOUT_S, Inquiries, Question
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from elasticctl_launcher.worker_output import WorkerOutput
-from elasticctl_launcher.workspace import create_folder_for_sockets, create_shared_memory_folder
 
 SPARE_DELAY_S = 2.0
 """Spares are started once a generation has run this long, because its own start needs the processor first."""
@@ -89,28 +87,9 @@ class Agent(SimpleElasticAgent):
     ) -> None:
         super().__init__(spec)
         self._handler, self._starter, self._limits = handler, starter, limits
-        self._folder = create_folder_for_sockets()
-        self._local_tier = create_shared_memory_folder()
         self._notifications: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         notify = self._notifications.put
-        self._reports = RankReports(
-            handler.client, self._folder.path, lambda generation, rank: notify(RankDrained(generation, rank))
-        )
-        self._reports.on_finished = lambda generation: notify(TrainingDone(generation))
-        self._hangs = HangWatch(
-            limits.hang_timeout_s,
-            output.print_rank_line,
-            self._reports.send,
-            on_still=lambda generation, still: notify(RanksStandStill(generation, still)),
-            on_hang=lambda hang: notify(RanksHung(hang)),
-        )
-        self._reports.on_report = self._hangs.note_report
-
-        def print_line(rank: int, text: str) -> None:
-            self._hangs.note_line(rank)
-            output.print_rank_line(rank, text)
-
-        self._group = RankGroup(starter, print_line, lambda rank: notify(RankExited(rank)))
+        self._ranks = LocalRanks(handler.client, starter, output, limits, notify)
         self._service = Inquiries(
             handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
         )
@@ -119,7 +98,6 @@ class Agent(SimpleElasticAgent):
         self._got_sigterm = False
         self._sigterm_raises = False
         self._spot_notice = ""
-        self._draining = Drain(0, self._reports)
         self._reported: WorkerFailure | None = None
         self.state = LauncherState.JOINING
         self.failure: WorkerFailure | None = None
@@ -143,14 +121,11 @@ class Agent(SimpleElasticAgent):
 
     def own_pids(self) -> set[int]:
         """The processes that this agent has started and waits for."""
-        return self._group.own_pids() | self._starter.own_pids()
+        return self._ranks.own_pids()
 
     def close(self) -> None:
         """Send the ranks' last reports, stop listening for more, and remove the folders of this launcher."""
-        self._reports.close()
-        self._folder.close()
-        if self._local_tier is not None:
-            self._local_tier.close()
+        self._ranks.close()
 
     # The state machine
 
@@ -227,16 +202,15 @@ class Agent(SimpleElasticAgent):
         return LauncherEvent.RANKS_STARTED
 
     def _begin_running(self) -> None:
-        self._draining = Drain(self._handler.generation, self._reports)
         self.failure = None
 
     def _drain(self) -> LauncherEvent | None:
-        return None if self._draining.request() else self._end_generation(LauncherEvent.CANNOT_DRAIN)
+        return None if self._ranks.drain.request() else self._end_generation(LauncherEvent.CANNOT_DRAIN)
 
     def _drain_to_leave(self) -> LauncherEvent | None:
-        if not self._draining.request():
+        if not self._ranks.drain.request():
             return LauncherEvent.CANNOT_DRAIN
-        self._draining.limit(self._limits.drain_s)
+        self._ranks.drain.limit(self._limits.drain_s)
         self._service.tell("notice", self._spot_notice or "SIGTERM")  # the service has the others drain too
         return None
 
@@ -249,15 +223,15 @@ class Agent(SimpleElasticAgent):
         failure = self.failure
         if failure is None:
             raise RuntimeError("nothing to judge: no failure was noted")
-        self._reports.flush()
+        self._ranks.reports.flush()
         if failure.verdict == STUCK:
             log.warning("generation %d: %s", failure.generation, failure.describe())
             return LauncherEvent.TOLD_TO_EXIT
         question = self._report(failure)
         if failure.verdict != COLLATERAL:
-            self._stop_ranks()
+            self._ranks.stop()
         event = self._wait_for_answer(question)
-        self._stop_ranks()
+        self._ranks.stop()
         if event is LauncherEvent.TOLD_TO_EXIT:
             self.failure = replace(self.failure or failure, verdict=APPLICATION)  # whatever it looked like from here
         return event
@@ -265,7 +239,7 @@ class Agent(SimpleElasticAgent):
     def _stop_to_restart(self) -> LauncherEvent:
         if self.failure is None:
             log.info("generation %d is over (%s)", self._handler.generation, self._handler.stale_reason)
-        failure = WorkerFailure.of_stopped(*self._place(), self._stop_ranks())
+        failure = WorkerFailure.of_stopped(*self._place(), self._ranks.stop())
         if failure is None or self._got_sigterm:
             return LauncherEvent.RANKS_STOPPED
         self.failure = failure
@@ -273,19 +247,19 @@ class Agent(SimpleElasticAgent):
 
     def _wait_for_peers_to_finish(self) -> LauncherEvent:
         """Wait until the ranks of every member have succeeded: they need each other's stores until then."""
-        self._reports.flush()
+        self._ranks.reports.flush()
         return self._wait_for_answer(self._service.wait_for_peers(self._handler.generation))
 
     def _leave(self) -> LauncherEvent:
         if self.failure is not None and self.failure is not self._reported:
             self._report(self.failure)  # the verdict does not matter any more
         self._service.tell("leave", self._spot_notice or "SIGTERM")
-        self._stop_ranks()
+        self._ranks.stop()
         self.failure = WorkerFailure.of_sigterm(*self._place(), self._spot_notice)
         return LauncherEvent.RANKS_STOPPED
 
     def _fail(self) -> LauncherEvent:
-        self._stop_ranks()
+        self._ranks.stop()
         self._service.tell("leave", self.failure.describe() if self.failure else "")
         return LauncherEvent.RANKS_STOPPED
 
@@ -294,7 +268,7 @@ class Agent(SimpleElasticAgent):
     def _wait_for_event(self) -> LauncherEvent:
         """Wait until this generation ends or is about to; start spares meanwhile."""
         while True:
-            timeout_s = SPARE_DELAY_S if self.state is LauncherState.RUNNING else self._draining.left_s()
+            timeout_s = SPARE_DELAY_S if self.state is LauncherState.RUNNING else self._ranks.drain.left_s()
             try:
                 event = self._interpret(self._notifications.get(timeout=timeout_s))
             except queue.Empty:
@@ -307,7 +281,7 @@ class Agent(SimpleElasticAgent):
 
     def _interpret(self, notification: Notification) -> LauncherEvent | None:
         """The event that a notification amounts to; None if it changes nothing or is about an earlier generation."""
-        ranks = self._group.ranks
+        ranks = self._ranks.running
         match notification:
             case SigtermReceived():
                 return LauncherEvent.SIGTERM
@@ -317,17 +291,18 @@ class Agent(SimpleElasticAgent):
                     return LauncherEvent.RANK_FAILED
                 return LauncherEvent.ALL_RANKS_SUCCEEDED if all(rank.code == 0 for rank in ranks) else None
             case RankDrained(generation, global_rank):
-                self._draining.note(generation, global_rank)
-                return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._has_drained() else None
+                self._ranks.drain.note(generation, global_rank)
+                return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._ranks.have_drained() else None
             case TrainingDone(self._handler.generation):
                 self._say(Doing.EXPORTING)
             case RanksStandStill(self._handler.generation, still):
-                self._say(Doing.HUNG if still else DOING.get(self.state))
+                moving = Doing.EXPORTING if self._ranks.drain.is_exporting else DOING.get(self.state)
+                self._say(Doing.HUNG if still else moving)
             case RanksHung(hang) if hang.generation == self._handler.generation:
                 return self._end_hung_generation(hang)
             case ServiceAnnounced(self._handler.generation, LauncherEvent.GENERATION_STALE as event):
                 return self._end_generation(event)
-            case ServiceAnnounced(self._handler.generation, event) if not self._draining.is_exporting:
+            case ServiceAnnounced(self._handler.generation, event) if not self._ranks.drain.is_exporting:
                 return event
         return None
 
@@ -352,7 +327,7 @@ class Agent(SimpleElasticAgent):
                     return LauncherEvent.SIGTERM
                 case ServiceAnswered(answered) if answered is question:
                     return ANSWERS[question.answer]
-                case RankExited(rank) if self.failure is not None and rank in self._group.ranks and rank.code != 0:
+                case RankExited(rank) if self.failure is not None and rank in self._ranks.running and rank.code != 0:
                     failure = self._failure_of(rank)
                     if failure.explains_more_than(self.failure):
                         question.withdraw()
@@ -361,14 +336,11 @@ class Agent(SimpleElasticAgent):
 
     def _end_generation(self, event: LauncherEvent) -> LauncherEvent:
         """`event`, which ends the generation here, or RANK_SUSPENDED if a rank of this worker was holding it up."""
-        suspended = self._group.suspended()
+        suspended = self._ranks.suspended()
         if suspended:
             self.failure = WorkerFailure.of_suspended(*self._place(), suspended[0])
             return LauncherEvent.RANK_SUSPENDED
         return event
-
-    def _has_drained(self) -> bool:
-        return self._draining.is_done(rank.rank for rank in self._group.ranks)
 
     def _place(self) -> tuple[str, int]:
         return self._handler.identity.name, self._handler.generation
@@ -378,20 +350,13 @@ class Agent(SimpleElasticAgent):
             self._handler.heartbeat.say(doing, self._handler.generation)
 
     def _failure_of(self, rank: Rank) -> WorkerFailure:
-        error_file = self._reports.error_file(self._handler.generation, rank.rank)
+        error_file = self._ranks.reports.error_file(self._handler.generation, rank.rank)
         return WorkerFailure.of_rank(*self._place(), rank, error_file)
 
     def _report(self, failure: WorkerFailure) -> Question:
         log.warning("generation %d: %s", failure.generation, failure.describe())
         self._reported = failure
         return self._service.ask_for_verdict(failure.to_report)
-
-    def _stop_ranks(self) -> list[Rank]:
-        """Stop the ranks, those that have drained at once; returns all, in the order in which they ended."""
-        self._hangs.end()
-        stopped = self._group.stop(0.0 if self._has_drained() else self._limits.stop_grace_s)
-        self._reports.flush()
-        return stopped
 
     # What torch's agent asks of an implementation
 
@@ -407,26 +372,20 @@ class Agent(SimpleElasticAgent):
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        shared = dict(self._starter.environment)
-        if self._local_tier is not None:
-            shared["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
-        run_id, generation = self._handler.get_run_id(), self._handler.generation
-        self._group.start(rank_environments(worker_group, run_id, generation, self._reports, shared))
-        store: Any = worker_group.store  # torch's annotations know none
-        self._hangs.begin(generation, self._group.ranks, store, worker_group.group_world_size or 1)
-        return {rank.local_rank: rank.process.pid for rank in self._group.ranks}
+        self._ranks.start(worker_group, self._handler.get_run_id(), self._handler.generation)
+        return {rank.local_rank: rank.process.pid for rank in self._ranks.running}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._stop_ranks()
+        self._ranks.stop()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Not used by this agent's loop, which is notified of every exit; kept correct for torch's callers."""
-        codes = [rank.code for rank in self._group.ranks]
+        codes = [rank.code for rank in self._ranks.running]
         if any(codes):
             return RunResult(WorkerState.FAILED)
         return RunResult(WorkerState.SUCCEEDED if codes and None not in codes else WorkerState.HEALTHY)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._group.stop(self._limits.stop_grace_s)
+        self._ranks.stop()
         self._starter.close()
         self._handler.shutdown()
