@@ -67,7 +67,7 @@ def test_a_grandchild_that_holds_the_output_delays_nothing(printed: Printed, noi
         assert time.monotonic() - began < 5
         seen = len(printed.lines)
         wait_until(lambda: threading_names("rank-output") == 0)
-        assert len(printed.lines) < seen + 100_000
+        assert len(printed.lines) < seen + 50_000, "no more than the pipe held"
     finally:
         psutil.Process(int((tmp_path / "pid").read_text())).kill()
 

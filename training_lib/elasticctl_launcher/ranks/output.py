@@ -8,8 +8,11 @@ closed.
 from __future__ import annotations
 
 import codecs
+import fcntl
 import os
 import select
+import sys
+import termios
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,8 +21,6 @@ from typing import IO
 MAX_LINE_BYTES = 16_000
 """Longer lines are broken up here: container runtimes and our own shim would do so at 16 KiB, unseen by us."""
 READ_BYTES = 1 << 16
-LARGEST_PIPE_BYTES = 1 << 20
-"""What a pipe can hold: whoever has read as much after the rank's end has read all that the rank wrote."""
 PRINT_S = 1.0
 """How long the end of a rank waits for its last lines to be printed, which somebody may not be reading."""
 
@@ -62,7 +63,7 @@ class RankOutput:
                 ready = [descriptor for descriptor, _ in poll.poll()]
                 if self._asked in ready:
                     os.read(self._asked, READ_BYTES)
-                    ended = self._read(LARGEST_PIPE_BYTES)
+                    ended = self._read(self._held_bytes())
                     self._add(b"", final=True)
                     self._drained.set()
                     if self._closing:
@@ -79,6 +80,12 @@ class RankOutput:
                 os.close(self._ask)
                 self._ask = -1
             self._pipe.close()
+
+    def _held_bytes(self) -> int:
+        """What the pipe holds now, with everything that the rank wrote before it ended; others may go on writing."""
+        held = bytearray(4)
+        fcntl.ioctl(self._pipe.fileno(), termios.FIONREAD, held)
+        return int.from_bytes(held, sys.byteorder) + 1  # one more, to see the end of the pipe
 
     def _read(self, limit_bytes: int) -> bool:
         """Pass on what there is, `limit_bytes` at most; True at the end of the pipe."""
