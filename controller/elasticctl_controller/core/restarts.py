@@ -30,6 +30,8 @@ from elasticctl_controller.core.blame import PERMANENT_EXIT_CODES
 from elasticctl_controller.core.classify import APPLICATION, COLLATERAL
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
+OUT_OF_MEMORY = "out of memory"
+"""What a launcher reports of a rank that the kernel has killed for its memory."""
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
 QUICK_DEATH_S = 10.0  # a worker that dies sooner than this after its start is not replaced at once
 HEALTHY_LIFE_S = 120.0  # a failed worker that ran as long as this starts a new series of failures
@@ -71,6 +73,8 @@ def count_broken_generations(before: JobStatus, status: JobStatus) -> JobStatus:
         older = refilled and failure.at is not None and commit.at is not None and failure.at < commit.at
         status = _count_failure(status, failure, charged=not older)
         cause = Cause.COLLATERAL if failure.verdict == COLLATERAL else Cause.APPLICATION
+        if failure.signal == "SIGKILL" and failure.error == OUT_OF_MEMORY:
+            cause = Cause.OOM_KILLED
         status = replace(
             status,
             restarts=_add(status.restarts, {cause.value: 1}),

@@ -243,3 +243,9 @@ def test_a_rank_that_killed_itself_counts_for_its_launcher_lives():
     message = json.dumps({"verdict": "application", "error": "killed by SIGKILL", "signal": "SIGKILL"})
     job, _ = a_step(a_running_job(backoff_limit=0), [a_pod(0), an_end(1, 137, message=message), a_pod(2)])
     assert (job.status.phase, job.status.reason) == (Phase.FAILED, "BackoffLimitExceeded")
+
+
+def test_a_rank_that_the_kernel_killed_for_its_memory_is_named_as_that():
+    failure = RankFailure("killed", "digits-worker-1", 1, 137, "SIGKILL", "out of memory", at=Timestamp(NOW - 3))
+    job = a_pass(a_running_job(), GroupGeneration(1, failure=failure))
+    assert (job.status.restarts, job.status.failures) == ({"OOMKilled": 1}, 1)
