@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.codec import from_json
-from elasticctl.api.spec import DEFAULT_BACKOFF_LIMIT
 from elasticctl.api.status import RankFailure
+from elasticctl_controller.core.blame import GroupRules
 from tests.support.launcher_lab import Lab
 
 LOCK = """
@@ -66,6 +66,7 @@ def failure(lab: Lab, name: str) -> RankFailure:
 
 
 def test_a_rank_in_a_lock_is_named_and_the_others_wait_for_it(lab: Lab) -> None:
+    lab.rules = GroupRules(limit=1)
     lab.add("a-0")
     start(lab, "a-0", LOCK, "--nproc-per-node", "2")
     assert lab.wait("a-0") == 1
@@ -76,10 +77,11 @@ def test_a_rank_in_a_lock_is_named_and_the_others_wait_for_it(lab: Lab) -> None:
     log = lab.output("a-0")
     assert f"[rank1]     stand ({lab.folder}/script.py:5)" in log
     assert "[rank0]     all_reduce (" in log
-    assert log.count("exit code 1: the group hangs") == 1 + DEFAULT_BACKOFF_LIMIT, "it ends after its budget"
+    assert log.count("exit code 1: the group hangs") == 2, "it ends after its budget"
 
 
 def test_across_workers_only_the_one_with_the_culprit_is_blamed(lab: Lab) -> None:
+    lab.rules = GroupRules(limit=0)
     lab.add("a-0", "a-1")
     for name in ("a-0", "a-1"):
         start(lab, name, LOCK)
@@ -93,6 +95,7 @@ def test_across_workers_only_the_one_with_the_culprit_is_blamed(lab: Lab) -> Non
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_data_loader_that_sleeps_for_ever(lab: Lab, workers: str) -> None:
+    lab.rules = GroupRules(limit=0)
     lab.add("a-0")
     start(lab, "a-0", LOADER, WORKERS=workers)
     assert lab.wait("a-0") == 1
@@ -101,6 +104,7 @@ def test_a_data_loader_that_sleeps_for_ever(lab: Lab, workers: str) -> None:
 
 
 def test_a_hang_during_import(lab: Lab) -> None:
+    lab.rules = GroupRules(limit=0)
     lab.add("a-0")
     Path(lab.folder, "slow_to_come.py").write_text(SLOW_TO_COME)
     start(lab, "a-0", IMPORTS, "--preload", "none")
