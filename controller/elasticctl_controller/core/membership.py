@@ -332,7 +332,7 @@ class Group:
         One who was slower to end than the judgement, perhaps because it was cleaning up, may turn out to be to blame.
         """
         if self.world is not None and generation == self.world.generation and end.uid in self.members:
-            self.ends.setdefault(end.uid, end)
+            self.ends[end.uid] = first_to_blame((self.ends.get(end.uid, end), end))
             self._advance(GroupEvent.MEMBER_FAILED, now)
             self.settle(now)
         elif self.judged is not None and self.judged.generation == generation:

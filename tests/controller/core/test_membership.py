@@ -426,6 +426,15 @@ def test_a_new_checkpoint_refills_the_budget() -> None:
     assert group.world is None, "a checkpoint of an older step is no progress"
 
 
+def test_a_worker_may_find_a_better_explanation_than_its_first() -> None:
+    group = formed(0, 1)
+    fail(group, 0, 1.0, of_peers=True)
+    fail(group, 0, 2.0, error="ValueError: its other rank")
+    fail(group, 1, 2.5, of_peers=True)
+    assert group.judged is not None
+    assert group.judged.end.failure.error == "ValueError: its other rank"
+
+
 def test_the_pause_before_another_try_grows() -> None:
     group = formed(0)
     group.rules = GroupRules(limit=9, pause_s=1.0, longest_pause_s=3.0)
