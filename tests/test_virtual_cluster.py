@@ -9,6 +9,7 @@ import pytest
 from elasticctl.api.spec import Pod
 from elasticctl.api.status import Activity, Cause
 from tests.support.virtual.script import Bug, Fault, Script
+from tests.support.virtual.soak import spend_a_day
 from tests.support.virtual.story import Incident, Story, What, as_text, draw, fails, shrink, tell
 from tests.support.virtual.world import Setup
 
@@ -56,6 +57,10 @@ def test_a_story_that_fails_is_told_without_what_does_not_matter() -> None:
     shrunk = shrink(story, failing)
     assert [item.what for item in shrunk.incidents] == [What.LOSE_NODE, What.SCALE]
     assert "Incident(at_s=250.0, what=What.LOSE_NODE" in as_text(shrunk)
+
+
+def test_a_day_of_a_hundred_workers() -> None:
+    assert "a day of 100 workers in " in spend_a_day(100, 3)
 
 
 def blame_whoever_ends(pod: Pod, *_: object) -> Cause | None:

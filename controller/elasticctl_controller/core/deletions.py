@@ -79,17 +79,19 @@ def _surplus(
     First those in `leave`, then workers that do not run yet, then those that are not in the `newest` generation (they
     need seconds to start, in which nobody would train in place of a removed member), then the highest index.
     """
-    active = sorted(
-        (worker for worker in workers if is_active(worker)),
+    active = [worker for worker in workers if is_active(worker)]
+    if len(active) <= desired:
+        return frozenset()
+    active.sort(
         key=lambda worker: (
             worker.uid not in leave,
             worker.phase == PodPhase.RUNNING,
             any(is_member(worker, generation) for generation in newest),
             -worker.index,
             worker.uid,
-        ),
+        )
     )
-    return frozenset(worker.uid for worker in active[: max(0, len(active) - desired)])
+    return frozenset(worker.uid for worker in active[: len(active) - desired])
 
 
 def _is_cleaned_up(job: ElasticJob, roster: Roster, decision: PhaseDecision, worker: WorkerStatus) -> bool:

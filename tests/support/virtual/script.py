@@ -157,11 +157,18 @@ class Figures:
     """What launchers have measured."""
     steps_made: int = 0
     furthest: int = 0
+    strikes: int = 0
     hits: int = 0
+    """Strikes of the bug that somebody has noticed: a hang may end by something else before it is found."""
     hits_since_commit: int = 0
     last_step_at: float = 0.0
     own_failures: dict[str, float] = field(default_factory=dict)
     """When ranks of a worker (uid) last failed by themselves."""
+
+    def count_hit(self) -> None:
+        """The bug has ended a generation."""
+        self.hits += 1
+        self.hits_since_commit += 1
 
 
 @dataclass(eq=False, slots=True)
@@ -413,7 +420,7 @@ class Training:
         return self.members[bug.rank % len(self.members)]
 
     def _strikes(self, bug: Bug) -> bool:
-        return not bug.times or self.figures.hits < bug.times
+        return not bug.times or self.figures.strikes < bug.times
 
     def _strike(self, bug: Bug) -> None:
         """The bug: one worker's ranks fail, or hang."""
@@ -421,12 +428,12 @@ class Training:
         if self.begun and self.script.reports:
             self.tell(self.members[0], self._progress())
         self.halt()
-        self.figures.hits += 1
-        self.figures.hits_since_commit += 1
+        self.figures.strikes += 1
         self.figures.own_failures[culprit.uid] = self.loop.time()
         if bug.fault is Fault.HANGS:
             self._look_for_hang(self.loop.time(), culprit.uid)
             return
+        self.figures.count_hit()
         self._fail(culprit, Exit(bug.exit_code, 0.0, True, bug.error), closes_first=bug.closes_first)
 
     def _look_for_hang(self, since: float, culprit: str = "") -> None:
@@ -438,9 +445,11 @@ class Training:
     def _find_hang(self, since: float, culprit: str) -> None:
         if since not in (self.halted_at, self.stalled_since if self.stalled else None):
             return
-        for ranks in self.ranks.values():
-            if ranks.where is Where.TRAINING and ranks.node not in self.stalled:
-                ranks.on_hang(Exit(1, self.loop.time(), ranks.uid == culprit, STANDS_STILL))
+        waiting = [r for r in self.ranks.values() if r.where is Where.TRAINING and r.node not in self.stalled]
+        if culprit and waiting:
+            self.figures.count_hit()
+        for ranks in waiting:
+            ranks.on_hang(Exit(1, self.loop.time(), ranks.uid == culprit, STANDS_STILL))
 
     def _fail(self, ranks: Ranks, how: Exit, *, closes_first: bool = False) -> None:
         """They raise, tear down, and exit."""

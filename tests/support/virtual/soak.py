@@ -6,13 +6,16 @@ With `--seed` one story is told, shrunk if it fails, and printed as Python that 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tests.support.virtual.checks import BrokenPromise
+from tests.support.virtual.script import Script
 from tests.support.virtual.story import Story, as_text, draw, fails, shrink, tell
-from tests.support.virtual.world import World
+from tests.support.virtual.world import Setup, World
 
 
 @dataclass(slots=True)
@@ -69,6 +72,34 @@ def search(first: int, seeds: int, seconds: float) -> int:
     return len(failed)
 
 
+def spend_a_day(workers: int = 1000, bursts: int = 6) -> str:
+    """A day of a large job that loses up to a dozen machines at once, now and then; returns how it went."""
+    script = Script(30.0, 20.0, 120.0, step_s=2.0 * workers**0.8, steps=100_000, save_every_s=1800.0, stop_s=3.0)
+    world = World(Setup(workers, workers // 2, workers, nodes=workers, script=script), 1)
+    dice, began = random.Random(1), time.process_time()
+
+    def lose(machines: int) -> None:
+        names = [node.name for node in world.cluster.nodes.values() if node.up]
+        for name in dice.sample(names, machines):
+            world.lose_node(name, 1.5)
+            world.loop.after(dice.uniform(100.0, 1500.0), world.add_node)
+
+    world.begin()
+    for _ in range(bursts):
+        world.loop.at(dice.uniform(600.0, 80_000.0), lose, dice.randint(1, 12))
+    world.run(86_400.0)
+    status, training = world.status, world.now_training
+    world.close()
+    if training is None or not training.is_moving or not training.has_stepped:
+        raise BrokenPromise(f"a day of {workers} workers ended with {status.phase}, {status.activity}")
+    cpu_s = time.process_time() - began
+    return (
+        f"a day of {workers} workers in {cpu_s:.0f} s of CPU: {sum(status.restarts.values())} lost in {bursts} bursts, "
+        f"{status.generation} generations, {world.plane.requests} requests, {world.plane.passes} passes, "
+        f"{world.loop.events} events"
+    )
+
+
 def main() -> None:
     """Search, or tell one story."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -78,6 +109,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="tell the story of this one")
     flags = parser.parse_args()
     if flags.seed is None:
+        print(spend_a_day(), flush=True)
         sys.exit(search(flags.first, flags.seeds, flags.seconds) > 0)
     story = draw(flags.seed)
     if fails(story):

@@ -118,7 +118,7 @@ def draw_script(dice: random.Random, backoff_limit: int) -> Script:
             step=dice.choice((1, 5, steps // 2)),
             rank=dice.randrange(8),
             closes_first=dice.random() < 0.3,
-            times=0 if permanent or dice.random() < 0.7 else dice.randint(1, max(1, backoff_limit)),
+            times=0 if permanent or not backoff_limit or dice.random() < 0.7 else dice.randint(1, backoff_limit),
         )
     step_s = dice.choice((0.1, 1.0, 1.0, 10.0))
     return Script(
