@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -11,12 +12,17 @@ from pathlib import Path
 import pytest
 
 from elasticctl.api.errors import ElasticctlError
+from elasticctl.api.manifests import DEFAULT, SUFFIX
+from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.paths import HOME_VARIABLE, local_paths
 from elasticctl.cluster.local.supervisor import shut_down
+from tests.support.jobs import light_template
 from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
 
+# Else each process that a test starts compiles our modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Started in the background, a process has SIGINT ignored, and so would all it starts: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -27,6 +33,7 @@ pytest_plugins = [
     "tests.support.control",
     "tests.support.kube",
     "tests.support.launcher_lab",
+    "tests.support.ordering",
     "tests.support.slow",
 ]
 
@@ -51,6 +58,14 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
     assert not left, f"processes survived the local cluster: {left}"
     assert "Traceback" not in log, log
+
+
+@pytest.fixture
+def light_spares(home: Path) -> None:
+    """Have `submit` render a template whose spares do not import torch: see tests/support/jobs.py."""
+    folder = templates_folder()
+    folder.mkdir(parents=True)
+    (folder / f"{DEFAULT}{SUFFIX}").write_text(light_template().text)
 
 
 @pytest.fixture

@@ -143,6 +143,7 @@ def typed(name: str) -> list[str]:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("light_spares")
 def test_the_commands_of_other_pages_run(home: Path, local_cluster: LocalCluster) -> None:
     def status() -> JobStatus:
         return ElasticJob.from_manifest(local_cluster.get_job("default", "digits")).status

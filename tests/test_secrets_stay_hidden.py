@@ -35,7 +35,7 @@ from torch.utils.data import TensorDataset
 
 assert os.environ["HF_TOKEN"].startswith("planted") and os.environ["HF_TOKEN"].endswith("5d11c0")
 model = torch.nn.Linear(1, 1)
-with Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+with Run(model=model) as run:
     for _ in run.epochs(2):
         for (batch,) in run.loader(TensorDataset(torch.ones(8, 1)), global_batch=4):
             run.step(loss=run.model(batch).sum())
@@ -99,6 +99,7 @@ def tokens(home: Path) -> list[bytes]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("light_spares")
 def test_planted_secrets_are_nowhere_to_be_found(
     run: Run, local_cluster: LocalCluster, home: Path, project: Path, scratch: Path, s3: Cloud
 ) -> None:

@@ -28,10 +28,13 @@ def test_three_workers_outlive_their_losses() -> None:
     assert world.storage.step == status.checkpoint.step == 6000
 
 
-SEEDS, IN_A_TEST = 200, 10
+SEEDS, IN_A_TEST, QUICK = 200, 10, 10
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, IN_A_TEST))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(first, marks=[pytest.mark.slow] if first >= QUICK else []) for first in range(0, SEEDS, IN_A_TEST)],
+)
 def test_whatever_happens_only_the_jobs_own_code_ends_it(first: int) -> None:
     for seed in range(first, first + IN_A_TEST):
         failure = fails(draw(seed))
@@ -59,6 +62,7 @@ def test_a_story_that_fails_is_told_without_what_does_not_matter() -> None:
     assert "Incident(at_s=250.0, what=What.LOSE_NODE" in as_text(shrunk)
 
 
+@pytest.mark.slow
 def test_a_day_of_a_hundred_workers() -> None:
     assert "a day of 100 workers in " in spend_a_day(100, 3)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.chaos_events import SHARES
 from benchmarks.chaos_proof import Record, Resume, Step, Task, differing_weights, lost_commits, misused_samples
 from elasticctl_store.checkpoints.entries import Commit, Entry, Generation, ObjectRef
 from elasticctl_train.data.plan import EpochPlan, slice_of
@@ -141,9 +142,9 @@ def chaos(tmp_path: Path, *options: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(520)
 def test_a_job_that_everything_happens_to_loses_nothing(tmp_path: Path) -> None:
-    result = chaos(tmp_path, "--events", "18", "--workers", "2", "--seed", "5")
+    result = chaos(tmp_path, "--events", "9", "--workers", "2", "--seed", "89")  # its first seven are of seven kinds
     assert not any(result["proofs"].values())
-    assert {event["kind"] for event in result["events"]} >= {"rank", "worker", "launcher", "supervisor", "notice"}
+    assert {event["kind"] for event in result["events"]} == set(SHARES)
 
 
 @pytest.mark.timeout(520)

@@ -75,6 +75,7 @@ def test_nor_does_one_that_comes_too_late(
     assert run("logs", job).code == 0  # which only prints what there is
 
 
+@pytest.mark.usefixtures("light_spares")
 @pytest.mark.parametrize("words", [("--wait",), ()], ids=["--wait", "attached"])
 def test_submit_and_rerun_fail_with_their_job(
     words: tuple[str, ...], start: Start, home: Path, tmp_path: Path, gate: Path
@@ -92,6 +93,7 @@ def test_submit_and_rerun_fail_with_their_job(
     assert "bad-2 failed" in err
 
 
+@pytest.mark.usefixtures("light_spares")
 def test_a_search_for_capacity_fails_with_a_job_that_fails_meanwhile(
     run: Run, local_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.cost import rate_of
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import gpu_type, place
-from elasticctl.api.manifests import find_template, render_manifest
+from elasticctl.api.manifests import render_manifest
 from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import capacity, hardware, node_labels
 from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ElasticJob, JobSpec
@@ -38,7 +38,7 @@ from elasticctl_train.checkpoint.checkpointer import Checkpointer
 from tests.support.cli import Run
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault, Seen
-from tests.support.jobs import shell_job
+from tests.support.jobs import light_template, shell_job
 from tests.support.processes import processes_of
 from tests.support.train.checkpoints import saved
 from tests.support.train.states import same
@@ -96,7 +96,7 @@ class World:
         command = (sys.executable, str(self.script), str(self.go))
         sent = {"workspace": self.sent(), "workspace_from": str(self.script.parent)}
         spec = JobSpec("train", command, storage=url, env=keys, grace_s=10, **sent)
-        return render_manifest(spec, find_template("default", Path("/nowhere")))
+        return render_manifest(spec, light_template())
 
     def sent(self) -> str:
         """Have the script's folder in a storage as a workspace, and gone from here; its reference."""
@@ -356,7 +356,7 @@ def cloud_job(provider: str, spot: bool = True, gpu: str = "t4", **fields: Any) 
         "digits", ("python", "train.py"), provider=provider, gpu_type=gpu, gpus_per_worker=1, spot=spot, image="old",
         storage="s3://old/digits", node_terms=placement.terms, tolerations=placement.tolerations, **fields,
     )  # fmt: skip
-    return render_manifest(spec, find_template("default", Path("/nowhere")))
+    return render_manifest(spec, light_template())
 
 
 AWS = JobLocation(Context("aws", "aws", image="old", service_account="me"), "default", "s3://old/digits")

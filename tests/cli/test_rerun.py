@@ -166,6 +166,7 @@ def test_what_cannot_be_rerun_is_one_line(run: Run, local_cluster: LocalCluster)
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("light_spares")
 def test_from_a_checkpoint_training_goes_on(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

@@ -57,6 +57,7 @@ def lines(cluster: LocalCluster, job: str) -> list[str]:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("light_spares")
 def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCluster, project: Path) -> None:
     """Though the folder is edited: a worker that is made again and a rerun have the code of then, and today's data."""
     done = run("submit", "train.py", "-d")
@@ -75,6 +76,7 @@ def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCl
     assert "version 1 reads here" in lines(local_cluster, "train-2")
 
 
+@pytest.mark.usefixtures("light_spares")
 def test_a_dry_run_sends_nothing_and_can_be_submitted_later(
     run: Run, local_cluster: LocalCluster, project: Path, home: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_dry_run_sends_nothing_and_can_be_submitted_later(
     assert run("wait", "one", "--timeout", "60s").code == 0
 
 
+@pytest.mark.usefixtures("light_spares")
 def test_unchanged_files_are_not_sent_again(run: Run, project: Path, home: Path) -> None:
     assert "3 of them sent" in run("submit", "train.py", "-d").err
     assert ": unchanged, nothing sent\n" in run("submit", "train.py", "-d").err

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from elasticctl.api.gpu_types import gpu_type, place
-from elasticctl.api.manifests import find_template, render_manifest
+from elasticctl.api.manifests import Template, find_template, render_manifest
 from elasticctl.api.spec import API_VERSION, KIND, WORKER_CONTAINER, ElasticJob, JobSpec
 from elasticctl.cluster.base import Manifest
 
+LIGHT = ("--preload", "json")
+"""Options of the launcher in tests that are not about spares: ranks still come from them, but they have not imported
+torch. That takes 4 s of a processor for each rank, and as much again for the spare that takes its place."""
 FOREVER = "while :; do sleep 1; done"
 
 
@@ -34,6 +37,14 @@ def shell_job(
         # A short pause before a failed worker is made again; tests have no minute to spare.
         "spec": {"policy": {"backoffSeconds": 0.1, "backoffMaxSeconds": 1.0}, **spec, "replicaSpecs": replicas},
     }
+
+
+def light_template() -> Template:
+    """The default template with the launcher's options `LIGHT`."""
+    default = find_template("default", Path("/nowhere"))
+    first = "command: [elasticctl-launch, "
+    assert first in default.text
+    return Template(default.name, default.text.replace(first, f"{first}{', '.join(LIGHT)}, "))
 
 
 GOOD = """\

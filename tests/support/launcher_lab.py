@@ -11,8 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from aiohttp import web
@@ -22,6 +23,8 @@ from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.blame import GroupRules
 from elasticctl_controller.rendezvous.service import RendezvousService
+from tests.support.forked_launcher import ForkedLauncher
+from tests.support.jobs import LIGHT
 
 KEY, JOB_UID = "default/job", "job-uid"
 PATIENCE_S = 100.0
@@ -115,7 +118,7 @@ class Lab:
         self.site = Site(folder / "r.sock")
         self.alive: dict[str, str] = {}
         self.rules = GroupRules()
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.workers: dict[str, subprocess.Popen[bytes] | ForkedLauncher] = {}
         (folder / "token").write_text(TOKEN)
 
     def tell(self, status: JobStatus | None = None) -> None:
@@ -134,16 +137,26 @@ class Lab:
         self.tell(status)
 
     def start(self, name: str, *command: str, options: tuple[str, ...] = (), **env: str) -> None:
-        """Start our launcher for the worker `name`; `options` are the launcher's."""
-        self.run(name, [sys.executable, "-m", "elasticctl_launcher.main", *options, "--", *command], **env)
+        """Start our launcher for the worker `name`; `options` are the launcher's. Its spares are `LIGHT` otherwise."""
+        with self._log(name) as log:
+            argv = [*LIGHT, *options, "--", *command]
+            self.workers[name] = ForkedLauncher(argv, self._environment(name, env), self.folder, log)
 
     def start_script(self, name: str, **env: str) -> None:
         """Start our launcher for the worker `name` with `RANK`."""
         self.start(name, sys.executable, "-c", RANK, LAB=str(self.folder), **env)
 
     def run(self, name: str, argv: list[str], **env: str) -> None:
-        """Start any process as the worker `name`."""
-        environment = {
+        """Run any process as the worker `name`."""
+        with self._log(name) as log:
+            environment = self._environment(name, env)
+            self.workers[name] = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, cwd=self.folder)
+
+    def _log(self, name: str) -> BinaryIO:
+        return (self.folder / f"{name}.log").open("wb")
+
+    def _environment(self, name: str, env: Mapping[str, str]) -> dict[str, str]:
+        return {
             **os.environ,
             "ELASTICCTL_JOB": "job",
             "ELASTICCTL_WORKER": name,
@@ -153,8 +166,6 @@ class Lab:
             "ELASTICCTL_TERMINATION_LOG": str(self.folder / f"{name}.end"),
             **env,
         }
-        with (self.folder / f"{name}.log").open("wb") as log:
-            self.workers[name] = subprocess.Popen(argv, env=environment, stdout=log, stderr=log, cwd=self.folder)
 
     def add(self, *names: str) -> None:
         self.alive |= {f"uid-{name}": name for name in names}

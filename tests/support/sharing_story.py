@@ -14,7 +14,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cluster.base import Cluster
 from tests.support import waiting
-from tests.support.jobs import shell_job
+from tests.support.jobs import LIGHT, shell_job
 
 TRAIN = Path(__file__).with_name("sharing_train.py")
 LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
@@ -29,7 +29,7 @@ wait_until = partial(waiting.wait_until, every_s=0.1)  # a real API server may h
 def training(name: str, namespace: str, storage: str, *, epochs: int = ENDLESS, **spec: Any) -> Manifest:
     """A job of which two workers take an eighth of a second a step, and four half of that."""
     container = {
-        "command": [LAUNCH, "--nproc-per-node", "1", "--"],
+        "command": [LAUNCH, *LIGHT, "--nproc-per-node", "1", "--"],
         "args": [sys.executable, str(TRAIN), "--epochs", str(epochs), "--sample-s", "0.004"],
         "env": [
             {"name": "ELASTICCTL_STORAGE", "value": f"{storage}/{name}"},

@@ -23,14 +23,15 @@ def main() -> None:
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(SAMPLES, 8), torch.randint(0, 2, (SAMPLES,)))
     net = nn.Linear(8, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with Run(model=net, optimizer=optimizer, save=SavePolicy(every_s=1.0)) as run:
+    with Run(model=net, save=SavePolicy(every_s=1.0)) as run:
         for _ in run.epochs(args.epochs):
             for inputs, labels in run.loader(data, global_batch=GLOBAL_BATCH, shuffle=True):
                 loss = nn.functional.cross_entropy(run.model(inputs), labels)
-                optimizer.zero_grad()
+                net.zero_grad()
                 run.scale_loss(loss).backward()
-                optimizer.step()
+                with torch.no_grad():  # no optimizer of torch's: its first use imports for as long as torch itself
+                    for parameter in net.parameters():
+                        parameter -= 0.1 * parameter.grad
                 time.sleep(len(inputs) * args.sample_s)
                 run.step(loss=loss)
 

@@ -21,7 +21,7 @@ from typing import Any
 from elasticctl.api.codec import Manifest
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.main import main
-from tests.support.jobs import shell_job
+from tests.support.jobs import LIGHT, shell_job
 from tests.support.waiting import wait_until
 
 PROMISED: Mapping[str, tuple[str, ...]] = {
@@ -332,7 +332,7 @@ def training(name: str, folder: Path, **container: Any) -> Manifest:
     """Two workers, up to four, that train on the digits for longer than any test, and save every second."""
     script = [sys.executable, str(ROOT / "examples/digits/train.py"), "--epochs", "100000", "--step-delay-s", "0.05"]
     worker = {
-        "command": [str(Path(sys.executable).parent / "elasticctl-launch"), "--nproc-per-node", "1", "--"],
+        "command": [str(Path(sys.executable).parent / "elasticctl-launch"), *LIGHT, "--nproc-per-node", "1", "--"],
         "args": script,
         "env": [
             {"name": "ELASTICCTL_STORAGE", "value": (folder / name).as_uri()},

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from elasticctl.api.manifests import find_template, render_manifest
+from elasticctl.api.manifests import render_manifest
 from elasticctl.api.spec import JobSpec
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support import servers
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault
+from tests.support.jobs import light_template
 from tests.support.processes import processes_of
 from tests.support.waiting import wait_until
 
@@ -54,7 +55,7 @@ def test_a_rank_lost_at_the_start_of_an_outage_is_not_the_scripts_failure(
     script.write_text(SCRIPT)
     keys = {**servers.KEYS, "AWS_CONFIG_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true"}
     spec = JobSpec("job", (sys.executable, str(script)), workers=2, storage=s3.url, env=keys, backoff_limit=1)
-    local_cluster.create_job(render_manifest(spec, find_template("default", Path("/nowhere"))))
+    local_cluster.create_job(render_manifest(spec, light_template()))
     wait_until(lambda: committed(local_cluster) >= 5, 120)
 
     s3.gate.faults = lambda seen: AN_HOUR

@@ -215,6 +215,7 @@ def test_only_progress_is_told_from_everything_else():
     assert not only_progress_changed(status, replace(further, failures=1))
 
 
+@pytest.mark.slow
 def test_the_history_of_the_largest_job_fits_an_object():
     name = "a" * 51
     workers = tuple(f"{name}-worker-{index}" for index in range(2000))

@@ -212,6 +212,7 @@ def test_the_last_newcomer_is_let_in_at_once_where_stopping_has_cost_little() ->
     assert group.drain is not None
 
 
+@pytest.mark.slow
 def test_a_newcomer_each_minute_does_not_keep_a_group_with_long_first_steps_from_training() -> None:
     group = Group(job_uid="j")
     group.set_alive(alive(0), 1, 0.0)

@@ -12,7 +12,8 @@ from tests.support.ports import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CLOUDS = ["elasticctl_store.storage.s3", "elasticctl_store.storage.gcs"]  # a second of imports each, else in every rank
-CONTEXT.set_forkserver_preload(["tests.support.train.programs", "tests.support.train.sharded", *CLOUDS])
+LAUNCHER = ["elasticctl_launcher.main", "elasticctl_launcher.restart_ranks"]  # for tests/support/forked_launcher.py
+CONTEXT.set_forkserver_preload(["tests.support.train.programs", "tests.support.train.sharded", *CLOUDS, *LAUNCHER])
 
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:

@@ -1,0 +1,78 @@
+"""Which tests come first, in how many processes they run, and how many examples `make quick` tries.
+
+Most of what long tests do is wait for processes that they have started, so there are more workers than processors. The
+last test to begin must not be a long one: those that are given more time than others come first, dealt out among the
+workers, then what starts processes, then the rest. pytest-xdist hands each worker its share of the list in order, and
+whoever is done takes over from the end of another's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+
+WAITING = 2
+"""How many workers there are beyond the processors, where tests wait."""
+QUICK_SHARE, QUICK_LEAST = 6, 10
+"""`make quick` tries a sixth of the examples of a property, and so many at least."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What `-n auto` and `-n logical` come to."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processors + (0 if _only_quick(config) else WAITING)
+
+
+@pytest.hookimpl(trylast=True)  # when tests/support/slow.py has set its marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _only_quick(config):
+        _try_fewer_examples(items)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if workers:
+        items[:] = dealt(items, [_patience_s(item) for item in items], workers)
+
+
+def dealt(items: Sequence[pytest.Item], patience_s: Sequence[float], workers: int) -> list[pytest.Item]:
+    """The items in shares of about the same length, one for each worker, each with its part of the long ones first."""
+    ordered = [item for _, item in sorted(zip(patience_s, items, strict=True), key=lambda pair: -pair[0])]
+    count = sum(patience > 0 for patience in patience_s)
+    long, rest = ordered[:count], ordered[count:]
+    rest.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    size = -(-len(items) // workers)
+    found: list[pytest.Item] = []
+    for worker in range(workers):
+        own = long[worker::workers]
+        found += own
+        found += rest[: max(0, size - len(own))]
+        del rest[: max(0, size - len(own))]
+    return found
+
+
+def _patience_s(item: pytest.Item) -> float:
+    """The time limit of a test that has one of its own; 0 for the others."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 0.0
+
+
+def _only_quick(config: pytest.Config) -> bool:
+    return "not slow" in config.option.markexpr
+
+
+def _try_fewer_examples(items: Sequence[pytest.Item]) -> None:
+    for target in {_settings_owner(item) for item in items} - {None}:
+        holder, name = target  # type: ignore[misc]
+        given = getattr(holder, name)
+        fewer = min(given.max_examples, max(QUICK_LEAST, given.max_examples // QUICK_SHARE))
+        setattr(holder, name, settings(given, max_examples=fewer))
+
+
+def _settings_owner(item: pytest.Item) -> tuple[object, str] | None:
+    """Where Hypothesis keeps the settings of a property or of a state machine."""
+    if not isinstance(item, pytest.Function) or not getattr(item.function, "is_hypothesis_test", False):
+        return None
+    if hasattr(item.cls, "settings"):
+        return item.cls, "settings"
+    return item.function, "_hypothesis_internal_use_settings"
