@@ -16,7 +16,7 @@ from elasticctl.cluster.base import Cluster
 from tests.support import waiting
 from tests.support.jobs import LIGHT, shell_job
 
-TRAIN = Path(__file__).with_name("sharing_train.py")
+TRAIN = Path(__file__).with_name("simple_train.py")
 LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
 ENDLESS = 100_000
 GUEST_EPOCHS = 16  # ten steps of an eighth of a second each: it stays until its host has trained without the slots

@@ -325,12 +325,12 @@ class Walk:
         return {check["name"]: check["outcome"] for check in found["checks"]}
 
 
-ROOT = Path(__file__).parents[2]
+TRAIN = Path(__file__).with_name("simple_train.py")
 
 
 def training(name: str, folder: Path, **container: Any) -> Manifest:
-    """Two workers, up to four, that train on the digits for longer than any test, and save every second."""
-    script = [sys.executable, str(ROOT / "examples/digits/train.py"), "--epochs", "100000", "--step-delay-s", "0.05"]
+    """Two workers, up to four, that train for longer than any test, and save every second."""
+    script = [sys.executable, str(TRAIN), "--epochs", "100000", "--sample-s", "0.0016"]
     worker = {
         "command": [str(Path(sys.executable).parent / "elasticctl-launch"), *LIGHT, "--nproc-per-node", "1", "--"],
         "args": script,

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 from tests.support.ports import free_port
@@ -14,6 +15,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CLOUDS = ["elasticctl_store.storage.s3", "elasticctl_store.storage.gcs"]  # a second of imports each, else in every rank
 LAUNCHER = ["elasticctl_launcher.main", "elasticctl_launcher.restart_ranks"]  # for tests/support/forked_launcher.py
 CONTEXT.set_forkserver_preload(["tests.support.train.programs", "tests.support.train.sharded", *CLOUDS, *LAUNCHER])
+get_temp_dir()  # where the server's socket will be: now, and not in the temporary folder of the test that comes first
 
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:

@@ -1,4 +1,4 @@
-"""What the jobs of the story of sharing train: each sample takes its time, so that more workers are faster."""
+"""What jobs train whose subject is not training: each sample takes its time, so that more workers are faster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
     data = TensorDataset(torch.randn(SAMPLES, 8), torch.randint(0, 2, (SAMPLES,)))
     net = nn.Linear(8, 2)
     with Run(model=net, save=SavePolicy(every_s=1.0)) as run:
-        for _ in run.epochs(args.epochs):
+        for epoch in run.epochs(args.epochs):
             for inputs, labels in run.loader(data, global_batch=GLOBAL_BATCH, shuffle=True):
                 loss = nn.functional.cross_entropy(run.model(inputs), labels)
                 net.zero_grad()
@@ -34,6 +34,7 @@ def main() -> None:
                         parameter -= 0.1 * parameter.grad
                 time.sleep(len(inputs) * args.sample_s)
                 run.step(loss=loss)
+            print(f"epoch {epoch}: step {run.steps_done}", flush=True)
 
 
 if __name__ == "__main__":
