@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 PYTEST := $(BIN)/python -m pytest
-SPREAD := -n logical --dist worksteal # a worker a core; whoever is done takes tests from the other's end
+SPREAD := -n logical --dist worksteal # how many: tests/support/ordering.py; whoever is done takes from another's end
 HERE   := -m "not cluster and not browser and not packaging"
 
 .PHONY: demo quick test lint types unit soak coverage test-page test-packaging test-cluster docs startup clean
@@ -12,7 +12,7 @@ HERE   := -m "not cluster and not browser and not packaging"
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
 
-quick: $(VENV)/.dev  ## the tests that start no process and no server: a minute
+quick: $(VENV)/.dev  ## the tests that start no process and no server, with fewer examples: a minute
 	$(PYTEST) $(SPREAD) -m "not slow and not cluster and not browser"
 
 test: lint types unit  ## everything that needs no cluster, no browser and no package index; 10 minutes on two cores

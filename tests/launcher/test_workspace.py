@@ -16,6 +16,7 @@ from elasticctl_store.errors import TrainError
 from elasticctl_store.workspace import transfer
 from tests.support.clouds import Cloud
 from tests.support.launcher_lab import Lab
+from tests.support.train.ranks import start_server
 
 SCRIPT = """
 import os, sys
@@ -40,6 +41,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The launchers' temporary folder; its path is short, because sockets go there."""
+    start_server()
     with tempfile.TemporaryDirectory(prefix="es-", dir="/tmp") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", None)

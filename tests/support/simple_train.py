@@ -15,14 +15,14 @@ SAMPLES, GLOBAL_BATCH = 640, 64
 
 
 def main() -> None:
-    """Train a linear model on noise."""
+    """Train a small model on noise."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--sample-s", type=float, required=True, help="seconds that a rank takes for a sample")
     args = parser.parse_args()
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(SAMPLES, 8), torch.randint(0, 2, (SAMPLES,)))
-    net = nn.Linear(8, 2)
+    net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
     with Run(model=net, save=SavePolicy(every_s=1.0)) as run:
         for epoch in run.epochs(args.epochs):
             for inputs, labels in run.loader(data, global_batch=GLOBAL_BATCH, shuffle=True):

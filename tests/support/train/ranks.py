@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
-from multiprocessing.util import get_temp_dir
 from typing import Any
 
 from tests.support.ports import free_port
@@ -15,7 +15,11 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CLOUDS = ["elasticctl_store.storage.s3", "elasticctl_store.storage.gcs"]  # a second of imports each, else in every rank
 LAUNCHER = ["elasticctl_launcher.main", "elasticctl_launcher.restart_ranks"]  # for tests/support/forked_launcher.py
 CONTEXT.set_forkserver_preload(["tests.support.train.programs", "tests.support.train.sharded", *CLOUDS, *LAUNCHER])
-get_temp_dir()  # where the server's socket will be: now, and not in the temporary folder of the test that comes first
+
+
+def start_server() -> None:
+    """Start the server before $TMPDIR is changed: its socket, and what it imports, would be in a folder that goes."""
+    ensure_running()
 
 
 def start(program: Callable[..., None], world_size: int, *arguments: Any) -> list[BaseProcess]:
