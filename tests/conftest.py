@@ -28,6 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 pytest_plugins = [
+    "tests.support.broken_network",
     "tests.support.cli",
     "tests.support.clouds",
     "tests.support.control",

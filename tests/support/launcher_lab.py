@@ -25,6 +25,7 @@ from elasticctl_controller.core.blame import GroupRules
 from elasticctl_controller.rendezvous.service import RendezvousService
 from tests.support.forked_launcher import ForkedLauncher
 from tests.support.jobs import LIGHT
+from tests.support.ports import free_port
 
 KEY, JOB_UID = "default/job", "job-uid"
 PATIENCE_S = 100.0
@@ -73,7 +74,7 @@ if "EXPORTS" in e:
 class Site:
     """A RendezvousService served from a thread of its own until `stop`; `verbs` are those that were called.
 
-    `changed` are the jobs that it has called for.
+    `changed` are the jobs that it has called for, `address` is where it listens besides (host:port).
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,6 +83,7 @@ class Site:
         self.changed: list[str] = []
         self.service = RendezvousService(lambda uid: TOKEN, self.changed.append, find_job=self.jobs.get)
         self.verbs: set[str] = set()
+        self.address = f"127.0.0.1:{free_port()}"
         self._started = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -99,6 +101,8 @@ class Site:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.UnixSite(runner, str(self.path), backlog=1024).start()
+        host, port = self.address.split(":")
+        await web.TCPSite(runner, host, int(port), backlog=1024).start()
         self._started.set()
         while not self._stop.is_set():
             await asyncio.sleep(0.02)

@@ -25,6 +25,7 @@ FIXTURES = {
     "control",
     "launcher",
     "lab",
+    "network",
     "launch",
     "crd",
 }

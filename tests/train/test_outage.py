@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -22,6 +21,7 @@ from elasticctl_store.storage import waiting
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
 from tests.support import servers
+from tests.support.broken_network import find_server
 from tests.support.clouds import Cloud
 from tests.support.gate import Fault, Seen
 from tests.support.ports import free_port
@@ -166,9 +166,7 @@ def test_a_full_disk_fails_at_once(server: FileServer, tmp_path: Path) -> None:
 @pytest.fixture
 def versity(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts versitygw, a real S3 server, again and again over one folder at one port, which its `args` name."""
-    program = shutil.which("versitygw")
-    if program is None:
-        pytest.skip("versitygw is not in PATH")
+    program = find_server("versitygw")
     address, folder, started = f"127.0.0.1:{free_port()}", tmp_path / "server", list[subprocess.Popen[bytes]]()
     (folder / servers.BUCKET).mkdir(parents=True)
     keys = {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticctl_controller.core.membership import SILENT_S
 from elasticctl_launcher.service.client import ServiceAway, ServiceClient, ServiceError, ServiceRefused
 
 
@@ -113,6 +114,20 @@ def test_a_connection_is_used_again(counting: tuple[ServiceClient, list[socket.s
     for _ in range(5):
         assert client.call("leave", {}) == {}
     assert len(accepted) == 1
+
+
+def test_the_kernel_finds_out_that_a_connection_is_forgotten_before_the_worker_counts_as_silent(
+    counting: tuple[ServiceClient, list[socket.socket]],
+) -> None:
+    client, _ = counting
+    client.call("leave", {})
+    (connection,) = client._idle
+    assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    idle_s, interval_s, probes = (
+        connection.sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}"))
+        for name in ("IDLE", "INTVL", "CNT")
+    )
+    assert 0 < idle_s + interval_s * probes < SILENT_S
 
 
 def test_a_connection_that_the_service_has_closed_is_not(counting: tuple[ServiceClient, list[socket.socket]]) -> None:

@@ -28,6 +28,9 @@ from elasticctl_store.storage.http import has_ended
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
 POLL_TIMEOUT_S = 40.0
 """Longer than the service's own limit of a long poll (20 s), so that only a service that hangs exceeds it."""
+KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+"""In seconds, and probes: a connection that the network has forgotten (a service that moved, a NAT that lost its state)
+would keep a long poll waiting until its timeout, while the group waits 10 s for a worker that says nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +65,15 @@ class Backoff:
     def reset(self) -> None:
         """Begin with the shortest pause again."""
         self._pause_s = RETRY_MIN_S
+
+
+class _TcpConnection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                self.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -146,7 +158,7 @@ class ServiceClient:
             return _UnixConnection(url.path, timeout_s)
         if url.scheme != "http" or not url.hostname:
             raise ServiceRefused(0, f"rendezvous endpoint {self.endpoint!r}: expected host:port, http:// or unix://")
-        return http.client.HTTPConnection(url.hostname, url.port or 80, timeout=timeout_s)
+        return _TcpConnection(url.hostname, url.port or 80, timeout=timeout_s)
 
     def _take_idle(self) -> http.client.HTTPConnection | None:
         with suppress(IndexError):  # another thread may take the last one after a check
