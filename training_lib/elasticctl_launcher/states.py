@@ -60,6 +60,7 @@ class LauncherEvent(Enum):
     """The script does not use the training library."""
     RANKS_DRAINED = "ranks drained"
     DRAIN_TIMED_OUT = "drain timed out"
+    """This worker has to go, and what its grace period leaves for the drain is over."""
     SIGTERM = "SIGTERM"
     """The signal itself, or a spot notice, which is passed on as the signal."""
     TOLD_TO_REJOIN = "told to rejoin"
@@ -112,7 +113,6 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
         _E.DRAIN_REQUESTED: _S.DRAINING,
         _E.CANNOT_DRAIN: _S.RESTARTING,
         _E.RANKS_DRAINED: _S.RESTARTING,
-        _E.DRAIN_TIMED_OUT: _S.RESTARTING,
         _E.SIGTERM: _S.DRAINING_TO_LEAVE,
         _E.ERROR: _S.FAILED,
     },
