@@ -47,7 +47,7 @@ def is_training(status: JobStatus) -> bool:
     if group.first_step_at is None:
         return False
     if status.activity is not None:
-        return status.activity.doing in ("training", "saving", "draining")
+        return status.activity.doing in ("training", "draining")
     there = {worker.name for worker in status.workers if worker.cause is None and not worker.removal}
     return there.issuperset(group.workers)  # nobody says more: a job of an older controller
 

@@ -283,7 +283,7 @@ class Activity:
     """What the group of a job's workers is doing, as its launchers say, and since when.
 
     `doing` is a word or two: "waiting", "preparing", "starting", "running" (nothing more is known), "loading",
-    "first step", "training", "saving", "draining", "stopping", "exporting", "finishing" or "hung". `detail` goes on
+    "first step", "training", "draining", "stopping", "exporting", "finishing" or "hung". `detail` goes on
     from there ("step 657" after "loading", "for 2 GPUs" after "waiting"; for "hung" a sentence), and holds no duration:
     readers count from `since`.
     """

@@ -273,7 +273,8 @@ class Agent(SimpleElasticAgent):
                 event = self._interpret(self._notifications.get(timeout=timeout_s))
             except queue.Empty:
                 if self.state is not LauncherState.RUNNING:
-                    return self._end_generation(LauncherEvent.DRAIN_TIMED_OUT)  # the others resume from the last checkpoint
+                    # Only a worker that has to go has a limit: the others resume from the last checkpoint.
+                    return self._end_generation(LauncherEvent.DRAIN_TIMED_OUT)
                 self._starter.warm(self._worker_group.spec.local_world_size)
                 event = None
             if event is not None:

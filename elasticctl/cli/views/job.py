@@ -247,7 +247,7 @@ def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str
 def _not_training_yet(status: JobStatus, now: float) -> str:
     """What the group does instead of making steps."""
     doing = status.activity.doing if status.activity is not None else ""
-    return "" if doing in ("training", "running", "saving") else activity_text(status, now)
+    return "" if doing in ("training", "running") else activity_text(status, now)
 
 
 def bar_encoding() -> str | None:

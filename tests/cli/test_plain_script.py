@@ -1,0 +1,96 @@
+"""A real job whose script has nothing of ours in it: what the command line says is true, and no more than known."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.local.client import LocalCluster
+from tests.support.cli import Run
+from tests.support.cluster_contract import running
+from tests.support.waiting import wait_until
+
+SCRIPT = """\
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+print("group of", dist.get_world_size(), flush=True)
+over = 0.0
+while not over:
+    model(torch.ones(2, 4)).sum().backward()
+    gate = torch.tensor([float(os.path.exists(sys.argv[1]))])
+    dist.all_reduce(gate)  # so that all of them stop at the same step
+    over = float(gate)
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+PATIENCE_S = 150.0
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("light_spares")
+def test_a_job_that_reports_nothing(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
+    folder, gate = tmp_path / "code", tmp_path / "gate"
+    folder.mkdir()
+    (folder / "plain.py").write_text(SCRIPT)
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = local_cluster.get_job("default", "plain").get("status", {})
+        return found
+
+    def groups(size: int) -> int:
+        """How many ranks have met in a group of that size."""
+        lines = local_cluster.logs("default", "plain", LogQuery(everything=True))
+        return sum(line.text == f"group of {size}" for line in lines)
+
+    def said(verb: str) -> str:
+        done = run(verb, "plain")
+        assert done.code == 0, done.err
+        text = done.out + done.err
+        for untrue in ("first step", "recovered", "superseded", "redone", "0 steps", "done again", "replaying"):
+            assert untrue not in text.replace("unknown how many steps done again", ""), f"{verb}: {text}"
+        return text
+
+    submitted = run("submit", str(folder / "plain.py"), "--workers", "2", "--max-workers", "3", "-d", "--", str(gate))
+    assert submitted.code == 0, submitted.err
+    wait_until(lambda: groups(2) == 2, PATIENCE_S)
+    assert "No step has been reported" in said("explain")
+    assert "running" in said("status").lower()
+    assert "no interruptions" in said("history")
+
+    victim = next(pod for pod in running(local_cluster, "plain"))
+    os.kill(int(victim["metadata"]["annotations"]["local.elasticctl/pid"]), signal.SIGKILL)
+    wait_until(lambda: groups(2) == 4, PATIENCE_S)
+    for verb in ("status", "history", "explain"):
+        said(verb)
+    (interruption,) = wait_until(lambda: [i for i in status().get("interruptions", []) if "recoveredAt" in i])
+    assert "stepsRedone" not in interruption
+    assert "stepsRedone" not in status()
+
+    assert run("scale", "plain", "--to", "3").code == 0
+    wait_until(lambda: groups(3) == 3, PATIENCE_S)
+    (scaling,) = wait_until(lambda: [item for item in status()["scalings"] if item.get("doneAt")])
+    assert (scaling["phase"], scaling["toWorkers"]) == ("Done", 3)
+    assert "stepsRedone" not in scaling
+    for verb in ("status", "history", "explain"):
+        said(verb)
+
+    assert "unknown how many steps done again" in said("history")
+    gate.touch()
+    wait_until(lambda: status()["phase"] in ("Succeeded", "Failed"), PATIENCE_S)
+    assert (status()["phase"], status()["failures"]) == ("Succeeded", 0)
+    for verb in ("status", "explain"):
+        said(verb)
+    assert "1 interruption, 1 scaling" in said("history")
