@@ -47,12 +47,14 @@ def ask(connection: Connection) -> Any:
     return connection.request("GET", PODS)["items"]
 
 
-def test_certificates_in_the_file(secure: FakeApi, kubeconfig: WriteKubeconfig) -> None:
+def test_certificates_in_the_file(
+    secure: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kubeconfig(secure.url, user=ME, cluster=CA)
-    before = set(Path(tempfile.gettempdir()).iterdir())
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     assert ask(connect()) == []
-    left = {path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith("tmp")} - before
-    assert left == set()  # no key stays behind
+    assert list((tmp_path / "scratch").iterdir()) == []  # no key stays behind
 
 
 def test_certificates_in_files_beside_it(secure: FakeApi, kubeconfig: WriteKubeconfig, tmp_path: Path) -> None:
