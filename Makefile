@@ -15,7 +15,7 @@ demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale 
 quick: $(VENV)/.dev  ## the tests that start no process and no server, with fewer examples: a minute
 	$(PYTEST) $(SPREAD) -m "not slow and not cluster and not browser"
 
-test: lint types unit  ## everything that needs no cluster, no browser and no package index; 10 minutes on two cores
+test: lint types unit  ## everything that needs no cluster, no browser and no package index; less than half an hour on two cores
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
