@@ -19,22 +19,32 @@ from tests.support.ports import free_port
 
 
 class Replica:
-    """One controller process, which is ended at the latest with the `with` block."""
+    """One controller process, which is ended at the latest with the `with` block. Those of one folder share a key.
+
+    It reaches the API server at `url`, by default directly.
+    """
 
     def __init__(
-        self, api: ControlApi, folder: Path, name: str, *flags: str, rendezvous_port: int | None = None
+        self,
+        api: ControlApi,
+        folder: Path,
+        name: str,
+        *flags: str,
+        rendezvous_port: int | None = None,
+        url: str = "",
     ) -> None:
         self.metrics_port, self.health_port = free_port(), free_port()
         self.rendezvous_port = free_port() if rendezvous_port is None else rendezvous_port
         self.log = folder / f"{name}.log"
         config = {
             "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": api.url}}],
+            "clusters": [{"name": "c", "cluster": {"server": url or api.url}}],
             "users": [{"name": "c", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
         }
         (folder / "kubeconfig").write_text(json.dumps(config))
-        (folder / "key").write_text(secrets.token_hex(32))
+        if not (folder / "key").exists():
+            (folder / "key").write_text(secrets.token_hex(32))
         argv = [sys.executable, "-W", "error", "-m", "elasticctl_controller.kube.manager", "--bind", "127.0.0.1"]
         argv += ["--rendezvous-url", "http://rendezvous:7777", "--token-key-file", str(folder / "key")]
         argv += ["--rendezvous-port", str(self.rendezvous_port), "--metrics-port", str(self.metrics_port)]
