@@ -156,7 +156,7 @@ def prove(job: Job, undisturbed: Job, task: Task, events: Sequence[Event], statu
         event.kind in ("rank", "hang") for event in events
     )  # to its launcher, a rank that we kill fails by itself
     blamed = blamed if sum(blamed.values()) > ours else {}
-    weights, how = differing_weights(entries, job.record, undisturbed.record)
+    weights, how = differing_weights(job.record, undisturbed.record)
     acknowledged = [(event.at, event.committed) for event in events]
     return {
         "the job succeeded": [] if status.phase is Phase.SUCCEEDED else [f"{status.phase.value}: {status.message}"],

@@ -36,7 +36,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step on one rank, and the samples that were its part of the global batch."""
+    """One optimizer step on one rank, and the samples that were its part of the global batch.
+
+    `generation` is the group's: ranks that stay in their processes go from one to the next.
+    """
 
     at: float
     rank: int
@@ -127,22 +130,32 @@ def lost_commits(entries: Iterable[Entry], record: Record, acknowledged: Iterabl
     return faults[:MAX_FAULTS]
 
 
+def counted_steps(record: Record) -> dict[int, list[Step]]:
+    """What the ranks of the last group that made each step recorded: an earlier one's was undone, or was lost."""
+    last: dict[int, int] = {}
+    for step in record.steps:
+        last[step.step] = max(step.generation, last.get(step.step, 0))
+    parts: dict[int, list[Step]] = defaultdict(list)
+    for step in record.steps:
+        if step.generation == last[step.step]:
+            parts[step.step].append(step)
+    return parts
+
+
 def misused_samples(entries: Iterable[Entry], record: Record, task: Task) -> list[str]:
     """Faults if the committed line is not the whole task with each sample of each epoch in it exactly once."""
     line = committed_line(entries)
     reached = line[-1].end if line else 0
     faults = [f"the last commit is of step {reached}, the end is {task.steps}"] if reached != task.steps else []
-    parts: dict[tuple[int, int], list[Step]] = defaultdict(list)
-    for step in record.steps:
-        parts[step.generation, step.step].append(step)
     used: dict[int, Counter[int]] = defaultdict(Counter)
-    for stretch in line:
-        for number in range(stretch.begin + 1, stretch.end + 1):
-            ranks = parts[stretch.generation, number]
-            if sorted(part.rank for part in ranks) != list(range(ranks[0].world if ranks else 1)):
-                faults.append(f"step {number} of generation {stretch.generation} was not recorded once by every rank")
-            for part in ranks:
-                used[part.epoch].update(part.samples)
+    counted = counted_steps(record)
+    for number in range(1, reached + 1):
+        ranks = counted.get(number, [])
+        if sorted(part.rank for part in ranks) != list(range(ranks[0].world if ranks else 1)):
+            generation = ranks[0].generation if ranks else 0
+            faults.append(f"step {number} of generation {generation} was not recorded once by every rank")
+        for part in ranks:
+            used[part.epoch].update(part.samples)
     once = Counter(range(task.samples))
     for epoch in range(task.epochs):
         if used[epoch] != once:
@@ -151,15 +164,14 @@ def misused_samples(entries: Iterable[Entry], record: Record, task: Task) -> lis
     return faults[:MAX_FAULTS]
 
 
-def differing_weights(entries: Iterable[Entry], record: Record, undisturbed: Record) -> tuple[list[str], str]:
+def differing_weights(record: Record, undisturbed: Record) -> tuple[list[str], str]:
     """Faults if the final weights are not those of the undisturbed run, and how the two were compared.
 
-    They must be equal if all of the committed line was trained by groups of the undisturbed one's size, else close.
+    They must be equal if all steps that count were trained by groups of the undisturbed one's size, else close.
     """
     if not (record.weights and undisturbed.weights):
         return ["a run left no final weights"], ""
-    line = {stretch.generation for stretch in committed_line(entries)}
-    sizes = {step.world for step in record.steps if step.generation in line}
+    sizes = {step.world for steps in counted_steps(record).values() for step in steps}
     same = sizes == {step.world for step in undisturbed.steps}
     mine, theirs = record.weights[-1], undisturbed.weights[-1]
     scale = max(map(abs, theirs))

@@ -47,7 +47,7 @@ class Record:
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._generation = 0
+        self._generation = 0  # of the journal
 
     def add(self, kind: str, **fields: object) -> None:
         """Append one object, with who says so."""
@@ -111,7 +111,8 @@ def main() -> None:
                 run.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 samples = numbers[: run.own_samples].tolist()
-                record.add("step", step=run.steps_done + 1, epoch=epoch, samples=samples)
+                group = int(os.environ.get("ELASTICCTL_GENERATION", "0"))
+                record.add("step", generation=group, step=run.steps_done + 1, epoch=epoch, samples=samples)
                 time.sleep(args.step_s if end == NO_END else 0.0)
                 run.step(loss=loss)
         if run.is_main:

@@ -73,6 +73,8 @@ class Marks:
 
 def group_name() -> str:
     """A name that the ranks of this incarnation, and no other, have in common."""
+    if "ELASTICCTL_GENERATION" in os.environ:
+        return os.environ["ELASTICCTL_GENERATION"]
     number = torch.tensor([secrets.randbits(62)])
     if dist.is_initialized():
         dist.broadcast(number, 0)
@@ -124,7 +126,9 @@ def main() -> None:
                 run.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 step = run.steps_done + 1
-                lines.add(rank=run.rank, world=run.world_size, step=step, group=group)
+                lines.add(
+                    rank=run.rank, world=run.world_size, step=step, group=os.environ.get("ELASTICCTL_GENERATION", group)
+                )
                 if step == first:
                     marks.note("stepped")
                 run.step(loss=loss)

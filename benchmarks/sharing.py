@@ -24,7 +24,7 @@ from rich.console import Console
 from benchmarks.commandline import count
 from benchmarks.week import policies, results, scale, trace
 from benchmarks.week.engine import simulate
-from elasticctl.api import cost
+from elasticctl.api.observed import cost
 
 LOADS = (0.7, 1.0, 1.3, 2.0)
 INSTANCE, INSTANCE_GPUS = "g4dn.12xlarge", 4

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.history import fraction_done, goodput, remaining_s, steps_per_s, timeline
+from elasticctl.api.observed.history import fraction_done, goodput, remaining_s, steps_per_s
+from elasticctl.api.observed.timeline import timeline
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.api.text import span
 from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.description import describe_job, format_sections
 from elasticctl.cli.views.history import failure_lines, history_table, totals_lines
-from elasticctl.cli.views.job import Shape, job_table, status_table
+from elasticctl.cli.views.job import status_table
+from elasticctl.cli.views.jobs import Shape, job_table
 from elasticctl.dashboard.page_data import job_details
 from elasticctl.diagnosis import Case, diagnose
 from elasticctl.simulation.scaling import evidence_of

@@ -133,7 +133,7 @@ def lab(tmp_path: Path) -> Iterator[dict[str, str]]:
     ("args", "needless"),
     [
         (["list"], {"elasticctl.diagnosis"}),
-        (["list", "-o", "json"], {"elasticctl.api.cost", "elasticctl.api.podtemplate"}),
+        (["list", "-o", "json"], {"elasticctl.api.observed.cost", "elasticctl.api.podtemplate"}),
         (["status", "digits"], set()),
     ],
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from elasticctl.api.spec import Pod
+from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, Cause
+from elasticctl_train.inplace.handover import Agreement, Standing
 from tests.support.virtual.script import Bug, Fault, Script
 from tests.support.virtual.soak import spend_a_day
 from tests.support.virtual.story import Incident, Story, What, as_text, draw, fails, shrink, tell
@@ -67,6 +70,33 @@ def test_a_day_of_a_hundred_workers() -> None:
     assert "a day of 100 workers in " in spend_a_day(100, 3)
 
 
+STAYING = Story(3, Setup(nodes=4, script=Script(steps=2000, stays=True)), (Incident(300.0, What.KILL, 0.0),))
+
+
+LOSSES = tuple(Incident(110.0 * number, What.KILL, 0.3 * (number % 4)) for number in range(1, 7))
+
+
+def test_ranks_that_stay_make_each_step_once_and_wait_for_no_start() -> None:
+    world = tell(replace(STAYING, incidents=LOSSES))
+    assert world.status.restarts["Killed"] == len(LOSSES)
+    assert world.storage.step == 2000
+    assert all(item.resumed_from == "memory" for item in world.status.generations[1:])
+    assert world.figures.steps_made == 2000, "no step is made twice"
+
+
+def take_the_slowest(standings: Sequence[Standing]) -> Agreement:
+    whole = [rank for rank, each in enumerate(standings) if each.has_state]
+    slowest = min(whole, key=lambda rank: standings[rank].step, default=None)
+    return Agreement(slowest, (), tuple(standings))
+
+
+def test_a_vote_that_loses_a_step_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    stories = [replace(STAYING, seed=seed, incidents=LOSSES) for seed in range(4)]
+    assert not any(fails(story) for story in stories)
+    monkeypatch.setattr("tests.support.virtual.staying.decide", take_the_slowest)
+    assert any("hold step" in fails(story) for story in stories)
+
+
 def blame_whoever_ends(pod: Pod, *_: object) -> Cause | None:
     return Cause.APPLICATION if pod.ended else None
 
@@ -83,6 +113,7 @@ BUG = Story(1, Setup(script=Script(bug=Bug(Fault.RAISES))))
         (LOSS, "rendezvous.service.describe_activity", lambda group: Activity("hung"), "status says 'hung', but"),
         (LOSS, "core.reconcile.count_ends", lambda job, status, ends, finishing: status, "restarts grew by 0"),
         (LOSS, "core.workers.classify", blame_whoever_ends, "but its ranks never failed by themselves"),
+        (STAYING, "core.membership.Group.has_to_prepare", lambda *args: False, "waited for the start of"),
         (BUG, "core.phase.fatal_failure", lambda *args: None, "the budget allows 4"),
         (BUG, "core.phase.describe_failure", lambda failure: "an error", "which does not name the bug"),
     ],

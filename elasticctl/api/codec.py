@@ -225,6 +225,8 @@ def _decode_timestamp(value: Any) -> Any:
 def _sequence_decoder(item_hint: Any) -> _Decoder:
     if item_hint in (int, float):
         return lambda value: _numbers(item_hint, value) if isinstance(value, list | tuple) else _MISSING
+    if item_hint == float | None:  # where a value is missing, the others must not move up
+        return lambda value: _numbers_with_gaps(value) if isinstance(value, list | tuple) else _MISSING
     decode = _decoder(item_hint)
 
     def sequence(value: Any) -> Any:
@@ -250,11 +252,15 @@ def _numbers(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     """A column of numbers, which may be long, without asking about each; a bool's type is its own."""
     if kind is int:
         return tuple(value for value in values if type(value) is int and -_LONGEST <= value < _LONGEST)
-    return tuple(
-        float(value)
-        for value in values
-        if (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < _EXACT)
-    )
+    return tuple(float(value) for value in values if _is_number(value))
+
+
+def _numbers_with_gaps(values: Sequence[Any]) -> tuple[float | None, ...]:
+    return tuple(float(value) if _is_number(value) else None for value in values if value is None or _is_number(value))
+
+
+def _is_number(value: Any) -> bool:
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < _EXACT)
 
 
 def _decode_scalar(hint: Any, value: Any) -> Any:

@@ -47,6 +47,26 @@ def check_label(name: object, path: str, max_length: int) -> None:
         )
 
 
+def selects(selector: object, labels: Mapping[str, str]) -> bool:
+    """Does a label selector of any content match these labels? One that is {} matches all, null none."""
+    if not isinstance(selector, Mapping):
+        return False
+    exact = as_mapping(selector.get("matchLabels"))
+    if any(labels.get(name) != value for name, value in exact.items()):
+        return False
+    return all(_holds(as_mapping(item), labels) for item in as_list(selector.get("matchExpressions")))
+
+
+def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value, among = labels.get(as_text(expression.get("key"))), as_list(expression.get("values"))
+    operator = expression.get("operator")
+    if operator == "In":
+        return value is not None and value in among
+    if operator == "NotIn":
+        return value is None or value not in among
+    return operator == ("DoesNotExist" if value is None else "Exists")
+
+
 def merge_patch(target: Any, patch: Any) -> Any:
     """RFC 7386: mappings merge, null removes, everything else replaces."""
     if not isinstance(patch, Mapping):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
-from elasticctl.api.objects import as_list, at
-from elasticctl.api.spec import WORKER_CONTAINER, ElasticJob
+from elasticctl.api.objects import as_list, as_mapping, at, selects
+from elasticctl.api.spec import KIND, WORKER_CONTAINER, ElasticJob, Manifest, worker_labels
 
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
@@ -123,3 +123,14 @@ def _number(value: Any) -> int | None:
     if not (isinstance(value, str) and value.isascii() and value.isdigit()):
         return None
     return min(int(value), _MOST) if len(value) < 20 else _MOST  # Python refuses to read thousands of digits
+
+
+def covering_budgets(job: ElasticJob, budgets: Iterable[Manifest]) -> list[Manifest]:
+    """The PodDisruptionBudgets, not the job's own, that select its workers: of two, Kubernetes evicts nobody."""
+    labels = {**as_mapping(at(job.template, "metadata", "labels")), **worker_labels(job.name, 0)}
+    return [
+        budget
+        for budget in budgets
+        if selects(at(budget, "spec", "selector"), labels)
+        and not any(at(owner, "kind") == KIND for owner in as_list(at(budget, "metadata", "ownerReferences")))
+    ]

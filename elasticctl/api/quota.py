@@ -206,8 +206,8 @@ def usage_by_pool(rows: Iterable[ProjectUsage], held: Iterable[JobUsage], *, all
 
 
 def _project_usage(project: str, pool: str, quota: Quota, mine: Sequence[JobUsage]) -> ProjectUsage:
-    held, borrowed = sum(item.slots for item in mine), sum(item.borrowed for item in mine)
-    guaranteed = quota.guaranteed.get(pool, 0)
+    held, guaranteed = sum(item.slots for item in mine), quota.guaranteed.get(pool, 0)
+    borrowed = min(sum(item.borrowed for item in mine), max(0, held - guaranteed))  # a worker may be borrowed in part
     return ProjectUsage(
         project=project,
         pool=pool,

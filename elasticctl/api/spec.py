@@ -2,7 +2,7 @@
 
 A `JobSpec` is rendered to an ElasticJob manifest by a job template (`api.manifests`); the manifest is the one
 format on disk, on the wire and in the cluster. `ElasticJob.from_manifest` reads the part of it that decides how many
-workers there should be and what to do when one ends. `Pod` is a worker as the cluster reports it.
+workers there should be and what to do when one ends. A worker as the cluster reports it is in `api.workers`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,21 @@ ANNOTATION_RERUN_OF = f"{GROUP}/rerun-of"
 """The name of the job that a rerun repeats."""
 ANNOTATION_MOVING_TO = f"{GROUP}/moving-to"
 """`CONTEXT URL` that a move has begun to."""
+ANNOTATION_MOVING_FROM = f"{GROUP}/moving-from"
+"""`CONTEXT CONTEXT` from which and to which a job is moved; until it is started in its new place."""
 ANNOTATION_MOVED_TO = f"{GROUP}/moved-to"
 ANNOTATION_MOVED_FROM = f"{GROUP}/moved-from"
 """`CONTEXT URL` at which the job went on, and from which it came."""
+ANNOTATION_FORMER_STORAGES = f"{GROUP}/former-storages"
+"""The storage URLs, a line each, in which this very job has kept its state and its logs before it moved."""
 ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
 """Which search for capacity made the job: no other may take it back."""
 ANNOTATION_PREEMPTED = f"{GROUP}/preempted"
 """On a pod that `preempt` is about to delete: it ends as one does whose machine is taken back."""
 ANNOTATION_ADMITTED = f"{GROUP}/admitted"
 """The uid of the Workload by whose admission the controller started the job."""
+USER_LABEL = f"{GROUP}/user"
+"""On a job: who submitted it."""
 KUEUE = "kueue.x-k8s.io"
 QUEUE_LABEL = f"{KUEUE}/queue-name"
 """On a job that Kueue admits: the built-in sharing leaves it alone."""
@@ -85,6 +91,13 @@ class PodPhase(StrEnum):
     UNKNOWN = "Unknown"
 
 
+class OnNan(StrEnum):
+    """What is done about a loss that is NaN or infinite."""
+
+    WARN = "warn"
+    STOP = "stop"
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """One training job in a researcher's words: what a job template renders.
@@ -96,6 +109,9 @@ class JobSpec:
 
     `workspace` is `URL#DIGEST` of the folder that goes along, `workspace_from` its path where it was submitted. Of
     `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path.
+
+    `cpus`, `memory` and `shm` (shared memory) are those of each worker, as Kubernetes writes quantities. `labels` are
+    the job's, `pod_labels` its pods', `annotations` both's.
     """
 
     name: str
@@ -123,6 +139,11 @@ class JobSpec:
     workspace: str = ""
     workspace_from: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    pod_labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cpus: str = ""
+    memory: str = ""
+    shm: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     node_terms: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     tolerations: tuple[Mapping[str, str], ...] = ()
@@ -131,6 +152,7 @@ class JobSpec:
     backoff_limit: int = DEFAULT_BACKOFF_LIMIT
     deadline_s: int | None = None
     hang_timeout_s: int | None = None
+    on_nan: OnNan = OnNan.WARN
     ttl_s: int | None = None
     grace_s: int = 30
 
@@ -151,6 +173,7 @@ class Policy:
     backoff_max_seconds: float = 60.0
     straggler_seconds: float = 30.0
     hang_timeout_seconds: float | None = None
+    on_nan: OnNan = OnNan.WARN
 
 
 class PodGroups(StrEnum):
@@ -214,7 +237,9 @@ class ElasticJob:
     template: Mapping[str, Any] = field(default_factory=dict)
     scaled_by: str = ""
     moving_to: str = ""
+    moving_from: str = ""
     moved_to: str = ""
+    former_storages: tuple[str, ...] = ()
     notify: str = ""
     status: JobStatus = JobStatus()
 
@@ -222,6 +247,11 @@ class ElasticJob:
     def key(self) -> str:
         """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_moving(self) -> bool:
+        """Has a move of it begun, and not come to its end? Only who ends that knows where it may train."""
+        return bool(self.moving_from or (self.moving_to and not self.moved_to))
 
     @property
     def bounds(self) -> str:
@@ -269,71 +299,13 @@ class ElasticJob:
             template=as_mapping(worker.get("template")),
             scaled_by=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),
             moving_to=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_MOVING_TO)),
+            moving_from=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_MOVING_FROM)),
             moved_to=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_MOVED_TO)),
+            former_storages=tuple(
+                as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_FORMER_STORAGES)).splitlines()
+            ),
             notify=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_NOTIFY)),
             status=from_json(JobStatus, manifest.get("status")),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """One worker's pod as observed; `index` is None when its labels are garbage.
-
-    `message` is the container's termination message (a `Failure` as JSON when our launcher wrote it).
-    """
-
-    name: str
-    uid: str
-    index: int | None
-    owner_uid: str
-    phase: PodPhase
-    created_at: Timestamp | None = None
-    started_at: Timestamp | None = None
-    finished_at: Timestamp | None = None
-    deleting: bool = False
-    node: str = ""
-    exit_code: int | None = None
-    reason: str = ""
-    message: str = ""
-    disruption_target: bool = False
-    has_stopped: bool = False
-    """All its containers have ended. Kubernetes tells of it a second before it changes the phase."""
-
-    @property
-    def ended(self) -> bool:
-        """True once no container of it will run again."""
-        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
-
-    @classmethod
-    def from_manifest(cls, manifest: Mapping[str, Any]) -> Pod:
-        """Read a Kubernetes Pod object of any content; never raises."""
-        meta, status = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("status"))
-        owner = next(
-            (as_mapping(ref) for ref in as_list(meta.get("ownerReferences")) if as_mapping(ref).get("controller")), {}
-        )
-        spec = as_mapping(manifest.get("spec"))
-        ended = as_mapping(as_mapping(_worker_status(spec, status).get("state")).get("terminated"))
-        exit_code = ended.get("exitCode")
-        return cls(
-            name=as_text(meta.get("name")),
-            uid=as_text(meta.get("uid")),
-            index=_index(as_mapping(meta.get("labels")).get(LABEL_INDEX)),
-            owner_uid=as_text(owner.get("uid")),
-            phase=_member(PodPhase, status.get("phase"), PodPhase.PENDING),
-            created_at=from_rfc3339(meta.get("creationTimestamp")),
-            started_at=from_rfc3339(status.get("startTime")),
-            finished_at=from_rfc3339(ended.get("finishedAt")),
-            deleting=meta.get("deletionTimestamp") is not None,
-            node=as_text(spec.get("nodeName")),
-            exit_code=exit_code if isinstance(exit_code, int) else None,
-            reason=as_text(status.get("reason")) or as_text(ended.get("reason")),
-            message=as_text(ended.get("message")) or as_text(status.get("message")),
-            disruption_target=ANNOTATION_PREEMPTED in as_mapping(meta.get("annotations"))
-            or any(
-                as_mapping(item).get("type") == "DisruptionTarget" and as_mapping(item).get("status") == "True"
-                for item in as_list(status.get("conditions"))
-            ),
-            has_stopped=_has_stopped(spec, status),
         )
 
 
@@ -358,27 +330,11 @@ def _seconds(value: object) -> float | None:
 
 
 def _policy(data: Mapping[str, Any]) -> Policy:
-    given = {f.name: _seconds(data.get(camel(f.name))) for f in fields(Policy)}
-    return Policy(**{name: value for name, value in given.items() if value is not None})
-
-
-def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Status of the worker's container; the statuses come in another order than the containers of the spec."""
-    names = [as_mapping(item).get("name") for item in as_list(spec.get("containers"))]
-    wanted = WORKER_CONTAINER if WORKER_CONTAINER in names or not names else names[0]
-    statuses = [as_mapping(item) for item in as_list(status.get("containerStatuses"))]
-    return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
-
-
-def _has_stopped(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """True when there is an end of each container; no worker's is started again."""
-    states = [as_mapping(as_mapping(item).get("state")) for item in as_list(status.get("containerStatuses"))]
-    ended = sum(isinstance(state.get("terminated"), Mapping) for state in states)
-    return 0 < ended >= max(len(states), len(as_list(spec.get("containers"))))
-
-
-def _index(value: object) -> int | None:
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6 else None
+    given: dict[str, Any] = {
+        f.name: _seconds(data.get(camel(f.name))) for f in fields(Policy) if f.name.endswith("_seconds")
+    }
+    known = Policy(**{name: value for name, value in given.items() if value is not None})
+    return replace(known, on_nan=_member(OnNan, data.get("onNan"), OnNan.WARN))
 
 
 def _member(kind: type[E], value: object, default: E) -> E:

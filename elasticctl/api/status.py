@@ -30,14 +30,15 @@ _RUNNING = "Running"
 class Curve:
     """Points in order of time, as columns: `at_s` is seconds after `since`, `samples_per_s` over the whole group.
 
-    A column that began later is shorter: its last value belongs to the last point, and so on backwards.
+    A column that began later is shorter: its last value belongs to the last point, and so on backwards. None is a value
+    that was not finite.
     """
 
     since: Timestamp | None = None
     at_s: tuple[float, ...] = ()
     step: tuple[int, ...] = ()
     samples_per_s: tuple[float, ...] = ()
-    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
 
 
 class Phase(StrEnum):
@@ -65,6 +66,7 @@ class Cause(StrEnum):
 
     SCALED_IN = "ScaledIn"
     PREEMPTED = "Preempted"
+    DRAINED = "Drained"
     EVICTED = "Evicted"
     NODE_LOST = "NodeLost"
     DELETED = "Deleted"
@@ -88,7 +90,7 @@ class Cause(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """TorchElastic's condition types, plus Suspended."""
+    """TorchElastic's condition types, plus Suspended, and WorkersWaiting: wanted workers that do not run, and why."""
 
     CREATED = "Created"
     RUNNING = "Running"
@@ -96,6 +98,7 @@ class ConditionType(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     SUSPENDED = "Suspended"
+    WORKERS_WAITING = "WorkersWaiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class WorkerStatus:
     """One worker the controller knows of: the roster that makes every ending counted exactly once.
 
     `removal` says why we remove it (ScaledIn, Suspended, Finished) and is stored before we do; `cause` and `ended_at`
-    once its end has been counted.
+    once its end has been counted. `notice`: it runs, but will have to go, and why.
     """
 
     name: str = ""
@@ -134,6 +137,7 @@ class WorkerStatus:
     node: str = ""
     started_at: Timestamp | None = None
     removal: str = ""
+    notice: str = ""
     cause: Cause | None = None
     ended_at: Timestamp | None = None
 
@@ -143,7 +147,7 @@ class RankFailure:
     """How a rank failed; the launcher writes it as JSON to the worker's termination message.
 
     `verdict` says whose fault it was as far as the launcher knows: "application", "collateral", "stuck", "killed" or
-    "preempted". `permanent`: another try cannot help (a SyntaxError, a missing module).
+    "preempted". `permanent`: another try cannot help (a SyntaxError, a missing module, a wrong argument).
     """
 
     verdict: str = ""
@@ -212,6 +216,9 @@ class GroupGeneration:
     `opened_at`: the old group was told to stop; `formed_at`: every member knew its rank; `first_step_at`: the first
     optimizer step was reported. `resumed_step` is the step restored from, `last_step` the highest step reported.
     `failure`: it ended because ranks failed, and the same workers have started them again.
+
+    `resumed_from` is where that state was: in the `memory` of ranks that stayed in their processes, or in `storage`.
+    `stays`: ranks would stay when it ends (None: not known), and if not, `restarts_because` says why.
     """
 
     generation: int = 0
@@ -221,13 +228,31 @@ class GroupGeneration:
     formed_at: Timestamp | None = None
     first_step_at: Timestamp | None = None
     resumed_step: int | None = None
+    resumed_from: str = ""
+    stays: bool | None = None
+    restarts_because: str = ""
     last_step: int | None = None
     failure: RankFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class NotFinite:
+    """A metric that is no finite number any more: what it is ("NaN", "inf" or "-inf"), and since which step."""
+
+    value: str = ""
+    step: int = 0
+    at: Timestamp | None = None
+
+
+NOT_FINITE_VALUES = ("NaN", "inf", "-inf")
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressStatus:
-    """Where training is. `samples_per_s` is over the whole group; `metrics` are the user's own numbers."""
+    """Where training is. `samples_per_s` is over the whole group; `metrics` are the user's own numbers.
+
+    A metric is in `metrics` or, as long as it is not a finite number, in `not_finite`.
+    """
 
     at: Timestamp | None = None
     step: int | None = None
@@ -236,6 +261,7 @@ class ProgressStatus:
     total_epochs: int | None = None
     samples_per_s: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +378,9 @@ class JobStatus:
     min: int = 0
     max: int = 0
     active: int = 0
+    placed: int = 0
+    starting: int = 0
+    training: int = 0
     share: ShareStatus | None = None
     growth: str = ""
     selector: str = ""
@@ -373,3 +402,7 @@ class JobStatus:
     curve: Curve = Curve()
     checkpoint: CheckpointStatus = CheckpointStatus()
     first_failure: RankFailure | None = None
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of this type; None if it has never been set."""
+        return next((item for item in self.conditions if item.type == kind), None)

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 _SHOWN_CHARS = 60
 _FOR_EVER_S = 1e12
 """Durations calculated from odd numbers may be infinite; this is the most that is printed."""
+
+
+# Control characters but for tabs and newlines, and those by which text claims to run the other way.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+COLOUR_CODES = re.compile(r"\x1b\[[0-9;:]{0,40}m")
+_PLAIN_AGAIN = "\x1b[0m"
+
+
+def visible(text: str) -> str:
+    """Somebody else's text with its control characters shown as escapes, but for tabs and newlines.
+
+    A terminal would obey them: they move the cursor, rename the window, hide and rewrite what is printed. The escapes
+    are those of JSON, so that JSON stays what it is.
+    """
+    return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def visible_line(text: str) -> str:
+    """A line of a log: as `visible`, but colours stay; they end with the line."""
+    text = text.removesuffix("\r")
+    if text.isprintable():
+        return text
+    pieces, end = [], 0
+    for found in COLOUR_CODES.finditer(text):
+        pieces += [visible(text[end : found.start()]), found[0]]
+        end = found.end()
+    pieces.append(visible(text[end:]))
+    return "".join(pieces) + (_PLAIN_AGAIN if end else "")
 
 
 def quote(value: Any) -> str:
@@ -73,6 +102,12 @@ def span(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02}m"
     return f"{whole // 86400}d{whole % 86400 // 3600}h"
+
+
+def shorten(text: str, most_chars: int = 300) -> str:
+    """A text that others wrote, on one line and no longer than that: what is said around it has to stay readable."""
+    line = " ".join(text.split())
+    return line if len(line) <= most_chars else f"{line[: most_chars - 1]}…"
 
 
 def one_line(text: str) -> str:

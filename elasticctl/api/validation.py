@@ -7,11 +7,13 @@ itself: object metadata, refusal of unknown fields, and the CEL rules (checked b
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from elasticctl.api.errors import SpecError
+from elasticctl.api.objects import at
 from elasticctl.api.spec import API_VERSION, KIND, Manifest
 from elasticctl.api.text import did_you_mean, join_or, quote
 from elasticctl.api.yamltext import FieldPath, YamlDocument, format_path, parse_yaml
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
     from jsonschema import ValidationError
     from jsonschema.protocols import Validator
 
-__all__ = ["crd", "load_manifest", "validate_manifest"]
+__all__ = ["check_change", "crd", "load_manifest", "validate_manifest"]
 
 _MISSING = "required, but missing"
+_ENDPOINT = re.compile(r"((\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):[0-9]{1,5})?", re.ASCII)
 _OPEN = "x-kubernetes-preserve-unknown-fields"
 _TYPES = {
     "object": "a mapping",
@@ -79,8 +82,28 @@ def _problems(manifest: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
         yield from _limits(manifest["spec"])
 
 
+def check_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Check what a job's manifest becomes, both of them valid; SpecError names the field that may not change so."""
+    before, after = old["spec"], new["spec"]
+    template = ("replicaSpecs", "Worker", "template")
+    runs = before.get("suspend") is not True and after.get("suspend") is not True
+    if runs and at(before, *template) != at(after, *template):
+        raise SpecError(
+            "the template of a job that runs cannot change, for its workers would no longer run the same. FIX: suspend"
+            " the job (`elasticctl suspend JOB`), change it, and resume it; or submit a new one",
+            path=format_path(("spec", *template)),
+        )
+    if before.get("cancel") is True and after.get("cancel") is not True:
+        raise SpecError(
+            "a job that was cancelled cannot be taken up again. FIX: `elasticctl rerun JOB`", path="spec.cancel"
+        )
+
+
 def _limits(spec: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
-    """The CEL rules of the CRD, in Python."""
+    """The CEL rules of the CRD about one manifest, in Python."""
+    endpoint = spec.get("rdzvEndpoint", "")
+    if not _ENDPOINT.fullmatch(endpoint):
+        yield ("spec", "rdzvEndpoint"), f"must be HOST:PORT, such as etcd:2379, not {quote(endpoint)}"
     low, high = spec.get("minReplicas"), spec.get("maxReplicas")
     replicas = spec["replicaSpecs"]["Worker"].get("replicas", 1)
     where = ("spec", "replicaSpecs", "Worker", "replicas")

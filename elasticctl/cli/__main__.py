@@ -10,6 +10,8 @@ import sys
 GARBAGE_AFTER_OBJECTS = 50_000
 """More than a verb makes that ends at once; those that go on have their garbage collected all the same."""
 
+INTERRUPTED = 130
+
 
 def run() -> int:
     """Run the command line of this process and return its exit code."""
@@ -19,6 +21,8 @@ def run() -> int:
     except ModuleNotFoundError as e:  # an image of workers has the program, but not what it needs
         says = f"error: the command line needs the package {e.name}, which is not installed here"
         sys.exit(f"{says}\nFIX: pip install elasticctl")
+    except KeyboardInterrupt:  # main knows what to do with it, but is not there yet
+        return INTERRUPTED
 
     code = main()
     gc.freeze()  # nothing is searched at the end: the system takes all of it back

@@ -15,15 +15,16 @@ from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
 from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import quote, span
+from elasticctl.cli.framework.near_urls import check_near_url
 from elasticctl.cli.framework.options import Where
-from elasticctl.cli.framework.output import Table, console
+from elasticctl.cli.framework.output import Table, console, say
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import DamagedError, MissingError
 from elasticctl_store.storage import Storage
 from elasticctl_store.workspace import transfer
 
 if TYPE_CHECKING:
-    from elasticctl_store.checkpoints.entries import Commit
+    from elasticctl_store.checkpoints.entries import Commit, Retention
     from elasticctl_store.checkpoints.verify import CheckedCommit
     from elasticctl_store.storage import Storage
 
@@ -39,6 +40,11 @@ class JobStorage:
     name: str
     storage: Storage
     running: bool
+    of_job: bool = False
+
+
+Check = Callable[[JobStorage, "CheckedCommit"], "CheckedCommit | None"]
+"""Reads a checkpoint, and returns the finding with the damage that it has met; None for one that is gone."""
 
 
 @contextmanager
@@ -56,19 +62,21 @@ def find_storage(wanted: str, where: Where) -> JobStorage:
     """The storage of a job, by its name, or the one a URL or a path names. Raises UsageError for a job without one."""
     from elasticctl_store import storage
 
+    check_near_url(wanted)
     if "://" in wanted or wanted.startswith((".", "/", "~")):
         with storage_errors():
             return JobStorage(wanted, storage.open(wanted, storage.AT_A_TERMINAL), running=True)
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.framework.target import reach
+    from elasticctl.cluster.job_storages import open_job_storage
 
     job = ElasticJob.from_manifest(reach(where).find(wanted))
     url = hardware(job).storage
     if not url:
         raise UsageError(f"{job.name} has no storage. FIX: give the URL of its checkpoints")
     with storage_errors():
-        return JobStorage(job.name, storage.open(url, storage.AT_A_TERMINAL), running=not job.status.phase.terminal)
+        return JobStorage(job.name, open_job_storage(url), not job.status.phase.terminal, of_job=True)
 
 
 def list_checkpoints(place: JobStorage) -> list[CheckedCommit]:
@@ -79,41 +87,133 @@ def list_checkpoints(place: JobStorage) -> list[CheckedCommit]:
         return list(verify.findings(place.storage))
 
 
-def pick_checkpoint(place: JobStorage, step: int | None) -> Commit:
-    """The checkpoint to fetch: the newest whole one, or the newest of a step. Raises NotFoundError, StorageError.
+def proved(place: JobStorage, finding: CheckedCommit) -> CheckedCommit | None:
+    """The finding after every byte has been read; None if the job has deleted it meanwhile. Raises JobStorageError."""
+    from elasticctl_store.checkpoints import verify
 
-    Of a long list no more is looked at than that takes.
+    if finding.commit is None or finding.damage:
+        return finding
+    doing, size_bytes = f"reading step {finding.commit.step}", finding.commit.size_bytes
+    with storage_errors(), progress_bar(doing, size_bytes) as on_bytes:
+        return verify.check(place.storage, finding, on_bytes)
+
+
+def prove_newest(place: JobStorage, found: Iterable[CheckedCommit], check: Check | None = None) -> list[CheckedCommit]:
+    """Read the checkpoints, newest first, up to the first that is whole to the last byte: what was found, in order.
+
+    The last of them is whole, unless none is. `check` reads one, in place of `proved`. Raises JobStorageError.
+    """
+    seen: list[CheckedCommit] = []
+    for finding in found:
+        checked = (check or proved)(place, finding)
+        if checked is None:
+            continue
+        seen.append(checked)
+        if checked.commit is not None and not checked.damage:
+            break
+    return seen
+
+
+def pick_checkpoint(place: JobStorage, step: int | None, check: Check | None = None) -> Commit:
+    """The newest checkpoint, or the newest of a step, that is whole to the last byte. Says what it passes over.
+
+    Of a long list no more is looked at than that takes. `check` as for `prove_newest`. Raises NotFoundError,
+    JobStorageError.
     """
     from elasticctl_store.checkpoints import verify
 
-    seen: list[CheckedCommit] = []
-    with storage_errors():
+    listed: list[CheckedCommit] = []
+
+    def wanted() -> Iterator[CheckedCommit]:
         for finding in verify.findings(place.storage):
-            seen.append(finding)
-            if finding.commit is not None and (not finding.damage if step is None else finding.commit.step == step):
-                break
-    return checkpoint_of_step(seen, step)
+            listed.append(finding)
+            if step is None or (finding.commit is not None and finding.commit.step == step):
+                yield finding
+
+    with storage_errors():
+        seen = prove_newest(place, wanted(), check)
+    last = seen[-1] if seen else None
+    if last is None or last.commit is None or last.damage:
+        of_step = "" if step is None else f" of step {step}"
+        which = "no whole checkpoint" if step is None or last is not None else "no checkpoint"
+        why = f" ({last.damage})" if last is not None else ""
+        raise NotFoundError(f"{which}{of_step} exists{why}; there are: {_steps(listed)}")
+    for finding in seen[:-1]:
+        say_damage(place, finding)
+    if len(seen) > 1:
+        say(f"{place.name}: taking step {last.commit.step}, the newest that is whole")
+    return last.commit
 
 
-def checkpoint_of_step(found: Sequence[CheckedCommit], step: int | None) -> Commit:
-    """The newest whole checkpoint, or the newest of one step, whole or not. Raises NotFoundError."""
-    listed = [(finding.commit, finding.damage) for finding in found if finding.commit is not None]
-    fitting = [commit for commit, damage in listed if (not damage if step is None else commit.step == step)]
-    if not fitting:
-        steps = ", ".join(str(commit.step) for commit, _ in listed) or "none at all"
-        wanted = "no whole checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise NotFoundError(f"{wanted} exists; there are: {steps}")
-    return fitting[0]
+def say_damage(place: JobStorage, finding: CheckedCommit) -> None:
+    """Say what is wrong with a checkpoint."""
+    what = f"step {finding.commit.step}" if finding.commit is not None else "a checkpoint"
+    say(f"{place.name}: {what} is damaged: {finding.damage}")
 
 
-def newest_whole(found: Sequence[CheckedCommit]) -> Commit | None:
-    """The checkpoint a job would go on from."""
-    return next((finding.commit for finding in found if finding.commit is not None and not finding.damage), None)
+def checkpoints_of_step(found: Sequence[CheckedCommit], step: int) -> list[Commit]:
+    """The checkpoints of a step, whole or not, newest first: several where it was trained twice. NotFoundError: none"""
+    wanted = [finding.commit for finding in found if finding.commit is not None and finding.commit.step == step]
+    if not wanted:
+        raise NotFoundError(f"no checkpoint of step {step} exists; there are: {_steps(found)}")
+    return wanted
+
+
+def one_of_step(found: Sequence[CheckedCommit], step: int, number: int | None) -> Commit:
+    """The checkpoint of a step, whole or not; of several, the one with that number.
+
+    Raises NotFoundError, and UsageError where several are there and no number says which is meant.
+    """
+    there = checkpoints_of_step(found, step)
+    wanted = [commit for commit in there if number in (None, commit.number)]
+    numbers = ", ".join(str(commit.number) for commit in there)
+    if not wanted:
+        raise NotFoundError(f"no checkpoint of step {step} has number {number}; there are: {numbers}")
+    if len(wanted) > 1:
+        raise UsageError(
+            f"there are {len(wanted)} checkpoints of step {step}, with the numbers {numbers}. FIX: say which with"
+            " --number; `elasticctl checkpoints list -o wide` shows them"
+        )
+    return wanted[0]
+
+
+def _steps(found: Iterable[CheckedCommit]) -> str:
+    listed = [finding.commit.step for finding in found if finding.commit is not None]
+    return ", ".join(map(str, listed)) or "none at all"
 
 
 def newest(found: Sequence[CheckedCommit]) -> Commit | None:
     """The newest checkpoint, whole or not: whoever deletes it stops a run that is saving there."""
     return found[0].commit if found else None
+
+
+def choose_doomed(
+    place: JobStorage, found: Sequence[CheckedCommit], keep: Retention, *, unread: bool = False
+) -> list[Commit]:
+    """The checkpoints that `keep` does not keep, oldest first. What stays is read first: damaged ones do not count.
+
+    With `unread`, a glance at them is enough. Raises JobStorageError.
+    """
+    from elasticctl_store.checkpoints.entries import commits_to_delete
+
+    found, read = list(found), set[int]()
+    while True:
+        whole = [finding.commit for finding in found if finding.commit is not None and not finding.damage]
+        doomed = commits_to_delete(whole, keep)
+        going = {commit.position for commit in doomed}
+        staying = [
+            (index, finding)
+            for index, finding in enumerate(found)
+            if finding.commit is not None and not finding.damage and finding.position not in going | read
+        ]
+        if unread or not doomed or not staying:
+            return doomed
+        index, finding = staying[0]
+        checked = proved(place, finding)
+        found[index : index + 1] = [checked] if checked is not None else []
+        read.add(finding.position)
+        if checked is not None and checked.damage:
+            say_damage(place, checked)
 
 
 def delete_checkpoints(place: JobStorage, doomed: Sequence[Commit], found: Sequence[CheckedCommit]) -> None:
@@ -122,12 +222,12 @@ def delete_checkpoints(place: JobStorage, doomed: Sequence[Commit], found: Seque
     Where the newest entry of the journal is among them, the URL is taken over first: its position must never be free
     while a run could fill it. A run that is at it is stopped by that. Raises JobStorageError.
     """
-    from elasticctl_store.checkpoints import commits
+    from elasticctl_store.checkpoints import commits, retention
 
     with storage_errors():
         # A moved job's journal can never be taken again.
         if newest(found) in doomed and commits.moved_to(place.storage) is None:
-            commits.CommitWriter.take_over(place.storage)
+            retention.take_over(place.storage)
         for commit in sorted(doomed, key=lambda commit: commit.position):
             commits.delete_commit(place.storage, commit)
 
@@ -137,6 +237,8 @@ def checkpoints_table(found: Sequence[CheckedCommit], now: float, *, wide: bool 
     rows = []
     for finding in found:
         commit, state = finding.commit, f"damaged: {finding.damage}" if finding.damage else "whole"
+        if commit is not None and commit.not_finite:
+            state = f"{state}, but not finite: {_first(commit.not_finite)}"
         if commit is None:
             rows.append(("", "", "", "", "", *(("", "", "") if wide else ()), state))
             continue
@@ -165,9 +267,15 @@ def checkpoint_data(finding: CheckedCommit) -> dict[str, Any]:
         "number": commit.number,
         "generation": commit.generation,
         "metrics": dict(commit.metrics),
+        **({"notFinite": list(commit.not_finite)} if commit.not_finite else {}),
         "objects": [{"key": ref.key, "sizeBytes": ref.size_bytes, "checksum": ref.checksum} for ref in commit.shares],
         **state,
     }
+
+
+def _first(names: Sequence[str]) -> str:
+    """`model/0.weight and 3 more`."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def size(count: int) -> str:

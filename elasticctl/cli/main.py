@@ -16,15 +16,22 @@ from typer.core import TyperCommand
 from typer.main import get_command, get_group
 
 from elasticctl.api.errors import ElasticctlError
-from elasticctl.api.text import did_you_mean
+from elasticctl.api.text import did_you_mean, visible
 from elasticctl.cli.framework.command import VerbGroup, new_app, show_overview
+from elasticctl.cli.framework.contexts import complete_context
 
 # name -> (module, what it does); in the order of the help
 _JOBS = {
     "submit": ("run.submit", "Run a training script as an elastic job"),
+    "sweep": ("run.sweep", "Run a script once for each point of a grid"),
     "list": ("inspect.jobs", "List jobs"),
     "status": ("inspect.jobs", "Show the state of a job"),
     "logs": ("inspect.logs", "Print the output of a job's workers"),
+    "exec": ("enter.commands", "Run a command in a worker"),
+    "shell": ("enter.commands", "Open a shell in a worker"),
+    "cp": ("enter.copy", "Copy files to or from a worker"),
+    "port-forward": ("enter.forward", "Make ports of a worker reachable on this machine"),
+    "stacks": ("enter.stacks", "Show where all ranks are: their Python stacks"),
     "scale": ("run.scale", "Change the number of workers of a running job"),
     "preempt": ("run.lifecycle", "Rehearse the loss of a spot node"),
     "wait": ("run.lifecycle", "Wait until a job ends"),
@@ -71,7 +78,12 @@ class Verbs(VerbGroup):
         return TyperCommand(cmd_name) if cmd_name in _VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the verb that is being used."""
+        """Import the verb that is being used; `help VERB` is `VERB --help`."""
+        if args[0] == "help":
+            if not args[1:]:
+                typer.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
         name, found, rest = super().resolve_command(ctx, args)
         if name is not None:
             module = import_module(f"elasticctl.cli.verbs.{_VERBS[name][0]}")
@@ -91,10 +103,34 @@ app = new_app(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from elasticctl import __version__
+
+        typer.echo(f"elasticctl {__version__}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
 def elasticctl(
     ctx: typer.Context,
+    context: Annotated[
+        str,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            show_default=False,
+            autocompletion=complete_context,
+            help="The context, here or after the verb.",
+        ),
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option("-n", "--namespace", metavar="NAME", show_default=False, help="The namespace, likewise.")
+    ] = "",
     debug: Annotated[bool, typer.Option("--debug", help="Show Python's traceback with an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     """Elastic PyTorch training on spot GPUs, from this machine to any cloud."""
     show_overview(ctx)
@@ -121,6 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130 if isinstance(e.__cause__ or e.__context__, KeyboardInterrupt) else 1
     except KeyboardInterrupt:
         return 130
+    except SystemExit as e:  # Typer ends the process so when nobody reads the output any more
+        if not isinstance(e.__context__, BrokenPipeError):
+            raise
+        return _report_error(e.__context__, debug)
     except Exception as e:  # noqa: BLE001 - the edge: a bug of ours is one line too, unless asked for more
         return _report_bug(e, debug)
 
@@ -166,13 +206,17 @@ def _usage_message(error: typer.TyperException) -> str:
     return f"{message.removesuffix('.')}. See `{context.command_path} --help`."
 
 
+_AFTER_DASHES = {"submit": "the script's own arguments", "exec": "the command's own options"}
+
+
 def _unknown_option(name: str, context: Any) -> str:
     params = context.command.get_params(context)
     near = did_you_mean(name, (option for param in params for option in (*param.opts, *param.secondary_opts)))
-    more = "; the script's own arguments come after `--`" if context.info_name == "submit" else ""
+    others = _AFTER_DASHES.get(context.info_name)
+    more = f"; {others} come after `--`" if others else ""
     return f"{context.info_name} has no option {name}{near}{more}."
 
 
 def _say_error(message: str) -> None:
     line = " ".join(message.split())
-    sys.stderr.write(f"error: {line}\n".encode(errors="backslashreplace").decode())
+    sys.stderr.write(f"error: {visible(line)}\n".encode(errors="backslashreplace").decode())

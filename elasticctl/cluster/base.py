@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 import re
 
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import quote
+from elasticctl.api.text import quote, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,12 @@ class Cluster(Protocol):
     def list_events(self, namespace: str, job: str) -> list[Manifest]:
         """Return the events of a job and its pods, oldest first."""
 
+    def list_budgets(self, namespace: str) -> list[Manifest]:
+        """Return the PodDisruptionBudgets of a namespace; none where there are none, or they may not be read."""
+
+    def list_node_claims(self) -> list[Manifest] | None:
+        """Return the nodes that Karpenter has been asked for; None where that is unknown, or may not be read."""
+
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers, in order for each worker.
 
@@ -116,7 +122,7 @@ def is_owned(pod: Manifest, job_uid: str) -> bool:
 
 def say_on_stderr(line: str) -> None:
     """Print a message for people to stderr."""
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(visible(line) + "\n")
 
 
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,200}[a-z0-9])?")

@@ -118,10 +118,11 @@ class StoredLogs:
     The storage is opened on first use. If it cannot be read, `say` reports that once; only `delete` raises an error.
     """
 
-    def __init__(self, job: ElasticJob, say: Callable[[str], None]) -> None:
+    def __init__(self, job: ElasticJob, say: Callable[[str], None], former: str = "") -> None:
+        """`former` is a storage that the job had before it moved; by default its own is meant."""
         found = hardware(job)
         self._job_uid, self._say = job.uid, say
-        self._url = found.storage if found.launched else ""
+        self._url = (former or found.storage) if found.launched else ""
         self._lock = threading.Lock()
         self._storage: Storage | None = None
         self._reported = False
@@ -164,6 +165,15 @@ class StoredLogs:
         for line in read.rest(copy):
             if query.since is None or line.at >= query.since:
                 yield LogLine(worker, line.at, line.text)
+
+    def failing_if_none(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """Yield the lines of a query; JobStorageError where there are none, and the storage could not be read."""
+        found = False
+        for line in lines:
+            found = True
+            yield line
+        if self._reported and not found:
+            raise JobStorageError("no output of the job could be read. FIX: give this machine access to its storage")
 
     def delete(self) -> int:
         """Delete all of them and return the number of deleted objects. Raises JobStorageError."""
@@ -214,6 +224,7 @@ class StoredLogs:
                 self._say(f"cannot read the stored output of workers that are gone: {e}")
 
     def _open_storage(self) -> Storage:
+        from elasticctl.cluster.job_storages import open_job_storage
         from elasticctl_store import storage
         from elasticctl_store.errors import MissingError
 
@@ -222,7 +233,7 @@ class StoredLogs:
                 # A folder of the workers' machines does not exist on this one, and would look like an empty storage.
                 if self._url.startswith("file://") and not Path(unquote(self._url[7:])).is_dir():
                     raise MissingError(f"{self._url} is not a folder on this machine")
-                self._storage = storage.open(
+                self._storage = open_job_storage(
                     self._url, storage.Patience(tries=3, total_s=10.0, connect_s=5.0, silence_s=15.0)
                 )
             return self._storage

@@ -145,6 +145,8 @@ def _patch(manifest: Manifest, wish: ChangeRequest, scaled: ScalePatch) -> Mappi
         raise ConflictError(f"{job.name} is no longer the job that the page shows: it was created again")
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}); it is too late to {wish.verb} it")
+    if wish.verb == "resume" and (job.is_moving or job.moved_to):
+        raise ConflictError(f"{job.name} moves, or has moved, to another place. FIX: elasticctl explain {job.name}")
     if wish.verb == "scale":
         return scaled(manifest, wish.workers)
     return {"metadata": {"resourceVersion": job.resource_version}, "spec": dict(VERBS[wish.verb])}

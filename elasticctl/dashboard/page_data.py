@@ -11,16 +11,18 @@ from itertools import zip_longest
 from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
-from elasticctl.api.cost import cost, rate_of
-from elasticctl.api.history import (
+from elasticctl.api.observed.cost import cost, rate_of
+from elasticctl.api.observed.history import (
     STEADY,
-    TimelineEntry,
     activity_words,
     first_step_took_s,
     goodput,
+    not_finite_text,
+    samples_per_s,
     steps_per_s,
-    timeline,
 )
+from elasticctl.api.observed.timeline import TimelineEntry, timeline
+from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import SPOT, capacity, hardware
 from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
@@ -78,6 +80,8 @@ Projects = dict[str, Any]
 """What `projects_data` returns; it has no pools if nothing is shared."""
 
 MAX_TEXT = 500
+MAX_FINDING = 2_000
+"""Of a sentence of ours: what it quotes is shortened already, and must not cost its end."""
 MAX_ROWS = 200
 MAX_JOBS = 100
 
@@ -124,6 +128,7 @@ _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 def job_row(job: ElasticJob, now: float) -> Row:
     """A job in the list. It changes when the job does, or its cost by a cent, but not with time alone."""
     status, progress, spent = job.status, job.status.progress, cost(job, now)
+    headcount = count_workers(status)
     return {
         "uid": job.uid,
         "namespace": job.namespace,
@@ -131,10 +136,12 @@ def job_row(job: ElasticJob, now: float) -> Row:
         "phase": status.phase.value,
         "suspending": job.suspend and status.phase is not Phase.SUSPENDED and not status.phase.terminal,
         "cancelling": job.cancel and not status.phase.terminal,
-        "active": status.active,
+        "active": headcount.running,
+        "placed": headcount.placed,
+        "training": headcount.training,
         "desired": job.desired,
         "min": job.min,
-        "max": job.max,
+        "max": job.max if job.bounded else None,
         "borrowed": status.share.borrowed if status.share else 0,
         "gpusPerWorker": hardware(job).gpus_per_worker,
         "step": progress.step,
@@ -142,12 +149,13 @@ def job_row(job: ElasticJob, now: float) -> Row:
         "epoch": progress.epoch,
         "totalEpochs": progress.total_epochs,
         "stepsPerS": None if status.phase.terminal else steps_per_s(status),
-        "samplesPerS": progress.samples_per_s,
+        "samplesPerS": samples_per_s(status),
         "createdAt": job.created_at,
         "startedAt": status.start_time,
         "endedAt": status.completion_time,
         "interruptions": _interrupted(status),
         "doing": _doing(status),
+        "notFinite": not_finite_text(status)[:MAX_TEXT],
         "reason": _reason(status)[:MAX_TEXT],
         "costUsd": round(spent.spent, 2) if spent else None,
     }
@@ -171,6 +179,10 @@ def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[s
         "stepsRedone": status.steps_redone,
         "restarts": {cause: count for cause, count in status.restarts.items() if count and cause not in _PLANNED},
         "metrics": {name[:MAX_TEXT]: value for name, value in status.progress.metrics.items()},
+        "notFinite": {
+            name[:MAX_TEXT]: {"value": item.value[:MAX_TEXT], "step": item.step, "at": item.at}
+            for name, item in status.progress.not_finite.items()
+        },
         "workers": [_worker(item) for item in status.workers[:MAX_WORKERS]],
         "workersInAll": len(status.workers),
         "timeline": [_entry(entry) for entry in timeline(job)[-MAX_ENTRIES:]],
@@ -211,7 +223,7 @@ def _is_news(finding: Finding) -> bool:
 def _finding(finding: Finding) -> dict[str, Any]:
     return {
         "severity": finding.severity.value,
-        "text": finding.text[:MAX_TEXT],
+        "text": finding.text[:MAX_FINDING],
         "details": [line[:MAX_TEXT] for line in finding.details],
         "mends": [{"advice": mend.advice, "command": mend.command} for mend in finding.mends],
         "decisive": finding.decisive,
@@ -268,7 +280,7 @@ def _cost(job: ElasticJob, now: float) -> dict[str, Any] | None:
     return {
         "spentUsd": spent.spent,
         "onDemandUsd": spent.on_demand,
-        "perHourUsd": 0.0 if job.status.phase.terminal else each * job.status.active,
+        "perHourUsd": 0.0 if job.status.phase.terminal else each * count_workers(job.status).placed,
         "instance": one.instances[0],
         "pricesOf": f"{one.prices.region}, {one.prices.date}",
     }

@@ -7,10 +7,10 @@ No clock and no cluster is read: `now` and what was observed are in the case.
 
 from __future__ import annotations
 
-from elasticctl.diagnosis import not_training, starting, training
-from elasticctl.diagnosis.case import Case, Finding, NextStep, Rule, Severity
+from elasticctl.diagnosis import not_training, starting, training, waiting
+from elasticctl.diagnosis.case import Case, Finding, NextStep, Rule, Seen, Severity
 
-__all__ = ["RULES", "Case", "Finding", "NextStep", "Rule", "Severity", "diagnose"]
+__all__ = ["RULES", "Case", "Finding", "NextStep", "Rule", "Seen", "Severity", "diagnose"]
 
 RULES: tuple[Rule, ...] = (
     not_training.deadline_exceeded,
@@ -18,10 +18,16 @@ RULES: tuple[Rule, ...] = (
     not_training.cancelled,
     not_training.succeeded,
     not_training.waiting_for_its_share,
+    not_training.moving,
     not_training.suspended,
     not_training.no_workers_wanted,
-    not_training.not_startable,
-    not_training.unschedulable,
+    waiting.refused,
+    waiting.name_taken,
+    waiting.no_scheduler,
+    waiting.gated,
+    waiting.not_startable,
+    waiting.not_mounted,
+    waiting.unschedulable,
     not_training.backing_off,
     training.running_out_of_memory,
     training.failing,
@@ -32,15 +38,20 @@ RULES: tuple[Rule, ...] = (
     starting.joining,
     starting.before_the_first_step,
     starting.says_nothing,
+    training.not_finite,
     training.standstill,
     training.interrupted,
     training.no_storage,
     training.no_checkpoint,
+    training.not_saved,
     training.stale_checkpoint,
     training.much_done_again,
+    training.begun_again,
     not_training.fewer_than_wanted,
     not_training.waiting_to_grow,
     not_training.borrowing,
+    waiting.budget_of_others,
+    not_training.not_notified,
 )
 """Every rule, in order of precedence."""
 

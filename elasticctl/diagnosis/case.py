@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elasticctl.api.codec import Manifest, from_rfc3339
-from elasticctl.api.objects import as_list, at
+from elasticctl.api.objects import as_list, as_mapping, at
+from elasticctl.api.observed.workers import Headcount, count_workers, read_wait
 from elasticctl.api.podtemplate import Hardware, hardware
 from elasticctl.api.spec import ElasticJob, PodPhase
-from elasticctl.api.status import GroupGeneration, JobStatus, Phase
-
-_WAITING_IS_NORMAL = frozenset({"", "ContainerCreating", "PodInitializing"})
+from elasticctl.api.status import Condition, ConditionType, GroupGeneration, JobStatus, Phase
 
 
 class Severity(StrEnum):
@@ -47,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class PodWait:
+class WorkerWait:
     """Why a worker's pod has not started: Kubernetes' reason in one word, and its message."""
 
     worker: str
@@ -56,16 +55,30 @@ class PodWait:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What the cluster says beside a job's pods: events about them, the nodes that Karpenter has been asked for, and
+    the PodDisruptionBudgets of their namespace.
+
+    `claims` is None where they are unknown: there is no Karpenter, or its objects may not be read.
+    """
+
+    events: tuple[Manifest, ...] = ()
+    claims: tuple[Manifest, ...] | None = None
+    budgets: tuple[Manifest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """A job, its pods, and the time (seconds since the epoch).
 
-    `holders` maps other jobs to the number of GPUs that each holds, if that was queried.
+    `holders` maps other jobs to the number of GPUs that each holds, if that was queried; so is what was `seen`.
     """
 
     job: ElasticJob
     pods: tuple[Manifest, ...] = ()
     now: float = 0.0
     holders: Mapping[str, int] = field(default_factory=dict)
+    seen: Seen = Seen()
 
     @property
     def name(self) -> str:
@@ -93,31 +106,52 @@ class Case:
         return self.status.generations[-1] if self.status.generations else None
 
     @property
+    def headcount(self) -> Headcount:
+        """How many workers are where, as the controller has counted them."""
+        return count_workers(self.status)
+
+    @property
     def running(self) -> int:
         """How many workers run."""
         return sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in self.pods)
 
-    def pod_waits(self) -> Iterator[PodWait]:
+    def pod_waits(self) -> Iterator[WorkerWait]:
         """The pods that have not started, with the reason that the cluster gives."""
         for pod in self.pods:
-            name = str(at(pod, "metadata", "name"))
-            if at(pod, "status", "phase") not in (None, PodPhase.PENDING):
-                continue
-            yield from (PodWait(name, reason, message) for reason, message in _reasons(pod) if reason)
+            wait = read_wait(as_mapping(pod))
+            if wait is not None:
+                yield WorkerWait(str(at(pod, "metadata", "name")), wait.reason, wait.message)
+
+    @property
+    def wait(self) -> Condition | None:
+        """What wanted workers wait for, as the controller has found; None if they do not."""
+        found = self.status.condition(ConditionType.WORKERS_WAITING)
+        return found if found is not None and found.status == "True" else None
 
     def since(self, moment: float | None) -> float:
         """Seconds since a moment; 0 if it is unknown or in the future (clocks differ)."""
         return 0.0 if moment is None else max(0.0, self.now - moment)
 
     @property
-    def pending_since(self) -> float | None:
-        """When the oldest pod that has not started was created."""
-        made = [
-            from_rfc3339(at(pod, "metadata", "creationTimestamp"))
-            for pod in self.pods
-            if at(pod, "status", "phase") in (None, PodPhase.PENDING)
+    def starting_since(self) -> float | None:
+        """Since when workers are on their way: the oldest pod that has not started has had a place, or, before there is
+        one, the job has been without workers and free to make them.
+        """
+        pending = [_placed_at(pod) for pod in self.pods if at(pod, "status", "phase") in (None, PodPhase.PENDING)]
+        known = [moment for moment in pending if moment is not None]
+        if known:
+            return min(known)
+        status = self.status
+        moments = [
+            self.job.created_at,
+            status.start_time,
+            status.share.since if status.share is not None else None,
+            status.backoff.until,
+            *(worker.ended_at for worker in status.workers),
+            *(item.at for item in status.interruptions),
+            *(item.last_transition_time for item in status.conditions if item.type in ("Restarting", "Suspended")),
         ]
-        return min((moment for moment in made if moment is not None), default=None)
+        return max((moment for moment in moments if moment is not None and moment <= self.now), default=None)
 
 
 Rule = Callable[[Case], Finding | None]
@@ -134,17 +168,11 @@ def short_worker_name(worker: str, job: str) -> str:
     return worker.removeprefix(f"{job}-")
 
 
-def _reasons(pod: Manifest) -> Iterator[tuple[str, str]]:
-    """(reason, message) of what keeps a pod from starting."""
+def _placed_at(pod: Manifest) -> float | None:
+    """When a pod got its place, or was made, where nobody says; None for one that is still waiting for a place."""
+    made = from_rfc3339(at(pod, "metadata", "creationTimestamp"))
     for condition in as_list(at(pod, "status", "conditions")):
-        if at(condition, "type") == "PodScheduled" and at(condition, "status") == "False":
-            yield str(at(condition, "reason") or "Unschedulable"), str(at(condition, "message") or "")
-            return
-    for container in as_list(at(pod, "status", "containerStatuses")):
-        reason = str(at(container, "state", "waiting", "reason") or "")
-        if reason not in _WAITING_IS_NORMAL:
-            yield reason, str(at(container, "state", "waiting", "message") or "")
-            return
-    reason = at(pod, "status", "reason")
-    if isinstance(reason, str):
-        yield reason, str(at(pod, "status", "message") or "")
+        if at(condition, "type") == "PodScheduled":
+            placed = from_rfc3339(at(condition, "lastTransitionTime"))
+            return (placed or made) if at(condition, "status") == "True" else None
+    return made

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
+from elasticctl.api.objects import as_text, at
+from elasticctl.api.observed.timeline import NOTIFY_FAILED
 from elasticctl.api.status import Cause, Phase, RankFailure
-from elasticctl.api.text import join_and, plural, plural_are, span, times
-from elasticctl.diagnosis.case import Case, Finding, NextStep, PodWait, Severity, failures_used, short_worker_name
+from elasticctl.api.text import plural, plural_are, shorten, span, times
+from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, failures_used, short_worker_name
 
 _DEADLINE = "DeadlineExceeded"
 _SAYS_NOTHING = (Cause.APPLICATION, "Error")
@@ -44,7 +44,7 @@ def failed(case: Case) -> Finding | None:
     return Finding(
         "failed",
         Severity.ERROR,
-        f"It failed: {why}. {_budget(case)}",
+        f"It failed: {why}{'' if why.endswith('…') else '.'} {_budget(case)}",
         tuple(steps),
         first.last_lines if first else (),
         decisive=True,
@@ -85,7 +85,7 @@ def describe_failure(failure: RankFailure, job: str) -> str:
         how = f"was ended by {failure.signal}"
     elif failure.exit_code is not None:
         how = f"ended with exit code {failure.exit_code}"
-    error = "" if failure.error in _SAYS_NOTHING else failure.error
+    error = "" if failure.error in _SAYS_NOTHING else shorten(failure.error)
     return f"{who} {how}: {error}" if error else f"{who} {how}"
 
 
@@ -133,10 +133,8 @@ def _logs(case: Case, failure: RankFailure | None) -> str:
     return f"elasticctl logs {case.name}" + (f" --worker {worker}" if worker else "")
 
 
-_SHOWN_HOLDERS = 3
 _ON_REQUEST, _NOT_ADMITTED = "Suspended", "NotAdmitted"
 """Reasons of a suspended job: by its owner, or until Kueue admits it."""
-_SECRET = re.compile(r'[Ss]ecret "?(?:[-a-z0-9]+/)?([-a-z0-9.]+)"?')
 
 
 def waiting_for_its_share(case: Case) -> Finding | None:
@@ -146,11 +144,12 @@ def waiting_for_its_share(case: Case) -> Finding | None:
         return None
     step = case.status.checkpoint.step
     kept = "" if step is None else f" Its progress is kept: step {step}."
+    ran = step is not None or case.status.generation > 0
     lost = f" Last change: {share.change}." if share.change else ""
     steps = [NextStep("see who holds what", "elasticctl quota list")]
     if case.job.desired > max(1, case.job.min) and not case.job.sharing.automatic:
         steps.append(NextStep("let it start with fewer", f"elasticctl scale {case.name} --auto"))
-    text = f"It {share.message}.{lost}{kept} It resumes by itself."
+    text = f"It {share.message}.{lost}{kept} It {'resumes' if ran else 'starts'} by itself."
     return Finding("waiting-for-its-share", Severity.INFO, text, tuple(steps), decisive=True)
 
 
@@ -179,6 +178,22 @@ def borrowing(case: Case) -> Finding | None:
     return Finding("borrowing", Severity.INFO, text)
 
 
+def moving(case: Case) -> Finding | None:
+    """A move of it was cut off."""
+    if not case.job.is_moving or case.status.phase.terminal:
+        return None
+    here, _, to = case.job.moving_from.partition(" ")
+    instead = NextStep("continue it here instead", f"elasticctl resume {case.name} --here")
+    if here:
+        finish = NextStep("finish it", f"elasticctl move {case.name} --context {here} --to {to}")
+        text = f"Its move from context {here} is not finished: it has arrived, and was not started."
+    else:
+        there, _, _ = case.job.moving_to.partition(" ")
+        finish = NextStep("finish it", f"elasticctl move {case.name} --to {there}")
+        text = f"Its move to context {there} is not finished, or goes on at this moment."
+    return Finding("moving", Severity.WARNING, text, (finish, instead), decisive=case.job.suspend)
+
+
 def suspended(case: Case) -> Finding | None:
     """It was suspended, or moved to another context."""
     given_nothing = case.status.share is not None and not case.job.suspend
@@ -186,6 +201,8 @@ def suspended(case: Case) -> Finding | None:
         return None
     if given_nothing:
         return None  # `waiting_for_its_share` says it
+    if case.job.is_moving:
+        return None  # `moving` says it
     context = case.job.moved_to.partition(" ")[0]
     if context:
         there = NextStep("see its status", f"elasticctl status {case.name} --context {context}")
@@ -209,55 +226,6 @@ def no_workers_wanted(case: Case) -> Finding | None:
     return Finding("no-workers-wanted", Severity.WARNING, "It is scaled to 0 workers.", (step,), decisive=True)
 
 
-def not_startable(case: Case) -> Finding | None:
-    """A worker's container cannot be created: its image, a secret, its configuration."""
-    if case.status.phase.terminal:
-        return None
-    wait = next((wait for wait in case.pod_waits() if wait.reason not in ("Unschedulable", "SchedulingGated")), None)
-    if wait is None:
-        return None
-    secret = _SECRET.search(wait.message) if wait.reason == "CreateContainerConfigError" else None
-    if secret is not None:
-        step = NextStep("create it; the worker then starts by itself", f"elasticctl secret set {secret[1]} KEY")
-        text = f"{_who(case, wait)} cannot start: {wait.message}."
-        return Finding("secret-missing", Severity.ERROR, text, (step,), decisive=case.waiting)
-    image = "Image" in wait.reason or "ErrImage" in wait.reason
-    what = f"its image {case.hardware.image} cannot be pulled" if image else "its container cannot be created"
-    said = f": {wait.message}" if wait.message else ""
-    again = NextStep("submit it again with what it needs", f"elasticctl rerun {case.name} --set PATH=VALUE")
-    return Finding(
-        "image-not-pulled" if image else "container-not-made",
-        Severity.ERROR,
-        f"{_who(case, wait)} cannot start, because {what} ({wait.reason}{said}).",
-        (again, NextStep("see what the cluster said", f"elasticctl events {case.name}")),
-        decisive=case.waiting,
-    )
-
-
-def unschedulable(case: Case) -> Finding | None:
-    """No node has room for a worker, and which jobs hold the GPUs."""
-    if case.status.phase.terminal:
-        return None
-    waits = [wait for wait in case.pod_waits() if wait.reason == "Unschedulable"]
-    if not waits:
-        return None
-    message = waits[0].message.removesuffix(".")
-    text = f"{_who(case, waits[0])} {message if message.startswith('waits ') else f'has no place: {message}'}."
-    if len(waits) > 1:
-        text = f"{plural(len(waits), 'worker')} wait for a place. {text}"
-    steps = []
-    if max(1, case.job.min) <= case.running < case.job.desired:
-        steps.append(NextStep("ask for fewer", f"elasticctl scale {case.name} --to {case.running}"))
-    holders = sorted(case.holders.items(), key=lambda item: (-item[1], item[0]))
-    if holders:
-        named = [f"{name} ({plural(gpus, 'GPU')})" for name, gpus in holders[:_SHOWN_HOLDERS]]
-        if len(holders) > _SHOWN_HOLDERS:
-            named.append(f"{len(holders) - _SHOWN_HOLDERS} more jobs")
-        text += f" Held by {join_and(named)}."
-        steps.insert(0, NextStep("make room", f"elasticctl suspend {holders[0][0]}"))
-    return Finding("no-room", Severity.WARNING, text, tuple(steps), decisive=case.waiting)
-
-
 def backing_off(case: Case) -> Finding | None:
     """It waits before it retries after failures."""
     status = case.status
@@ -277,5 +245,16 @@ def backing_off(case: Case) -> Finding | None:
     )
 
 
-def _who(case: Case, wait: PodWait) -> str:
-    return short_worker_name(wait.worker, case.name)
+def not_notified(case: Case) -> Finding | None:
+    """A notification about it could not be delivered."""
+    failed = [
+        event
+        for event in case.seen.events
+        if at(event, "reason") == NOTIFY_FAILED and at(event, "involvedObject", "uid") == case.job.uid
+    ]
+    if not failed:
+        return None
+    last = max(failed, key=lambda event: as_text(at(event, "lastTimestamp")))
+    text = f"Notifications fail: {shorten(as_text(at(last, 'message'))).removesuffix('.')}."
+    step = NextStep("see what was to be delivered, and when", f"elasticctl events {case.name}")
+    return Finding("not-notified", Severity.WARNING, text, (step,))

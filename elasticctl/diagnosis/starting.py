@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elasticctl.api.history import activity_text, reports_steps
+from elasticctl.api.observed.history import activity_text, reports_steps
+from elasticctl.api.observed.workers import UNTOLD
 from elasticctl.api.status import Phase
 from elasticctl.api.text import plural, plural_are, span
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity
@@ -19,10 +20,14 @@ def starting(case: Case) -> Finding | None:
     """Workers are being created, and the cluster reports no problem."""
     if not case.waiting or case.job.suspend or case.job.desired == 0 or any(case.pod_waits()):
         return None
+    if case.wait is not None and case.wait.reason in UNTOLD:
+        return None
     until = case.status.backoff.until
     if until is not None and until > case.now:
         return None
-    needed, waited_s = max(1, case.job.min), case.since(case.pending_since or case.job.created_at)
+    if case.status.share is not None and not case.status.share.workers:
+        return None  # `waiting_for_its_share` says it: nothing is starting
+    needed, waited_s = max(1, case.job.min), case.since(case.starting_since)
     text = f"Its workers are starting: {case.running} of at least {needed} {'runs' if case.running == 1 else 'run'}."
     if waited_s < LONG_START_S:
         return Finding("starting", Severity.INFO, text, decisive=True)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
-from elasticctl.api.history import activity_text, is_training, knows_groups, reports_steps
+from elasticctl.api.observed.history import (
+    activity_text,
+    is_training,
+    knows_groups,
+    not_finite_text,
+    redone_s,
+    reports_steps,
+    samples_per_s,
+)
 from elasticctl.api.status import Cause, Interruption, Phase
-from elasticctl.api.text import plural, plural_are, span, times
+from elasticctl.api.text import plural, plural_are, shorten, span, times
 from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, failures_used
 from elasticctl.diagnosis.not_training import describe_failure
 
@@ -21,6 +29,8 @@ STALE_AFTER = 3.0
 """A checkpoint is overdue if the last one is older than this many times the usual interval."""
 FIRST_CHECKPOINT_S = 900.0
 """The first checkpoint is expected by then: `auto` saves at least every ten minutes."""
+SAVES_WAIT = "saves wait for "
+"""How an activity's detail begins while training goes on and nothing is saved."""
 MUCH_REDONE = 0.05
 """If more than this share of all steps had to be redone, saving more often pays."""
 
@@ -28,11 +38,11 @@ MUCH_REDONE = 0.05
 def training(case: Case) -> Finding:
     """It trains, or what else its group does: workers, progress, speed, last checkpoint."""
     status, progress = case.status, case.status.progress
-    parts = [f"{plural_are(status.active, 'worker')} running, of {case.job.desired} wanted"]
+    parts = [f"{plural_are(case.headcount.running, 'worker')} running, of {case.job.desired} wanted"]
     if progress.step is not None:
         parts.append(f"step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else ""))
-    if progress.samples_per_s is not None:
-        parts.append(f"{progress.samples_per_s:,.0f} samples/s")
+    if (rate := samples_per_s(status)) is not None:
+        parts.append(f"{rate:,.0f} samples/s")
     if status.checkpoint.step is not None:
         parts.append(f"the last checkpoint, of step {status.checkpoint.step}, {_age(case)} old")
     doing = "" if is_training(status) else activity_text(status, case.now)
@@ -75,6 +85,24 @@ def standstill(case: Case) -> Finding | None:
         Severity.WARNING,
         f"No step for {span(idle_s)}; the last was {progress.step}.{before}{then}",
         (NextStep("see the ranks' output", f"elasticctl logs {case.name} --tail 20"),),
+    )
+
+
+def not_finite(case: Case) -> Finding | None:
+    """A metric is NaN or infinite: the model has diverged, or a batch is bad."""
+    if not case.status.progress.not_finite or case.status.phase is Phase.FAILED:
+        return None
+    since = min(item.step for item in case.status.progress.not_finite.values())
+    committed = case.status.checkpoint.step
+    older = NextStep("see which checkpoints are older than that", f"elasticctl checkpoints list {case.name}")
+    steps = () if committed is None else (older,)
+    if case.status.phase.terminal or (committed is not None and committed < since):
+        which = "latest" if committed is not None and committed < since else "STEP"
+        start = f" --from-checkpoint {which}" if committed is not None else ""
+        again = NextStep("run it again with other settings", f"elasticctl rerun {case.name}{start}")
+        steps = (*steps, again)
+    return Finding(
+        "not-finite", Severity.WARNING, f"A metric is no finite number: {not_finite_text(case.status)}.", steps
     )
 
 
@@ -160,6 +188,18 @@ def no_checkpoint(case: Case) -> Finding | None:
     return Finding("no-checkpoint", Severity.WARNING, text, (step,))
 
 
+def not_saved(case: Case) -> Finding | None:
+    """It trains on without saving, because its storage does not take what it saves."""
+    activity = case.status.activity
+    if not _trains(case) or activity is None or not activity.detail.startswith(SAVES_WAIT):
+        return None
+    last = case.status.checkpoint.step
+    since = "no checkpoint was committed yet" if last is None else f"the last checkpoint is of step {last}"
+    text = f"It trains on, but nothing is saved: {shorten(activity.detail)}; {since}."
+    step = NextStep("look for errors of the saves", f"elasticctl logs {case.name} --worker 0 --since 10m")
+    return Finding("not-saved", Severity.WARNING, text, (step,))
+
+
 def stale_checkpoint(case: Case) -> Finding | None:
     """Checkpoints have stopped although training continues."""
     checkpoint, progress = case.status.checkpoint, case.status.progress
@@ -191,6 +231,19 @@ def much_done_again(case: Case) -> Finding | None:
     return Finding(
         "steps-done-again", Severity.WARNING, text, (NextStep("see when", f"elasticctl history {case.name}"),)
     )
+
+
+def begun_again(case: Case) -> Finding | None:
+    """A script that reports no steps has been sent back to its beginning."""
+    redone = redone_s(case.status)
+    if redone is None:
+        return None
+    text = (
+        "The script reports neither steps nor checkpoints: unless it keeps checkpoints of its own, each loss and each"
+        f" scaling begins at step 0 again; {span(redone)} were redone so far. FIX: train with Run"
+        " (docs/training.md#from-a-ddp-script)."
+    )
+    return Finding("begun-again", Severity.WARNING, text, (NextStep("see when", f"elasticctl history {case.name}"),))
 
 
 def _trains(case: Case) -> bool:

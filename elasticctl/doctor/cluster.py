@@ -16,6 +16,7 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import GROUP, KIND, PLURAL, VERSION
 from elasticctl.api.text import plural, span
 from elasticctl.doctor import Check, CheckOutcome
+from elasticctl.doctor.network import check_network
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
 from elasticctl.kubeapi.refusals import NoSuchApiError
@@ -95,12 +96,16 @@ def check_cluster(connection: Connection, context: Context, namespace: str, syst
         "namespace", lambda: _check_namespace(connection, namespace), f"kubectl create namespace {namespace}"
     )
     yield _run_check("rights", lambda: _check_rights(connection, namespace), "")
+    nodes: list[Manifest] = []
     try:
-        yield from check_nodes(list_objects(connection, resource_path("v1", None, "nodes")), context.provider)
+        nodes = list_objects(connection, resource_path("v1", None, "nodes"))
+        yield from check_nodes(nodes, context.provider)
     except ForbiddenError as e:
         yield Check("nodes", CheckOutcome.SKIPPED, f"not allowed to check: {e}")
     except ClusterError as e:
         yield Check("nodes", CheckOutcome.FAILED, str(e))
+    plugins = resource_path("apps/v1", None, "daemonsets")
+    yield _run_check("network", lambda: check_network(list_objects(connection, plugins), nodes), "")
 
 
 def _run_check(name: str, look: Callable[[], Check], mend: str) -> Check:

@@ -109,6 +109,8 @@ class Transport:
     server: str
     pool: urllib3.PoolManager
     authorization: Callable[[], str]
+    access: Access | None = None
+    """What it was opened with; None for a login from before credential plugins."""
 
 
 class Connection:
@@ -176,6 +178,20 @@ class Connection:
             raise refusal(response.status, response.data, response.headers, f"GET {path}")
         return Stream(response, self.server, max_line_bytes)
 
+    def access(self, *, refused: bool = False) -> Access | None:
+        """What other protocols than plain requests connect with; None for a login from before credential plugins.
+
+        `refused`: the server has not accepted the credentials, which are read again.
+        """
+        if refused:
+            with self._lock:
+                self._way = self._find()
+        return self._way.access
+
+    def headers(self) -> dict[str, str]:
+        """The headers that each request has; a token that is about to expire is renewed. Raises CredentialsError."""
+        return {"User-Agent": f"elasticctl/{elasticctl.__version__}", **self._authorization()}
+
     def close(self) -> None:
         """Close idle connections."""
         self._way.pool.clear()
@@ -197,7 +213,7 @@ class Connection:
     def _send_once(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None
     ) -> urllib3.BaseHTTPResponse:
-        who = {"Accept": JSON + ", */*", "User-Agent": f"elasticctl/{elasticctl.__version__}", **self._authorization()}
+        who = {"Accept": JSON + ", */*", **self.headers()}
         try:
             return self._way.pool.urlopen(
                 method,
@@ -250,7 +266,7 @@ def open_transport(access: Access, connections: int = 16) -> Transport:
             options["cert_reqs"] = "CERT_NONE"
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so
     pool = _proxy_pool(access.proxy, options) if access.proxy else urllib3.PoolManager(**options)
-    return Transport(access.server, pool, access.authorization)
+    return Transport(access.server, pool, access.authorization, access)
 
 
 def _proxy_pool(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:

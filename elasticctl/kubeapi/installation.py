@@ -6,7 +6,7 @@ The files can be applied with kubectl unchanged; only what differs between insta
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -23,15 +23,17 @@ RULES = "x-kubernetes-validations"
 LABEL_MANAGER = "app.kubernetes.io/managed-by"
 
 _FILES = ("crd.yaml", "access.yaml", "quota.yaml", "controller.yaml")
-_SHARING = ("--sharing", "--capacity=")
+_CAPACITY = "--capacity="
+_SHARING = ("--sharing", _CAPACITY)
+_WEBHOOKS = "--webhook-to="
 
 
 def manifests(
-    *, namespace: str = NAMESPACE, image: str = "", replicas: int | None = None, sharing: Sequence[str] = ()
+    *, namespace: str = NAMESPACE, image: str = "", replicas: int | None = None, flags: Sequence[str] = ()
 ) -> list[Manifest]:
     """All objects in the order in which they are applied; an empty `image` leaves the one in the file.
 
-    `sharing` are the controller's flags for sharing (`sharing_flags`).
+    `flags` are the controller's flags beside those in the file (`sharing_flags`, `webhook_flags`).
     """
     found = [_with_namespace(item, namespace) for name in _FILES for item in _read_objects(name)]
     deployment = next(item for item in found if item["kind"] == "Deployment")
@@ -39,7 +41,7 @@ def manifests(
         deployment["spec"]["template"]["spec"]["containers"][0]["image"] = image
     if replicas is not None:
         deployment["spec"]["replicas"] = replicas
-    deployment["spec"]["template"]["spec"]["containers"][0]["args"] += sharing
+    deployment["spec"]["template"]["spec"]["containers"][0]["args"] += flags
     return found
 
 
@@ -69,13 +71,33 @@ def image_of(deployment: Manifest) -> str:
 
 def sharing_flags(capacity: Mapping[str, int]) -> list[str]:
     """The controller's flags for sharing; `capacity`: slots by pool up to which an autoscaler may scale."""
-    return ["--sharing", *(f"--capacity={kind}={slots}" for kind, slots in sorted(capacity.items()))]
+    return ["--sharing", *(f"{_CAPACITY}{kind}={slots}" for kind, slots in sorted(capacity.items()))]
 
 
 def sharing_of(deployment: Manifest) -> list[str]:
     """The sharing flags that a Deployment of ours runs with; empty if it does not share."""
+    return _args_of(deployment, _SHARING)
+
+
+def webhook_flags(hosts: Sequence[str]) -> list[str]:
+    """The controller's flags for the hosts whose webhooks it may call."""
+    return [f"{_WEBHOOKS}{host}" for host in hosts]
+
+
+def webhooks_of(deployment: Manifest) -> list[str]:
+    """The same flags of a Deployment of ours; empty if it may call every public host."""
+    return _args_of(deployment, (_WEBHOOKS,))
+
+
+def _args_of(deployment: Manifest, starts: tuple[str, ...]) -> list[str]:
     args = deployment["spec"]["template"]["spec"]["containers"][0].get("args") or []
-    return [arg for arg in args if isinstance(arg, str) and arg.startswith(_SHARING)]
+    return [arg for arg in args if isinstance(arg, str) and arg.startswith(starts)]
+
+
+def capacity_of(flags: Iterable[str]) -> dict[str, int]:
+    """The slots by pool that such flags name."""
+    given = (flag.removeprefix(_CAPACITY).partition("=") for flag in flags if flag.startswith(_CAPACITY))
+    return {kind: int(slots) for kind, _, slots in given if slots.isascii() and slots.isdigit()}
 
 
 @functools.cache

@@ -101,6 +101,11 @@ def config_folder() -> Path:
     return platformdirs.user_config_path("elasticctl")
 
 
+def contexts_file() -> Path:
+    """The contexts file of this user."""
+    return config_folder() / "config.yaml"
+
+
 def load_config(path: Path) -> Config:
     """Read the contexts file; if there is none, only the built-in context exists.
 

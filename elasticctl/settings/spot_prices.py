@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from elasticctl.api.cost import SpotPrices
+from elasticctl.api.observed.cost import SpotPrices
 from elasticctl.settings import contexts
 
 KEPT_S = 3600.0

@@ -1,14 +1,20 @@
 """The expected time, cost and goodput of some work on a number of GPUs, in closed form.
 
 Interruptions come independently to each node, exponentially distributed, so to a group of N nodes N times as often. A
-save stops training for delta seconds every tau seconds; an interruption loses the work since the last save and R
-seconds more. Then wall time over time of work is
+save stops training for delta seconds every tau seconds, and an interruption loses the work since the last save. While
+the group trains, its time over time of work is thus
 
-    M * exp(R / M) * (exp((tau + delta) / M) - 1) / tau        M: mean time between the group's interruptions
+    M * (exp((tau + delta) / M) - 1) / tau                     M: mean time between the group's interruptions
 
 (Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-Systems 22, 2006, equation 20). tau is chosen as `elasticctl_train.policy` chooses it: Young's sqrt(2 * delta * M)
-("A first order approximation to the optimum checkpoint interval", 1974) within the same bounds.
+Systems 22, 2006, equation 20, without the restart). tau is chosen as `elasticctl_train.policy` chooses it: Young's
+sqrt(2 * delta * M) ("A first order approximation to the optimum checkpoint interval", 1974) within the same bounds.
+
+The group stands still for R seconds after an interruption, and again when the replacement joins. Another interruption
+in that time makes it begin anew, so it takes M * (exp(R / M) - 1) seconds; a replacement that comes in that time joins
+without more ado. Both come every M seconds while the group trains, so the share of time in which it does is
+
+    1 / (2 * exp(R / M) - 1)
 
 A lost node is away until another comes; meanwhile the group trains without it. Each node is thus there for the share
 m / (m + away) of the time (m: mean time between its interruptions), and how many of N are is binomially distributed.
@@ -24,6 +30,7 @@ from elasticctl.simulation.scaling import ScalingCurve
 SHORTEST_S, LONGEST_S = 5.0, 600.0
 """Between these the training library chooses its interval between saves."""
 _LARGEST_EXPONENT = 700.0
+_FOR_EVER_S = 1000 * 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +87,12 @@ def forecast_for(gpus: int, work: float, curve: ScalingCurve, conditions: Condit
     nodes = gpus // conditions.gpus_per_node
     between_s = conditions.between_s / nodes
     tau_s = interval_s(conditions, between_s)
-    share = forward_share(tau_s, conditions.save_s, 2 * conditions.recovery_s, between_s)
     there = conditions.between_s / (conditions.between_s + conditions.away_s)
+    lost_every_s = between_s / there  # nobody loses a node that is not there
+    share = forward_share(tau_s, conditions.save_s, lost_every_s) * training_share(conditions.recovery_s, lost_every_s)
     rate = curve.rate(gpus)
     speed = share * _mean_rate(nodes, there, curve, conditions.gpus_per_node)
-    spot_s = work / speed if speed > 0 else None
+    spot_s = work / speed if speed * _FOR_EVER_S > work else None
     spot_node_hours = None if spot_s is None else spot_s / 3600 * nodes * there
     reference_cost = _on_demand_s(work, curve.rate(reference_gpus), conditions) * reference_gpus / gpus * nodes / 3600
     on_demand_s = _on_demand_s(work, rate, conditions)
@@ -110,15 +118,22 @@ def interval_s(conditions: Conditions, between_s: float) -> float:
     """Seconds between saves: as given, or as the training library chooses them for a group interrupted so often."""
     if conditions.interval_s is not None:
         return conditions.interval_s
-    young_s = math.sqrt(2 * conditions.save_s * between_s)
+    young_s = math.sqrt(2 * conditions.save_s * between_s) if conditions.save_s else 0.0
     return min(max(young_s, 2 * conditions.write_s, SHORTEST_S), LONGEST_S)
 
 
-def forward_share(tau_s: float, save_s: float, restart_s: float, between_s: float) -> float:
-    """Daly's formula: the share of wall time that moves training forward, from 0 to 1."""
-    if (tau_s + save_s + restart_s) / between_s > _LARGEST_EXPONENT:
+def forward_share(tau_s: float, save_s: float, between_s: float) -> float:
+    """Daly's formula: the share of the time of training that moves it forward, from 0 to 1."""
+    if (tau_s + save_s) / between_s > _LARGEST_EXPONENT:
         return 0.0
-    return tau_s / (between_s * math.exp(restart_s / between_s) * math.expm1((tau_s + save_s) / between_s))
+    return tau_s / (between_s * math.expm1((tau_s + save_s) / between_s))
+
+
+def training_share(recovery_s: float, between_s: float) -> float:
+    """The share of time in which the group trains, and does not recover from a loss or let a replacement in."""
+    if recovery_s / between_s > _LARGEST_EXPONENT:
+        return 0.0
+    return 1 / (2 * math.exp(recovery_s / between_s) - 1)
 
 
 def _on_demand_s(work: float, rate: float, conditions: Conditions) -> float:

@@ -16,9 +16,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elasticctl.api.cost import worker_seconds
 from elasticctl.api.errors import SpecError
-from elasticctl.api.history import training_s
+from elasticctl.api.observed.cost import worker_seconds
+from elasticctl.api.observed.history import training_s
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, JobStatus
@@ -30,7 +30,14 @@ ASSUMED_FROM, ASSUMED_TO, ASSUMED_SPEEDUP = 4, 64, 9.0
 _MOST_GPUS = 100_000
 LEAST_STEPS, LEAST_S = 10, 1.0
 """A group that did less says nothing about the rate of its size."""
-_OF_THE_MACHINE = (Cause.PREEMPTED, Cause.EVICTED, Cause.NODE_LOST, Cause.DELETED, Cause.KILLED, Cause.UNRESPONSIVE)
+_OF_THE_MACHINE = (
+    Cause.PREEMPTED,
+    Cause.DRAINED,
+    Cause.EVICTED,
+    Cause.NODE_LOST,
+    Cause.DELETED,
+    Cause.UNRESPONSIVE,
+)
 
 
 @dataclass(frozen=True, slots=True)

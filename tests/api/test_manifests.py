@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from elasticctl.api.errors import ElasticctlError, SpecError, TemplateError
 from elasticctl.api.gpu_types import gpu_type, place
 from elasticctl.api.manifests import Template, escape_expansion, find_template, render_manifest, shipped_template_names
-from elasticctl.api.spec import ElasticJob, JobSpec
+from elasticctl.api.spec import ElasticJob, JobSpec, OnNan, Policy
 from elasticctl.api.yamltext import dump_yaml, parse_yaml
 
 HOSTILE = st.sampled_from(
@@ -157,13 +157,15 @@ def test_the_controller_reads_back_what_was_asked_for() -> None:
         deadline_s=60,
         ttl_s=0,
         hang_timeout_s=90,
+        on_nan=OnNan.STOP,
         labels={"team": "vision"},
     )
     manifest = render_manifest(spec, default())
     job = ElasticJob.from_manifest(manifest)
     assert (job.desired, job.min, job.max) == (3, 2, 4)
     assert (job.backoff_limit, job.deadline_s, job.ttl_s) == (7, 60, 0)
-    assert job.policy.hang_timeout_seconds == 90
+    assert job.policy == Policy(hang_timeout_seconds=90, on_nan=OnNan.STOP)
+    assert "policy" not in render_manifest(SPEC, default())["spec"]
     assert manifest["metadata"]["labels"] == {"team": "vision"}
 
 

@@ -13,14 +13,10 @@ from elasticctl.api.spec import (
     MAX_WORKERS,
     CleanPodPolicy,
     ElasticJob,
-    Pod,
-    PodPhase,
     Policy,
     RestartPolicy,
     Sharing,
     WorkerRef,
-    worker_labels,
-    worker_name,
 )
 
 JSON = st.recursive(
@@ -104,36 +100,6 @@ def test_all_fields_are_read() -> None:
     assert job.remove_workers == (WorkerRef("a-worker-1", "w"),)
 
 
-@given(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), JSON))
-@settings(deadline=None, max_examples=200)
-def test_any_object_is_a_pod(data: dict[str, Any]) -> None:
-    assert isinstance(Pod.from_manifest(data).phase, PodPhase)
-
-
-def test_a_pod_tells_how_its_worker_ended() -> None:
-    pod = Pod.from_manifest(
-        {
-            "metadata": {
-                "name": worker_name("a", 2),
-                "uid": "p",
-                "labels": worker_labels("a", 2),
-                "ownerReferences": [{"uid": "x"}, {"uid": "u", "controller": True}],
-            },
-            "spec": {"nodeName": "n", "containers": [{"name": "side"}, {"name": "elasticjob-worker"}]},
-            "status": {
-                "phase": "Failed",
-                "containerStatuses": [
-                    {"name": "side", "state": {"terminated": {"exitCode": 0}}},
-                    {"name": "elasticjob-worker", "state": {"terminated": {"exitCode": 7, "message": "oh"}}},
-                ],
-                "conditions": [{"type": "DisruptionTarget", "status": "True"}],
-            },
-        }
-    )
-    assert (pod.name, pod.index, pod.owner_uid, pod.node) == ("a-worker-2", 2, "u", "n")
-    assert (pod.ended, pod.exit_code, pod.message, pod.disruption_target) == (True, 7, "oh", True)
-
-
 @pytest.mark.parametrize("seconds", [10**400, float("inf"), 1e300])
 def test_times_without_end_are_cut_to_what_a_date_can_hold(seconds: Any) -> None:
     job = ElasticJob.from_manifest(manifest(activeDeadlineSeconds=seconds, policy={"backoffSeconds": seconds}))
@@ -144,44 +110,6 @@ def test_times_without_end_are_cut_to_what_a_date_can_hold(seconds: Any) -> None
 def test_times_that_are_none_take_the_default(seconds: Any) -> None:
     job = ElasticJob.from_manifest(manifest(activeDeadlineSeconds=seconds, policy={"backoffSeconds": seconds}))
     assert (job.deadline_s, job.policy) == (None, Policy())
-
-
-@pytest.mark.parametrize(("containers", "exit_code"), [(["trainer", "aide"], 3), (["aide", "elasticjob-worker"], None)])
-def test_the_exit_code_is_the_workers_own_whatever_the_order_of_statuses(
-    containers: list[str], exit_code: int | None
-) -> None:
-    statuses = [
-        {"name": "aide", "state": {"terminated": {"exitCode": 0}}},
-        {"name": "trainer", "state": {"terminated": {"exitCode": 3}}},
-    ]
-    spec = {"containers": [{"name": name} for name in containers]}
-    assert Pod.from_manifest({"spec": spec, "status": {"containerStatuses": statuses}}).exit_code == exit_code
-
-
-@pytest.mark.parametrize(
-    ("states", "has_stopped"),
-    [
-        ([{"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 1}}], True),
-        ([{"terminated": {"exitCode": 0}}, {"running": {}}], False),
-        ([{"terminated": {"exitCode": 0}}], False),
-        ([], False),
-    ],
-)
-def test_a_pod_has_stopped_once_each_of_its_containers_has_ended(states: list[Any], has_stopped: bool) -> None:
-    spec = {"containers": [{"name": "side"}, {"name": "elasticjob-worker"}]}
-    pod = Pod.from_manifest(
-        {
-            "spec": spec,
-            "status": {
-                "phase": "Running",
-                "containerStatuses": [
-                    {"name": item["name"], "state": state}
-                    for item, state in zip(spec["containers"], states, strict=False)
-                ],
-            },
-        }
-    )
-    assert (pod.has_stopped, pod.ended) == (has_stopped, False)
 
 
 def test_a_job_of_automatic_size_would_have_all_that_it_may() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -168,6 +169,7 @@ def test_the_crd_says_what_the_dataclasses_say() -> None:
         "backoffMaxSeconds": policy.backoff_max_seconds,
         "stragglerSeconds": policy.straggler_seconds,
         "hangTimeoutSeconds": policy.hang_timeout_seconds,
+        "onNan": policy.on_nan.value,
     }
 
 
@@ -198,12 +200,19 @@ def test_the_schema_is_structural() -> None:
 
 @pytest.fixture(scope="module")
 def rules() -> list[Any]:
-    """The CEL rules of the CRD, compiled."""
+    """The CEL rules of the CRD about one manifest, compiled."""
+    return [compiled(text) for text in rule_texts() if "oldSelf" not in text]
+
+
+def compiled(text: str) -> Any:
     import celpy
 
     environment = celpy.Environment()
-    texts = [rule["rule"] for rule in schema()["properties"]["spec"]["x-kubernetes-validations"]]
-    return [environment.program(environment.compile(text)) for text in texts]
+    return environment.program(environment.compile(text))
+
+
+def rule_texts() -> list[str]:
+    return [rule["rule"] for rule in schema()["properties"]["spec"]["x-kubernetes-validations"]]
 
 
 COUNT = st.none() | st.integers(1, 4)
@@ -228,3 +237,93 @@ def test_the_client_and_the_cel_rules_agree(rules: list[Any], low: int | None, h
     except SpecError:
         accepted = False
     assert accepted == holds
+
+
+def test_every_rule_says_what_to_do_and_where() -> None:
+    for rule in schema()["properties"]["spec"]["x-kubernetes-validations"]:
+        assert "FIX: " in rule["message"]
+        assert rule["fieldPath"].startswith(".")
+
+
+def changed(suspend: bool = False, cancel: bool = False, image: str = "a", **extra: Any) -> dict[str, Any]:
+    manifest = copy.deepcopy(validation.load_manifest(GOOD))
+    manifest["spec"] |= {"suspend": suspend, "cancel": cancel}
+    manifest["spec"]["replicaSpecs"]["Worker"]["template"] = {
+        "spec": {"containers": [{"name": "x", "image": image}], **extra}
+    }
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        (changed(), changed(), ""),
+        (changed(), changed(image="b"), "spec.replicaSpecs.Worker.template"),
+        (changed(), changed(nodeSelector={"a": "b"}), "spec.replicaSpecs.Worker.template"),
+        (changed(), changed(image="b", suspend=True), ""),
+        (changed(suspend=True), changed(image="b", suspend=True), ""),
+        (changed(suspend=True), changed(image="b"), ""),
+        (changed(), changed(cancel=True), ""),
+        (changed(cancel=True), changed(), "spec.cancel"),
+    ],
+)
+def test_what_a_job_may_become_is_ruled_alike_by_the_client_and_cel(
+    old: dict[str, Any], new: dict[str, Any], path: str
+) -> None:
+    from celpy.adapter import json_to_cel
+
+    rules = [compiled(text) for text in rule_texts() if "oldSelf" in text]
+    given = {"self": json_to_cel(new["spec"]), "oldSelf": json_to_cel(old["spec"])}
+    assert all(rule.evaluate(given) for rule in rules) == (not path)
+    if not path:
+        validation.check_change(old, new)
+        return
+    with pytest.raises(SpecError) as e:
+        validation.check_change(old, new)
+    assert e.value.path == path
+    assert "FIX: " in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "valid"),
+    [
+        ("etcd:2379", True),
+        ("etcd.ml.svc.cluster.local:2379", True),
+        ("10.0.0.1:29400", True),
+        ("[::1]:29400", True),
+        ("", True),
+        ("etcd", False),
+        ("etcd:", False),
+        ("etcd:abc", False),
+        (":2379", False),
+        ("::1:2379", False),
+        ("http://etcd:2379", False),
+        ("etcd:2379\n", False),
+        ("etcd:\u0661", False),
+    ],
+)
+def test_a_rendezvous_has_a_host_and_a_port(endpoint: str, valid: bool) -> None:
+    from celpy.adapter import json_to_cel
+
+    (rule,) = schema()["properties"]["spec"]["properties"]["rdzvEndpoint"]["x-kubernetes-validations"]
+    assert bool(compiled(rule["rule"]).evaluate({"self": json_to_cel(endpoint)})) == valid
+    manifest = copy.deepcopy(validation.load_manifest(GOOD))
+    manifest["spec"]["rdzvEndpoint"] = endpoint
+    with nullcontext() if valid else pytest.raises(SpecError, match="HOST:PORT, such as etcd:2379"):
+        validation.validate_manifest(YamlDocument(manifest, {}))
+
+
+def test_the_columns_of_kubectl_fit_a_terminal() -> None:
+    """As kubectl prints them: each as wide as its widest cell, three spaces apart, after the name."""
+    widest = {
+        "Phase": "Restarting",
+        "Step": "10000000",
+        "Age": "365d",
+        "Wanted": "2000",
+        "Placed": "2000",
+        "Training": "2000",
+    }
+    (version,) = validation.crd()["spec"]["versions"]
+    shown = [column["name"] for column in version["additionalPrinterColumns"] if not column.get("priority")]
+    width = sum(max(len(name), len(widest[name])) + 3 for name in shown) - 3
+    assert len("resnet50-imagenet") + 3 + width <= 80

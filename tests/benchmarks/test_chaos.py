@@ -62,7 +62,7 @@ def history() -> Record:
 def test_a_history_without_fault_is_proven() -> None:
     assert lost_commits(JOURNAL, history(), [(150.0, 2), (310.0, 4)]) == []
     assert misused_samples(JOURNAL, history(), TASK) == []
-    assert differing_weights(JOURNAL, history(), history())[0] == []
+    assert differing_weights(history(), history())[0] == []
 
 
 def test_a_commit_that_was_passed_over_is_found() -> None:
@@ -115,15 +115,14 @@ def test_a_sample_that_is_used_for_another_is_found() -> None:
     ],
 )
 def test_weights_must_be_equal_or_close(mine: list[float], same_size: bool, proven: bool) -> None:
-    journal: list[Entry] = [Generation(1, 1, "a"), commit(2, 1, 6)]
     record = Record(begun(1, 2, 0), trained(1, 2, range(1, 7)), [mine])
     world = 2 if same_size else 3
     undisturbed = Record(begun(1, world, 0), trained(1, world, range(1, 7)), [[0.5, -1.0]])
-    assert (differing_weights(journal, record, undisturbed)[0] == []) is proven
+    assert (differing_weights(record, undisturbed)[0] == []) is proven
 
 
 def test_weights_that_were_never_reached_are_missed() -> None:
-    assert differing_weights(JOURNAL, Record(), history())[0] == ["a run left no final weights"]
+    assert differing_weights(Record(), history())[0] == ["a run left no final weights"]
 
 
 def replace_steps(record: Record, steps: list[Step]) -> Record:

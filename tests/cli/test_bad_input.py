@@ -73,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
         ("status", 0, ""),
         ("scale a", 2, "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME"),
         ("scale a --to 2 --add 1", 2, "no size given. FIX: add one of"),
-        ("wait", 2, "Missing argument 'JOB'."),
+        ("wait", 2, "no job is named."),
         ("config use-context prod", 3, 'no context "prod"'),
         ("config set-context a,b --provider aws", 2, '"a,b" cannot be the name of a context'),
         ("config set-context prod", 2, "context prod is new. FIX: add --provider aws, gcp or kubernetes"),
@@ -138,6 +138,17 @@ def test_more_gpus_than_the_machine_has(run: Run, folder: Path, monkeypatch: pyt
     done = run("submit", "--dry-run", "train.py", "--gpus", "4")
     assert done.code == 0
     assert done.err.count("this machine has no GPU: the job runs on 4 CPU ranks instead\n") == 1
+
+
+def test_many_ranks_are_not_started_on_a_machine_without_gpus(run: Run, folder: Path) -> None:
+    """Where nobody can be asked; on a terminal it is a question."""
+    done = run("submit", "train.py", "--gpus", "16", "-d")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == (
+        "error: this machine has no GPU, and 16 ranks would share its CPUs. FIX: choose a cluster with --context,"
+        " or say --workers 16 without GPUs to mean CPU ranks"
+    )
+    assert not (folder / "home").exists()
 
 
 def test_a_corrupt_contexts_file_stops_everything_and_stays(run: Run, folder: Path) -> None:

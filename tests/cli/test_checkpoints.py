@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,19 @@ import pytest
 import safetensors.torch
 
 from elasticctl.cli import job_storage
-from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.errors import FencedError
+from elasticctl_store.checkpoints.commits import CommitWriter, delete_commit, read_commits
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
+from elasticctl_store.checkpoints.verify import CheckedCommit
+from elasticctl_store.errors import FencedError, StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
-from tests.support import job_samples
+from tests.support import job_samples, journals
 from tests.support.cli import Run
 from tests.support.clouds import Cloud
 from tests.support.train.losses import damage, fill, steps
+
+pytestmark = pytest.mark.usefixtures("private_home")  # deletions are written down there
 
 
 @pytest.fixture
@@ -38,7 +43,8 @@ def job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     container["env"][0]["value"] = folder.as_uri()
     monkeypatch.setattr(
-        "elasticctl.cli.framework.target.reach", lambda where: SimpleNamespace(find=lambda name: manifest)
+        "elasticctl.cli.framework.target.reach",
+        lambda where: SimpleNamespace(find=lambda name: manifest, cluster=None, namespace="default"),
     )
     return manifest
 
@@ -67,6 +73,49 @@ def test_a_storage_without_checkpoints_is_no_error(run: Run, tmp_path: Path) -> 
     done = run("checkpoints", "list", str(tmp_path / "nothing"))
     assert (done.code, done.out) == (0, "")
     assert "no checkpoints at file://" in done.err
+
+
+def test_there_is_nothing_to_verify_where_there_is_nothing(run: Run, tmp_path: Path) -> None:
+    done = run("checkpoints", "verify", str(tmp_path / "nothere"))
+    assert (done.code, done.out) == (3, "")
+    assert "there are no checkpoints at file://" in done.err
+    done = run("checkpoints", "verify", "s3:/bucket/run")
+    assert (done.code, done.err) == (
+        2,
+        'error: "s3:/bucket/run" is not the URL of a storage. FIX: give s3://bucket/run\n',
+    )
+
+
+class Retained(LocalStorage):
+    """A storage whose job deletes the checkpoint of step 10 as soon as its tensors are read."""
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        doomed = [commit for commit in read_commits(self) if commit.step == 10 and key.startswith(commit.folder)]
+        for commit in doomed:
+            delete_commit(self, commit)
+        super().read_into(key, start, into)
+
+
+@pytest.mark.parametrize(("verb", "seen"), [("list", 3), ("verify", 3)])
+def test_what_the_job_deletes_meanwhile_is_not_damaged(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str, seen: int
+) -> None:
+    monkeypatch.setattr("elasticctl_store.storage.open", lambda url, patience: Retained(Path(url)))
+    done = run("checkpoints", verb, str(folder))
+    assert done.code == 0, done
+    assert len(done.out.splitlines()) == 1 + seen
+    assert "damaged:" not in done.out
+
+
+def test_verify_says_what_the_job_deleted_while_it_read(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = job_storage.list_checkpoints(job_storage.JobStorage("state", LocalStorage(folder), running=True))
+    monkeypatch.setattr("elasticctl.cli.job_storage.list_checkpoints", lambda place: found)
+    delete_commit(LocalStorage(folder), next(c for c in read_commits(LocalStorage(folder)) if c.step == 20))
+    done = run("checkpoints", "verify", str(folder))
+    assert (done.code, len(done.out.splitlines())) == (0, 4)
+    assert done.err.endswith(": 3 checkpoints, 0 damaged, 1 deleted by the job meanwhile\n")
 
 
 def test_verify_finds_a_flipped_bit(run: Run, folder: Path) -> None:
@@ -103,7 +152,7 @@ def test_pull_writes_one_plain_file(run: Run, folder: Path, tmp_path: Path) -> N
         (("pull", "{}", "x", "--part", "ema"), 3, "the checkpoint of step 40 has no part 'ema', only model, optimizer"),
         (("pull", "{}", "x", "--step", "15"), 3, "no checkpoint of step 15 exists; there are: 40, 30, 20, 10"),
         (("rm", "{}", "40", "-y"), 2, "step 40 is the newest whole checkpoint, from which {} would continue"),
-        (("rm", "{}", "10"), 2, "this deletes 1 checkpoint (step 10, 2."),
+        (("rm", "{}", "10"), 2, "this would delete 1 checkpoint (step 10, 2."),
         (("rm", "{}", "ten"), 2, '"ten" is not a whole number'),
         (("prune", "{}", "--keep-best", "1"), 2, "--keep-best and --metric need each other"),
         (("list", "ftp://x/y"), 3, "ftp:// is not a kind of storage"),
@@ -127,6 +176,79 @@ def test_rm_deletes_entry_and_data(run: Run, folder: Path) -> None:
     assert "deleted 2 checkpoints (steps 10, 30, " in done.err
     assert steps(folder) == [40, 20]
     assert len(list((folder / "data").iterdir())) == 2
+
+
+def test_of_two_checkpoints_of_a_step_the_one_that_is_meant_goes(run: Run, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "state")
+    for step in (5, 7, 7, 9):
+        journals.commit(storage, CommitWriter.take_over(storage), step)
+    numbers = [commit.number for commit in read_commits(storage)]
+    assert numbers == [4, 3, 2, 1]
+    order = ("checkpoints", "rm", str(tmp_path / "state"), "7", "-y")
+    refused = run(*order)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "there are 2 checkpoints of step 7, with the numbers 3, 2. FIX: say which with --number" in refused.err
+    assert "no checkpoint of step 7 has number 4; there are: 3, 2" in run(*order, "--number", "4").err
+    assert "FIX: give one step" in run(*order[:4], "5", "-y", "--number", "2").err
+    assert run("checkpoints", "verify", str(tmp_path / "state"), "--step", "7").err.endswith(
+        "2 checkpoints, 0 damaged\n"
+    )
+    assert run(*order, "--number", "2").code == 0
+    assert [commit.number for commit in read_commits(storage)] == [4, 3, 1]
+    assert run(*order).code == 0
+    assert [commit.number for commit in read_commits(storage)] == [4, 1]
+
+
+@pytest.mark.parametrize("keep", ["1", "2"])
+def test_prune_reads_what_it_leaves(run: Run, folder: Path, keep: str) -> None:
+    damage(folder, 40)
+    done = run("checkpoints", "prune", str(folder), "--keep-last", keep, "-y")
+    assert done.code == 0
+    assert "step 40 is damaged: data/" in done.err
+    assert steps(folder) == [40, 30, 20][: 1 + int(keep)]
+
+
+def test_prune_deletes_nothing_where_nothing_is_whole(run: Run, folder: Path) -> None:
+    for step in (10, 20, 30, 40):
+        damage(folder, step)
+    done = run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y")
+    assert (done.code, done.err.count("is damaged")) == (0, 3), "of a single one that is left nothing newer could go"
+    assert "nothing to delete, 4 checkpoints stay" in done.err
+    assert steps(folder) == [40, 30, 20, 10]
+
+
+def test_prune_trusts_a_glance_by_force(run: Run, folder: Path) -> None:
+    damage(folder, 40)
+    assert run("checkpoints", "prune", str(folder), "--keep-last", "1", "-y", "--force").code == 0
+    assert steps(folder) == [40]
+
+
+def test_rm_leaves_the_newest_that_is_provably_whole(run: Run, job: dict[str, Any], folder: Path) -> None:
+    job["status"]["phase"] = "Succeeded"
+    damage(folder, 40)
+    done = run("checkpoints", "rm", "digits", "30", "-y")
+    assert (done.code, "step 30 is the newest whole checkpoint" in done.err) == (2, True)
+    assert run("checkpoints", "rm", "digits", "40", "20", "-y").code == 0
+    assert steps(folder) == [30, 10]
+
+
+def test_pull_falls_back_and_says_why(run: Run, folder: Path, tmp_path: Path) -> None:
+    damage(folder, 40)
+    next((folder / "data").glob("*step000000030*/*.safetensors")).unlink()
+    target = tmp_path / "model.safetensors"
+    done = run("checkpoints", "pull", str(folder), str(target))
+    assert done.code == 0, done.err
+    assert safetensors.torch.load_file(target)["w"].tolist() == [20.0] * 300
+    assert [line.partition(": ")[2][:19] for line in done.err.splitlines()][:2] == [
+        "step 40 is damaged:",
+        "step 30 is damaged:",
+    ]
+    assert f"{folder}: taking step 20, the newest that is whole\n" in done.err
+    asked = run("checkpoints", "pull", str(folder), str(target), "--step", "40", "--force")
+    assert asked.code == 3
+    assert "no whole checkpoint of step 40 exists (data/" in asked.err
+    assert asked.err.endswith("; there are: 40, 30, 20, 10\n")
+    assert safetensors.torch.load_file(target)["w"].tolist() == [20.0] * 300
 
 
 def test_a_damaged_newest_one_goes_by_force_or_once_the_job_has_ended(
@@ -158,10 +280,11 @@ def test_the_newest_one_of_a_running_job_goes_only_by_force_and_fences_it(run: R
     assert restored.commit.step == 30
 
 
-def test_a_job_that_has_ended_may_lose_its_newest(run: Run, job: dict[str, Any], folder: Path) -> None:
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_a_job_loses_its_newest_by_force_alone(run: Run, job: dict[str, Any], folder: Path, phase: str) -> None:
+    job["status"]["phase"] = phase
     assert run("checkpoints", "rm", "digits", "40", "-y").code == 2
-    job["status"]["phase"] = "Succeeded"
-    assert run("checkpoints", "rm", "digits", "40", "-y").code == 0
+    assert run("checkpoints", "rm", "digits", "40", "-y", "--force").code == 0
     assert steps(folder) == [30, 20, 10]
 
 
@@ -203,6 +326,38 @@ def test_in_a_bucket_all_is_as_in_a_folder(run: Run, cloud: Cloud, tmp_path: Pat
     assert {key.split("/")[1].split("-")[2] for key in all_keys(storage, "data")} == {"step000000040"}
 
 
+def journal(folder: Path) -> list[Path]:
+    """The entries, newest first."""
+    return sorted((folder / "journal").iterdir())
+
+
+def test_repair_makes_entries_again(run: Run, folder: Path) -> None:
+    for entry in journal(folder)[:2]:
+        entry.write_bytes(entry.read_bytes()[:-9])
+    assert "40" not in run("checkpoints", "list", str(folder), "-o", "name").out
+    done = run("checkpoints", "repair", str(folder))
+    assert (done.code, done.err.splitlines()[-1]) == (0, f"{folder}: 4 checkpoints, 0 damaged")
+    assert [f"{folder}: step {step} is listed again" for step in (30, 40)] == [
+        line for line in done.err.splitlines() if "again" in line
+    ]
+    assert steps(folder) == [40, 30, 20, 10]
+
+
+def test_repair_starts_over_where_nothing_is_whole(run: Run, folder: Path) -> None:
+    words = ("checkpoints", "repair", str(folder), "--start-over")
+    whole = run(*words, "-y")
+    assert (whole.code, "step 40 is whole, and" in whole.err) == (2, True)
+    for step in (10, 20, 30, 40):
+        damage(folder, step)
+    with pytest.raises(StorageError, match=r"step 40: .* FIX: .*repair file://.* --start-over"):
+        Checkpointer(LocalStorage(folder)).restore()
+    assert "FIX: add --yes to confirm" in run(*words).err
+    assert steps(folder) == [40, 30, 20, 10]
+    done = run(*words, "-y")
+    assert (done.code, done.err.endswith("starts at step 0\n")) == (0, True)
+    assert Checkpointer(LocalStorage(folder)).restore() is None
+
+
 def test_it_asks_on_a_terminal(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     for answer, left in ((False, [40, 30, 20, 10]), (True, [40, 30, 20])):
@@ -227,3 +382,18 @@ def test_a_meter_shows_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], m
     with job_storage.progress_bar("step 4", 100) as on_bytes:
         on_bytes(100)
     assert "step 4" in capsys.readouterr().err
+
+
+def test_a_checkpoint_whose_parameters_are_not_finite_is_listed_as_such() -> None:
+    commit = Commit(3, 1, 3, 3, 0, (ObjectRef("data/x/y", 0, "crc32:00000000"),), 0, not_finite=("model/a", "model/b"))
+    (row,) = job_storage.checkpoints_table([CheckedCommit(3, commit)], 0.0).rows
+    assert row[-1] == "whole, but not finite: model/a and 1 more"
+    assert job_storage.checkpoint_data(CheckedCommit(3, commit))["notFinite"] == ["model/a", "model/b"]
+    assert "notFinite" not in job_storage.checkpoint_data(CheckedCommit(3, replace(commit, not_finite=())))
+
+
+def test_who_deletes_checkpoints_by_their_url_is_written_down(run: Run, folder: Path) -> None:
+    assert run("checkpoints", "rm", str(folder), "10", "-y").code == 0
+    record = json.loads(run("history", "-o", "json").out)["changes"][-1]
+    assert (record["verb"], record["name"]) == ("delete checkpoints", folder.as_uri())
+    assert "step 10" in record["fields"][0]["before"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticctl.cli.__main__ import run as run_process
 from elasticctl.cli.submit import failover
 from elasticctl.cluster.local.client import LocalCluster
 from tests.support.cli import Run
@@ -110,3 +113,28 @@ def test_a_search_for_capacity_fails_with_a_job_that_fails_meanwhile(
     submitted = run("submit", str(script), "--detach", "--capacity-timeout", "60s", "--backoff-limit", "0")
     assert submitted.code == 1
     assert submitted.out == "bad\n"
+
+
+@pytest.mark.parametrize("words", [("--help",), ("version",), ("template", "show")], ids=" ".join)
+def test_when_nobody_reads_any_more_it_ends_without_a_word(words: tuple[str, ...], private_home: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elasticctl.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), err) == (141, b"")
+
+
+def test_ctrl_c_before_anything_is_imported_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str, *args: Any) -> Any:
+        if name == "elasticctl.cli.main":
+            raise KeyboardInterrupt
+        return real(name, *args)
+
+    real = builtins.__import__
+    monkeypatch.delitem(sys.modules, "elasticctl.cli.main")
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    assert run_process() == 130

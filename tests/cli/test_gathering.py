@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
+from elasticctl.cli.submit.gathering import collect_files, pieces_of
 from elasticctl.cli.submit.ignore_rules import DEFAULTS
-from elasticctl.cli.submit.workspace import collect_files, pieces_of
 from elasticctl_store.workspace.packing import File, Folder, Link
 
 LIMIT = 1_000_000

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
+from elasticctl.cli.framework.other_words import verb_meant
 from elasticctl.cli.main import main
-from tests.support.cli import Run
+from tests.support.cli import Done, Run
 from tests.support.verbs import FAMILIES, VERBS
 
 
@@ -53,6 +54,7 @@ def test_submit_teaches_by_example(run: Run) -> None:
     assert headings == [
         "How large:",
         "What, and where its state goes:",
+        "On what nodes, and how it is marked:",
         "How long, and how often:",
         "What happens next:",
         "Options:",
@@ -69,6 +71,17 @@ def test_install_says_what_its_namespace_is(run: Run) -> None:
     ("line", "message"),
     [
         ("sumbit", 'there is no verb "sumbit" (did you mean "submit"?). See `elasticctl --help`.'),
+        ("pause", 'there is no verb "pause" (did you mean "suspend"?). See `elasticctl --help`.'),
+        ("stop x", 'there is no verb "stop" (did you mean "suspend", or "cancel" to end it for good?).'),
+        ("kill x", 'there is no verb "kill" (did you mean "cancel"?). See'),
+        ("rm x", 'there is no verb "rm" (did you mean "delete"?). See'),
+        ("run train.py", 'there is no verb "run" (did you mean "submit"?). See'),
+        ("top", 'there is no verb "top" (did you mean "status"?). See'),
+        ("delet x", 'there is no verb "delet" (did you mean "delete"?). See'),
+        ("config get", 'there is no verb "get" (did you mean "get-contexts"?). See'),
+        ("local stop", 'there is no verb "stop" (did you mean "down"?). See'),
+        ("--context local version", "version has no option --context. See"),
+        ("help nothing", 'there is no verb "nothing". See'),
         ("config vew", 'there is no verb "vew" (did you mean "view"?). See `elasticctl config --help`.'),
         ("list --wath", 'list has no option --wath (did you mean "--watch"?). See `elasticctl list --help`.'),
         ("list -x", "list has no option -x. See `elasticctl list --help`."),
@@ -89,6 +102,39 @@ def test_near_misses(run: Run, line: str, message: str) -> None:
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"error: {message}")
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["ps", "get", "jobs", "ls", "squeue"])
+def test_what_others_call_it_leads_to_list(run: Run, word: str) -> None:
+    done = run(word)
+    assert (done.code, done.err) == (
+        2,
+        f'error: there is no verb "{word}" (did you mean "list"?). See `elasticctl --help`.\n',
+    )
+
+
+def test_nothing_is_suggested_that_destroys_but_for_a_slip_of_the_finger() -> None:
+    for word in ("pause", "prone", "purge", "dele", "cancer", "remote", "empty"):
+        meant = verb_meant(word, VERBS)
+        assert not [verb for verb in ("prune", "delete", "cancel", "move", "preempt") if verb in meant], word
+    assert verb_meant("mote", ["move", "note"]) == ' (did you mean "note"?)'
+
+
+def test_help_and_version_as_elsewhere(run: Run) -> None:
+    assert run("help").out == run("--help").out
+    assert run("help", "submit").out == run("submit", "--help").out
+    assert run("help", "checkpoints", "list").out == run("checkpoints", "list", "--help").out
+    assert run("--version") == run("version")
+
+
+@pytest.mark.usefixtures("private_home")
+@pytest.mark.parametrize("words", [("--context", "prod"), ("--context=prod", "-n", "team")])
+def test_the_place_may_come_before_the_verb(run: Run, words: tuple[str, ...]) -> None:
+    said = 'error: no context "prod". FIX: see `elasticctl config get-contexts`\n'
+    for verb in (("list",), ("checkpoints", "list", "digits"), ("status", "digits")):
+        assert run(*words, *verb) == Done(3, "", said)
+    assert "Team" in run("-n", "Team", "list").err
+    assert "no context" not in run(*words, "logs", "--context", "local", "-n", "Team", "digits").err  # the last counts
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

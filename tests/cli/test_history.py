@@ -28,7 +28,7 @@ def found(**status: Any) -> ElasticJob:
 def test_totals_are_two_calm_lines() -> None:
     progress = {"step": 120, "at": at(51)}
     assert list(totals_lines(found(generations=GROUPS, progress=progress, stepsRedone=10), AT + 51)) == [
-        "1 interruption, 1 scaling: 2.5s until training went on, 10 steps done again",
+        "1 interruption, 1 scaling: 3.8s until training went on, 10 steps done again",
         "training moved forward 76.0 % of 50s (goodput)",
     ]
 
@@ -58,3 +58,21 @@ def test_history_as_data(run: Run, local_cluster: LocalCluster) -> None:
     assert "stepsRedone" not in data["totals"]  # it reports no steps: nobody knows
     done = run("history", "brief")
     assert (done.out, done.err) == ("", "brief: no interruptions, no scalings\n")
+
+
+def test_who_changed_a_job_is_in_its_history_and_in_that_of_the_machine(run: Run, local_cluster: LocalCluster) -> None:
+    local_cluster.create_job(shell_job("digits", "sleep 60", 1, maxReplicas=3))
+    assert run("scale", "digits", "2").code == 0
+    change = json.loads(run("history", "digits", "-o", "json").out)["changes"][0]
+    assert (change["verb"], change["fields"][0]["after"]) == ("scale", "2")
+    assert change["by"].endswith(" (login)")
+    assert change["client"].startswith("elasticctl ")
+    assert "scale\tspec.replicaSpecs.Worker.replicas 1 -> 2" in run("history", "digits").out
+    assert "by " + change["by"] in run("events", "digits").out
+    assert run("delete", "digits", "-y").code == 0
+    of_machine = json.loads(run("history", "-o", "json").out)["changes"]
+    assert [(line["verb"], line["name"], line["outcome"]) for line in of_machine] == [
+        ("scale", "digits", "done"),
+        ("delete", "digits", "done"),
+    ]
+    assert "delete\tdigits\tlocal/default" in run("history").out

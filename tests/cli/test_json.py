@@ -153,6 +153,7 @@ def test_secrets_and_quotas(run: Run, home: Path, tmp_path: Path) -> None:
 
 def test_a_place_that_was_looked_at(run: Run, home: Path, local_cluster: LocalCluster) -> None:
     assert check(run("doctor", "-o", "json").out)["context"] == "local"
+    assert check(json.dumps(yaml.safe_load(run("doctor", "-o", "yaml").out)))["context"] == "local"
     local_cluster.list_jobs(None)
     assert check(run("local", "status", "-o", "json").out)["running"] is True
 

@@ -11,13 +11,14 @@ import pytest
 
 from elasticctl.api.text import span
 from elasticctl.cli.framework.output import bar, format_tabs
-from elasticctl.cli.views.job import Shape, job_table, status_table
+from elasticctl.cli.views.job import status_table
+from elasticctl.cli.views.jobs import Shape, job_table
 from elasticctl.cli.views.watch import most_relevant
 from tests.support import snapshots
 from tests.support.job_samples import AT, FAILED, at, cloud_job, drawn, job
 
 NOW = AT + 60.4
-WIDTHS = [60, 80, 120, 200]
+WIDTHS = [40, 60, 80, 120, 200]
 SWEEP = "a-sweep-over-learning-rates-seed-1"
 REASONS = {f"uid-{SWEEP}": "2 workers wait for a place. worker-0 has no place: 0/3 nodes have a free GPU."}
 
@@ -101,7 +102,7 @@ def test_a_full_screen_shows_what_goes_on_and_what_ended_last() -> None:
 
 MANY = f"""
 import time
-from elasticctl.cli.views.job import Shape, job_table
+from elasticctl.cli.views.jobs import Shape, job_table
 from elasticctl.cli.framework.output import format_tabs
 from tests.support.job_samples import cloud_job
 jobs = [cloud_job(f"job-{{number}}") for number in range(1000)]

@@ -87,6 +87,8 @@ def test_lines_are_looked_through(run: Run, local_cluster: LocalCluster) -> None
         (("--grep", "(["), "is not a regular expression"),
         (("--rank", "0"), "talks has no rank 0: it does not train yet"),
         (("--rank", "-1"), "-1"),
+        (("--worker", "9"), "error: talks has no worker talks-worker-9: it has talks-worker-0\n"),
+        (("--worker", "0", "--worker", "9", "-f"), "talks has no worker talks-worker-9"),
         (("--previous", "--all"), "--previous does not go with --all"),
     ]:
         done = run("logs", "talks", *args)

@@ -21,7 +21,7 @@ TABLE = re.findall(r"^\| `(.+?)` \|.+\|.+\|$", PAGE.read_text("utf-8"), flags=re
 WITHOUT_A_CLUSTER = [
     ('there is no verb "…"', "sumbit train.py"),
     ("… has no option …", "submit train.py --epochs 3"),
-    ("Missing argument '…'", "logs"),
+    ("Missing argument '…'", "scale"),
     ("Invalid value for '…': \"…\" is not a whole number of at least …", "scale digits --to 0"),
     ('the script "…" does not exist', "submit tarin.py"),
     ("nothing to run. FIX: give a script, or a manifest with -f", "submit"),

@@ -57,6 +57,9 @@ MISTAKES = [
     ),
     ("scale digits-a --to 5", 2, "5 workers are more than the maximum of digits-a, 4"),
     ("scale digits-a --remove 1", 2, "1 worker is fewer than the minimum of digits-a, 2"),
+    ("scale digits-a 5", 2, "5 workers are more than the maximum of digits-a, 4"),
+    ("scale digits-a 3 --add 1", 2, "two sizes given, 3 and an option. FIX: leave one of them out"),
+    ("cancel -y digits-b", 3, "digits-b has ended (Succeeded) and cannot be cancelled"),
     ("scale digits-a --gpus 2", 2, "digits-a runs on CPUs. FIX: give the number of workers with --to N"),
     (
         "scale digits-a --remove-worker 7",
@@ -84,7 +87,7 @@ MISTAKES = [
     ("suspend digits-b", 3, "digits-b has ended (Succeeded) and cannot be suspended"),
     ("resume digits-b", 3, "digits-b has ended (Succeeded) and cannot be resumed"),
     ("cancel digits-b", 3, "digits-b has ended (Succeeded) and cannot be cancelled"),
-    ("cancel", 2, "Missing argument 'JOB...'. See `elasticctl cancel --help`."),
+    ("cancel", 2, "no job is named. FIX: name jobs, or choose them with --label KEY=VALUE"),
     ("delete digits-a", 2, "digits-a is still Running. FIX: add --yes to delete it anyway"),
     ("rerun digits-a --from-checkpoint 3", 2, "digits-a has no storage URL, so it has no checkpoint to start from"),
     (
@@ -151,3 +154,24 @@ def test_one_job_does_not_keep_a_verb_from_the_others(run: Run) -> None:
         3,
         ["digits-a", "digits-b", "error"],
     )
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_short_name_that_comes_to_a_job_of_the_past_says_so(run: Run, local_cluster: LocalCluster) -> None:
+    assert run("status", "digits-b").err == ""
+    local_cluster.create_job(shell_job("old-one", "true"))
+    wait_until(lambda: phase(local_cluster, "old-one") == "Succeeded")
+    assert run("status", "old").err == '"old" is short for old-one, which has ended (Succeeded)\n'
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_taken_name_is_refused_before_anything_is_sent(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print('hello')\n")
+    done = run("submit", "code/train.py", "--workers", "1", "--name", "digits-a", "-d")
+    assert done.code == 3
+    assert done.err.splitlines()[-1].startswith("error: job default/digits-a already exists. FIX: ")
+    assert list((home / "local" / "workspaces").rglob("*")) == []

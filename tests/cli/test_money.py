@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.api.cost import cost, rate
+from elasticctl.api.observed.cost import cost, rate
 from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.cost import cost_text, plan_line, saved_line
 from elasticctl.cli.views.history import totals_lines

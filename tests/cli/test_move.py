@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.cost import rate_of
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import gpu_type, place
 from elasticctl.api.manifests import render_manifest
 from elasticctl.api.objects import at
+from elasticctl.api.observed.cost import rate_of
 from elasticctl.api.podtemplate import capacity, hardware, node_labels
-from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ElasticJob, JobSpec
+from elasticctl.api.spec import ANNOTATION_MOVED_FROM, ANNOTATION_MOVED_TO, ANNOTATION_MOVING_FROM, ElasticJob, JobSpec
 from elasticctl.cli.framework import target
 from elasticctl.cli.submit.copies import JobLocation, moved_manifest, storage_patch, workspace_of
-from elasticctl.cli.submit.workspace import collect_files, pieces_of
+from elasticctl.cli.submit.gathering import collect_files, pieces_of
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.cluster.local.supervisor import shut_down
@@ -40,7 +40,7 @@ from tests.support.clouds import Cloud
 from tests.support.gate import Fault, Seen
 from tests.support.jobs import light_template, shell_job
 from tests.support.processes import processes_of
-from tests.support.train.checkpoints import saved
+from tests.support.train.checkpoints import damage, saved
 from tests.support.train.states import same
 from tests.support.two_places import Places
 from tests.support.waiting import wait_until
@@ -168,8 +168,9 @@ def world(home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.timeout(300)
 def test_between_two_clouds_it_ends_as_if_it_had_never_moved(
-    run: Run, world: World, s3: Cloud, gs: Cloud, tmp_path: Path
+    run: Run, world: World, s3: Cloud, gs: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    s3.name_endpoint(monkeypatch)
     before = world.begun(s3.url)
     done = run("move", "tra", "--context", "east", "--to", "west", "--storage", gs.url)
     assert done.code == 0, done.err
@@ -214,13 +215,15 @@ def _output(cluster: LocalCluster) -> str:
 
 @pytest.mark.timeout(300)
 def test_killed_while_it_copies_the_next_one_goes_on(
-    run: Run, world: World, s3: Cloud, gs: Cloud, tmp_path: Path
+    run: Run, world: World, s3: Cloud, gs: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for cloud in (s3, gs):
+        cloud.name_endpoint(monkeypatch)
     world.begun(s3.url)
     held: list[Seen] = []
 
     def second_hangs(seen: Seen) -> Fault | None:
-        if "/upload/" not in seen.target:
+        if "/upload/" not in seen.target or b"/data/" not in seen.body:
             return None
         held.append(seen)
         return Fault(hang=True) if len(held) == 2 else None
@@ -246,18 +249,31 @@ def test_killed_while_it_copies_the_next_one_goes_on(
 
 
 @pytest.mark.timeout(300)
-def test_after_a_failure_the_job_can_go_on_where_it_was(run: Run, world: World, s3: Cloud, tmp_path: Path) -> None:
+def test_after_a_failure_the_job_can_go_on_where_it_was(
+    run: Run, world: World, s3: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.name_endpoint(monkeypatch)
     folder = tmp_path / "here"
     world.begun(str(folder))
-    s3.gate.faults = lambda seen: Fault(status=403, code="AccessDenied") if seen.method == "PUT" else None
+    refused = Fault(status=403, code="AccessDenied")
+    s3.gate.faults = lambda seen: refused if seen.method == "PUT" else None
+    failed = run("move", "train", "--context", "east", "--to", "west", "--storage", s3.url)
+    assert (failed.code, "no permission: the credentials in use need s3:PutObject" in failed.err) == (3, True)
+    assert "suspend" not in world.east.get_job("default", "train")["spec"]  # nothing has been stopped for that
+    s3.gate.faults = lambda seen: refused if seen.method == "PUT" and "/data/" in seen.target else None
     failed = run("move", "train", "--context", "east", "--to", "west", "--storage", s3.url)
     assert (failed.code, "error: " in failed.err) == (3, True)
-    assert "train is still in east, suspended. Next: repeat the move, or: elasticctl resume" in failed.err
-    assert run("resume", "train", "--context", "east").code == 0
+    assert "train is still in east, suspended. Next: repeat the move, or: elasticctl resume train --here" in failed.err
+    refusal = run("resume", "train", "--context", "east")
+    assert refusal.code == 3
+    assert "the move of train to context west is not finished. FIX: finish it with `elasticctl move" in refusal.err
+    assert "Its move to context west is not finished" in run("explain", "train", "--context", "east").out
+    assert "Its move to context west is not finished" in run("status", "train", "--context", "east").out
+    s3.gate.faults = lambda seen: None
+    assert run("resume", "train", "--here", "--context", "east").code == 0
     step = world.step(world.east)
     wait_until(lambda: world.step(world.east) > step, 60)
-    s3.gate.faults = lambda seen: None
-    assert run("move", "train", "--context", "east", "--to", "west").code == 0
+    assert run("move", "train", "--context", "east", "--to", "west", "--storage", s3.url).code == 0
     world.end(world.west)
     assert same(last_state(s3.url), world.expected(tmp_path / "alone"))
 
@@ -299,6 +315,18 @@ def test_its_state_alone_moves_within_a_context(run: Run, world: World, tmp_path
     moved = moved_to(storages.open(str(tmp_path / "here")))
     assert moved is not None
     assert moved.to == (tmp_path / "there").as_uri()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(run: Run, world: World, tmp_path: Path) -> None:
+    _, found = saved(tmp_path / "here", steps=2)
+    damage(tmp_path / "here", found[0], ".safetensors", -20)
+    container = {"env": [{"name": "ELASTICCTL_STORAGE", "value": str(tmp_path / "here")}]}
+    world.east.create_job(shell_job("sleeps", "exec sleep 60", container=container))
+    done = run("move", "sleeps", "--context", "east", "--to", "east", "--storage", str(tmp_path / "there"))
+    assert done.code == 0, done.err
+    assert "sleeps: step 2 is damaged: data/" in done.err
+    assert "sleeps: step 1 copied" in done.err
+    assert [commit.step for commit in read_commits(storages.open(str(tmp_path / "there")))] == [1]
 
 
 def test_what_cannot_be_moved_stays_as_it_is(run: Run, world: World, tmp_path: Path) -> None:
@@ -385,7 +413,10 @@ def test_what_was_the_old_contexts_own_becomes_the_new_ones() -> None:
     other = cloud_job("aws", service_account="own")
     spec = at(moved_manifest(other, AWS, GCP), "spec", "replicaSpecs", "Worker", "template", "spec")
     assert spec["serviceAccountName"] == "own"
-    assert made["metadata"]["annotations"] == {ANNOTATION_MOVED_FROM: "aws s3://old/digits"}
+    assert made["metadata"]["annotations"] == {
+        ANNOTATION_MOVED_FROM: "aws s3://old/digits",
+        ANNOTATION_MOVING_FROM: "aws gcp",
+    }
 
 
 def test_the_users_own_wishes_stay() -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("elasticctl", "controller", "training_lib", "examples", "job_templates")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".js"))
-BEGIN = re.compile(r"(?<![\w/.-])elasticctl(?= +[a-z])")
+BEGIN = re.compile(r"(?<![\w/.-])(?<!from )elasticctl(?= +[a-z])")
 INNER = re.compile(r"\$\((.*?)\)")
 END = re.compile(r"`|\n|  |;|#|\)|(?<!\S)[|<>&]|\belasticctl(?= )|\Z")
 """Where a command ends in a text: at a quote, a gap, what a shell gives a meaning to, or at the next command."""

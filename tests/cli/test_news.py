@@ -117,7 +117,7 @@ def test_a_job_tells_of_its_life(local_cluster: LocalCluster, home: Path) -> Non
         assert all(secret.encode() not in path.read_bytes() for path in kept)
 
 
-def test_a_webhook_that_is_not_there_is_an_event(local_cluster: LocalCluster, home: Path) -> None:
+def test_a_webhook_that_is_not_there_is_an_event(run: Run, local_cluster: LocalCluster, home: Path) -> None:
     local_cluster.create_job(telling(shell_job("quiet", "true"), "secret:nobody"))
     reasons = wait_until(
         lambda: [
@@ -126,6 +126,9 @@ def test_a_webhook_that_is_not_there_is_an_event(local_cluster: LocalCluster, ho
             if event["reason"] == "NotifyFailed"
         ]
     )
+    told = run("events", "quiet").out
+    assert [line for line in told.splitlines() if "NotifyFailed" in line and "secret:nobody" in line]
+    assert "Notifications fail: a notification was not delivered to secret:nobody" in run("explain", "quiet").out
     assert reasons[0] == (
         "a notification was not delivered to secret:nobody: "
         "namespace default has no secret elasticctl-notify with the key nobody"

@@ -37,6 +37,7 @@ while not over:
 dist.destroy_process_group()
 """
 PATIENCE_S = 150.0
+REDONE = {"status": "Redone\tfrom 0: ", "explain": "were redone so far", "history": "nothing of it"}
 
 
 @pytest.mark.timeout(400)
@@ -55,16 +56,23 @@ def test_a_job_that_reports_nothing(run: Run, local_cluster: LocalCluster, tmp_p
         lines = local_cluster.logs("default", "plain", LogQuery(everything=True))
         return sum(line.text == f"group of {size}" for line in lines)
 
+    def printed() -> list[str]:
+        return [line.text for line in local_cluster.logs("default", "plain", LogQuery(everything=True))]
+
     def said(verb: str) -> str:
         done = run(verb, "plain")
         assert done.code == 0, done.err
         text = done.out + done.err
         for untrue in ("first step", "recovered", "superseded", "redone", "0 steps", "done again", "replaying"):
-            assert untrue not in text.replace("unknown how many steps done again", ""), f"{verb}: {text}"
+            assert untrue not in text.replace("unknown how many steps done again", "").replace(REDONE[verb], "", 1), (
+                f"{verb}: {text}"
+            )
         return text
 
     submitted = run("submit", str(folder / "plain.py"), "--workers", "2", "--max-workers", "3", "-d", "--", str(gate))
     assert submitted.code == 0, submitted.err
+    assert "plain.py saves no checkpoints: after each loss and each scaling it starts at step 0" in submitted.err
+    assert "from elasticctl_train import Run" in submitted.err
     wait_until(lambda: groups(2) == 2, PATIENCE_S)
     assert "No step has been reported" in said("explain")
     assert "running" in said("status").lower()
@@ -74,7 +82,8 @@ def test_a_job_that_reports_nothing(run: Run, local_cluster: LocalCluster, tmp_p
     os.kill(int(victim["metadata"]["annotations"]["local.elasticctl/pid"]), signal.SIGKILL)
     wait_until(lambda: groups(2) == 4, PATIENCE_S)
     for verb in ("status", "history", "explain"):
-        said(verb)
+        assert (REDONE[verb] in said(verb)) == (verb != "history")
+    assert any("begins at 0 again (redone so far: " in line for line in printed())
     (interruption,) = wait_until(lambda: [i for i in status().get("interruptions", []) if "recoveredAt" in i])
     assert "stepsRedone" not in interruption
     assert "stepsRedone" not in status()

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from elasticctl.api.errors import UsageError
 from elasticctl.api.spec import MAX_WORKERS
+from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.plan import (
-    JobFlags,
     JobSize,
     check_name,
+    doubt_of,
     job_spec,
     name_from,
     plan_summary,
@@ -153,6 +154,46 @@ def test_storage_is_a_url() -> None:
             storage_url(wrong, "/home/me")
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("s3:/bucket", "s3://bucket"),
+        ("s3:bucket/p", "s3://bucket/p"),
+        ("s3:///bucket", "s3://bucket"),
+        ("s3//bucket", "s3://bucket"),
+        ("S3://bucket", "s3://bucket"),
+        ("gs:/x", "gs://x"),
+        ("file:/data", "file:///data"),
+        ("file://data", "file:///data"),
+        ("nfs:data", "./nfs:data is a folder"),
+    ],
+)
+def test_a_url_with_a_slip_is_no_folder(given: str, meant: str) -> None:
+    with pytest.raises(UsageError, match="is not the URL of a storage") as refused:
+        storage_url(given, "/home/me")
+    assert meant in str(refused.value)
+
+
+@pytest.mark.parametrize("given", ["./s3:/x", "out", "/a:b", "s3", "s3/x", "~/x", "file://localhost/x", "gs://b"])
+def test_nothing_else_is_taken_for_one(given: str) -> None:
+    assert "://" in storage_url(given, "/home/me")
+
+
+def test_ranks_that_crowd_a_machine_without_gpus_are_doubted() -> None:
+    def doubt(machine_gpus: int, **said: Any) -> str:
+        request = JobFlags(**said)
+        return doubt_of(size_of(request, LOCAL, machine_gpus), request)
+
+    assert doubt(0, gpus=16) == (
+        "this machine has no GPU, and 16 ranks would share its CPUs. FIX: choose a cluster with --context,"
+        " or say --workers 16 without GPUs to mean CPU ranks"
+    )
+    assert doubt(0, gpus=1) == ""
+    assert doubt(0, workers=16) == ""
+    assert doubt(0, gpus_per_node=2) == ""  # as a line of torchrun says it, which knows no GPUs
+    assert doubt(16, gpus=16) == ""
+
+
 def test_a_cloud_job_needs_an_image() -> None:
     context = Context("bare", "aws")
     with pytest.raises(UsageError, match="--image is needed in context bare"):
@@ -185,6 +226,6 @@ def test_an_automatic_size_is_said_and_asked_for() -> None:
 def test_a_job_for_a_queue_waits_to_be_admitted() -> None:
     request = JobFlags(gpus=4, queue="team-a")
     spec = job_spec(request, AWS, size_of(request, AWS, 0), ("python", "t.py"))
-    assert (spec.labels, spec.suspend) == ({"kueue.x-k8s.io/queue-name": "team-a"}, True)
+    assert (spec.labels["kueue.x-k8s.io/queue-name"], spec.suspend) == ("team-a", True)
     with pytest.raises(UsageError, match="--queue is for clusters with Kueue"):
         job_spec(request, LOCAL, size_of(request, LOCAL, 4), ("python", "t.py"))

@@ -118,7 +118,7 @@ def test_a_worker_is_lost_and_replaced(
     (cause,) = status["restarts"]
     assert cause in causes
     assert cause in run("history", "job").out
-    lines = [line.text for line in local_cluster.logs("default", "job", LogQuery(previous=True))]
+    lines = [line.text for line in local_cluster.logs("default", "job", LogQuery(everything=True))]
     assert ("told" in lines) is (cause == "Preempted")
     assert run("delete", "job", "-y").code == 0
 

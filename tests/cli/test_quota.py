@@ -13,7 +13,8 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.submit.copies import Rerun, rerun_manifest
 from elasticctl.cli.verbs.setup.quota import bar, free_lines, holdings_table, job_sentences
 from elasticctl.cli.views.history import history_table, scalings
-from elasticctl.cli.views.job import job_table, status_table
+from elasticctl.cli.views.job import status_table
+from elasticctl.cli.views.jobs import job_table
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run

@@ -6,6 +6,7 @@ import copy
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,12 @@ from elasticctl.cli.submit.copies import Rerun, next_name, original_name, rerun_
 from elasticctl.cli.submit.plan import child_url
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.settings.contexts import Context
+from elasticctl_store.checkpoints.commits import CommitWriter
+from tests.support import journals
 from tests.support.cli import Run
+from tests.support.clouds import Cloud
+from tests.support.gate import Fault
 from tests.support.job_samples import job
 from tests.support.jobs import shell_job
 from tests.support.scripts import TRAIN
@@ -163,6 +169,36 @@ def test_what_cannot_be_rerun_is_one_line(run: Run, local_cluster: LocalCluster)
     assert run("rerun", "goes-on", "-o", "json").code == 2
     assert run("rerun", "goes-on", "--dry-run", "-o", "json").code == 0
     assert run("delete", "goes-on", "-y").code == 0
+
+
+def test_a_step_that_a_bucket_does_not_have_is_refused_at_once(
+    run: Run, private_home: Path, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.name_endpoint(monkeypatch)
+    storage = cloud.open()
+    writer = CommitWriter.take_over(storage)
+    for step in (3, 5):
+        journals.commit(storage, writer, step)
+    manifest = job()
+    container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container["env"][0]["value"] = cloud.url
+    place = SimpleNamespace(
+        find=lambda name: manifest,
+        cluster=SimpleNamespace(list_jobs=lambda namespace: [manifest]),
+        namespace="default",
+        context=Context("lab", "kubernetes"),
+    )
+    monkeypatch.setattr("elasticctl.cli.verbs.run.rerun.reach", lambda where: place)
+    order = ("rerun", "digits", "--same-code", "--dry-run=client", "--from-checkpoint")
+    refused = run(*order, "7")
+    assert (refused.code, refused.err) == (3, "error: no checkpoint of step 7 exists; there are: 5, 3\n")
+    for wanted in ("3", "latest"):
+        done = run(*order, wanted)
+        assert done.code == 0, done.err
+        assert f"{cloud.url}#{wanted}" in done.out
+    cloud.gate.faults = lambda seen: Fault(status=403, code="AccessDenied")
+    blind = run(*order, "7")
+    assert (blind.code, "cannot be seen from this machine" in blind.err) == (0, True)
 
 
 @pytest.mark.timeout(240)

@@ -52,6 +52,19 @@ def test_without_a_price_node_hours_are_shown(run: Run, private_home: Path, rate
     assert "each stops training for 250 ms (given)" in done.err
 
 
+def test_what_costs_nothing_lasts_no_time_or_never_ends_is_said_in_words(
+    run: Run, private_home: Path, rates: str
+) -> None:
+    free = run("simulate", "--table", rates, "--save-cost", "0s", "-o", "json")
+    assert "NaN" not in free.out
+    assert json.loads(free.out)["outlooks"][0]["saved"] > 0
+    none = run("simulate", "--table", rates, "--work", "0s")
+    assert (none.code, none.err) == (2, "error: --work 0s: must be longer than 0s\n")
+    short = run("simulate", "--table", rates, "--interrupted-every", "1s", "--recovery", "10m")
+    assert {tuple(line.split("\t")[7:9]) for line in short.out.splitlines()[1:]} == {("never", "-")}
+    assert short.err.startswith("at none of these sizes would it ever end")
+
+
 def test_data_says_what_it_rests_on(run: Run, private_home: Path, rates: str) -> None:
     data = json.loads(run("simulate", "--table", rates, "--gpus", "64", "--save-every", "60s", "-o", "json").out)
     assert (data["apiVersion"], data["kind"], data["referenceGpus"]) == ("cli.elasticctl/v1", "Simulation", 4)

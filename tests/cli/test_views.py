@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.history import timeline
+from elasticctl.api.observed.timeline import timeline
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.text import span
 from elasticctl.cli.framework.output import format_tabs
 from elasticctl.cli.views.history import history_table, interruptions, totals, totals_lines
-from elasticctl.cli.views.job import Shape, job_table, status_table
+from elasticctl.cli.views.job import status_table
+from elasticctl.cli.views.jobs import Shape, job_table
 from tests.support.job_samples import AT, FAILED, at, drawn, job
 
 NOW = AT + 60.4
@@ -33,6 +34,12 @@ def test_a_long_value_goes_on_in_the_next_line() -> None:
 def shown(**status: Any) -> list[str]:
     """The facts of a job, a line each."""
     return format_tabs(status_table(job(**status), [], NOW)).split("\n")
+
+
+def test_a_metric_that_is_no_number_is_said_in_status_and_list() -> None:
+    lost = {"step": 120, "metrics": {"accuracy": 0.5}, "notFinite": {"loss": {"value": "NaN", "step": 81}}}
+    assert "Metrics\tloss NaN since step 81 accuracy 0.5" in shown(progress=lost)
+    assert job_table([job(progress=lost)], NOW).rows[0][-1] == "loss NaN since step 81"
 
 
 def test_status_tells_the_whole_story() -> None:
@@ -79,14 +86,14 @@ def test_nobody_trains_when_a_member_is_gone() -> None:
     two = ["digits-worker-0", "digits-worker-1"]
     stepped = {"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": two}
     worker = {"name": "digits-worker-0", "uid": "u", "phase": "Running"}
-    assert "Workers\t4 of 4 running (1-4), CPU" in shown(generations=[stepped], workers=[worker])
+    assert "Workers\t1 of 4 running, 3 waiting (1-4), CPU" in shown(generations=[stepped], workers=[worker])
 
 
 def test_newcomers_do_not_train_yet() -> None:
     two = ["digits-worker-0", "digits-worker-1"]
     stepped = {"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": two}
     lines = shown(generations=[stepped], activity={"doing": "training", "since": at(52)})
-    assert "Workers\t2 of 4 training (1-4), CPU" in lines
+    assert "Workers\t2 of 4 training, 2 starting (1-4), CPU" in lines
     assert "Doing\ttraining for 8.4s" in lines
     assert job_table([job(generations=[stepped], activity={"doing": "training"})], NOW).rows[0][-1] == ""
 
@@ -110,7 +117,7 @@ def test_a_script_that_reports_nothing_gets_true_words() -> None:
     found = ElasticJob.from_manifest(silent)
     assert totals(found, NOW).steps_redone is None
     assert next(iter(totals_lines(found, NOW))) == (
-        "1 interruption, 1 scaling: 2.5s until a group had formed again, unknown how many steps done again"
+        "1 interruption, 1 scaling: 3.8s until a group had formed again, unknown how many steps done again"
     )
     entries = [(entry.what, entry.details) for entry in timeline(found)]
     assert ("formed again", "after 2.5s") in entries
@@ -212,3 +219,41 @@ def test_spans(seconds: float, text: str) -> None:
 
 def test_no_colour_codes_off_a_terminal() -> None:
     assert "\x1b" not in "\n".join(drawn(job_table([job()], NOW), 120))
+
+
+def roster(*workers: tuple[str, str]) -> list[dict[str, Any]]:
+    """Workers by phase and node."""
+    return [
+        {"name": f"digits-worker-{index}", "uid": f"u{index}", "index": index, "phase": phase, "node": node}
+        for index, (phase, node) in enumerate(workers)
+    ]
+
+
+def test_a_worker_that_is_pending_neither_runs_nor_trains() -> None:
+    names = [f"digits-worker-{index}" for index in range(2)]
+    words = "digits-worker-3: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    told: dict[str, Any] = {
+        "active": 4,
+        "workers": roster(("Running", "a"), ("Running", "b"), ("Pending", "c"), ("Pending", "")),
+        "generations": [{"generation": 3, "formedAt": at(51), "firstStepAt": at(52), "workers": names}],
+        "activity": {"doing": "training", "since": at(52)},
+        "conditions": [
+            {"type": "WorkersWaiting", "status": "True", "reason": "Unschedulable", "message": words},
+        ],
+    }
+    lines = shown(**told)
+    assert "Workers\t2 of 4 training, 1 starting, 1 waiting (1-4), CPU" in lines
+    assert f"Waiting\t2 of 4 workers: {words.removeprefix('digits-')}" in lines
+    (row,) = job_table([job(**told)], NOW).rows
+    assert row[2] == "2/4 (1-4)"
+    assert row[-1] == f"waiting: 2 of 4 workers: {words.removeprefix('digits-')}"
+
+
+def test_a_job_that_is_refused_its_first_worker_says_so_in_the_list() -> None:
+    words = 'pods "digits-worker-0" is forbidden: exceeded quota: team'
+    refused = {"type": "WorkersWaiting", "status": "True", "reason": "FailedCreate", "message": words}
+    told = {"phase": "Pending", "reason": "WaitingForWorkers", "message": "0 of 1", "conditions": [refused]}
+    (row,) = job_table([job(**told)], NOW).rows
+    assert row[-1] == f"FailedCreate: {words}"
+    over = job(**{**told, "conditions": [{**refused, "status": "False"}]})
+    assert job_table([over], NOW).rows[0][-1] == "WaitingForWorkers: 0 of 1"

@@ -23,8 +23,9 @@ def test_everything_once_through(
         "clusters": [{"name": "lab", "cluster": {"server": api.url}}],
         "users": [{"name": "me", "user": {"token": "t"}}],
     }
-    (tmp_path / "kubeconfig").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **kubeconfig}))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    config = home / "kubeconfig"  # not in the folder that goes along with jobs: credentials are refused there
+    config.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **kubeconfig}))
+    monkeypatch.setenv("KUBECONFIG", str(config))
     state = home / "state-of-jobs"
     walk = Walk(
         Place(

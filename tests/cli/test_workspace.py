@@ -59,7 +59,10 @@ def lines(cluster: LocalCluster, job: str) -> list[str]:
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("light_spares")
 def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCluster, project: Path) -> None:
-    """Though the folder is edited: a worker that is made again and a rerun have the code of then, and today's data."""
+    """Though the folder is edited: a worker that is made again has the code of then, and today's data.
+
+    A rerun has the code of now, unless it is told otherwise.
+    """
     done = run("submit", "train.py", "-d")
     assert done.code == 0, done.err
     assert f"workspace: 3 files, 190 B, of {project}: 3 of them sent, 190 B\n" in done.err
@@ -71,9 +74,18 @@ def test_a_job_keeps_running_what_was_submitted(run: Run, local_cluster: LocalCl
     wait_until(lambda: lines(local_cluster, "train").count("version 1 reads here") == 2, 60)
     (project / "gate").touch()
     assert run("wait", "train", "--timeout", "60s").code == 0
-    again = run("rerun", "train", "--wait")
+    again = run("rerun", "train", "--same-code", "--wait")
     assert again.code == 0, again.err
     assert "version 1 reads here" in lines(local_cluster, "train-2")
+    (project / "train.py").write_text(SCRIPT)
+    (project / "extra.py").touch()
+    mended = run("rerun", "train", "--wait")
+    assert mended.code == 0, mended.err
+    assert (
+        f"code: {project} as it is now: 1 file changed (version.py), 1 file new (extra.py) (--same-code: as it was"
+        " submitted)\n"
+    ) in mended.err.replace('"', "")
+    assert "version 2 reads here" in lines(local_cluster, "train-3")
 
 
 @pytest.mark.usefixtures("light_spares")
@@ -88,16 +100,19 @@ def test_a_dry_run_sends_nothing_and_can_be_submitted_later(
     assert not (home / "local/workspaces").exists()
     (project / "job.yaml").write_text(dry.out)
     (project / ".gitignore").write_text("data.txt\ngate\njob.yaml\n")
-    changed = run("submit", "-f", "job.yaml", "-d")
+    changed = run("submit", "-f", "job.yaml", "--same-code", "-d")
     assert changed.code == 2
     assert f"that the manifest names was never sent, and {project} has changed since" in changed.err
     assert local_cluster.list_jobs(None) == []
+    now = run("submit", "-f", "job.yaml", "--name", "now", "-d")
+    assert now.code == 0, now.err
+    assert f"code: {project} as it is now" in now.err
     dry = run("submit", "train.py", "--dry-run")
     (project / "job.yaml").write_text(dry.out)
     first, second = run("submit", "-f", "job.yaml", "--name", "one", "-d"), run("submit", "-f", "job.yaml", "-d")
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert "3 of them sent" in first.err
-    assert "workspace" not in second.err
+    assert "unchanged, nothing sent" in first.err
+    assert "unchanged, nothing sent" in second.err
     assert run("wait", "one", "--timeout", "60s").code == 0
 
 
@@ -287,3 +302,27 @@ def test_a_bucket_that_refuses_says_so_in_a_line(
     assert (done.code, created) == (3, [])
     assert done.err.splitlines()[-1].startswith("error: cannot send the workspace: cannot ")
     assert done.err.endswith("(--no-workspace sends none, for scripts that are in the image)\n")
+
+
+def test_a_manifest_of_somebody_else_does_not_name_what_is_sent(
+    run: Run, project: Path, tmp_path: Path, cloud: Cloud
+) -> None:
+    """A folder leaves this machine only where somebody stands in it."""
+    secret = tmp_path / "keys"
+    secret.mkdir()
+    (secret / "id").write_text("private")
+    dry = run("submit", "train.py", "--storage", f"{cloud.url}/state", "--dry-run")
+    assert dry.code == 0, dry.err
+    (project / "job.yaml").write_text(dry.out.replace(f"value: {project}\n", f"value: {secret}\n"))
+    done = run("submit", "-f", "job.yaml", "--dry-run")
+    assert f"code: as it was submitted; type this in {secret} to take the folder as it is now" in done.err
+    assert "as it is now:" not in done.err
+
+
+def test_a_folder_without_the_script_is_refused(run: Run, local_cluster: LocalCluster, project: Path) -> None:
+    (project / "gate").touch()
+    assert run("submit", "train.py", "-d").code == 0
+    (project / "train.py").rename(project / "other.py")
+    done = run("rerun", "train", "-d")
+    assert done.code == 2
+    assert done.err.endswith("which the job runs. FIX: add --same-code to run it as it was submitted\n")

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
+from elasticctl.api.errors import JobStorageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase, Scaling, WorkerStatus
-from elasticctl.cluster.base import LogQuery
+from elasticctl.cluster.base import LogLine, LogQuery
 from elasticctl.cluster.stored_logs import ReadLines, StoredIncarnation, StoredLogs, chosen, someone_is_gone
 from elasticctl_store.stored_logs import Incarnation
 from tests.support.jobs import shell_job
@@ -129,6 +130,10 @@ def test_a_storage_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
         assert list(logs.of("j-worker-0", "uid", LogQuery())) == []
     assert len(said) == 1
     assert "of-the-workers is not a folder on this machine" in said[0]
+    with pytest.raises(JobStorageError, match="no output of the job could be read"):
+        list(logs.failing_if_none(logs.past({}, LogQuery())))
+    line = LogLine("j-worker-0", 1.0, "of a worker that is there")
+    assert list(logs.failing_if_none([line])) == [line]
     assert logs.delete() == 0
 
 
@@ -138,6 +143,7 @@ def test_who_has_no_credentials_is_told_so_soon(monkeypatch: pytest.MonkeyPatch)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     said: list[str] = []
     logs = StoredLogs(job_at("s3://bucket/job?endpoint=http://127.0.0.1:9"), said.append)
     began = time.monotonic()

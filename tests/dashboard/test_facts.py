@@ -95,6 +95,27 @@ def test_a_failure_comes_with_its_last_lines_and_what_to_type() -> None:
     assert first["mends"][0]["command"] == "elasticctl logs digits --worker 1"
 
 
+def test_what_others_wrote_does_not_cost_the_end_of_our_sentence() -> None:
+    failed = {**FAILED, "firstFailure": {**FAILED["firstFailure"], "error": "ValueError: " + "x" * 5_000}}
+    told = job_details(read(**failed), (), AT + 200)
+    assert told["findings"][0]["text"].endswith("its budget allows 3 (--backoff-limit).")
+    assert len(told["findings"][0]["text"]) < 500
+
+
+def test_a_job_that_stands_has_no_rate() -> None:
+    rates = [
+        job_row(read(phase=phase), AT)["samplesPerS"] for phase in ("Suspended", "Pending", "Running", "Succeeded")
+    ]
+    assert rates == [None, None, 8123.4, 8123.4]
+
+
+def test_a_job_without_a_maximum_has_none() -> None:
+    manifest = job()
+    assert job_row(ElasticJob.from_manifest(manifest), AT)["max"] == 4
+    del manifest["spec"]["maxReplicas"]
+    assert job_row(ElasticJob.from_manifest(manifest), AT)["max"] is None
+
+
 def test_money_is_told_where_prices_are_known() -> None:
     manifest = job(workerSeconds={"spot": 3600.0}, workers=[{"name": "w", "startedAt": at(0), "phase": "Running"}])
     manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"] = ON_SPOT

@@ -6,11 +6,13 @@ import copy
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import UnreachableError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.local.client import LocalCluster
@@ -189,6 +191,125 @@ def test_a_refusal_is_said_where_it_was_asked_for(visitor: Visitor) -> None:
         see(page.get_by_role("dialog")).to_be_visible()
 
 
+def test_a_job_without_a_maximum_is_scaled_as_far_as_one_likes(visitor: Visitor) -> None:
+    free = job()
+    del free["spec"]["maxReplicas"]
+    cluster = Jobs(free)
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
+        see(tile(page, "Workers")).to_contain_text("1 or more")
+        page.get_by_role("button", name="Scale", exact=True).click()
+        see(page.locator("#ask-bounds")).to_have_text("1 or more")
+        page.get_by_role("spinbutton", name="Workers").fill("9")
+        page.get_by_role("dialog").get_by_role("button", name="Scale", exact=True).click()
+        see(page.get_by_role("dialog")).to_be_hidden()
+        wait_until(lambda: cluster.jobs["digits"]["spec"]["replicaSpecs"]["Worker"]["replicas"] == 9)
+
+
+def test_all_charts_tell_of_the_same_moment(visitor: Visitor) -> None:
+    """Workers are a step function: between two changes their number is that after the first."""
+    groups = [{"generation": 1, "workers": ["a", "b"], "openedAt": at(2), "formedAt": at(3)}]
+    told = {"curve": CURVE, "generations": groups, "scalings": [], "phase": "Succeeded", "completionTime": at(70)}
+    with hosted(Jobs(job(**told))) as host:
+        page = visitor.open(host.link)
+        readings = page.locator("figcaption .reading")
+        see(readings).to_have_count(3)
+        workers = page.get_by_role("img", name=re.compile("^Workers training: "))
+        box = workers.bounding_box()
+        assert box is not None
+        workers.hover(position={"x": 0.88 * box["width"], "y": 40})  # at 60 of 70 s
+        moment = re.compile(r"^(.*)  (.*)$")
+        said = [moment.match(text) for text in readings.all_text_contents()]
+        assert [found and found[2] for found in said] == ["0.21", "120", "2 of 4 wanted"]
+        assert len({found and found[1] for found in said}) == 1
+
+
+def test_the_charts_are_read_with_the_keyboard(visitor: Visitor) -> None:
+    with hosted(Jobs(job(curve=CURVE))) as host:
+        page = visitor.open(host.link)
+        loss, readings = page.get_by_role("img", name=re.compile("^loss: ")), page.locator("figcaption .reading")
+        loss.focus()
+        for key, value, step in (("ArrowLeft", "0.21", "120"), ("ArrowLeft", "0.4", "80"), ("Home", "2.3", "0")):
+            page.keyboard.press(key)
+            see(readings.nth(0)).to_have_text(re.compile(rf"  {re.escape(value)}$"))
+            see(readings.nth(1)).to_have_text(re.compile(rf"  {step}$"))
+        page.keyboard.press("Escape")
+        see(readings.first).to_have_text("0.21")
+
+
+def test_the_largest_numbers_fit_their_axis(visitor: Visitor) -> None:
+    with hosted(Jobs(job())) as host:
+        page = visitor.open(host.link)
+        ticks = "async (values) => (await import('./words.js')).marksOf(values)"
+        for values in ([1e12, 1.1e12, 1.2e12], [-1.25e-12, 0, 1.25e-12], [1e300, 2e300], [0, 0.5, 1], [123400, 999999]):
+            said = page.evaluate(ticks, values)
+            assert max(map(len, said)) <= 8
+            assert len(set(said)) == len(values)
+
+
+def test_time_stands_still_while_nothing_is_heard_of_the_server(visitor: Visitor) -> None:
+    later = "const then = Date.now(); Date.now = () => then + 600_000; dispatchEvent(new Event('hashchange'))"
+    cluster = Jobs(job(startTime=to_rfc3339(time.time() - 100)))
+    with hosted(cluster) as host:
+        page = visitor.open(host.link)
+        see(page.locator(".titles").first).to_contain_text(re.compile("for 1m4"))
+        cluster.trouble = UnreachableError("prod does not answer")
+        see(page.locator("#banner")).to_contain_text("prod does not answer")
+        page.evaluate(later)
+        see(page.locator(".titles").first).to_contain_text(re.compile("for 1m[45]"))
+        cluster.trouble = None
+        see(page.locator("#banner")).to_be_hidden()
+    see(page.locator("#connection")).to_have_text("Reconnecting")
+    before = page.locator(".titles").first.inner_text()
+    page.evaluate(later)
+    see(page.locator(".titles").first).to_have_text(before, use_inner_text=True)
+
+
+def test_a_script_that_reports_no_steps_is_done_when_it_is(visitor: Visitor) -> None:
+    with hosted(Jobs(job(phase="Succeeded", progress={}, completionTime=at(60)))) as host:
+        page = visitor.open(host.link)
+        see(page.locator(".far")).to_contain_text("Done; it reported no steps")
+
+
+@pytest.mark.parametrize("width", [390, 1055])
+def test_a_long_line_of_a_traceback_stays_in_its_place(visitor: Visitor, width: int) -> None:
+    lines = ["Traceback (most recent call last):", "RuntimeError: " + "x" * 3_000]
+    failed = {**FAILED, "firstFailure": {**FAILED["firstFailure"], "error": lines[-1], "lastLines": lines}}
+    with hosted(Jobs(job(**failed | {"message": lines[-1]}))) as host:
+        page = visitor.open(host.link + "#/default/digits", width=width)
+        see(page.locator(".findings")).to_contain_text("its budget allows 3 (--backoff-limit).")
+        wider = """() => [...document.querySelectorAll('#job *')]
+          .filter((node) => node.checkVisibility() && !node.closest('pre, .scroll, .uplot'))
+          .filter((node) => node.getBoundingClientRect().right > innerWidth)
+          .map((node) => node.outerHTML.slice(0, 80))"""
+        assert page.evaluate(wider) == []
+        assert page.locator("#job").evaluate("(pane) => pane.scrollWidth - pane.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_everything_is_within_reach(visitor: Visitor, width: int) -> None:
+    """What WCAG 2.2 AA asks for: a main landmark in every view, targets of 24 px, no list that only a mouse scrolls."""
+    small = """() => [...document.querySelectorAll('button, input, select')]
+      .filter((node) => node.checkVisibility())
+      .filter((node) => Math.min(node.getBoundingClientRect().width, node.getBoundingClientRect().height) < 24)
+      .map((node) => node.outerHTML)"""
+    stuck = """() => [...document.querySelectorAll('body *')]
+      .filter((node) => node.checkVisibility() && /auto|scroll/.test(getComputedStyle(node).overflow))
+      .filter((node) => node.tabIndex < 0 && !node.querySelector('a, button'))
+      .map((node) => node.outerHTML.slice(0, 80))"""
+    jobs = [job("digits", curve=CURVE), job("failed", **FAILED), *many(60)]
+    with hosted(Jobs(*jobs)) as host:
+        page = visitor.open(host.link, width=width)
+        see(page.locator("#list li").first).to_be_visible()
+        for name in ("", "digits", "failed"):
+            page.goto(page.url.partition("#")[0] + (f"#/default/{name}" if name else "#/"))
+            if name:
+                see(page.get_by_role("heading", name=name)).to_be_visible()
+            see(page.get_by_role("main")).to_be_visible()
+            assert page.evaluate(small) == []
+            assert page.evaluate(stuck) == []
+
+
 def test_updates_move_nothing(visitor: Visitor) -> None:
     cluster = Jobs(job(curve=CURVE))
     with hosted(cluster) as host:
@@ -219,6 +340,22 @@ def test_the_charts_can_be_chosen_and_read(visitor: Visitor) -> None:
         see(page.locator("figcaption").first).to_contain_text("0.21")
         loss.hover(position={"x": 64, "y": 60})
         see(page.locator("figcaption").first).to_contain_text("2.3")
+
+
+def test_a_loss_that_is_no_number_is_seen_at_a_glance(visitor: Visitor) -> None:
+    curve = {**CURVE, "metrics": {"loss": [2.3, 0.9, None, None], "accuracy": [0.1, 0.95]}}
+    lost = {"step": 120, "notFinite": {"loss": {"value": "NaN", "step": 81, "at": at(42)}}}
+    with hosted(Jobs(job(curve=curve, phase="Succeeded", completionTime=at(62), progress=lost))) as host:
+        page = visitor.open(host.link)
+        loss = page.get_by_role("img", name=re.compile("^loss: 2.3 at .*, NaN since step 81 at "))
+        see(loss).to_be_visible()
+        see(page.locator("figcaption").first).to_contain_text("NaN since step 81")
+        see(page.locator(".findings")).to_contain_text("loss NaN since step 81")
+        see(page.locator("#list li")).to_contain_text("loss NaN since step 81")
+        loss.hover(position={"x": 64, "y": 60})
+        see(page.locator("figcaption").first).to_contain_text("2.3")
+        page.get_by_role("button", name="accuracy").click()
+        see(page.get_by_role("img", name=re.compile("^accuracy: 0.1 at .*, 0.95 at "))).to_be_visible()
 
 
 @pytest.mark.parametrize("dark", [False, True])

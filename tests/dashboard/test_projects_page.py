@@ -126,12 +126,12 @@ def test_the_keyboard_is_enough_for_projects(visitor: Visitor) -> None:
         page.keyboard.press("Tab")
         see(page.locator("#to-projects")).to_be_focused()
         page.keyboard.press("Enter")
-        see(page.get_by_role("main", name="Projects")).to_be_visible()
+        see(page.get_by_role("region", name="Projects", exact=True)).to_be_visible()
         see(page.locator("#to-projects")).to_have_attribute("aria-current", "page")
         page.keyboard.press("Shift+Tab")
         see(page.get_by_text("Skip to the projects")).to_be_focused()
         page.keyboard.press("Enter")
-        see(page.get_by_role("main")).to_be_focused()
+        see(page.locator("#job")).to_be_focused()
         page.keyboard.press("Tab")
         see(page.get_by_role("link", name="vision/train")).to_be_focused()
         assert page.locator(".meter:not([aria-hidden])").count() == 0, "a bar says nothing that the words do not"
@@ -150,7 +150,7 @@ def test_projects_are_readable(visitor: Visitor, width: int, dark: bool) -> None
         page.get_by_role("link", name=re.compile("^Projects")).click()
         see(page.get_by_role("region", name="Waiting")).to_contain_text("a-job-with-a-rather-long-name")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator("main").evaluate("(main) => main.scrollWidth - main.clientWidth") <= 0
+        assert page.locator("#job").evaluate("(pane) => pane.scrollWidth - pane.clientWidth") <= 0
         assert page.evaluate(FAINT) == []
         if width == 360:
             see(page.get_by_role("navigation")).to_be_hidden()

@@ -204,7 +204,7 @@ def test_who_comes_back_is_told_what_was_missed() -> None:
     async def story(browser: Browser, cluster: Jobs) -> None:
         async with browser.events() as following:
             seen = (await following("jobs"))["id"]
-        cluster.change("job-0001", active=1)
+        cluster.change("job-0001", phase="Suspended")
         async with browser.events(seen) as following:
             news = await following("jobs")
             assert not news["whole"]

@@ -55,6 +55,17 @@ def test_a_job_that_trains_is_told_to_be_fine() -> None:
     )
 
 
+def test_a_loss_that_is_not_a_number_is_a_finding_while_it_trains_and_after() -> None:
+    lost = {"step": 120, "notFinite": {"loss": {"value": "NaN", "step": 81, "at": at(50)}}}
+    found = named(case(progress=lost))["not-finite"]
+    assert (found.severity, found.text) == (Severity.WARNING, "A metric is no finite number: loss NaN since step 81.")
+    assert [step.command for step in found.mends] == ["elasticctl checkpoints list digits"]
+    ended = case(phase="Succeeded", progress=lost, checkpoint={"step": 80})
+    assert [finding.rule for finding in diagnose(ended)] == ["succeeded", "not-finite"]
+    assert diagnose(ended)[1].mends[-1].command == "elasticctl rerun digits --from-checkpoint latest"
+    assert "not-finite" not in named(case(progress={"step": 120, "metrics": {"loss": 0.5}}))
+
+
 def test_a_failed_job_names_rank_code_error_lines_and_budget() -> None:
     found = first(case(**FAILED))
     assert found.text == (
@@ -134,38 +145,44 @@ def test_a_job_in_a_queue_says_what_kueue_says_unless_its_owner_suspended_it(
     assert (found.rule, found.text) == (rule, text)
 
 
-def test_no_room_names_who_has_it() -> None:
-    message = "waits for 1 GPU: 0 of 2 on this machine are free"
-    pods = [pod(0, reason="Unschedulable", message=message)]
-    found = first(case(*pods, phase="Pending", active=1, holders={"train": 1, "big": 4}))
-    assert found.rule == "no-room"
-    assert found.decisive
-    assert found.text == f"worker-0 {message}. Held by big (4 GPUs) and train (1 GPU)."
-    assert found.mends[0].command == "elasticctl suspend big"
-
-
-def test_no_room_for_some_is_a_warning_while_the_others_train() -> None:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes."}
-    pods = [pod(0, "Running"), pod(1, "Running"), pod(2, conditions=[condition]), pod(3, conditions=[condition])]
-    found = named(case(*pods))
-    assert found["no-room"].text == "2 workers wait for a place. worker-2 has no place: 0/3 nodes."
-    assert found["no-room"].mends[0].command == "elasticctl scale digits --to 2"
-    assert "training" in found
+def test_workers_that_wait_for_their_share_are_not_starting() -> None:
+    share = {"workers": 0, "pool": "t4", "message": "waits for 2 of 8 T4"}
+    waits = case(phase="Pending", progress={}, share=share, now=NOW + 600)
+    assert [finding.rule for finding in diagnose(waits)] == ["waiting-for-its-share"]
+    granted = case(phase="Pending", progress={}, share={"workers": 2, "since": at(650)}, now=AT + 655)
+    assert first(granted).text == "Its workers are starting: 0 of at least 1 run."
 
 
 @pytest.mark.parametrize(
-    ("reason", "rule"),
+    "status",
     [
-        ("ImagePullBackOff", "image-not-pulled"),
-        ("ErrImagePull", "image-not-pulled"),
-        ("CreateContainerConfigError", "secret-missing"),
-        ("CreateContainerError", "container-not-made"),
+        {"conditions": [{"type": "Restarting", "status": "True", "lastTransitionTime": at(654)}]},
+        {"conditions": [{"type": "Suspended", "status": "False", "lastTransitionTime": at(654)}]},
+        {"interruptions": [{"at": at(654), "worker": "digits-worker-0", "uid": "u", "cause": "Preempted"}]},
+        {"workers": [{"name": "digits-worker-0", "uid": "u", "cause": "Preempted", "endedAt": at(654)}]},
     ],
 )
-def test_a_container_that_cannot_be_made(reason: str, rule: str) -> None:
-    found = first(case(waiting(reason, 'secret "wandb" not found'), phase="Pending"))
-    assert (found.rule, found.severity) == (rule, Severity.ERROR)
-    assert 'secret "wandb" not found' in found.text
+def test_how_long_workers_take_to_start_is_counted_from_when_they_could(status: dict[str, Any]) -> None:
+    found = first(case(phase="Restarting", now=AT + 655, **status))
+    assert (found.rule, found.severity) == ("starting", Severity.INFO)
+
+
+def test_a_worker_that_waited_for_a_place_starts_when_it_has_one() -> None:
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(650)}
+    found = first(case(pod(conditions=[placed]), phase="Pending", now=AT + 655))
+    assert (found.rule, found.severity) == ("starting", Severity.INFO)
+    late = first(case(pod(conditions=[placed]), phase="Pending", now=AT + 730))
+    assert late.text == "Its workers are starting: 0 of at least 1 run. 1m20s so far."
+
+
+def test_a_storage_that_takes_nothing_is_not_all_fine() -> None:
+    activity = {"doing": "training", "since": at(1), "detail": "saves wait for file:///state: No space left on device"}
+    found = named(case(activity=activity))["not-saved"]
+    assert (found.severity, found.text) == (
+        Severity.WARNING,
+        "It trains on, but nothing is saved: saves wait for file:///state: No space left on device; the last checkpoint"
+        " is of step 100.",
+    )
 
 
 def test_a_container_that_is_being_made_is_no_trouble() -> None:
@@ -310,6 +327,16 @@ def test_without_storage_nothing_is_kept() -> None:
     container(manifest).update(command=LAUNCH, env=[])
     found = diagnose(Case(ElasticJob.from_manifest(manifest), (), NOW))
     assert "no-storage" in {finding.rule for finding in found}
+
+
+def test_a_script_that_reports_nothing_is_said_to_begin_again() -> None:
+    groups = [{"generation": n + 1, "openedAt": at(100 * n), "formedAt": at(100 * n + 10)} for n in range(3)]
+    silent: dict[str, Any] = {"progress": {}, "checkpoint": {}}
+    found = named(case(generations=groups, **silent))["begun-again"]
+    assert "3m00s were redone so far. FIX: train with Run" in found.text
+    assert "begun-again" not in named(case(generations=groups[:1], **silent))
+    assert "begun-again" not in named(case(generations=groups, progress={"step": 3}, checkpoint={}))
+    assert "begun-again" not in named(case(generations=groups, progress={}, checkpoint={"step": 3}))
 
 
 def test_steps_done_again_matter_from_one_in_twenty_on() -> None:

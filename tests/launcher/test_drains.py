@@ -72,15 +72,15 @@ def test_one_for_its_own_sake_ends_before_the_worker_is_killed(reports: Reports)
     now = [100.0]
     drain = drain_of(reports, lambda: now[0])
     drain.request()
-    drain.limit(Limits(stop_grace_s=5.0, grace_s=30.0).drain_s)
+    drain.limit(Limits(stop_grace_s=5.0).drain_s(30.0))
     assert drain.left_s() == 20.0
     now[0] += 50.0
     assert drain.left_s() == 0.0
 
 
-@pytest.mark.parametrize(("grace_s", "drain_s"), [(120.0, 110.0), (30.0, 20.0), (20.0, 10.0), (4.0, 2.0), (0.0, 0.0)])
-def test_what_stopping_leaves_of_the_grace_period(grace_s: float, drain_s: float) -> None:
-    assert Limits(stop_grace_s=5.0, grace_s=grace_s).drain_s == drain_s
+@pytest.mark.parametrize(("left_s", "drain_s"), [(120.0, 110.0), (30.0, 20.0), (20.0, 10.0), (4.0, 2.0), (0.0, 0.0)])
+def test_what_stopping_leaves_of_the_time(left_s: float, drain_s: float) -> None:
+    assert Limits(stop_grace_s=5.0).drain_s(left_s) == drain_s
 
 
 def test_ranks_that_have_made_their_last_step_are_not_asked(reports: Reports) -> None:

@@ -54,6 +54,15 @@ def test_a_script_that_cannot_be_read_is_a_permanent_failure(launch: Launch) -> 
     assert [body["permanent"] for body in handler.bodies("fail")] == [True]
 
 
+def test_arguments_that_the_script_refuses_are_a_permanent_failure(launch: Launch) -> None:
+    handler = ScriptedRendezvous({"fail": EXIT})
+    words = python("import argparse", "argparse.ArgumentParser('train.py').parse_args(['--epoch', '3'])")
+    assert launch(handler, *words) == 2
+    (body,) = handler.bodies("fail")
+    assert body["permanent"]
+    assert body["failure"]["error"] == "train.py: error: unrecognized arguments: --epoch 3"
+
+
 def test_a_killed_rank_is_reported_and_may_start_again_in_place(launch: Launch) -> None:
     handler = ScriptedRendezvous({"fail": REJOIN, "finish": DONE})
     assert launch(handler, "sh", "-c", f"{FIRST} && kill -KILL $$; exit 0") == 0

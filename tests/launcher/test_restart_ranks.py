@@ -23,15 +23,6 @@ def pids(lab: Lab, name: str) -> list[int]:
     return [int(line.split()[-1]) for line in lines]
 
 
-@pytest.fixture
-def pair(lab: Lab) -> Lab:
-    lab.add("a-0", "a-1")
-    lab.start_script("a-0")
-    lab.start_script("a-1")
-    lab.until(lambda: "rank 0 of 2" in lab.output("a-0") and "rank 1 of 2" in lab.output("a-1"))
-    return lab
-
-
 def test_two_workers_form_and_finish(pair: Lab) -> None:
     (pair.folder / "done").touch()
     assert [pair.wait(name) for name in pair.workers] == [0, 0]
@@ -78,6 +69,34 @@ def test_the_last_error_that_the_budget_allows_ends_its_worker_with_its_story(la
     assert failure.last_lines[-1] == failure.error
 
 
+VICTIM = """
+import os, time
+e = os.environ
+print(f"rank {e['RANK']} generation {e['ELASTICCTL_GENERATION']}", flush=True)
+while not os.path.exists(e["LAB"] + "/done"):
+    if e["ELASTICCTL_WORKER"] == "a-0" and e["ELASTICCTL_GENERATION"] == "1" and os.path.exists(e["LAB"] + "/lost"):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+    time.sleep(0.02)
+"""
+
+
+def test_a_lost_peer_is_one_line_in_the_log(lab: Lab) -> None:
+    lab.add("a-0", "a-1")
+    for name in ("a-0", "a-1"):
+        lab.start(name, sys.executable, "-c", VICTIM, LAB=str(lab.folder))
+    lab.until(lambda: all(f"rank {number} generation 1" in lab.output(f"a-{number}") for number in range(2)))
+    (lab.folder / "lost").touch()
+    lab.until(lambda: "Connection closed by peer" in lab.output("a-0"))
+    lab.kill("a-1")
+    lab.until(lambda: "rank 0 generation 2" in lab.output("a-0"))
+    (lab.folder / "done").touch()
+    assert lab.wait("a-0") == 0
+    assert "a peer was lost: RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer" in lab.output(
+        "a-0"
+    )
+    assert "Traceback" not in lab.output("a-0")
+
+
 def test_torchs_error_file_names_the_error(lab: Lab) -> None:
     lab.rules = GroupRules(limit=0)
     lab.add("a-0")
@@ -119,7 +138,7 @@ def test_sigterm_ends_a_script_without_the_library_at_once(lab: Lab) -> None:
     lab.workers["a-1"].terminate()
     assert lab.wait("a-1") == 143
     lab.until(lambda: "rank 0 of 1 generation 2" in lab.output("a-0"))
-    assert time.monotonic() - before < Limits(grace_s=300).drain_s / 2
+    assert time.monotonic() - before < Limits().drain_s(300.0) / 2
 
 
 def test_ranks_that_do_not_come_to_an_end_are_stopped_at_the_deadline(lab: Lab) -> None:

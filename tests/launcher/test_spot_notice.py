@@ -24,6 +24,7 @@ from elasticctl_launcher.spot_notice import (
     MetadataError,
     MetadataServer,
     NoticeWatch,
+    SpotNotice,
     check_url,
     make_source,
 )
@@ -55,7 +56,7 @@ def gcp() -> Iterator[FakeMetadata]:
         yield server
 
 
-Notices = queue.SimpleQueue[str]
+Notices = queue.SimpleQueue[SpotNotice]
 
 
 @pytest.fixture
@@ -74,6 +75,12 @@ def watch() -> Iterator[Callable[[spot_notice.NoticeSource], Notices]]:
         each.close()
 
 
+def words_of(source: spot_notice.NoticeSource) -> str:
+    notice = source.poll()
+    assert notice is not None
+    return notice.words
+
+
 def nobody() -> str:
     """A URL at which nobody listens."""
     with socket.socket() as probe:
@@ -87,7 +94,7 @@ def test_aws_gives_notice(aws: FakeMetadata, watch: Callable[..., Notices], choi
     wait_until(lambda: aws.asked.count(f"GET {ACTION_PATH}") >= 3)
     assert notices.empty(), "404 is no notice"
     aws.answers[ACTION_PATH] = 200, ACTION
-    assert notices.get(timeout=10) == INTERRUPTION
+    assert notices.get(timeout=10).words == INTERRUPTION
 
 
 @pytest.mark.parametrize("choice", [GCP, AUTO])
@@ -96,7 +103,7 @@ def test_gcp_gives_notice(gcp: FakeMetadata, watch: Callable[..., Notices], choi
     wait_until(lambda: gcp.asked.count(f"GET {PREEMPTED_PATH}") >= 3)
     assert notices.empty()
     gcp.answers[PREEMPTED_PATH] = 200, "TRUE"
-    assert notices.get(timeout=10) == "GCP preemption"
+    assert notices.get(timeout=10).words == "GCP preemption"
 
 
 def test_the_cloud_that_answers_is_the_only_one_asked_from_then_on(gcp: FakeMetadata) -> None:
@@ -113,7 +120,7 @@ def test_a_token_is_fetched_once_and_again_when_it_has_expired(aws: FakeMetadata
     aws.tokens += 1  # the one that is held is of no use any more
     assert source.poll() is None
     aws.answers[ACTION_PATH] = 200, ACTION
-    assert source.poll() == INTERRUPTION
+    assert words_of(source) == INTERRUPTION
     assert aws.tokens == 3
 
 
@@ -121,7 +128,7 @@ def test_a_recommendation_is_notice_only_when_asked_for(aws: FakeMetadata) -> No
     aws.answers[REBALANCE_PATH] = 200, '{"noticeTime": "2026-03-01T08:00:00Z"}'
     assert make_source(AWS, aws.url).poll() is None
     assert f"GET {REBALANCE_PATH}" not in aws.asked
-    assert make_source(AWS_REBALANCE, aws.url).poll() == "AWS rebalance recommendation at 2026-03-01T08:00:00Z"
+    assert words_of(make_source(AWS_REBALANCE, aws.url)) == "AWS rebalance recommendation at 2026-03-01T08:00:00Z"
 
 
 GARBAGE = ["", "<html>Log in</html>", "[]", "{}", '{"action": 7}', "TRUE", "\0\xff", "9" * 10_000]
@@ -136,7 +143,7 @@ def test_garbage_is_no_notice_and_no_end(aws: FakeMetadata, watch: Callable[...,
     wait_until(lambda: len(aws.asked) >= seen + 3)
     assert notices.empty()
     aws.answers[ACTION_PATH] = 200, ACTION
-    assert notices.get(timeout=10) == INTERRUPTION
+    assert notices.get(timeout=10).words == INTERRUPTION
 
 
 @pytest.mark.parametrize("text", ["true", "<html>TRUE</html>", "", "FALSE TRUE"])
@@ -157,7 +164,7 @@ def test_a_token_that_is_none_is_not_sent_anywhere(aws: FakeMetadata, token: str
 @pytest.mark.parametrize("time_text", ["soon", 7, None, "2026-03-01T08:22:00Z\nevil"])
 def test_what_is_no_time_is_left_out(aws: FakeMetadata, time_text: object) -> None:
     aws.answers[ACTION_PATH] = 200, json.dumps({"action": "stop", "time": time_text})
-    assert make_source(AWS, aws.url).poll() == "AWS spot interruption"
+    assert words_of(make_source(AWS, aws.url)) == "AWS spot interruption"
 
 
 @pytest.mark.parametrize("status", [500, 503, 403, 0])
@@ -170,7 +177,7 @@ def test_trouble_in_between_is_outlasted_and_said_once(
     seen = len(aws.asked)
     wait_until(lambda: len(aws.asked) >= seen + 4)
     aws.answers[ACTION_PATH] = 200, ACTION
-    assert notices.get(timeout=10) == INTERRUPTION
+    assert notices.get(timeout=10).words == INTERRUPTION
     assert len([r for r in caplog.records if "in trouble" in r.message]) == 1
 
 

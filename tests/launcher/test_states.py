@@ -19,7 +19,8 @@ S, E = LauncherState, LauncherEvent
 ON_SIGTERM = {
     S.JOINING: S.LEAVING,
     S.STARTING: S.LEAVING,
-    S.RUNNING: S.DRAINING_TO_LEAVE,
+    S.PREPARING: S.LEAVING,
+    S.RUNNING: S.NOTICED,
     S.DRAINING: S.DRAINING_TO_LEAVE,
     S.JUDGING: S.LEAVING,
     S.FINISHING: S.LEAVING,
@@ -65,7 +66,7 @@ def test_all_states_can_be_reached_and_end() -> None:
 
 
 def test_a_worker_that_has_to_go_never_joins_again() -> None:
-    assert not reachable(S.DRAINING_TO_LEAVE, S.FINISHING_TO_LEAVE, S.LEAVING, S.FAILING) & {
+    assert not reachable(S.NOTICED, S.DRAINING_TO_LEAVE, S.FINISHING_TO_LEAVE, S.LEAVING, S.FAILING) & {
         S.JOINING,
         S.STARTING,
         S.RUNNING,
@@ -75,7 +76,8 @@ def test_a_worker_that_has_to_go_never_joins_again() -> None:
 def test_ranks_are_started_only_in_a_group_that_has_formed_anew() -> None:
     assert {(state, event) for state, event, after in edges() if after is S.STARTING} == {(S.JOINING, E.GROUP_FORMED)}
     assert {(state, event) for state, event, after in edges() if after is S.JOINING} == {
-        (S.RESTARTING, E.RANKS_STOPPED)
+        (S.RESTARTING, E.RANKS_STOPPED),
+        (S.PREPARING, E.RANKS_PREPARED),
     }
 
 

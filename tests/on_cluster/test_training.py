@@ -193,7 +193,7 @@ def test_a_node_that_is_drained_costs_no_step(digits: Trainer, budget: int) -> N
     assert node not in {pod["spec"]["nodeName"] for pod in digits.pods() if is_staying(pod)}
     lost = wait_until(lambda: recovered(digits, before), 60)
     assert {item.worker for item in lost} == on_it
-    assert {item.cause for item in lost} <= {Cause.DELETED, Cause.PREEMPTED}
+    assert {item.cause for item in lost} == {Cause.DRAINED}
     assert [item.steps_redone for item in lost] == [0] * len(on_it)
 
 

@@ -69,7 +69,7 @@ def test_the_folder_and_a_secret_reach_every_worker(replicas: Replicas, state: P
         assert "planted" not in elasticctl("describe", NAME, "-o", "json").out
         (project / "lib/version.py").write_text("NUMBER = 2\n")
         (state / "rank-0").unlink()
-        again = elasticctl("rerun", NAME, "--wait", timeout_s=300)
+        again = elasticctl("rerun", NAME, "--same-code", "--wait", timeout_s=300)
         assert again.code == 0, again
         assert (state / "rank-0").read_text() == "1 True True"
     finally:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from elasticctl_store import parallel
-from elasticctl_train.checkpoint.buffers import Copier
+from elasticctl_train.checkpoint.memory.copying import Copier
 
 
 def test_only_those_it_is_bound_to_count() -> None:

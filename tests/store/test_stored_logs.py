@@ -172,7 +172,8 @@ def test_jobs_and_workers_are_told_apart(many: LocalStorage) -> None:
     assert len(stored_logs.find(many, "job-uid-2")) == 1
 
 
-def test_the_command_line_reads_them_from_a_bucket(cloud: Cloud) -> None:
+def test_the_command_line_reads_them_from_a_bucket(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.name_endpoint(monkeypatch)
     lines = [Line(n + 1, 1_770_000_000.0 + n, 0, f"line {n}") for n in range(2_000)]
     for first in range(0, 2_000, 500):
         cloud.open().put(LIFE.key(first + 1), [stored_logs.compress(stored_logs.encode(lines[first : first + 500]))])

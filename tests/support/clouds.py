@@ -31,6 +31,11 @@ class Cloud:
             self.opened[patience] = storages.open(self.url, patience)
         return self.opened[patience]
 
+    def name_endpoint(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have the environment name its endpoint, as who reads what jobs keep there has to."""
+        variable = {"s3": "AWS_ENDPOINT_URL_S3", "gs": "STORAGE_EMULATOR_HOST"}[self.gate.scheme]
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{self.gate.port}")
+
 
 @pytest.fixture(scope="session")
 def server_ports() -> Iterator[servers.Ports]:

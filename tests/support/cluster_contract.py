@@ -97,6 +97,7 @@ class ClusterContract:
         assert phase(cluster, "short") == "Succeeded"
         for worker in ("short-worker-0", "short-worker-1"):
             texts = [line.text for line in lines if line.worker == worker]
+            assert "aside" in texts, (worker, lines)
             texts.remove("aside")  # of two outputs, only each one's order is kept
             assert texts == ["one", "two", "three"]
         # Followed lines come as they are found, read ones by time: the order is promised for each worker only.
@@ -144,16 +145,15 @@ class ClusterContract:
         before = {pod["metadata"]["uid"] for pod in running(cluster, "evicted")}
         cluster.evict_pod("default", "evicted-worker-1", grace_s=30.0)
         wait_until(lambda: len({pod["metadata"]["uid"] for pod in running(cluster, "evicted")} | before) == 3, 60)
+        # Its successor, which has another name where it came first, may run before it has ended.
+        wait_until(lambda: cluster.get_job("default", "evicted")["status"].get("restarts"), 60)
         status = cluster.get_job("default", "evicted")["status"]
-        assert (sum(status["restarts"].values()), status["failures"]) == (1, 0)
-        assert set(status["restarts"]) == {"Preempted"}
-        if self.KEEPS_LOGS:
-            assert "told" in [line.text for line in cluster.logs("default", "evicted", LogQuery(previous=True))]
-        else:
+        assert (status["restarts"], status["failures"]) == ({"Preempted": 1}, 0)
+        if not self.KEEPS_LOGS:
             with pytest.raises(NotFoundError, match="earlier incarnations"):
                 list(cluster.logs("default", "evicted", LogQuery(previous=True)))
         said = [line.text for line in cluster.logs("default", "evicted", LogQuery(everything=True))]
-        assert said.count("told") == self.KEEPS_LOGS
+        assert said.count("told") in ((1,) if self.KEEPS_LOGS else (0, 1)), "its pod may be gone, or not yet"
 
     def test_a_worker_that_is_evicted_without_grace_is_killed(self, cluster: Cluster) -> None:
         script = f"trap 'echo told' TERM; echo here; {FOREVER}"

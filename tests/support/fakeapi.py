@@ -60,6 +60,7 @@ class FakeApi:
         self.requests: list[Request] = []
         self.refuse: Callable[[Request], tuple[int, Any, dict[str, str]] | None] = lambda request: None
         self.streams = 0
+        self.user = "maria@example.org"
         self._changes: list[tuple[int, str, Object]] = []
         self._versions = itertools.count(1)
         self.changed = threading.Condition()
@@ -146,7 +147,11 @@ class FakeApi:
 
     def _create(self, path: str, request: Request) -> tuple[int, Any]:
         item = json.loads(json.dumps(request.body))
-        key = f"{path}/{item['metadata']['name']}"
+        if path.endswith("/selfsubjectreviews"):
+            return 201, {"status": {"userInfo": {"username": self.user}}}
+        metadata = item["metadata"]
+        metadata.setdefault("name", f"{metadata.get('generateName', '')}{len(self.objects)}")
+        key = f"{path}/{metadata['name']}"
         if key in self.objects:
             return _status(409, "AlreadyExists", f'"{item["metadata"]["name"]}" already exists')
         item["metadata"] |= {"generation": 1, "creationTimestamp": to_rfc3339(float(int(time.time())))}

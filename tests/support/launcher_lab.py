@@ -22,6 +22,8 @@ from aiohttp.typedefs import Handler
 from elasticctl.api.codec import Manifest
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.blame import GroupRules
+from elasticctl_controller.core.notices import Leaving
+from elasticctl_controller.rendezvous.listening import Door
 from elasticctl_controller.rendezvous.service import RendezvousService
 from tests.support.forked_launcher import ForkedLauncher
 from tests.support.jobs import LIGHT
@@ -60,6 +62,8 @@ while not os.path.exists(e["LAB"] + "/done"):
             file.write("x")
         for rank in range(int(e["WORLD_SIZE"])):
             while not os.path.exists(counter + str(rank)) or os.path.getsize(counter + str(rank)) < steps:
+                if os.path.exists(e["LAB"] + "/done"):
+                    break  # the other has seen it first
                 time.sleep(0.01)
         report("progress", steps)
     time.sleep(0.02)
@@ -98,15 +102,14 @@ class Site:
 
         app = self.service.app()
         app.middlewares.append(note_verb)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.UnixSite(runner, str(self.path), backlog=1024).start()
+        door = Door(app, self.service)
+        await door.open_unix(str(self.path))
         host, port = self.address.split(":")
-        await web.TCPSite(runner, host, int(port), backlog=1024).start()
+        await door.open_tcp(host, int(port))
         self._started.set()
         while not self._stop.is_set():
             await asyncio.sleep(0.02)
-        await runner.cleanup()
+        await door.cleanup()
 
     def stop(self) -> None:
         self._stop.set()
@@ -122,6 +125,8 @@ class Lab:
         self.site = Site(folder / "r.sock")
         self.alive: dict[str, str] = {}
         self.rules = GroupRules()
+        self.leaving = Leaving()
+        self.minimum = 1
         self.workers: dict[str, subprocess.Popen[bytes] | ForkedLauncher] = {}
         (folder / "token").write_text(TOKEN)
 
@@ -131,7 +136,8 @@ class Lab:
             status=status or JobStatus(),
             job_uid=JOB_UID,
             alive=dict(self.alive),
-            minimum=1,
+            minimum=self.minimum,
+            leaving=self.leaving,
             rules=self.rules,
         )
 
@@ -209,9 +215,19 @@ class Lab:
         self.site.stop()
 
 
-@pytest.fixture
-def lab() -> Iterator[Lab]:
+def _make_lab() -> Iterator[Lab]:
     with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as folder:
         made = Lab(Path(folder))
         yield made
         made.close()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    yield from _make_lab()
+
+
+@pytest.fixture
+def another_lab() -> Iterator[Lab]:
+    """With a job of its own."""
+    yield from _make_lab()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from elasticctl_train.data.plan import Cursor, EpochPlan
+from elasticctl_train.metrics import Metrics, NotFinite
 from elasticctl_train.progress import Progress, Reporter
 
 
@@ -73,9 +74,10 @@ def test_progress_tells_steps_to_go_speed_and_metrics(listener: socket.socket) -
     assert second["total_steps"] == 9
     assert second["samples_per_s"] > 0
     assert "metrics" not in second
-    progress.send(Cursor(step=5, epoch=1, position=16), {"accuracy": 0.5})
+    progress.metrics.note(5, {"accuracy": 0.5})
+    progress.send(Cursor(step=5, epoch=1, position=16))
     third = received(listener)
-    assert (third["total_steps"], third["metrics"]) == (9, {"accuracy": 0.5})
+    assert (third["total_steps"], third["metrics"]) == (9, {"loss": 0.25, "accuracy": 0.5})
     reporter.close()
 
 
@@ -88,9 +90,41 @@ def test_steps_of_accumulated_gradients_are_counted_as_one(listener: socket.sock
     reporter.close()
 
 
-def test_a_metric_json_has_no_word_for_is_left_out(listener: socket.socket) -> None:
+def test_metrics_that_are_no_numbers_are_reported_with_the_step_since_when(listener: socket.socket) -> None:
     reporter = Reporter(0, environment(listener))
     progress = Progress(reporter)
-    progress.note({"loss": float("nan"), "best": float("inf"), "accuracy": torch.tensor(0.5)})
-    assert progress.metrics == {"accuracy": 0.5}
+    losses = [2.0, float("inf"), torch.tensor(float("nan")), float("nan")]
+    for step, loss in enumerate(losses, start=80):
+        progress.step(Cursor(step=step), 8, loss)
+        received(listener)
+    progress.metrics.note(84, {"best": float("-inf"), "accuracy": torch.tensor(0.5)})
+    progress.send(Cursor(step=84))
+    assert received(listener)["metrics"] == {
+        "loss": {"value": "NaN", "since_step": 81},
+        "best": {"value": "-inf", "since_step": 84},
+        "accuracy": 0.5,
+    }
+    progress.metrics.note(85, {"loss": 1.5})
+    progress.send(Cursor(step=85))
+    assert received(listener)["metrics"]["loss"] == 1.5
     reporter.close()
+
+
+def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor whose values a processor has to wait for: that happens for all of them at once."""
+    monkeypatch.setattr("elasticctl_train.metrics._is_elsewhere", lambda loss: True)
+    metrics = Metrics()
+    stacked = []
+    monkeypatch.setattr(torch, "stack", lambda parts, stack=torch.stack: stacked.append(len(parts)) or stack(parts))
+    metrics.add_loss(1, torch.tensor(1.0))
+    values = [1.0, 1.0, float("nan"), float("nan")]
+    for step, value in enumerate(values, start=2):
+        metrics.add_loss(step, torch.tensor(value))
+    assert (stacked, metrics.not_finite) == ([1], {})
+    metrics.look()
+    assert (stacked, metrics.not_finite) == ([1, 4], {"loss": NotFinite("NaN", 4)})
+    for step in range(1000):
+        metrics.add_loss(step, torch.tensor(1.0, dtype=torch.float16 if step == 500 else torch.float32))
+    assert max(stacked) <= 256
+    metrics.look()
+    assert metrics.not_finite == {}

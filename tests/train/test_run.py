@@ -17,9 +17,9 @@ import torch
 from torch.utils.data import Dataset
 
 from elasticctl_store.checkpoints.commits import read_commits
-from elasticctl_store.errors import DataError, FencedError, RestoreError, SaveError, StateError
+from elasticctl_store.errors import DataError, FencedError, NotFiniteError, RestoreError, SaveError, StateError
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train import Run, SavePolicy, TrainError
+from elasticctl_train import Checkpointer, Label, Run, SavePolicy, TrainError
 from tests.support.train.programs import Numbers
 from tests.support.train.states import same
 
@@ -220,6 +220,15 @@ def test_all_that_a_loop_may_have_comes_back(tmp_path: Path) -> None:
         left = ended
 
 
+def test_a_checkpoint_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 1)
+    kept = Checkpointer(LocalStorage(tmp_path))
+    kept.save({"model": model.state_dict()}, Label(1))
+    assert kept.settle()
+    with pytest.raises(RestoreError, match="something other than Run has saved it"):
+        Run(str(tmp_path), model=model)
+
+
 def test_the_older_of_two_runs_on_one_url_stops(tmp_path: Path) -> None:
     old = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP)
     young = Run(str(tmp_path), model=torch.nn.Linear(1, 1), save=EVERY_STEP)
@@ -239,6 +248,76 @@ def test_an_end_that_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
         run.finish()
 
 
+def test_a_save_that_failed_is_told_until_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "agent"))
+        listening.settimeout(20)
+        monkeypatch.setenv("ELASTICCTL_AGENT_SOCKET", listening.getsockname())
+
+        def unsaved() -> str:
+            messages = (json.loads(listening.recv(65536)) for _ in range(1000))
+            return next(str(message["reason"]) for message in messages if message["kind"] == "unsaved")
+
+        with Run(str(state), model=torch.nn.Linear(1, 1), save=EVERY_STEP) as run:
+            (state / "data").write_text("in the way")
+            run.step()
+            assert "cannot write" in unsaved()
+            (state / "data").unlink()
+            while run._session.busy:
+                time.sleep(0.001)
+            run.step()
+            assert unsaved() == ""
+
+
+def diverge(url: str, at: int = 4) -> None:
+    """Train until the end, with a loss that is NaN from step `at` on; every step is to be saved."""
+    model = torch.nn.Linear(1, 1)
+    with Run(url, model=model, optimizer=torch.optim.SGD(model.parameters()), save=EVERY_STEP) as run:
+        for _ in run.epochs(1):
+            for _ in run.loader(Numbers(40), global_batch=4):
+                run.step(loss=float("nan") if run.steps_done >= at - 1 else 1.0)
+                while run._session.busy:
+                    time.sleep(0.001)
+
+
+def test_a_loss_that_is_not_a_number_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="elasticctl_train"):
+        diverge(tmp_path.as_uri())
+    assert [text for text in caplog.messages if "NaN" in text] == ["the loss is NaN since step 4"]
+    assert next(iter(read_commits(LocalStorage(str(tmp_path))))).step == 10
+
+
+def test_a_loss_that_is_not_a_number_ends_a_job_that_is_to_stop_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICCTL_ON_NAN", "stop")
+    with pytest.raises(NotFiniteError, match="the loss is NaN since step 4, and the job was told to stop then"):
+        diverge(tmp_path.as_uri())
+    assert next(iter(read_commits(LocalStorage(str(tmp_path))))).step == 3
+
+
+def test_a_checkpoint_whose_parameters_are_not_finite_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    model.register_buffer("mask", torch.full((2, 2), float("-inf")))  # as attention has them
+    with Run(str(tmp_path), model=model, save=EVERY_STEP) as run:
+        for bad in (None, float("nan"), float("inf")):
+            if bad is not None:
+                model[1].weight.data.fill_(bad)
+            run.step()
+            while run._session.busy:
+                time.sleep(0.001)
+    found = {commit.step: commit.not_finite for commit in read_commits(LocalStorage(str(tmp_path)))}
+    assert found == {1: (), 2: ("model/1.weight",), 3: ("model/1.weight",)}
+    assert "in the checkpoint of step 2 parameters are NaN or infinite: model/1.weight" in caplog.text
+
+
+def test_what_to_do_about_it_has_to_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICCTL_ON_NAN", "explode")
+    with pytest.raises(TrainError, match="ELASTICCTL_ON_NAN=explode: give warn or stop"):
+        diverge(tmp_path.as_uri())
+
+
 def test_finish_is_idle_the_second_time(tmp_path: Path) -> None:
     with Run(str(tmp_path), model=torch.nn.Linear(1, 1)) as run:
         run.step()
@@ -254,7 +333,7 @@ def test_finish_is_idle_the_second_time(tmp_path: Path) -> None:
         ({"model": torch.nn.Sequential(torch.nn.Linear(1, 1))}, "2 are missing in it: 0.weight, 0.bias; 2 are unexpec"),
         (
             {"model": torch.nn.Linear(1, 1), "ema": torch.nn.Linear(1, 1)},
-            "the checkpoint has no 'ema', only model. FIX: use another storage URL",
+            "this run: the checkpoint has no 'ema', only model. FIX: restore the code, or use another storage URL",
         ),
     ],
 )
@@ -266,11 +345,53 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, parts: dict[st
     assert len(list(read_commits(LocalStorage(tmp_path)))) == 1
 
 
-def test_a_part_that_is_no_longer_given_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Run(str(tmp_path), model=torch.nn.Linear(1, 1), ema=torch.nn.Linear(1, 1)) as run:
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_what_a_changed_run_takes_over_is_the_users_choice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    saved = torch.nn.Linear(1, 1)
+    with Run(str(tmp_path), model=saved, ema=torch.nn.Linear(1, 1)) as run:
         run.step()
-    Run(str(tmp_path), model=torch.nn.Linear(1, 1)).finish()
-    assert "the checkpoint also holds 'ema'" in caplog.text
+    model = torch.nn.Linear(1, 1)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RestoreError, match=r"also holds 'ema'.* choose by Run\(…, resume=…\) or \$ELASTICCTL_RESUME: "):
+        Run(str(tmp_path), model=model)
+    assert same(dict(model.state_dict()), dict(before))
+    if by == "variable":
+        monkeypatch.setenv("ELASTICCTL_RESUME", "model-only")
+    with Run(str(tmp_path), model=model, resume="ignore" if by == "argument" else None) as run:
+        assert run.steps_done == 1
+        run.step()
+    assert same(dict(model.state_dict()), dict(saved.state_dict()))
+    assert "although it does not fit this run: the checkpoint also holds 'ema'" in caplog.text
+    monkeypatch.delenv("ELASTICCTL_RESUME", raising=False)
+    assert Run(str(tmp_path), model=torch.nn.Linear(1, 1)).steps_done == 2  # what was saved since then fits
+
+
+def test_a_choice_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICCTL_RESUME", "all")
+    with pytest.raises(TrainError, match="give one of strict, ignore, model-only"):
+        Run(str(tmp_path), model=torch.nn.Linear(1, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.ASGD])
+def test_a_model_whose_layers_are_made_in_another_order_goes_on_the_same(tmp_path: Path, kind: Any) -> None:
+    def trained(url: str, order: str, steps: int) -> dict[str, Any]:
+        torch.manual_seed(1)
+        layers = {name: torch.nn.Linear(3, 3) for name in "ab"}
+        model = torch.nn.ModuleDict({name: layers[name] for name in order})
+        with Run(url, model=model, optimizer=kind(model.parameters(), lr=0.1), save=EVERY_STEP) as run:
+            while run.steps_done < steps:
+                loss = layers["b"](layers["a"](torch.ones(2, 3))).square().sum()
+                run._parts["optimizer"].zero_grad()  # type: ignore[attr-defined]
+                loss.backward()
+                run._parts["optimizer"].step()  # type: ignore[attr-defined]
+                run.step()
+        return {name: layer.state_dict() for name, layer in layers.items()}
+
+    trained(str(tmp_path / "a"), "ab", 2)
+    assert same(trained(str(tmp_path / "a"), "ba", 5), trained(str(tmp_path / "b"), "ab", 5))
 
 
 class Opaque(torch.nn.Linear):

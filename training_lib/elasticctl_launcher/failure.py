@@ -18,7 +18,7 @@ from typing import Any
 
 from elasticctl_launcher.hangs.watch import Hang
 from elasticctl_launcher.rank_processes import Rank
-from elasticctl_launcher.ranks.evidence import find_final_exception, last_error_line
+from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_use, last_error_line
 
 APPLICATION, COLLATERAL, KILLED, STUCK = "application", "collateral", "killed", "stuck"
 PREEMPTED = "preempted"
@@ -38,7 +38,8 @@ class WorkerFailure:
 
     `verdict` is the launcher's guess until the service has decided. `exit_code` is the launcher's own, 1 to 255: a
     failure never looks like a success. Raises ValueError for any other. `permanent`: starting again cannot help.
-    `stopping`: the rank ended while it was being stopped, and not by that. `ended_at` is of time.monotonic.
+    `stopping`: the rank ended while it was being stopped, and not by that. `stays`: no rank has ended, and the worker
+    may go on in its processes. `ended_at` is of time.monotonic.
     """
 
     verdict: str
@@ -51,6 +52,7 @@ class WorkerFailure:
     last_lines: tuple[str, ...] = ()
     permanent: bool = False
     stopping: bool = False
+    stays: bool = False
     ended_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ class WorkerFailure:
             signal=_signal_name(-code) if code < 0 else "",
             error=error,
             last_lines=lines[-MAX_LINES:],
-            permanent=code == 1 and final is not None and final.is_permanent,
+            permanent=(code == 1 and final is not None and final.is_permanent) or is_wrong_use(code, lines),
             stopping=not rank.ended_unasked,
             ended_at=time.monotonic() if rank.ended_at is None else rank.ended_at,
         )
@@ -100,6 +102,11 @@ class WorkerFailure:
         return cls(PREEMPTED, worker, generation, 128 + signal.SIGTERM, signal="SIGTERM", error=why)
 
     @classmethod
+    def of_lost_peers(cls, worker: str, generation: int, why: str) -> WorkerFailure:
+        """A rank that stays in its process has lost the connection to others: `why` is what broke."""
+        return cls(COLLATERAL, worker, generation, 1, error=why, stays=True)
+
+    @classmethod
     def of_suspended(cls, worker: str, generation: int, rank: Rank) -> WorkerFailure:
         """A rank is alive, but was stopped from outside and holds up the group."""
         error = f"rank {rank.rank} was stopped (SIGSTOP) and held up the group"
@@ -118,6 +125,7 @@ class WorkerFailure:
     def describe(self) -> str:
         """One line: the signal or exit code, and the error."""
         how = f"killed by {self.signal}" if self.signal else f"exit code {self.exit_code}"
+        how = "a peer was lost" if self.stays else how
         return f"{how}: {self.error}" if self.error else how
 
     def to_report(self) -> dict[str, Any]:

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from elasticctl_launcher import spot_notice, worker_output
 from elasticctl_launcher.failure import APPLICATION, WorkerFailure
+from elasticctl_launcher.hangs.look import POD_VARIABLE, look_at_ranks
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
 from elasticctl_launcher.ranks.drain import DEFAULT_GRACE_S, Limits
+from elasticctl_launcher.ranks.setup import set_up
 from elasticctl_launcher.ranks.starter import RankStarter, shared_environment
 from elasticctl_launcher.service.client import client_from_environment
 from elasticctl_launcher.service.heartbeat import Heartbeat
@@ -38,6 +42,9 @@ REQUIRED = ("ELASTICCTL_JOB", "ELASTICCTL_POD_UID", "ELASTICCTL_RDZV_ENDPOINT", 
 def main(argv: list[str] | None = None) -> int:
     """Run the launcher; returns the worker's exit code: 0, the failed rank's, or 143 after SIGTERM."""
     options = _parser().parse_args(argv)
+    if options.stacks:
+        sys.stdout.write(json.dumps(look_at_ranks(os.environ.get(POD_VARIABLE, ""))) + "\n")
+        return 0
     output = WorkerOutput()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[OutputHandler(output)])
     for noisy in ("torch", "torch.distributed.elastic", "botocore"):
@@ -62,13 +69,18 @@ def main(argv: list[str] | None = None) -> int:
         stack.enter_context(contextlib.closing(heartbeat))
         try:
             workspace = unpack_workspace(os.environ)
+            if workspace is not None:
+                stack.enter_context(contextlib.closing(workspace))
+                command = workspace.enter(command, os.environ)
+            folder = workspace.folder if workspace is not None else Path.cwd()
+            setup = set_up(os.environ, folder, output.print_message)
+            if setup is not None:
+                stack.enter_context(contextlib.closing(setup))
+                command = setup.translate(command)
         except TrainError as error:
             output.print_message(str(error))
             WorkerFailure(APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
             return EXIT_FAILED
-        if workspace is not None:
-            stack.enter_context(contextlib.closing(workspace))
-            command = workspace.enter(command, os.environ)
         return _train(command, options, output, heartbeat, uploader.hurry if uploader else lambda: None)
 
 
@@ -208,6 +220,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="WHEN",
         help="whether to store the log in the job's storage too, where it outlives this machine: on, off, or auto, "
         "which is on unless the storage is a folder on this machine's local cluster",
+    )
+    parser.add_argument(
+        "--stacks",
+        action="store_true",
+        help="run nothing, but print the Python stacks of the ranks of this worker, as JSON",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the training command, after --")
     return parser

@@ -12,7 +12,7 @@ from elasticctl_launcher.states import LauncherEvent
 
 @dataclass(frozen=True, slots=True)
 class SigtermReceived:
-    """This process got SIGTERM."""
+    """This process got SIGTERM, or word that it has to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,22 @@ class RankDrained:
 
     generation: int
     global_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLostPeers:
+    """A rank that can stay in its process has lost the connection to others."""
+
+    generation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankDeclined:
+    """A rank that could have stayed in its process has to be started again."""
+
+    generation: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,9 @@ class RanksHung:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAnnounced:
-    """The rendezvous service says that the group has changed (GENERATION_STALE) or will (DRAIN_REQUESTED)."""
+    """The rendezvous service says that the group has changed (GENERATION_STALE) or will (DRAIN_REQUESTED), or that this
+    worker has to go now (LEAVE_DUE).
+    """
 
     generation: int
     event: LauncherEvent
@@ -71,6 +89,8 @@ Notification = (
     SigtermReceived
     | RankExited
     | RankDrained
+    | RankLostPeers
+    | RankDeclined
     | TrainingDone
     | RanksStandStill
     | RanksHung

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticctl_launcher.ranks.last_words import LastWords
 from elasticctl_launcher.ranks.output import RankOutput
 from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.system import MemoryKills
@@ -80,21 +81,28 @@ class RankGroup:
         for local_rank, (global_rank, environment) in enumerate(environments):
             rank = Rank(local_rank, global_rank, self._starter.start(environment))
             self.ranks.append(rank)
-            prefix = f"[rank{global_rank}] " if len(environments) > 1 else ""
             if rank.process.stdout is not None:
-                rank.output = RankOutput(rank.process.stdout, self._reader(rank, prefix))
+                rank.output = RankOutput(rank.process.stdout, self._reader(rank, len(environments) > 1))
             rank.waiter = threading.Thread(target=self._wait_for_exit, args=(rank,), name="rank-exit", daemon=True)
             rank.waiter.start()
+
+    def renumber(self, global_ranks: Sequence[int]) -> None:
+        """The same processes are other ranks, of the next generation."""
+        for rank, number in zip(self.ranks, global_ranks, strict=True):
+            rank.rank = number
+            rank.last_lines.clear()  # what they said of the last one explains nothing in the next
+            rank.signals = ()
 
     def suspended(self) -> list[Rank]:
         """Ranks that were stopped from outside (SIGSTOP, a debugger): alive, but they will not move by themselves."""
         return [rank for rank in self.ranks if rank.code is None and _is_stopped(rank.process.pid)]
 
-    def stop(self, grace_s: float) -> list[Rank]:
+    def stop(self, grace_s: float, *, peers_ended: bool = False) -> list[Rank]:
         """Send SIGTERM to every rank, and SIGKILL to what is left of them after `grace_s`; returns when all are gone.
 
         Returns the ranks in the order in which they ended, those first that had ended before. A rank that does not end
-        within `KILL_WAIT_S` of SIGKILL is left behind, with a word in the log; its `code` stays None.
+        within `KILL_WAIT_S` of SIGKILL is left behind, with a word in the log; its `code` stays None. Where
+        `peers_ended`, what broken connections have ended is told of in one line.
         """
         if self.suspended():
             grace_s = 0.0  # they would not notice
@@ -112,7 +120,10 @@ class RankGroup:
                     rank.process.pid,
                 )
             if rank.output is not None:
-                rank.output.close()
+                rank.output.close(peers_ended=peers_ended and rank.code not in (None, 0))
+        for rank in self.ranks:
+            if rank.output is not None:
+                rank.output.wait_for_last_words()
         stopped, self.ranks = self.ranks, []
         return sorted(stopped, key=lambda rank: float("inf") if rank.ended_at is None else rank.ended_at)
 
@@ -131,12 +142,15 @@ class RankGroup:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.process.pid, signal.SIGKILL)
 
-    def _reader(self, rank: Rank, prefix: str) -> Callable[[str], None]:
-        def read(line: str) -> None:
-            rank.last_lines.append(line)
-            self._on_line(rank.rank, f"{prefix}{line}")
+    def _reader(self, rank: Rank, is_one_of_several: bool) -> LastWords:
+        def print_line(line: str) -> None:
+            self._on_line(rank.rank, f"[rank{rank.rank}] {line}" if is_one_of_several else line)
 
-        return read
+        def note_line(line: str) -> None:
+            if not line.endswith("\r"):  # a progress bar on its way
+                rank.last_lines.append(line)
+
+        return LastWords(note_line, print_line)
 
     def _wait_for_exit(self, rank: Rank) -> None:
         code = rank.process.wait()

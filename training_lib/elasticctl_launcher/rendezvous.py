@@ -58,6 +58,14 @@ class GroupFinished(RendezvousGracefulExitError):
     """The ranks of all members have succeeded: there will be no further generation."""
 
 
+class RanksWanted(RendezvousGracefulExitError):
+    """The group, of so many `others`, does not wait for this worker: it is to start its ranks, and join then."""
+
+    def __init__(self, others: int) -> None:
+        super().__init__("the ranks of this worker have to be started first")
+        self.others = others
+
+
 class WorkerRemoved(RendezvousClosedError):
     """The job is over, or this worker is no longer part of it. That is nobody's failure."""
 
@@ -75,10 +83,13 @@ class WorkerIdentity:
 class ServiceRendezvous(RendezvousHandler):
     """A RendezvousHandler that leaves all decisions to the service.
 
+    `prepared`: this worker's ranks run already, or need not; a caller that sets it to False handles RanksWanted.
+
     `join_timeout_s` limits the wait for a group; 0: none. `heartbeat`, if any, says what the launcher does.
 
     `on_stale(generation)` and `on_drain(generation)` are called from a thread when that generation is over, or is to
-    drain. Without `on_drain` (stock torchrun) a generation that is to drain is over at once.
+    drain, `on_leave(generation)` instead of the latter where this worker is not to join again. Without `on_drain`
+    (stock torchrun) a generation that is to drain is over at once.
     """
 
     def __init__(
@@ -91,11 +102,13 @@ class ServiceRendezvous(RendezvousHandler):
         self.client, self.identity, self.heartbeat = client, identity, heartbeat
         self.poll: Poll = heartbeat.poll if heartbeat else lambda verb, body: client.call(verb, body, POLL_TIMEOUT_S)
         self.generation = 0
+        self.prepared = True
         self.stale = threading.Event()
         self.stale_reason = ""
         self.members: list[dict[str, Any]] = []
         self.on_stale: Callable[[int], None] | None = None
         self.on_drain: Callable[[int], None] | None = None
+        self.on_leave: Callable[[int], None] | None = None
         self._join_timeout_s = join_timeout_s
         self._server: TCPStore | None = None
         self._watched = 0
@@ -166,7 +179,7 @@ class ServiceRendezvous(RendezvousHandler):
             self.heartbeat.say(doing, self.generation)
 
     def _join(self, port: int) -> Mapping[str, Any]:
-        body = {**asdict(self.identity), "port": port, "generation": self.generation}
+        body = {**asdict(self.identity), "port": port, "generation": self.generation, "prepared": self.prepared}
         deadline = time.monotonic() + (self._join_timeout_s or math.inf)
         refused_since: float | None = None
         backoff = Backoff()
@@ -188,6 +201,8 @@ class ServiceRendezvous(RendezvousHandler):
                 raise GroupFinished("the ranks of all workers have succeeded")
             if answer.get("state") == "formed":
                 return answer
+            if answer.get("state") == "prepare":
+                raise RanksWanted(int(answer["ranks"]))
         raise RendezvousTimeoutError(f"the group did not form within {self._join_timeout_s:.0f} s (--join-timeout)")
 
     def _is_final(self, refusal: ServiceRefused, refused_s: float) -> bool:
@@ -224,7 +239,8 @@ class ServiceRendezvous(RendezvousHandler):
                 self.stale_reason = str(answer.get("reason", ""))
                 if state == "drain" and self.on_drain is not None:
                     body["draining"] = True
-                    self.on_drain(generation)
+                    leaves = answer.get("leave") is True
+                    ((self.on_leave if leaves else None) or self.on_drain)(generation)
                     continue
                 self.stale.set()
                 if self.on_stale is not None:

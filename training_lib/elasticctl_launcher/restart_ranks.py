@@ -29,8 +29,10 @@ from elasticctl_launcher.failure import APPLICATION, COLLATERAL, STUCK, WorkerFa
 from elasticctl_launcher.hangs.watch import Hang
 from elasticctl_launcher.notifications import (
     Notification,
+    RankDeclined,
     RankDrained,
     RankExited,
+    RankLostPeers,
     RanksHung,
     RanksStandStill,
     ServiceAnnounced,
@@ -42,16 +44,20 @@ from elasticctl_launcher.rank_processes import Rank
 from elasticctl_launcher.ranks.drain import Limits
 from elasticctl_launcher.ranks.local import LocalRanks
 from elasticctl_launcher.ranks.starter import WARM_S, RankStarter
-from elasticctl_launcher.rendezvous import GroupFinished, ServiceRendezvous, WorkerRemoved
+from elasticctl_launcher.rendezvous import GroupFinished, RanksWanted, ServiceRendezvous, WorkerRemoved
 from elasticctl_launcher.service.heartbeat import Doing
-from elasticctl_launcher.service.questions import DONE, EXIT, REJOIN, TELL_TIMEOUT_S, Inquiries, Question
+from elasticctl_launcher.service.leaving import BY_SIGNAL, Leaving
+from elasticctl_launcher.service.questions import DONE, EXCUSED, EXIT, REJOIN, TELL_TIMEOUT_S, Inquiries, Question
+from elasticctl_launcher.spot_notice import SpotNotice
 from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherState, transition
 from elasticctl_launcher.worker_output import WorkerOutput
 
 SPARE_DELAY_S = 2.0
 """Spares are started once a generation has run this long, because its own start needs the processor first."""
 DOING: Mapping[LauncherState, Doing] = {
+    LauncherState.PREPARING: Doing.PREPARING,
     LauncherState.RUNNING: Doing.RUNNING,
+    LauncherState.NOTICED: Doing.RUNNING,
     LauncherState.DRAINING: Doing.DRAINING,
     LauncherState.DRAINING_TO_LEAVE: Doing.DRAINING,
     LauncherState.JUDGING: Doing.STOPPING,
@@ -64,6 +70,7 @@ DOING: Mapping[LauncherState, Doing] = {
 """What the service is told in each state; the rendezvous itself tells about joining and starting."""
 ANSWERS: Mapping[str, LauncherEvent] = {
     REJOIN: LauncherEvent.TOLD_TO_REJOIN,
+    EXCUSED: LauncherEvent.TOLD_TO_REJOIN,
     EXIT: LauncherEvent.TOLD_TO_EXIT,
     DONE: LauncherEvent.GROUP_FINISHED,
 }
@@ -95,29 +102,35 @@ class Agent(SimpleElasticAgent):
         )
         handler.on_stale = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.GENERATION_STALE))
         handler.on_drain = lambda generation: notify(ServiceAnnounced(generation, LauncherEvent.DRAIN_REQUESTED))
+        handler.on_leave = self._note_leave_due
         self._got_sigterm = False
         self._sigterm_raises = False
-        self._spot_notice = ""
+        self._is_excused = False
+        self._others, self._is_prepared = 0, False
+        self._leaving = Leaving(self._service, limits.grace_s)
         self._reported: WorkerFailure | None = None
         self.state = LauncherState.JOINING
         self.failure: WorkerFailure | None = None
 
     def terminate(self) -> None:
         """Handle SIGTERM (from the signal handler): leave the group in order, and end."""
-        if self._got_sigterm:
-            return
-        self._got_sigterm = True
+        is_first, self._got_sigterm = not self._got_sigterm, True
+        self._leaving.note_signal()
         self._notifications.put(SigtermReceived())
-        if self._sigterm_raises:
+        if is_first and self._sigterm_raises:
             raise Terminated
 
-    def give_notice(self, reason: str) -> None:
+    def give_notice(self, notice: SpotNotice) -> None:
         """Have this worker leave as SIGTERM would, and say why; from any thread, to a process that handles SIGTERM.
 
         It goes through the signal, because nothing else interrupts the main thread while it waits for a group.
         """
-        self._spot_notice = reason
+        self._leaving.expect(notice)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _note_leave_due(self, generation: int) -> None:
+        self._leaving.note_told(self._handler.stale_reason)
+        self._notifications.put(ServiceAnnounced(generation, LauncherEvent.LEAVE_DUE))
 
     def own_pids(self) -> set[int]:
         """The processes that this agent has started and waits for."""
@@ -132,8 +145,10 @@ class Agent(SimpleElasticAgent):
     def _invoke_run(self, role: str = "default") -> RunResult:
         enter: Mapping[LauncherState, Callable[[], LauncherEvent | None]] = {
             LauncherState.JOINING: self._join_group,
+            LauncherState.PREPARING: self._prepare_ranks,
             LauncherState.STARTING: self._start_ranks,
             LauncherState.RUNNING: self._begin_running,
+            LauncherState.NOTICED: self._ask_to_stay,
             LauncherState.DRAINING: self._drain,
             LauncherState.DRAINING_TO_LEAVE: self._drain_to_leave,
             LauncherState.JUDGING: self._judge_failure,
@@ -179,9 +194,13 @@ class Agent(SimpleElasticAgent):
         if self._handler.generation == 0:
             # A newcomer that is not ready would have the others wait for its imports instead of training.
             self._starter.wait_until_warm(WARM_S)
+        self._handler.prepared = self._is_prepared or self._ranks.can_stay()
         event = LauncherEvent.GROUP_FORMED
         try:
             self._rendezvous(self._worker_group)
+        except RanksWanted as wanted:
+            self._others = wanted.others
+            event = LauncherEvent.RANKS_WANTED
         except GroupFinished:
             event = LauncherEvent.GROUP_FINISHED
         except WorkerRemoved as error:
@@ -190,6 +209,20 @@ class Agent(SimpleElasticAgent):
             event = LauncherEvent.REMOVED
         self._sigterm_raises = False
         return event
+
+    def _prepare_ranks(self) -> LauncherEvent:
+        """Start the ranks before there is a group for them.
+
+        What they fail of is judged where it can be: they start again in the group, which then waits for them.
+        """
+        self._sigterm_raises = True
+        if self._got_sigterm:
+            return LauncherEvent.SIGTERM
+        spec = self._worker_group.spec
+        self._ranks.prepare(self._others, spec.local_world_size, self._handler.get_run_id())
+        self._is_prepared = True
+        self._sigterm_raises = False
+        return LauncherEvent.RANKS_PREPARED
 
     def _start_ranks(self) -> LauncherEvent:
         self._sigterm_raises = True
@@ -202,17 +235,30 @@ class Agent(SimpleElasticAgent):
         return LauncherEvent.RANKS_STARTED
 
     def _begin_running(self) -> None:
-        self.failure = None
+        self.failure, self._is_prepared = None, False
+
+    def _ask_to_stay(self) -> LauncherEvent | None:
+        """Train on, as long as the service allows it; None, or the event that ends it at once."""
+        if not self._leaving.ask_to_stay():
+            return LauncherEvent.LEAVE_DUE
+        log.warning("this worker has to go (%s): it trains on until its place is taken", self._leaving.why)
+        return None
 
     def _drain(self) -> LauncherEvent | None:
         return None if self._ranks.drain.request() else self._end_generation(LauncherEvent.CANNOT_DRAIN)
 
     def _drain_to_leave(self) -> LauncherEvent | None:
-        if not self._ranks.drain.request():
+        if not self._ranks.drain.request(to_leave=True):
             return LauncherEvent.CANNOT_DRAIN
-        self._ranks.drain.limit(self._limits.drain_s)
-        self._service.tell("notice", self._spot_notice or "SIGTERM")  # the service has the others drain too
+        self._limit_drain()
+        self._service.tell("notice", self._leaving.why)  # the service has the others drain too
         return None
+
+    def _limit_drain(self) -> None:
+        """Have the ranks stopped in time, where it is known when this worker is killed."""
+        left_s = self._leaving.left_s()
+        if left_s is not None:
+            self._ranks.drain.limit(self._limits.drain_s(left_s))
 
     def _judge_failure(self) -> LauncherEvent:
         """Report the failure, wait for the service's verdict on the whole group, and stop the ranks.
@@ -231,7 +277,8 @@ class Agent(SimpleElasticAgent):
         if failure.verdict != COLLATERAL:
             self._ranks.stop()
         event = self._wait_for_answer(question)
-        self._ranks.stop()
+        if event is not LauncherEvent.TOLD_TO_REJOIN or not self._ranks.release():
+            self._ranks.stop(peers_ended=self._is_excused)
         if event is LauncherEvent.TOLD_TO_EXIT:
             self.failure = replace(self.failure or failure, verdict=APPLICATION)  # whatever it looked like from here
         return event
@@ -239,7 +286,9 @@ class Agent(SimpleElasticAgent):
     def _stop_to_restart(self) -> LauncherEvent:
         if self.failure is None:
             log.info("generation %d is over (%s)", self._handler.generation, self._handler.stale_reason)
-        failure = WorkerFailure.of_stopped(*self._place(), self._ranks.stop())
+        if not self._got_sigterm and self._ranks.release():
+            return LauncherEvent.RANKS_STOPPED
+        failure = WorkerFailure.of_stopped(*self._place(), self._ranks.stop(peers_ended=True))
         if failure is None or self._got_sigterm:
             return LauncherEvent.RANKS_STOPPED
         self.failure = failure
@@ -253,9 +302,10 @@ class Agent(SimpleElasticAgent):
     def _leave(self) -> LauncherEvent:
         if self.failure is not None and self.failure is not self._reported:
             self._report(self.failure)  # the verdict does not matter any more
-        self._service.tell("leave", self._spot_notice or "SIGTERM")
+        self._service.tell("leave", self._leaving.why)
         self._ranks.stop()
-        self.failure = WorkerFailure.of_sigterm(*self._place(), self._spot_notice)
+        why = self._leaving.why
+        self.failure = WorkerFailure.of_sigterm(*self._place(), "" if why == BY_SIGNAL else why)
         return LauncherEvent.RANKS_STOPPED
 
     def _fail(self) -> LauncherEvent:
@@ -268,29 +318,36 @@ class Agent(SimpleElasticAgent):
     def _wait_for_event(self) -> LauncherEvent:
         """Wait until this generation ends or is about to; start spares meanwhile."""
         while True:
-            timeout_s = SPARE_DELAY_S if self.state is LauncherState.RUNNING else self._ranks.drain.left_s()
+            timeout_s = self._wait_s()
             try:
                 event = self._interpret(self._notifications.get(timeout=timeout_s))
             except queue.Empty:
-                if self.state is not LauncherState.RUNNING:
+                if self.state is LauncherState.NOTICED:
+                    event = self._ask_to_stay()
+                elif self.state is not LauncherState.RUNNING:
                     # Only a worker that has to go has a limit: the others resume from the last checkpoint.
                     return self._end_generation(LauncherEvent.DRAIN_TIMED_OUT)
-                self._starter.warm(self._worker_group.spec.local_world_size)
-                event = None
+                else:
+                    self._starter.warm(self._worker_group.spec.local_world_size)
+                    event = None
             if event is not None:
                 return event
 
+    def _wait_s(self) -> float | None:
+        """How long to wait for an event before something is to be done without one; None: any time."""
+        if self.state is LauncherState.RUNNING:
+            return SPARE_DELAY_S
+        if self.state is not LauncherState.NOTICED:
+            return self._ranks.drain.left_s()
+        return self._leaving.stay_s()
+
     def _interpret(self, notification: Notification) -> LauncherEvent | None:
         """The event that a notification amounts to; None if it changes nothing or is about an earlier generation."""
-        ranks = self._ranks.running
         match notification:
             case SigtermReceived():
-                return LauncherEvent.SIGTERM
-            case RankExited(rank) if rank in ranks:
-                if rank.code != 0:
-                    self.failure = self._failure_of(rank)
-                    return LauncherEvent.RANK_FAILED
-                return LauncherEvent.ALL_RANKS_SUCCEEDED if all(rank.code == 0 for rank in ranks) else None
+                return self._interpret_sigterm()
+            case RankExited(rank) if rank in self._ranks.running:
+                return self._interpret_exit(rank)
             case RankDrained(generation, global_rank):
                 self._ranks.drain.note(generation, global_rank)
                 return self._end_generation(LauncherEvent.RANKS_DRAINED) if self._ranks.have_drained() else None
@@ -301,11 +358,35 @@ class Agent(SimpleElasticAgent):
                 self._say(Doing.HUNG if still else moving)
             case RanksHung(hang) if hang.generation == self._handler.generation:
                 return self._end_hung_generation(hang)
+            case RankLostPeers() | RankDeclined() if notification.generation == self._handler.generation:
+                return self._interpret_link(notification)
             case ServiceAnnounced(self._handler.generation, LauncherEvent.GENERATION_STALE as event):
                 return self._end_generation(event)
             case ServiceAnnounced(self._handler.generation, event) if not self._ranks.drain.is_exporting:
                 return event
         return None
+
+    def _interpret_sigterm(self) -> LauncherEvent | None:
+        """One that comes after another tells by when this worker has to go."""
+        if self.state is LauncherState.NOTICED:
+            return self._ask_to_stay()
+        if self.state is LauncherState.DRAINING_TO_LEAVE:
+            self._limit_drain()
+        return LauncherEvent.SIGTERM
+
+    def _interpret_exit(self, rank: Rank) -> LauncherEvent | None:
+        if rank.code != 0:
+            self.failure = self._failure_of(rank)
+            return LauncherEvent.RANK_FAILED
+        return LauncherEvent.ALL_RANKS_SUCCEEDED if all(rank.code == 0 for rank in self._ranks.running) else None
+
+    def _interpret_link(self, told: RankLostPeers | RankDeclined) -> LauncherEvent:
+        """A rank that may stay in its process cannot go on in this generation."""
+        if isinstance(told, RankDeclined):
+            log.warning("generation %d: the ranks start again: %s", told.generation, told.why)
+            return LauncherEvent.RANKS_DECLINED
+        self.failure = WorkerFailure.of_lost_peers(*self._place(), told.why)
+        return LauncherEvent.RANK_FAILED
 
     def _end_hung_generation(self, hang: Hang) -> LauncherEvent:
         event = self._end_generation(LauncherEvent.RANKS_HUNG)
@@ -316,6 +397,7 @@ class Agent(SimpleElasticAgent):
     def _wait_for_answer(self, question: Question) -> LauncherEvent:
         """Wait for the answer, for as long as it takes; a SIGTERM ends the wait, one that came before it soon."""
         timeout_s = TELL_TIMEOUT_S if self._got_sigterm else None
+        self._is_excused = False
         while True:
             try:
                 notification = self._notifications.get(timeout=timeout_s)
@@ -327,6 +409,7 @@ class Agent(SimpleElasticAgent):
                     question.withdraw()
                     return LauncherEvent.SIGTERM
                 case ServiceAnswered(answered) if answered is question:
+                    self._is_excused = question.answer == EXCUSED
                     return ANSWERS[question.answer]
                 case RankExited(rank) if self.failure is not None and rank in self._ranks.running and rank.code != 0:
                     failure = self._failure_of(rank)

@@ -15,8 +15,10 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -32,6 +34,8 @@ GIVE_UP_AFTER = 6
 ANSWER_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 4096
 TOKEN_TTL_S = 21_600
+GCP_NOTICE_S = 15.0
+"""Google Cloud stops a machine 30 s after its notice, of which GKE leaves a pod half."""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{5,16}Z")
 
@@ -75,11 +79,23 @@ class MetadataServer:
         return MetadataError(f"{self.url}{path}: HTTP {answer.status}, {answer.text[:60]!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class SpotNotice:
+    """A notice in one line, and when the machine goes, in seconds of `time.time()`; None: it may stay."""
+
+    words: str
+    at: float | None = None
+
+    def left_s(self) -> float | None:
+        """How many seconds are left; None: any number."""
+        return None if self.at is None else max(0.0, self.at - time.time())
+
+
 class NoticeSource(Protocol):
     """A cloud that may give notice."""
 
-    def poll(self) -> str | None:
-        """Return the notice, in one line, or None while there is none; raises MetadataError."""
+    def poll(self) -> SpotNotice | None:
+        """Return the notice, or None while there is none; raises MetadataError."""
 
 
 class AwsNotices:
@@ -89,13 +105,14 @@ class AwsNotices:
         self._server, self._rebalance = server, rebalance
         self._token = ""
 
-    def poll(self) -> str | None:
+    def poll(self) -> SpotNotice | None:
         """See `Source.poll`."""
         action = self._get_document("spot/instance-action", "action")
         if action is not None:
-            return f"AWS spot interruption{_at(action.get('time'))}"
+            at = _parse_time(action.get("time"))
+            return SpotNotice(f"AWS spot interruption{_at(action.get('time'))}", time.time() if at is None else at)
         advice = self._get_document("events/recommendations/rebalance", "noticeTime") if self._rebalance else None
-        return f"AWS rebalance recommendation{_at(advice['noticeTime'])}" if advice is not None else None
+        return SpotNotice(f"AWS rebalance recommendation{_at(advice['noticeTime'])}") if advice is not None else None
 
     def _get_document(self, name: str, field: str) -> dict[str, Any] | None:
         """The JSON object called `name`, which has the text `field`; None while there is none (404)."""
@@ -131,14 +148,18 @@ class GcpNotices:
 
     def __init__(self, server: MetadataServer) -> None:
         self._server = server
+        self._was_quiet = False
 
-    def poll(self) -> str | None:
-        """See `Source.poll`."""
+    def poll(self) -> SpotNotice | None:
+        """See `Source.poll`. Of a preemption that had been announced before it is not known how much time is left."""
         path = "/computeMetadata/v1/instance/preempted"
         answer = self._server.request("GET", path, {"Metadata-Flavor": "Google"})
         if answer.status != http.client.OK or answer.text not in ("TRUE", "FALSE"):
             raise self._server.bad_answer(path, answer)
-        return "GCP preemption" if answer.text == "TRUE" else None
+        if answer.text == "FALSE":
+            self._was_quiet = True
+            return None
+        return SpotNotice("GCP preemption", time.time() + (GCP_NOTICE_S if self._was_quiet else 0.0))
 
 
 class EitherNotices:
@@ -147,7 +168,7 @@ class EitherNotices:
     def __init__(self, *sources: NoticeSource) -> None:
         self._sources = sources
 
-    def poll(self) -> str | None:
+    def poll(self) -> SpotNotice | None:
         """See `Source.poll`."""
         errors = []
         for source in self._sources:
@@ -182,12 +203,13 @@ def check_url(url: str) -> str:
 
 
 class NoticeWatch:
-    """Polls `source` every `poll_s` seconds, in a thread, until it has called `on_notice(notice)` once.
+    """Polls `source` every `poll_s` seconds, in a thread, until it has called `on_notice(notice)` with the machine's
+    end; a notice without one may come before, once.
 
     It gives up with a warning if there was never an answer, and never on a service that has answered before.
     """
 
-    def __init__(self, source: NoticeSource, on_notice: Callable[[str], None], poll_s: float = POLL_S) -> None:
+    def __init__(self, source: NoticeSource, on_notice: Callable[[SpotNotice], None], poll_s: float = POLL_S) -> None:
         self._source, self._on_notice, self._poll_s = source, on_notice, poll_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spot-notice", daemon=True)
@@ -201,7 +223,7 @@ class NoticeWatch:
         self._closed.set()
 
     def _run(self) -> None:
-        failures, answered = 0, False
+        failures, answered, told = 0, False, False
         while not self._closed.is_set():
             try:
                 notice = self._source.poll()
@@ -214,12 +236,22 @@ class NoticeWatch:
                     log.warning("the cloud's metadata service is in trouble, still trying: %s", error)
             else:
                 failures, answered = 0, True
-                if notice is not None:
-                    log.warning("spot notice: %s", notice)
+                if notice is not None and not (told and notice.at is None):
+                    log.warning("spot notice: %s", notice.words)
                     self._on_notice(notice)
-                    return
+                    told = True
+                    if notice.at is not None:
+                        return
             self._closed.wait(min(RETRY_MAX_S, self._poll_s * 2.0 ** min(failures, 10)))
 
 
-def _at(time: object) -> str:
-    return f" at {time}" if isinstance(time, str) and _TIME.fullmatch(time) else ""
+def _at(text: object) -> str:
+    return f" at {text}" if isinstance(text, str) and _TIME.fullmatch(text) else ""
+
+
+def _parse_time(text: object) -> float | None:
+    """A time of AWS, in seconds since the epoch; None if it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) and _TIME.fullmatch(text) else None
+    except ValueError:
+        return None

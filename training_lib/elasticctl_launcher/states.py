@@ -14,10 +14,14 @@ class LauncherState(Enum):
 
     JOINING = "joining"
     """Waits at the rendezvous for the next generation of the group."""
+    PREPARING = "preparing"
+    """The group trains without this worker: starts its ranks, so that nobody waits for them."""
     STARTING = "starting"
     """The group has formed: starts this worker's ranks in it."""
     RUNNING = "running"
     """The ranks train."""
+    NOTICED = "noticed"
+    """The same, but this worker has to go: its ranks train until its place is taken, or its time is up."""
     DRAINING = "draining"
     """The group is about to change: the ranks agree on a step, commit it and stop."""
     DRAINING_TO_LEAVE = "draining to leave"
@@ -46,16 +50,24 @@ class LauncherEvent(Enum):
     """What can happen to the launcher."""
 
     GROUP_FORMED = "group formed"
+    RANKS_WANTED = "ranks wanted"
+    """The group does not wait for ranks that have not been started yet."""
+    RANKS_PREPARED = "ranks prepared"
+    """They need a place in the group now; or they have ended, and start again once there is one."""
     RANKS_STARTED = "ranks started"
     ALL_RANKS_SUCCEEDED = "all ranks succeeded"
     RANK_FAILED = "rank failed"
     RANK_SUSPENDED = "rank suspended"
     """The generation ended, and a rank here was found stopped by SIGSTOP."""
     RANKS_HUNG = "ranks hung"
+    RANKS_DECLINED = "ranks declined"
+    """A rank that could have stayed in its process cannot."""
     GENERATION_STALE = "generation stale"
     """The service says that the group has changed already."""
     DRAIN_REQUESTED = "drain requested"
     """The service says that the group is about to change."""
+    LEAVE_DUE = "leave due"
+    """This worker has to go now: the service says so, or there is no time to stay."""
     CANNOT_DRAIN = "cannot drain"
     """The script does not use the training library."""
     RANKS_DRAINED = "ranks drained"
@@ -83,8 +95,14 @@ FINAL_STATES = frozenset({_S.SUCCEEDED, _S.LEFT, _S.FAILED})
 _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
     _S.JOINING: {
         _E.GROUP_FORMED: _S.STARTING,
+        _E.RANKS_WANTED: _S.PREPARING,
         _E.GROUP_FINISHED: _S.SUCCEEDED,
         _E.REMOVED: _S.LEFT,
+        _E.SIGTERM: _S.LEAVING,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.PREPARING: {
+        _E.RANKS_PREPARED: _S.JOINING,
         _E.SIGTERM: _S.LEAVING,
         _E.ERROR: _S.FAILED,
     },
@@ -98,10 +116,26 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
         _E.RANK_FAILED: _S.JUDGING,
         _E.RANK_SUSPENDED: _S.JUDGING,
         _E.RANKS_HUNG: _S.JUDGING,
+        _E.RANKS_DECLINED: _S.RESTARTING,
         _E.GENERATION_STALE: _S.RESTARTING,
         _E.DRAIN_REQUESTED: _S.DRAINING,
+        _E.LEAVE_DUE: _S.DRAINING_TO_LEAVE,
         _E.RANKS_DRAINED: _S.RESTARTING,
-        _E.SIGTERM: _S.DRAINING_TO_LEAVE,
+        _E.LEAVE_DUE: _S.DRAINING_TO_LEAVE,
+        _E.SIGTERM: _S.NOTICED,
+        _E.ERROR: _S.FAILED,
+    },
+    _S.NOTICED: {
+        _E.ALL_RANKS_SUCCEEDED: _S.FINISHING_TO_LEAVE,
+        _E.RANK_FAILED: _S.LEAVING,
+        _E.RANK_SUSPENDED: _S.LEAVING,
+        _E.RANKS_HUNG: _S.LEAVING,
+        _E.RANKS_DECLINED: _S.LEAVING,
+        _E.GENERATION_STALE: _S.LEAVING,
+        _E.DRAIN_REQUESTED: _S.DRAINING_TO_LEAVE,
+        _E.LEAVE_DUE: _S.DRAINING_TO_LEAVE,
+        _E.RANKS_DRAINED: _S.LEAVING,
+        _E.SIGTERM: _S.NOTICED,
         _E.ERROR: _S.FAILED,
     },
     _S.DRAINING: {
@@ -109,6 +143,7 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
         _E.RANK_FAILED: _S.JUDGING,
         _E.RANK_SUSPENDED: _S.JUDGING,
         _E.RANKS_HUNG: _S.JUDGING,
+        _E.RANKS_DECLINED: _S.RESTARTING,
         _E.GENERATION_STALE: _S.RESTARTING,
         _E.DRAIN_REQUESTED: _S.DRAINING,
         _E.CANNOT_DRAIN: _S.RESTARTING,
@@ -121,8 +156,10 @@ _TRANSITIONS: Mapping[LauncherState, Mapping[LauncherEvent, LauncherState]] = {
         _E.RANK_FAILED: _S.LEAVING,
         _E.RANK_SUSPENDED: _S.LEAVING,
         _E.RANKS_HUNG: _S.LEAVING,
+        _E.RANKS_DECLINED: _S.LEAVING,
         _E.GENERATION_STALE: _S.LEAVING,
         _E.DRAIN_REQUESTED: _S.DRAINING_TO_LEAVE,
+        _E.LEAVE_DUE: _S.DRAINING_TO_LEAVE,
         _E.CANNOT_DRAIN: _S.LEAVING,
         _E.RANKS_DRAINED: _S.LEAVING,
         _E.DRAIN_TIMED_OUT: _S.LEAVING,

@@ -75,12 +75,17 @@ def create_shared_memory_folder() -> PrivateFolder | None:
     return None
 
 
+def folders_for_sockets() -> tuple[str, ...]:
+    """Where private folders for sockets may be, the first choice first."""
+    return (tempfile.gettempdir(), *SHORT_PARENTS)
+
+
 def create_folder_for_sockets() -> PrivateFolder:
     """A private folder whose path leaves room for a socket's name: in the temporary folder if its path is short enough.
 
     Raises OSError if there is no place for one.
     """
-    parents = [tempfile.gettempdir(), *SHORT_PARENTS]
+    parents = folders_for_sockets()
     for parent in parents:
         if len(os.fsencode(parent)) <= MAX_PARENT_BYTES:
             with suppress(OSError):

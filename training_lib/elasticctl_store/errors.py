@@ -3,12 +3,14 @@
     TrainError
     ├── DataError               the dataset or the batch size does not fit what is asked of it
     ├── StateError              the state holds something a checkpoint cannot hold; names the path in the tree
+    ├── NotFiniteError          the loss is NaN or infinite, and the job was told to stop then
     ├── RestoreError            a whole checkpoint was found, but it is not one of this model
     └── StorageError            the storage refused or failed; what was committed before is untouched
         ├── ExistsError             an object of that name is already there
         ├── MissingError            no object of that name
         ├── DamagedError            an object is not what was written: torn, truncated or altered
         │   └── FormatError             it is whole, and written by another version of this library
+        ├── FullError               the storage has no room left
         ├── NoMemoryError           this process has no memory for a checkpoint's bytes
         ├── SaveError               a checkpoint could not be written
         └── FencedError             a younger run has taken over this URL
@@ -30,6 +32,10 @@ class DataError(TrainError):
 
 class StateError(TrainError):
     """A value in the state cannot be stored in a checkpoint; nothing was written."""
+
+
+class NotFiniteError(TrainError):
+    """The loss is no finite number any more; nothing was saved since."""
 
 
 class RestoreError(TrainError):
@@ -54,6 +60,10 @@ class DamagedError(StorageError):
 
 class FormatError(DamagedError):
     """The object is whole, but another version of this library wrote it."""
+
+
+class FullError(StorageError):
+    """The disk, or the quota on it, has no room for what was to be written."""
 
 
 class NoMemoryError(StorageError):

@@ -10,7 +10,7 @@ import atexit
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,9 +18,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LET_GO_S = 0.02
+_CONNECT = timedelta(seconds=2)
+"""How long one attempt to reach a store lasts."""
+_LONGEST_LOOK_S = 0.05
+"""A rank that waits for others looks ever more rarely whether they have come, but this often."""
 _PATIENT = timedelta(days=3650)
 """How long a message may take: a rank may have to wait for its storage, while the others wait for it. That a rank is
 lost shows at once, by its connections, or is seen by whoever started it."""
@@ -28,9 +33,13 @@ lost shows at once, by its connections, or is seen by whoever started it."""
 
 @dataclass(slots=True)
 class Channel:
-    """What the messages go through; all copies of a `World` share one, so that nobody can hold on to a group alone."""
+    """What the messages go through; all copies of a `World` share one, so that nobody can hold on to a group alone.
+
+    `training`: what gradients go through, where that is not the default group.
+    """
 
     group: dist.ProcessGroup | None = None
+    training: dist.ProcessGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +99,84 @@ class World:
         return [int(number) for number in numbers]
 
 
+class GroupOver(RuntimeError):
+    """The group ended before it had met."""
+
+
 def join(environ: Mapping[str, str] = os.environ) -> World:
     """Join the group torchrun's environment describes, unless the script has; without either, a world of one.
 
     The backend is nccl where there are GPUs and gloo where there are none.
     """
-    device = _device(environ)
-    owned = not dist.is_initialized() and all(environ.get(name) for name in _TORCHRUN_VARIABLES)
+    here = device(environ)
+    owned = is_ours_to_join(environ)
     if owned:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(_backend(here))
     if not dist.is_initialized():
-        return World(device=device)
+        return World(device=here)
     channel = Channel(dist.new_group(backend="gloo", timeout=_PATIENT) if dist.get_world_size() > 1 else None)
     atexit.register(_end_threads, channel)
-    return World(dist.get_rank(), dist.get_world_size(), device, channel, owned)
+    return World(dist.get_rank(), dist.get_world_size(), here, channel, owned)
+
+
+def collectives_of_script() -> int:
+    """How many collectives there have been in the default group."""
+    group: Any = dist.group.WORLD  # torch's annotations lack the method
+    return 0 if group is None else int(group._get_sequence_number_for_group())
+
+
+def has_other_groups(world: World) -> bool:
+    """Are there process groups beside the default one and this library's?"""
+    if not dist.is_initialized():
+        return False
+    known: Any = dist.distributed_c10d
+    ours = {dist.group.WORLD, world.channel.group, world.channel.training}
+    return not ours.issuperset(known._world.pg_map)
+
+
+def is_ours_to_join(environ: Mapping[str, str] = os.environ) -> bool:
+    """Is there a group to join, which the script has not joined itself?"""
+    return not dist.is_initialized() and all(environ.get(name) for name in _TORCHRUN_VARIABLES)
+
+
+def meet(is_over: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> Store:
+    """Wait until all ranks of the group that the environment describes are there; returns the store for `rejoin`.
+
+    Raises GroupOver as soon as `is_over()`, for one of them may never come.
+    """
+    address = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    server = None
+    while server is None:
+        if is_over():
+            raise GroupOver
+        with suppress(RuntimeError):  # its host may be gone: then the group is over soon
+            server = TCPStore(*address, is_master=False, timeout=_CONNECT, wait_for_workers=False)
+    store = PrefixStore(f"elasticctl/ranks/{environ['TORCHELASTIC_RESTART_COUNT']}", server)
+    if store.add("here", 1) == int(environ["WORLD_SIZE"]):
+        store.set("all here", "")
+    began = time.monotonic()
+    while not store.check(["all here"]):
+        if is_over():
+            raise GroupOver
+        time.sleep(min(_LONGEST_LOOK_S, (time.monotonic() - began) / 10))
+    return store
+
+
+def rejoin(world: World, store: Store, environ: Mapping[str, str] = os.environ) -> World:
+    """Form the group of those that have met, in place of any other. Raises RuntimeError when one of them is lost.
+
+    The default group is the script's own; `training` has a group beside it, so that the two never meet.
+    """
+    world.channel.group = world.channel.training = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    dist.init_process_group(_backend(world.device), store=store, rank=rank, world_size=size)
+    world.channel.group = dist.new_group(backend="gloo", timeout=_PATIENT) if size > 1 else None
+    world.channel.training = dist.new_group()
+    if not world.owned:
+        atexit.register(_end_threads, world.channel)
+    return World(rank, size, world.device, world.channel, owned=True)
 
 
 def leave(world: World) -> None:
@@ -111,7 +184,7 @@ def leave(world: World) -> None:
 
     The group's threads end here; see `_end_threads`.
     """
-    world.channel.group = None
+    world.channel.group = world.channel.training = None
     if world.owned and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -141,9 +214,14 @@ def _from_bytes(data: torch.Tensor) -> Any:
     return json.loads(data.numpy().tobytes())
 
 
-def _device(environ: Mapping[str, str]) -> torch.device:
+def _backend(of: torch.device) -> str:
+    return "nccl" if of.type == "cuda" else "gloo"
+
+
+def device(environ: Mapping[str, str] = os.environ) -> torch.device:
+    """This rank's GPU, which becomes the current one; the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    gpu = torch.device("cuda", int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(gpu)
+    return gpu

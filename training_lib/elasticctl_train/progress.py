@@ -15,8 +15,11 @@ from dataclasses import dataclass
 import torch
 
 from elasticctl_train.data.plan import Cursor, EpochPlan
+from elasticctl_train.metrics import Metrics
 
 NOTICE_VARIABLE = "ELASTICCTL_NOTICE_FILE"
+LEAVE = "leave"
+"""What the file says to a worker that has to go; the others find it empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,12 @@ class Notice:
     def possible(self) -> bool:
         """True where a launcher may give notice."""
         return bool(self.path)
+
+    def is_to_leave(self) -> bool:
+        """Is it this rank's own worker that has to go?"""
+        with suppress(OSError), open(self.path) as file:
+            return file.read() == LEAVE
+        return False
 
     def given(self) -> bool:
         """True once notice has been given; costs one look at the file system."""
@@ -56,6 +65,10 @@ class Reporter:
         if self._path:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
+
+    def move(self, rank: int, generation: int) -> None:
+        """This process is another rank from now on."""
+        self._base = {"rank": rank, "generation": generation}
 
     @property
     def is_heard(self) -> bool:
@@ -86,7 +99,6 @@ class Reporter:
 
 
 _RATE_WINDOW_S = 10.0
-_METRICS_EVERY_S = 0.5
 
 
 class Progress:
@@ -96,38 +108,25 @@ class Progress:
         self._reporter = reporter
         self._marks: deque[tuple[float, int]] = deque()  # (monotonic time, samples done by then), oldest first
         self._samples = 0
-        self._metrics_s = -math.inf
-        self.metrics: dict[str, float] = {}
+        self.metrics = Metrics()
         self.total_epochs: int | None = None
         self.total_steps: int | None = None
         self._expected: int | None = None
         self.plan: EpochPlan | None = None
 
     def step(self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None) -> None:
-        """One optimizer step over `samples` samples of the whole group is done.
-
-        Reads `loss` twice a second at most: reading a CUDA tensor waits for the GPU.
-        """
+        """One optimizer step over `samples` samples of the whole group is done; metrics are reported twice a second."""
         now_s = time.monotonic()
         self._samples += samples
         self._marks.append((now_s, self._samples))
         while now_s - self._marks[0][0] > _RATE_WINDOW_S:
             self._marks.popleft()
-        metrics = None
-        if loss is not None and now_s - self._metrics_s >= _METRICS_EVERY_S:
-            self._metrics_s = now_s
-            self.note({"loss": loss})
-            metrics = self.metrics
+        is_time = loss is not None and self.metrics.add_loss(cursor.step, loss)
         to_go = self._steps_to_go(cursor, samples)
         self._expected = None if to_go is None else cursor.step + to_go
-        self.send(cursor, metrics)
+        self.send(cursor, with_metrics=is_time)
 
-    def note(self, metrics: Mapping[str, torch.Tensor | float]) -> None:
-        """Keep the newest value of each metric; nan and infinities, which JSON has no word for, are left out."""
-        values = {n: float(v.detach() if isinstance(v, torch.Tensor) else v) for n, v in metrics.items()}
-        self.metrics |= {name: value for name, value in values.items() if math.isfinite(value)}
-
-    def send(self, cursor: Cursor, metrics: Mapping[str, float] | None) -> None:
+    def send(self, cursor: Cursor, *, with_metrics: bool = True) -> None:
         """Report where training is, and in how many steps it will be done as far as the last one showed."""
         self._reporter.send(
             "progress",
@@ -136,7 +135,7 @@ class Progress:
             epoch=cursor.epoch,
             total_epochs=self.total_epochs,
             samples_per_s=self._samples_per_s(),
-            metrics=metrics,
+            metrics=self.metrics.as_data() if with_metrics else None,
         )
 
     def _samples_per_s(self) -> float | None:

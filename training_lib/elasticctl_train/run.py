@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -13,18 +15,21 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from elasticctl_store.errors import DataError
+from elasticctl_store.errors import DataError, RestoreError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import dtensor, parts
-from elasticctl_train.checkpoint.checkpointer import Restored
+from elasticctl_train.checkpoint import dtensor, fitting, parts
+from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data import loaders, streams
 from elasticctl_train.data import plan as data
 from elasticctl_train.data.loaders import ElasticLoader, length_of, make_loader
 from elasticctl_train.data.plan import Cursor, EpochPlan, Feed
 from elasticctl_train.data.streams import StreamLoader, StreamPlan
+from elasticctl_train.inplace.training import InPlace
 from elasticctl_train.policy import SavePolicy
 from elasticctl_train.session import Session, Snapshot
+
+log = logging.getLogger("elasticctl_train")
 
 
 class Run:
@@ -50,35 +55,63 @@ class Run:
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: Stateful | None = None,
         save: SavePolicy = SavePolicy(),  # noqa: B008 - frozen
+        resume: fitting.Choice | None = None,
         **others: Stateful,
     ) -> None:
         """Join, take over the storage URL and resume. Every rank must call it.
 
         `url` is where checkpoints go; without one, $ELASTICCTL_STORAGE, and without that none are saved. `model` may be
         wrapped in DistributedDataParallel already, or sharded (FSDP2's `fully_shard`); a bare one is moved to
-        `run.device`. `others` are saved under their names like the rest. Raises StateError for a state that a
-        checkpoint cannot hold, StorageError, and RestoreError when the checkpoint found is not one of these objects.
+        `run.device`. `others` are saved under their names like the rest. `resume` says what to do where the checkpoint
+        found is not one of these objects ("strict", "ignore" or "model-only": see `fitting`); without it,
+        $ELASTICCTL_RESUME, and without that it is refused. Raises StateError for a state that a checkpoint cannot hold,
+        StorageError, and RestoreError when the checkpoint is refused: then nothing has been changed.
         """
+        self._choice = fitting.parse_choice(resume or os.environ.get(fitting.VARIABLE) or "strict")
         self._given = model
         self._loaders = loaders.among(others)
         shared = {name: part for name, part in others.items() if name not in self._loaders}
         self._parts = parts.unwrap(model=model, optimizer=optimizer, scheduler=scheduler, **shared)
         parts.check(self._parts)
-        world = dist.join()
-        self.rank, self.world_size, self.device = world.rank, world.size, world.device
+        self._describe = parts.Describer(self._parts)
+        named: Any = self._parts[parts.MODEL]
+        self._parameters = frozenset(f"{parts.MODEL}/{name}" for name, _ in named.named_parameters())
         self._parallel = any(isinstance(layer, DistributedDataParallel) for layer in parts.layers(model))
+        obstacle = self._obstacle_to_staying(optimizer)
+        self._stay = None if obstacle else InPlace.open(self._parts)
+        handed = None if self._stay is None else self._stay.enter()
+        world = dist.join() if self._stay is None else self._stay.group.world
+        self.device = world.device
         if self._parallel:
             self.device = next(model.parameters()).device
         elif not dtensor.has_sharded(model):
             model.to(self.device)
-        self._feed = Feed(self.rank, self.world_size)
+        self._feed = Feed(world.rank, world.size)
+        if self._stay is not None:
+            self._feed.on_fetch = self._stay.begin_step
         self._mark: Any = None  # the state of a stream behind the last step; `feed` has that behind the last batch
         self._begun: tuple[Any, Any] | None = None  # a stream, and its state as this epoch began
         self._seed = torch.initial_seed()
         self._rng: dict[str, Any] | None = None
-        self._session = Session(url, world, save, self._snapshot, partial(parts.check_fit, self._parts))
+        group = None if self._stay is None else self._stay.group
+        self._session = Session(url, world, save, self._snapshot, self._fit, group, obstacle)
         restored = self._session.restored
-        self._session.begin(Cursor() if restored is None else self._resume(restored))
+        if handed is not None:
+            cursor = self._take(handed)
+            rng.seed_all(self._seed, world.rank, cursor.step)
+        else:
+            cursor = Cursor() if restored is None else self._resume(restored)
+        self._session.begin(cursor)
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the ranks, from 0; it may change when the group does."""
+        return self._session.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are; it may change when the group does."""
+        return self._session.world.size
 
     @property
     def is_main(self) -> bool:
@@ -99,6 +132,8 @@ class Run:
     def model(self) -> torch.nn.Module:
         """The model to call: in DistributedDataParallel when there are several ranks, unless it came sharded."""
         given = self._given
+        if self._stay is not None:
+            return self._stay.wrap(given)
         if self.world_size == 1 or self._parallel or dtensor.has_sharded(given):
             return given
         return DistributedDataParallel(given)
@@ -107,7 +142,8 @@ class Run:
         """Yield the epochs (from 0) that are not done yet; of a half-done one the loader yields the rest."""
         self._session.progress.total_epochs = total
         while self._session.cursor.epoch < total:
-            yield self._session.cursor.epoch
+            epoch = self._session.cursor.epoch
+            yield epoch
             self._feed.take()
             self._feed.mark = self._mark = self._begun = None
             self._session.cursor = self._session.cursor.next_epoch()
@@ -150,9 +186,17 @@ class Run:
         and wait to be stopped. Raises FencedError when a younger run has taken over the storage URL.
         """
         samples, cursor = self._feed.take(), self._session.cursor
+        if self._stay is not None and (why := self._stay.obstacle()):
+            self._stop_staying(why)
+        if self._stay is not None and self._stay.is_lost:
+            self._move()
+            return
         self._mark = self._feed.mark
-        cursor = replace(cursor, step=cursor.step + 1, position=cursor.position + samples)
-        self._session.step(cursor, samples, loss)
+        cursor = self._session.cursor = replace(cursor, step=cursor.step + 1, position=cursor.position + samples)
+        if self._stay is None:
+            self._session.step(cursor, samples, loss)
+        elif not self._stay.complete(lambda: self._session.step(cursor, samples, loss)):
+            self._move()
 
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Report numbers of one's own; the newest of each also goes into the next checkpoint's entry."""
@@ -163,7 +207,11 @@ class Run:
 
         Raises SaveError when the end could not be committed.
         """
-        self._session.finish()
+        if self._stay is None:
+            self._session.finish()
+            return
+        while not self._stay.complete(self._session.finish):
+            self._move()
 
     def __enter__(self) -> Run:
         return self
@@ -174,25 +222,71 @@ class Run:
         else:
             self._session.abandon()
 
-    def _resume(self, restored: Restored) -> Cursor:
-        where = f"{self._session.url}, step {restored.commit.step}"
-        parts.load(self._parts, restored.state, where)
-        own = restored.state[parts.OWN]
+    def _obstacle_to_staying(self, optimizer: torch.optim.Optimizer | None) -> str:
+        """Why this process cannot go on when the group changes; empty if it can."""
+        obstacles = {
+            "the script has joined its process group itself": torch.distributed.is_initialized(),
+            "the model came in DistributedDataParallel": self._parallel,
+            "the model is sharded": dtensor.has_sharded(self._given),
+            "a data loader keeps a position of its own": bool(self._loaders),
+            "Run was given no optimizer": optimizer is None,
+            "Run was given no optimizer of some of the model's parameters": not parts.all_stepped(self._parts),
+        }
+        return next((words for words, is_so in obstacles.items() if is_so), "")
+
+    def _stop_staying(self, why: str) -> None:
+        self._session.stop_staying(why)
+        self._stay, self._feed.on_fetch = None, None
+
+    def _move(self) -> None:
+        """Go on in the next group, from the end of the last step that any of its ranks has made."""
+        if self._stay is None:
+            raise RuntimeError("this process does not stay when its group changes")
+        handed = self._stay.enter_next(self._session.cursor, lambda: self._snapshot().state)
+        if handed is not None:
+            self._session.cursor = self._take(handed)
+        world = self._stay.group.world
+        self._feed.take()
+        self._feed.move(world.rank, world.size)
+        self._session.move(world, self._stay.group.generation)
+
+    def _fit(self, state: dict[str, Any], where: str) -> dict[str, Any]:
+        """Check that a checkpoint is one of a run with these parts, before anything is changed."""
+        own = state.get(parts.OWN)
+        if not isinstance(own, dict) or not {"cursor", "seed"} <= own.keys():
+            raise RestoreError(
+                f"{where}: it does not say how far training was, for something other than Run has saved it. FIX: give "
+                "Run another URL, and load what you need of this one with Checkpointer or dcp.load"
+            )
+        return fitting.check(self._parts, state, where, self._choice)
+
+    def _take(self, state: Mapping[str, Any], where: str = "the state of another rank") -> Cursor:
+        """Load a whole state; returns how far it is."""
+        different = fitting.load(self._parts, state, where, self._choice)
+        if different and self.is_main:
+            log.warning("%s: taken over (resume=%s) although it does not fit %s", where, self._choice, different)
+        own = state[parts.OWN]
         self._seed = own["seed"]
         self._feed.mark = self._mark = own.get("stream")
+        return Cursor(**own["cursor"])
+
+    def _resume(self, restored: Restored) -> Cursor:
+        cursor = self._take(restored.state, f"{self._session.url}, step {restored.commit.step}")
         if restored.local is not None:
             loaders.restore(self._loaders, restored.local, len(restored.commit.shares), self.world_size)
             self._rng = restored.local["rng"]
             rng.restore(restored.local["rng"])
         else:
             rng.seed_all(self._seed, self._session.generation, self.rank)
-        return Cursor(**own["cursor"])
+        return cursor
 
     def _stream(self, dataset: Any, plan: StreamPlan, shuffle: bool, options: Mapping[str, Any]) -> StreamLoader:
         """The loader of a dataset that cannot be indexed."""
         if shuffle:
             name = type(dataset).__name__
             raise DataError(f"{name} comes in an order of its own: give it a set_epoch to shuffle by, not shuffle=True")
+        if self._stay is not None:
+            self._stop_staying("a stream cannot be divided anew from the step it is at")
         self._go_on_with(None)
         if streams.has_state(dataset):
             parts.check({"dataset": dataset})
@@ -235,5 +329,6 @@ class Run:
     def _snapshot(self) -> Snapshot:
         state = {name: part.state_dict() for name, part in self._parts.items()}
         state[parts.OWN] = {"cursor": asdict(self._session.cursor), "seed": self._seed, "stream": self._mark}
+        state[parts.OWN]["parts"] = self._describe()
         local = {"rng": rng.capture(), "loaders": {name: part.state_dict() for name, part in self._loaders.items()}}
-        return Snapshot(state, local, parts.rank_0_only(self._parts))
+        return Snapshot(state, local, parts.rank_0_only(self._parts), self._parameters, parts.until_step(self._parts))

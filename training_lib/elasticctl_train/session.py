@@ -18,10 +18,12 @@ import torch
 from elasticctl_store import storage
 from elasticctl_store.checkpoints import commits
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.errors import TrainError
+from elasticctl_store.errors import NotFiniteError, TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, Restored
 from elasticctl_train.data.plan import Cursor
+from elasticctl_train.inplace.group import ElasticGroup
+from elasticctl_train.metrics import LOSS
 from elasticctl_train.policy import PRIOR_S, Cadence, SavePolicy, between_interruptions_s
 from elasticctl_train.progress import Notice, Progress, Reporter
 from elasticctl_train.watch import Watch
@@ -31,17 +33,26 @@ log = logging.getLogger("elasticctl_train")
 STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
+ON_NAN_VARIABLE = "ELASTICCTL_ON_NAN"
+"""What a loss that is no finite number does: `stop` ends the job, `warn`, the default, goes on."""
+_WARN, _STOP = "warn", "stop"
 _ABANDON_GRACE_S = 2.0
 _LONG_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What to save now: `state` is the same on all ranks, `local` this rank's own (see `Checkpointer.save`)."""
+    """What to save now: `state` is the same on all ranks, `local` this rank's own (see `Checkpointer.save`).
+
+    `parameters` names those tensors of it in which no NaN and no infinity belongs, `until_step` the parts that are
+    optimizers'.
+    """
 
     state: Mapping[str, Any]
     local: Mapping[str, Any]
     rank_0_only: Collection[str] = field(default_factory=set)
+    parameters: Collection[str] = ()
+    until_step: Collection[str] = ()
 
 
 class Session:
@@ -58,11 +69,14 @@ class Session:
         policy: SavePolicy,
         snapshot: Callable[[], Snapshot],
         like: Like | None = None,
+        group: ElasticGroup | None = None,
+        restarts_because: str = "a framework owns the training loop",
     ) -> None:
         """Take over the storage URL (without one: $ELASTICCTL_STORAGE, or nothing is saved) and read what is there.
 
-        `snapshot` is called for what to save, `like` before anything is read (see `Checkpointer.restore`). Raises
-        StorageError, and RestoreError as `like` does.
+        `snapshot` is called for what to save, `like` before anything is read (see `Checkpointer.restore`). With
+        `group`, this process stays when the group changes (see `move`), without it `restarts_because` says why not.
+        Raises StorageError, and RestoreError as `like` does.
         """
         _show_log()
         self.world = world
@@ -77,18 +91,26 @@ class Session:
         self._prepared = self._finished = self._owed = False
         self._waits = storage.Waits()
         self._checkpoints: Checkpointer | None = None
-        self._watch = Watch(self._reporter, self._notice, self._obstacle)
+        self._watch = Watch(self._reporter, lambda: self._notice.given(), self._obstacle)
         self._origin = ""
-        with self._watch.standing_still(nothing_to_save=True):
-            self._checkpoints = self._open(url or os.environ.get(STORAGE_VARIABLE, ""))
-            self.restored: Restored | None = self._restore(like)
+        self._group, self._restarts_because = group, "" if group is not None else restarts_because
+        self._given_url = url or os.environ.get(STORAGE_VARIABLE, "")
+        self.restored: Restored | None = None
+        self._is_open = self._warned_of_loss = False
+        self._on_nan = os.environ.get(ON_NAN_VARIABLE, "") or _WARN
+        if self._on_nan not in (_WARN, _STOP):
+            raise TrainError(f"${ON_NAN_VARIABLE}={self._on_nan}: give {_WARN} or {_STOP}")
+        if group is None or not group.has_state:
+            with self._watch.standing_still(nothing_to_save=True):
+                self._open()
+                self.restored = self._restore(like)
         if self.restored is not None:
-            self.progress.metrics = dict(self.restored.commit.metrics)
+            self.progress.metrics.note(self.restored.commit.step, self.restored.commit.metrics)
 
     @property
     def url(self) -> str:
         """Where the checkpoints are; empty where none are saved."""
-        return self._checkpoints.url if self._checkpoints else ""
+        return self._checkpoints.url if self._checkpoints else self._given_url
 
     @property
     def generation(self) -> int:
@@ -111,7 +133,41 @@ class Session:
         )
         self._next_check = self._cadence.first_check
         self._watch.step = cursor.step
-        self._reporter.send("resumed", step=cursor.step)
+        self._report_resumed()
+
+    def move(self, world: dist.World, generation: int) -> None:
+        """The group has changed, and training goes on from where `cursor` is, in this process.
+
+        The storage is taken over only when there is something to save: nobody waits for it now.
+        """
+        self.world = world
+        if self._checkpoints is not None:
+            self._checkpoints.abandon(0.0)  # it may wait for the share of a rank that is gone
+        self._checkpoints = None
+        self._is_open = self._prepared = self._owed = False
+        self._saved = Cursor()
+        self._reporter.move(world.rank, generation)
+        self._notice = Notice.from_environment()
+        self._next_check = self.cursor.step + 1
+        self._watch.step = self.cursor.step
+        self._report_resumed()
+
+    def stop_staying(self, why: str) -> None:
+        """From now on this process has to be started again when the group changes."""
+        if self._group is not None:
+            self._group.close()
+            self._group, self._restarts_because = None, why
+            self._report_resumed()
+
+    def _report_resumed(self) -> None:
+        in_memory = self._group is not None and self._group.has_state
+        self._reporter.send(
+            "resumed",
+            step=self.cursor.step,
+            source="memory" if in_memory else "storage" if self.restored is not None else None,
+            stays=self._group is not None,
+            restarts_because=self._restarts_because or None,
+        )
 
     def step(
         self, cursor: Cursor, samples: int, loss: torch.Tensor | float | None = None, *, hold: bool = False
@@ -120,11 +176,12 @@ class Session:
 
         Counts, reports, and saves when it is time. After notice it does not return: all ranks commit the same step and
         wait to be stopped. `hold` puts both off to the next step. Raises FencedError when a younger run has taken over
-        the storage URL.
+        the storage URL, and NotFiniteError for a loss that is no finite number where that is to end the job.
         """
         self.cursor = cursor
         self._watch.step = cursor.step
         self.progress.step(cursor, samples, loss)
+        self._heed_loss()
         if not self._prepared:
             self._prepare()
         if cursor.step >= self._next_check and not hold:
@@ -132,21 +189,26 @@ class Session:
 
     def log(self, metrics: Mapping[str, torch.Tensor | float]) -> None:
         """Report numbers of the user's own; the newest of each also goes into the next checkpoint's entry."""
-        self.progress.note(metrics)
-        self.progress.send(self.cursor, self.progress.metrics)
+        self.progress.metrics.note(self.cursor.step, metrics)
+        self.progress.send(self.cursor)
+        self._heed_loss()
 
     def finish(self) -> None:
         """Commit the end of training and wait for it; a second call is idle. Raises SaveError."""
         if self._finished:
             return
-        self._finished = True
+        self._look_at_loss()
+        self._open()
         if self._checkpoints is not None and not self._commit_here(self._checkpoints):
             if self._checkpoints.has_given_up:
                 self._wait_to_be_stopped()
             raise self._checkpoints.failure()
         self._watch.stop()
-        self.progress.send(self.cursor, self.progress.metrics)
+        self.progress.send(self.cursor)
         self.world.highest(0)  # nobody takes the group down while another still uses it
+        self._finished = True
+        if self._group is not None:
+            self._group.close()
         self._reporter.send("finished", step=self.cursor.step)
         self._reporter.close()
         self._checkpoints = None
@@ -158,7 +220,12 @@ class Session:
         if self._checkpoints is not None:
             self._checkpoints.abandon(_ABANDON_GRACE_S)
 
-    def _open(self, url: str) -> Checkpointer | None:
+    def _open(self) -> None:
+        """Take the storage URL over, unless that is done."""
+        if not self._is_open:
+            self._checkpoints, self._is_open = self._take_over(self._given_url), True
+
+    def _take_over(self, url: str) -> Checkpointer | None:
         if not url:
             if self.world.rank == 0:
                 log.warning("no storage URL and no $%s: no checkpoints are saved", STORAGE_VARIABLE)
@@ -215,27 +282,52 @@ class Session:
             self._owed = due and not granted and self._policy.every_steps is None
             due = granted
         else:
-            due = False
-            mine = next_check if self.world.rank == 0 else 0
-            self._next_check, noticed = self.world.highest(mine, self._notice.given())
-            stop = bool(noticed)
+            mine = (next_check, due) if self.world.rank == 0 else (0, 0)
+            self._next_check, anyone_due, noticed = self.world.highest(*mine, self._notice.given())
+            due, stop = bool(anyone_due), bool(noticed)
+            if due and not self._is_open:
+                due = self._get_ready_to_save()
         if stop:
             self._drain()
         if due and self._checkpoints is not None:
             self._save(self._checkpoints)
 
+    def _get_ready_to_save(self) -> bool:
+        """Take the storage over; True if this step has to be saved, and not one soon after, which is felt less."""
+        self._open()
+        self._prepare()
+        if self._checkpoints is not None and self._policy.every_steps is None:
+            self._owed, self._next_check = True, self.cursor.step + 1
+            return False
+        return self._checkpoints is not None
+
     def _drain(self) -> NoReturn:
-        """Commit this step on all ranks, tell the launcher, and wait for it to stop this process."""
+        """Commit this step on all ranks, tell the launcher, and wait for it to stop this process.
+
+        Where processes stay, raises GroupOver on those whose worker does not have to go. For newcomers alone nothing is
+        committed; if somebody has to go, others may be told so in the next moment.
+        """
+        stays = self._group is not None and not self._notice.is_to_leave()
+        if self._group is not None and all(self.world.gather(stays)):
+            self._leave_group()
+        self._open()
         kept = self._checkpoints
         if kept is not None and not self._commit_here(kept) and not kept.has_given_up:
             log.warning("%s; an older one has to do", kept.failure())
+        if stays:
+            self._leave_group()
         self._wait_to_be_stopped()
+
+    def _leave_group(self) -> NoReturn:
+        """Tell the launcher that this rank is ready for the next group."""
+        self._reporter.send_surely("drained", step=self.cursor.step)
+        raise dist.GroupOver
 
     def _wait_to_be_stopped(self) -> NoReturn:
         """Tell the launcher that this rank has drained. Nothing but the launcher, or its death, ends the wait."""
         if self._checkpoints is not None and self._checkpoints.has_given_up and self.world.rank == 0:
             log.warning("step %d is not saved, because the storage is away; an older one has to do", self.cursor.step)
-        self.progress.send(self.cursor, self.progress.metrics)
+        self.progress.send(self.cursor)
         self._reporter.send_surely("drained", step=self.cursor.step)
         while True:
             time.sleep(_LONG_S)
@@ -255,16 +347,41 @@ class Session:
             return checkpoints.settle(self._notice.given, is_last=True)
 
     def _obstacle(self) -> str:
-        """What this rank or, as far as it knows, another one waits for; empty: nothing."""
+        """What this rank or, as far as it knows, another one waits for; empty: nothing.
+
+        While training goes on, also why the last save failed: the next one may not.
+        """
         others = self._checkpoints is not None and self._checkpoints.is_away
-        return self._waits.reason() or ("another rank waits for its storage" if others else "")
+        waits = self._waits.reason() or ("another rank waits for its storage" if others else "")
+        if waits or self._checkpoints is None or self._watch.stands_still:
+            return waits
+        return self._checkpoints.trouble
+
+    def _look_at_loss(self) -> None:
+        """Know of every loss up to this step: nobody is to find a checkpoint that was made in spite of one."""
+        self.progress.metrics.look()
+        self._heed_loss()
+
+    def _heed_loss(self) -> None:
+        """Say once, on one rank, that the loss is no finite number; raise NotFiniteError where that ends the job."""
+        lost = self.progress.metrics.not_finite.get(LOSS)
+        if lost is None:
+            self._warned_of_loss = False
+        elif self._on_nan == _STOP:
+            self.progress.send(self.cursor)
+            raise NotFiniteError(f"the loss is {lost.value} since step {lost.step}, and the job was told to stop then")
+        elif not self._warned_of_loss:
+            self._warned_of_loss = True
+            if self.world.rank == 0:
+                log.warning("the loss is %s since step %d", lost.value, lost.step)
 
     def _save(self, checkpoints: Checkpointer) -> None:
+        self._look_at_loss()
         started_s = time.monotonic()
         now = self._snapshot()
         self._saved = self.cursor
-        label = Label(self.cursor.step, self.cursor.epoch, dict(self.progress.metrics))
-        checkpoints.save(now.state, label, local=now.local, rank_0_only=now.rank_0_only)
+        label = Label(self.cursor.step, self.cursor.epoch, dict(self.progress.metrics.finite), now.parameters)
+        checkpoints.save(now.state, label, local=now.local, rank_0_only=now.rank_0_only, until_step=now.until_step)
         self._cadence.saved(time.monotonic() - started_s)
 
     def _committed(self, commit: Commit, duration_s: float) -> None:

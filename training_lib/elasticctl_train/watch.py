@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from elasticctl_train.progress import Notice, Reporter
+from elasticctl_train.progress import Reporter
 
 TICK_S = 0.2
 TELL_EVERY_S = 5.0
@@ -24,10 +24,10 @@ class Watch:
     `unsaved` what only saves wait for; each with an empty reason when it is over.
     """
 
-    def __init__(self, reporter: Reporter, notice: Notice, reason: Callable[[], str]) -> None:
-        self._reporter, self._notice, self._reason = reporter, notice, reason
+    def __init__(self, reporter: Reporter, noticed: Callable[[], bool], reason: Callable[[], str]) -> None:
+        self._reporter, self._noticed, self._reason = reporter, noticed, reason
         self.step = 0
-        self._stands_still = self._nothing_to_save = False
+        self.stands_still = self._nothing_to_save = False
         self._stopped = threading.Event()
         if reporter.is_heard:
             threading.Thread(target=self._run, name="elasticctl-watch", daemon=True).start()
@@ -35,11 +35,11 @@ class Watch:
     @contextmanager
     def standing_still(self, *, nothing_to_save: bool) -> Iterator[None]:
         """No steps are made for now. With `nothing_to_save`, a notice is answered at once: drained."""
-        self._stands_still, self._nothing_to_save = True, nothing_to_save
+        self.stands_still, self._nothing_to_save = True, nothing_to_save
         try:
             yield
         finally:
-            self._stands_still = self._nothing_to_save = False
+            self.stands_still = self._nothing_to_save = False
 
     def stop(self) -> None:
         """Tell nothing more."""
@@ -49,13 +49,13 @@ class Watch:
         told, told_s, answered = "", -math.inf, False
         while not self._stopped.wait(TICK_S):
             reason, now_s = self._reason(), time.monotonic()
-            kind = "waiting" if self._stands_still else "unsaved"
+            kind = "waiting" if self.stands_still else "unsaved"
             if told and (not reason or kind != told):
                 self._reporter.send(told, step=self.step, reason="")
                 told, told_s = "", -math.inf
             if reason and now_s - told_s >= TELL_EVERY_S:
                 self._reporter.send(kind, step=self.step, reason=reason)
                 told, told_s = kind, now_s
-            if self._nothing_to_save and not answered and self._notice.given():
+            if self._nothing_to_save and not answered and self._noticed():
                 answered = True
                 self._reporter.send_surely("drained", step=self.step)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from elasticctl.api.spec import Pod
+from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
+from elasticctl_controller.core.notices import Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,9 @@ class Observed:
     knows: `progress`, `checkpoint`, `generations` (oldest first), `silent` (uids of workers that are alive but gave no
     sign of life when the group re-formed), `growth` (why newcomers that are ready are not in the group yet) and
     `activity` (what the group does); all empty for a job that brings its own rendezvous. `share`, `leave`, `moves` and
-    `nodes` are the job's `Allotment`; None and empty when the job is not shared.
+    `nodes` are the job's `Allotment`; None and empty when the job is not shared. `refused` says why the last worker
+    could not be created; None while none has been tried. `notices` say which workers that run will have to go, and
+    why, by uid; `avoid` are nodes that workers have to leave.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -45,14 +49,18 @@ class Observed:
     leave: frozenset[str] = frozenset()
     moves: frozenset[str] = frozenset()
     nodes: tuple[str, ...] = ()
+    refused: str | None = None
+    notices: Mapping[str, Notice] = field(default_factory=dict)
+    avoid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Create the pod (and Service) of this index, on `node` if one is named."""
+    """Create the pod (and Service) of this index, on `node` if one is named, and on none of those to `avoid`."""
 
     index: int
     node: str = ""
+    avoid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,16 @@ class RanksEnd:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Who was found to be to blame for the end of `generation`; `exits`: its worker is not to try again."""
+    """Who was found to be to blame for the end of `generation`; `exits`: its worker is not to try again.
+
+    `explains` is the generation before, if that broke by the same failure: a rank that failed there was still cleaning
+    up when it got a place in this one, in which no rank has begun. It is counted once.
+    """
 
     generation: int
     end: RanksEnd
     exits: bool = False
+    explains: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp, from_json
-from elasticctl.api.spec import Pod, PodPhase
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import Cause, RankFailure, WorkerStatus
 
 COLLATERAL_WINDOW_S = 30.0  # how long after a peer's loss a survivor's failure is attributed to it
@@ -129,7 +130,7 @@ def clean_text(text: str) -> str:
 def _from_cluster(pod: Pod, lost: bool) -> Cause | None:
     """The cause that the cluster gives: disruption conditions, pod reasons, nodes, deletions."""
     if pod.disruption_target:
-        return Cause.PREEMPTED
+        return Cause.DRAINED if pod.drained else Cause.PREEMPTED
     if pod.reason == "Evicted":
         # The kubelet's words for the pod's own ephemeral storage or emptyDir limit.
         own_limit = "exceed" in pod.message and "limit" in pod.message

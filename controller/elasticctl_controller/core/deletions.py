@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
+from elasticctl.api.observed.workers import is_member
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase
 from elasticctl.api.status import Cause, GroupGeneration, Phase, WorkerStatus
 from elasticctl_controller.core.actions import DeleteWorker, Observed
 from elasticctl_controller.core.classify import is_lost
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED, FINISHING, PhaseDecision
-from elasticctl_controller.core.workers import FINISHED, SCALED_IN, SUSPENDED, Roster, is_active, is_member
+from elasticctl_controller.core.workers import FINISHED, SCALED_IN, SUSPENDED, Roster, is_active, stays
 
 
 def mark_removals(
@@ -77,9 +78,10 @@ def _surplus(
     """The uids of the workers above the desired number.
 
     First those in `leave`, then workers that do not run yet, then those that are not in the `newest` generation (they
-    need seconds to start, in which nobody would train in place of a removed member), then the highest index.
+    need seconds to start, in which nobody would train in place of a removed member), then the highest index. Those that
+    have to go by themselves are none of them, unless nobody is to stay.
     """
-    active = [worker for worker in workers if is_active(worker)]
+    active = [worker for worker in workers if stays(worker) or (desired == 0 and is_active(worker))]
     if len(active) <= desired:
         return frozenset()
     active.sort(

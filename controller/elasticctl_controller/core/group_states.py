@@ -1,13 +1,14 @@
-"""The states of a job's training group, the events that change them, and the one transition function.
+"""The states of a job's training group with their data, the events that change them, and the one transition function.
 
-`membership.Group` turns what agents and the controller say into events, and holds the data of each state.
-docs/state-machines.md shows the table.
+`membership.Group` turns what agents and the controller say into events. docs/state-machines.md shows the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 
 class GroupState(Enum):
@@ -68,3 +69,87 @@ _TRANSITIONS: Mapping[GroupEvent, Mapping[GroupState, GroupState]] = {
     GroupEvent.FAILURE_JUDGED: {_BREAKING: _FORMING},
     GroupEvent.QUORUM_REACHED: dict.fromkeys((_STARTING, _RESTORED, _FORMING), _TRAINING),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An agent as it introduced itself: the address of its store, and how many ranks (`slots`) it runs."""
+
+    uid: str
+    name: str
+    host: str
+    port: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWorld:
+    """A formed generation; `members` in order of group rank. The store of rank 0's agent serves it."""
+
+    generation: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartingGroup:
+    """Data of the state STARTING."""
+
+    state: ClassVar = GroupState.STARTING
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredGroup:
+    """`unheard`: the uids of the last generation's members that the restarted service has not heard from."""
+
+    state: ClassVar = GroupState.RESTORED
+    unheard: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class FormingGroup:
+    """Why there is no formed generation, since when, and until when at least; in seconds since the epoch."""
+
+    state: ClassVar = GroupState.FORMING
+    since: float
+    reason: str
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGroup:
+    """The formed generation."""
+
+    state: ClassVar = GroupState.TRAINING
+    world: GroupWorld
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingGroup:
+    """A formed generation that is about to stop, and why."""
+
+    state: ClassVar = GroupState.DRAINING
+    world: GroupWorld
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakingGroup:
+    """A formed generation of which ranks have failed, since when (seconds since the epoch).
+
+    `drain`: why it was draining then, if it was.
+    """
+
+    state: ClassVar = GroupState.BREAKING
+    world: GroupWorld
+    since: float
+    drain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OverGroup:
+    """Data of the state OVER."""
+
+    state: ClassVar = GroupState.OVER
+
+
+Situation = StartingGroup | RestoredGroup | FormingGroup | TrainingGroup | DrainingGroup | BreakingGroup | OverGroup

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
-from elasticctl.api.history import add_point, reports_steps
+from elasticctl.api.observed.history import add_point, reports_steps
 from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import (
     Activity,
@@ -32,6 +32,8 @@ from elasticctl_controller.core.actions import Observed
 MAX_GENERATIONS = 20
 MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
 """Of workers, in all generations that are kept: a status has to fit an object, and a group may have 2,000."""
+MEMORY, STORAGE = "memory", "storage"
+"""Where a generation's state came from."""
 MAX_METRICS = 64
 """Kept of all that a script ever reported: one that names them by its steps must not fill the job's status."""
 WARMUP_S = 10.0
@@ -47,6 +49,8 @@ class TrainingHistory:
     """What the ranks of a job have reported to this service. `rates`: samples a second by number of workers.
 
     `newest_commit` is the generation and the number of the newest checkpoint. `reports`: the script reports steps.
+    `stepped_at` is when the newest generation last reported a new step, in seconds since the epoch (None: not yet), and
+    `longest_step_s` the longest time between two such reports.
     """
 
     generations: list[GroupGeneration] = field(default_factory=list)
@@ -55,6 +59,8 @@ class TrainingHistory:
     newest_commit: tuple[int, int] = (0, 0)
     reports: bool = False
     rates: dict[int, float] = field(default_factory=dict)
+    stepped_at: float | None = None
+    longest_step_s: float = 0.0
 
     @property
     def newest(self) -> GroupGeneration | None:
@@ -65,6 +71,7 @@ class TrainingHistory:
         """Add a generation that has formed."""
         self.generations.append(generation)
         del self.generations[:-MAX_GENERATIONS]
+        self.stepped_at = None
 
     @property
     def has_stepped(self) -> bool:
@@ -72,10 +79,12 @@ class TrainingHistory:
         return self.progress is not None or any(item.last_step is not None for item in self.generations)
 
     def note_failure(self, generation: int, failure: RankFailure) -> None:
-        """The newest generation has ended by this failure, and its ranks start again."""
-        if self.newest is not None and self.newest.generation == generation:
-            # Its lines are in the workers' logs: twenty such failures would fill the job's status.
-            self.generations[-1] = replace(self.newest, failure=replace(failure, last_lines=failure.last_lines[-5:]))
+        """A generation has ended by this failure, and its ranks have started again, or are about to."""
+        # Its lines are in the workers' logs: twenty such failures would fill the job's status.
+        short = replace(failure, last_lines=failure.last_lines[-5:])
+        self.generations = [
+            replace(each, failure=short) if each.generation == generation else each for each in self.generations
+        ]
 
     def note_step(self, generation: int, progress: ProgressStatus, now: float) -> bool:
         """Take over the progress of a rank; False when it is not of the newest generation."""
@@ -84,25 +93,34 @@ class TrainingHistory:
             return False
         self.reports = True
         first = newest.first_step_at is None
+        if progress.step > (newest.last_step or -1):
+            if self.stepped_at is not None:
+                self.longest_step_s = max(self.longest_step_s, now - self.stepped_at)
+            self.stepped_at = now
         last_step = max(progress.step, newest.last_step or 0)
         newest = replace(newest, first_step_at=Timestamp(now) if first else newest.first_step_at, last_step=last_step)
         self.generations[-1] = newest
         if self.progress is None or first or progress.step >= (self.progress.step or 0):
-            known = self.progress.metrics if self.progress else {}
-            older = [(name, value) for name, value in known.items() if name not in progress.metrics]
-            metrics = dict([*older, *progress.metrics.items()][-MAX_METRICS:])
-            self.progress = replace(progress, at=Timestamp(now), metrics=metrics)
+            self.progress = _add_metrics(self.progress or ProgressStatus(), progress, Timestamp(now), anew=first)
         warm = not first and newest.first_step_at is not None and now >= newest.first_step_at + WARMUP_S
         if warm and progress.samples_per_s is not None and progress.samples_per_s > 0:
             rate = self.rates.setdefault(len(newest.workers), progress.samples_per_s)
             self.rates[len(newest.workers)] += (progress.samples_per_s - rate) * RATE_WEIGHT
         return True
 
-    def note_resumed(self, generation: int, step: int) -> None:
-        """A rank has restored the state of `step` (0: there was nothing to restore)."""
+    def note_resumed(
+        self, generation: int, step: int, source: str = "", stays: bool | None = None, why_not: str = ""
+    ) -> None:
+        """A rank has the state of `step` (0: there was none), and will stay in its process, or not, when this ends.
+
+        `source`: it comes from the `memory` of ranks, or from `storage`.
+        """
         self.reports = True
         if self.newest is not None and self.newest.generation == generation:
-            self.generations[-1] = replace(self.newest, resumed_step=step)
+            source = self.newest.resumed_from if self.newest.resumed_from == MEMORY else source
+            self.generations[-1] = replace(
+                self.newest, resumed_step=step, resumed_from=source, stays=stays, restarts_because=why_not
+            )
 
     def note_commit(
         self, generation: int, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float
@@ -136,7 +154,14 @@ def fold_reports(status: JobStatus, observed: Observed) -> JobStatus:
         generation=max((item.generation for item in generations), default=status.generation),
         steps_redone=(status.steps_redone or 0) + sum(redone) if reports else status.steps_redone,
         progress=progress,
-        curve=add_point(status.curve, progress.at, progress.step, progress.samples_per_s, progress.metrics),
+        curve=add_point(
+            status.curve,
+            progress.at,
+            progress.step,
+            progress.samples_per_s,
+            progress.metrics,
+            progress.not_finite.keys(),
+        ),
         checkpoint=_merge_checkpoint(status.checkpoint, observed.checkpoint),
         growth=observed.growth,
         activity=None if observed.activity is None else _as_stored(observed.activity),
@@ -224,15 +249,39 @@ def _has_stepped(item: GroupGeneration) -> bool:
     return item.first_step_at is not None and item.resumed_step is not None
 
 
+def _add_metrics(known: ProgressStatus, seen: ProgressStatus, now: Timestamp, *, anew: bool) -> ProgressStatus:
+    """`seen` with what was known of metrics that it does not tell; `anew`: it is the first step of a generation.
+
+    Of ranks that differ about since when a metric is no number, the first is believed.
+    """
+    lost = {} if anew else {name: item for name, item in known.not_finite.items() if name not in seen.metrics}
+    for name, item in seen.not_finite.items():
+        before = lost.get(name)
+        earlier = before is not None and before.step <= item.step
+        lost[name] = replace(before, value=item.value) if before is not None and earlier else replace(item, at=now)
+    told = {**seen.metrics, **lost}
+    older = [(name, value) for name, value in known.metrics.items() if name not in told]
+    metrics = [*older, *((name, value) for name, value in seen.metrics.items() if name not in lost)]
+    return replace(
+        seen, at=now, metrics=dict(metrics[-MAX_METRICS:]), not_finite=dict(list(lost.items())[-MAX_METRICS:])
+    )
+
+
 def _merge_progress(stored: ProgressStatus, seen: ProgressStatus | None) -> ProgressStatus:
     if seen is None or seen.step is None:
         return stored
     rate = seen.samples_per_s
+    before = stored.not_finite  # a service that was started again learns anew when it was told, which was not now
+    same = {name for name, item in seen.not_finite.items() if name in before and before[name].step == item.step}
     return _as_stored(
         replace(
             seen,
-            # JSON has no NaN, and NaN never equals itself: a diverged loss would be written again in every pass.
+            # JSON has no NaN, and NaN never equals itself: it would be written again in every pass.
             metrics={key: value for key, value in seen.metrics.items() if math.isfinite(value)},
+            not_finite={
+                name: replace(item, at=before[name].at) if name in same else item
+                for name, item in seen.not_finite.items()
+            },
             samples_per_s=rate if rate is not None and math.isfinite(rate) else None,
         )
     )
@@ -267,6 +316,8 @@ def _close_scaling(item: Scaling, status: JobStatus) -> Scaling:
     if newest is None and item.phase is ScalingPhase.IN_PROGRESS:
         running = sum(worker.phase == PodPhase.RUNNING and worker.cause is None for worker in status.workers)
         return replace(item, phase=ScalingPhase.DONE) if running == item.to_workers else item
+    if item.phase is ScalingPhase.DONE and item.done_at is None:
+        return item  # while it was suspended, or to no workers
     back_at = None if newest is None else _back_at(newest, status)
     if item.at is None or newest is None or back_at is None or len(newest.workers) != item.to_workers:
         return item

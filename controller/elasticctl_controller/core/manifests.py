@@ -1,4 +1,4 @@
-"""Manifests of what the controller creates for a job: pods, Services, token, disruption budget, PodGroup.
+"""Manifests of what the controller creates for a job: pods, Services, token, policies for network and drains, PodGroup.
 
 The workers of a job without `rdzvEndpoint` meet at our rendezvous service: its address and the worker's identity are
 environment variables, the job's token is a mounted file, never a value. A job with an endpoint of its own gets what
@@ -24,6 +24,7 @@ from elasticctl.api.spec import (
     LABEL_JOB,
     WORKER_CONTAINER,
     ElasticJob,
+    OnNan,
     PodGroups,
     worker_labels,
     worker_name,
@@ -75,16 +76,6 @@ def build_pod(job: ElasticJob, index: int, rendezvous_endpoint: str) -> Manifest
         # A restarted container would keep the name of a worker that has been counted as ended.
         "spec": spec | {"containers": containers, "restartPolicy": "Never", "hostname": name, "subdomain": subdomain},
     }
-
-
-def prefer_node(pod: Manifest, node: str) -> Manifest:
-    """Return the pod with a preference for this node."""
-    affinity = dict(as_mapping(pod["spec"].get("affinity")))
-    on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    by_node = dict(as_mapping(affinity.get("nodeAffinity")))
-    preferences = as_list(by_node.get("preferredDuringSchedulingIgnoredDuringExecution"))
-    by_node["preferredDuringSchedulingIgnoredDuringExecution"] = [*preferences, {"weight": 100, "preference": on_node}]
-    return pod | {"spec": pod["spec"] | {"affinity": affinity | {"nodeAffinity": by_node}}}
 
 
 def build_service(job: ElasticJob, index: int) -> Manifest:
@@ -168,6 +159,8 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
     }
     if job.policy.hang_timeout_seconds is not None:
         values["ELASTICCTL_HANG_TIMEOUT_S"] = f"{job.policy.hang_timeout_seconds:g}"
+    if job.policy.on_nan is not OnNan.WARN:
+        values["ELASTICCTL_ON_NAN"] = job.policy.on_nan.value
     references = {"ELASTICCTL_POD_UID": "metadata.uid", "ELASTICCTL_POD_IP": "status.podIP"}
     return [
         *({"name": name, "value": value} for name, value in values.items()),
@@ -348,6 +341,20 @@ def build_budget(job: ElasticJob) -> Manifest:
             "minAvailable": max(0, min(job.min, job.desired - 1)),
             "selector": {"matchLabels": _labels(job)},
         },
+    }
+
+
+def build_network_policy(job: ElasticJob) -> Manifest:
+    """The NetworkPolicy: only a job's own workers reach their ports, for torch's store and gloo know no passwords.
+
+    What they may reach themselves stays open, and policies add up: one of the namespace's owner can let others in.
+    """
+    own = {"matchLabels": _labels(job)}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": owned_metadata(job, f"{job.name}-workers"),
+        "spec": {"podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}]},
     }
 
 

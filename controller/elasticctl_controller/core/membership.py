@@ -7,7 +7,8 @@ generation and after the loss of all members, where forming early would only mea
 
 Newcomers are taken in at a step boundary, once the group has trained for as long as the re-forming takes to pay for
 itself (`growth`). A change that is known beforehand (a newcomer, a removal, a spot notice) makes the group *drain*: its
-ranks agree on a step, commit it and stop, so that no step is lost.
+ranks agree on a step, commit it and stop, so that no step is lost. Who has to go but has time left trains on until its
+place is taken (`notices`).
 
 Ranks that fail *break* the generation. How the other members' ranks end is waited for, and then it is judged who is to
 blame (`blame`); the ranks are started again, within the job's budget, unless a lost member explains the failure.
@@ -17,18 +18,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.standstill import RankPlace
+from elasticctl.api.observed.standstill import RankPlace
+from elasticctl.api.observed.workers import is_member
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus
 from elasticctl_controller.core.blame import GroupRules, Judgement, RanksEnd, first_to_blame
-from elasticctl_controller.core.group_states import GroupEvent, GroupState, ImpossibleGroupEvent, transition
+from elasticctl_controller.core.group_states import (
+    BreakingGroup,
+    DrainingGroup,
+    FormingGroup,
+    GroupEvent,
+    GroupState,
+    GroupWorld,
+    ImpossibleGroupEvent,
+    Member,
+    OverGroup,
+    RestoredGroup,
+    Situation,
+    StartingGroup,
+    TrainingGroup,
+    transition,
+)
 from elasticctl_controller.core.growth import decide_growth, measure_growth, payback_s, stopped_share
 from elasticctl_controller.core.history import TrainingHistory
-from elasticctl_controller.core.workers import is_member
+from elasticctl_controller.core.notices import Notice, Notices, Replacements, lead_s, who_leaves
 
 FIRST_SETTLE_S = 30.0
 """How long the first generation, and one after the loss of all members, waits for workers that are alive but have not
@@ -41,98 +57,25 @@ MOST_STOPPED = 0.5
 """The share of a group's time that newcomers may have stopped it for, and be let in without waiting until it pays."""
 SILENT_S = 10.0
 """A worker that has given no sign of life for this long is not waited for: launchers give one every 3 s."""
+UNREACHABLE_S = 0.5
+"""How long a worker whose host has stopped answering may take to call again. Launchers call again at once."""
+STILL_S, STILL_FACTOR = 2.0, 2.0
+"""No step for this long, and for so many times the longest that two reports of steps were apart: it stands still."""
 SILENT_SHARE_PER_MIN = 0.1
 """The share of a group that may be deleted as silent within a minute; at least one worker."""
 ADOPT_S = 45.0
 """How long newcomers wait for a restarted service to hear from a group that may still be training: a launcher whose
 connection died silently asks again after 40 s."""
-VICTIMS_S, CULPRIT_S = 10.0, 1.0
+VICTIMS_S, CULPRIT_S, LAST_CALL_S = 10.0, 1.0, 2 * ADOPT_S
 """How long the ends of the other members' ranks are waited for: after broken connections, which somebody has caused
-(four times as long with each such failure in a row), and after an error of one's own."""
+(four times as long with each such failure in a row), and after an error of one's own. If broken connections would end
+the job, at least so long that a launcher whose report was lost has reported twice more."""
+STARTED_S = 30.0
+"""By then ranks that report nothing have started; those that do, with their first step."""
 _JOINED = " joined"
 """The end of the reason of a generation that newcomers have caused."""
 EXPORTING = "exporting"
 """What a launcher says while ranks that have done the last step still run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """An agent as it introduced itself: the address of its store, and how many ranks (`slots`) it runs."""
-
-    uid: str
-    name: str
-    host: str
-    port: int
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupWorld:
-    """A formed generation; `members` in order of group rank. The store of rank 0's agent serves it."""
-
-    generation: int
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StartingGroup:
-    """Data of the state STARTING."""
-
-    state: ClassVar = GroupState.STARTING
-
-
-@dataclass(frozen=True, slots=True)
-class RestoredGroup:
-    """`unheard`: the uids of the last generation's members that the restarted service has not heard from."""
-
-    state: ClassVar = GroupState.RESTORED
-    unheard: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class FormingGroup:
-    """Why there is no formed generation, since when, and until when at least; in seconds since the epoch."""
-
-    state: ClassVar = GroupState.FORMING
-    since: float
-    reason: str
-    not_before: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingGroup:
-    """The formed generation."""
-
-    state: ClassVar = GroupState.TRAINING
-    world: GroupWorld
-
-
-@dataclass(frozen=True, slots=True)
-class DrainingGroup:
-    """A formed generation that is about to stop, and why."""
-
-    state: ClassVar = GroupState.DRAINING
-    world: GroupWorld
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BreakingGroup:
-    """A formed generation of which ranks have failed, since when (seconds since the epoch)."""
-
-    state: ClassVar = GroupState.BREAKING
-    world: GroupWorld
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
-class OverGroup:
-    """Data of the state OVER."""
-
-    state: ClassVar = GroupState.OVER
-
-
-Situation = StartingGroup | RestoredGroup | FormingGroup | TrainingGroup | DrainingGroup | BreakingGroup | OverGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +95,14 @@ class Group:
     succeeded in it; `ends` how the ranks of others ended; `joined` the workers that are ready for the next. `gone` have
     left though their pods still end; `overdue` have been left out of the newest generation, for they gave no `signs`
     of life, and `silent` are those of them that are to be replaced. `failures` have been counted since the last
-    checkpoint; `judged` is the last of them, until the next generation forms. `growth` says why newcomers that are
-    ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a storage that does not answer,
-    and `unsaved` why they train on without saving; `places` are those of ranks that do not move, by rank.
+    checkpoint; `judged` is the last of them, until the next generation forms. `unseen` is a generation that may have
+    ended while there was no service, `unexplained` one that broke, and all who told of it had lost a peer. `growth`
+    says why newcomers that are ready are not taken in yet, `obstacle` what ranks say that they wait for, such as a
+    storage that does not answer, and `unsaved` why they train on without saving; `places` are those of ranks that do
+    not move, by rank.
+
+    With `stays`, ranks go on in their processes when the group changes, so workers that have to start theirs do that
+    first (`preparing`), and the others train meanwhile.
     """
 
     job_uid: str
@@ -169,6 +117,7 @@ class Group:
     first_join_at: float | None = None
     finished: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
+    unreachable: dict[str, float] = field(default_factory=dict)
     overdue: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     silenced_at: list[float] = field(default_factory=list)
@@ -176,10 +125,15 @@ class Group:
     ends: dict[str, RanksEnd] = field(default_factory=dict)
     failures: int = 0
     judged: Judgement | None = None
+    unseen: int = 0
+    unexplained: int = 0
     growth: str = ""
     obstacle: str = ""
     unsaved: str = ""
     places: dict[int, RankPlace] = field(default_factory=dict)
+    stays: bool = False
+    preparing: set[str] = field(default_factory=set)
+    notices: Notices = field(default_factory=Notices)
     history: TrainingHistory = field(default_factory=TrainingHistory)
 
     @classmethod
@@ -192,6 +146,8 @@ class Group:
             situation=RestoredGroup(frozenset(unheard)) if status.generation else StartingGroup(),
             generation=status.generation,
             failures=status.failures_since_commit or 0,
+            stays=next((known.stays for known in reversed(status.generations) if known.stays is not None), False),
+            notices=Notices.restored(status.workers),
             history=TrainingHistory(
                 list(status.generations), checkpoint=status.checkpoint, reports=status.progress.step is not None
             ),
@@ -230,13 +186,15 @@ class Group:
         The workers in `leaving` have been told to stop: they are members until they are gone, but not of the next
         generation.
         """
-        for uids in (self.gone, self.silent, self.overdue):
+        for uids in (self.gone, self.silent, self.overdue, self.preparing):
             uids.intersection_update(alive)
-        for uid in self.signs.keys() - alive.keys():
-            del self.signs[uid]
+        self.notices.keep(alive.keys())
+        for known in (self.signs, self.unreachable):
+            for uid in known.keys() - alive.keys():
+                del known[uid]
         before, self.alive = self.alive, {uid: name for uid, name in alive.items() if uid not in self.gone}
-        self.minimum, self.leaving = max(1, minimum), leaving
-        for uid in [uid for uid in self.joined if uid not in self.alive or uid in leaving]:
+        self.minimum, self.leaving = max(1, minimum), leaving | self.notices.departing
+        for uid in [uid for uid in self.joined if uid not in self.alive or uid in self.leaving]:
             del self.joined[uid]
         if any(uid in before and uid not in self.alive and uid not in self.finished for uid in self.members):
             self._excuse_failure()
@@ -247,21 +205,35 @@ class Group:
         """A worker has called, which has been `doing` something for so long; True if that is something new."""
         if uid not in self.alive:
             return False
+        self.unreachable.pop(uid, None)
         before = self.signs.get(uid)
         doing = doing or (before.doing if before else "")
         is_new = before is None or before.doing != doing
         self.signs[uid] = Sign(now, doing, now - for_s if is_new or before is None else before.since)
         return is_new
 
+    def lose_touch(self, uid: str, now: float) -> None:
+        """A worker's host no longer answers: it is gone, or the network between it and this service is broken.
+
+        It did until a moment ago, though its last call may be longer ago than that.
+        """
+        if uid in self.alive and uid not in self.unreachable:
+            self.note_sign(uid, now)
+            self.unreachable[uid] = now
+            self.settle(now)
+
     def join(self, member: Member, generation: int, now: float) -> None:
         """An agent is ready for a generation after `generation`, the last it was in (0: none)."""
         if member.uid in self.leaving or self.state is GroupState.OVER:
             return
         self.note_sign(member.uid, now)
+        self._note_unseen(generation)
         world = self.world
         if world is not None and member.uid in self.members:
             if generation < world.generation:
                 return  # it does not know yet that it is in: the answer is the world
+            if any(not end.of_peers for end in self.ends.values()):
+                self._judge(now)
             reason = self.drain.reason if self.drain else f"{member.name} joins again"
             self._advance(GroupEvent.MEMBER_REJOINED, now, reason)
         elif world is None and generation:  # its group has ended, perhaps while this service was being restarted
@@ -273,9 +245,39 @@ class Group:
             self.first_join_at = now
         self.silent.discard(member.uid)
         self.overdue.discard(member.uid)
+        self.preparing.discard(member.uid)
         self.finished.discard(member.uid)
         self.joined[member.uid] = member
         self.settle(now)
+
+    def has_to_prepare(self, member: Member, generation: int, now: float) -> bool:
+        """An agent whose ranks do not run wants to join: is it to start them first, while the others train?"""
+        known = self.situation.unheard if isinstance(self.situation, RestoredGroup) else self.members
+        others = (uid for uid in known if uid != member.uid and uid in self.alive)
+        if not self.stays or member.uid in self.leaving or self.state is GroupState.OVER or not any(others):
+            return False
+        if self.world is not None and member.uid in self.members:
+            if generation < self.world.generation:
+                return False  # it does not know yet that it is in
+            self._advance(GroupEvent.MEMBER_REJOINED, now, f"{member.name} starts again")
+        self.note_sign(member.uid, now)
+        self.joined.pop(member.uid, None)
+        if not self._failed_by_itself(member.uid):
+            self.preparing.add(member.uid)
+        self.settle(now)
+        return True
+
+    def ranks_of_others(self, member: Member) -> int:
+        """How many ranks the others have; those that a restarted service has not heard of have as many as this one."""
+        known = self.situation.unheard if isinstance(self.situation, RestoredGroup) else frozenset()
+        return sum(each.slots for each in self.members.values()) + len(known - {member.uid}) * member.slots
+
+    def _failed_by_itself(self, uid: str) -> bool:
+        """Is this the member to blame for the last failure, with an error and not a kill?
+
+        The others wait for it: a script that cannot run at this size must not be seen to succeed at a smaller one.
+        """
+        return self.judged is not None and self.judged.end.uid == uid and not self.judged.end.failure.signal
 
     def adopts(self, generation: int) -> bool:
         """True for a restarted service that has not heard of the running generation yet."""
@@ -298,9 +300,24 @@ class Group:
         self._check_for_losses(now)
 
     def notice(self, uid: str, reason: str, now: float) -> None:
-        """A member will have to stop soon: drain the group."""
+        """A member has to stop now: drain the group."""
         if uid in self.members and uid not in self.finished:
-            self._advance(GroupEvent.REMOVAL_ANNOUNCED, now, reason)
+            self._let_go((uid,), reason, now)
+
+    def warn(self, uid: str, notice: Notice, now: float) -> None:
+        """A launcher says that its worker will have to go: it leaves when its place is taken, or in time."""
+        if uid in self.alive:
+            self.notices.told[uid] = notice
+            self.settle(now)
+
+    def stay_s(self, uid: str, now: float) -> float:
+        """How long a worker that has to go may stay, if nobody takes its place before; 0: it leaves now."""
+        notice = self.notices.of(uid)
+        if self.state is not GroupState.TRAINING or notice is None or uid not in self.notices.held(self.members):
+            return 0.0
+        if uid in self.leaving and uid not in self.notices.given:
+            return 0.0  # it is the controller that removes it
+        return max(0.0, notice.leave_at(self._lead_s()) - now)
 
     def leave(self, uid: str, reason: str, now: float) -> None:
         """An agent stops, or has to be left out; the others re-form."""
@@ -331,6 +348,7 @@ class Group:
 
         One who was slower to end than the judgement, perhaps because it was cleaning up, may turn out to be to blame.
         """
+        self._note_unseen(generation)
         if self.world is not None and generation == self.world.generation and end.uid in self.members:
             self.ends[end.uid] = first_to_blame((self.ends.get(end.uid, end), end))
             self._advance(GroupEvent.MEMBER_FAILED, now)
@@ -338,9 +356,14 @@ class Group:
         elif self.judged is not None and self.judged.generation == generation:
             found = self.judged.end if self.judged.exits else first_to_blame((self.judged.end, end))
             self.judged = replace(self.judged, end=found, exits=self.judged.exits or not self._may_restart(found))
-        elif self.adopts(generation) and end.uid in self.alive and not end.of_peers:
+        elif self.world is None and generation == self.unseen and end.uid in self.alive and not end.of_peers:
             self.failures += 1  # it broke while there was no service; who else was lost then, nobody can tell
             self.judged = Judgement(generation, end, exits=not self._may_restart(end))
+
+    def _note_unseen(self, generation: int) -> None:
+        """A member of this generation calls; it may have ended while there was no service."""
+        if self.adopts(generation):
+            self.unseen = generation
 
     def verdict(self, uid: str, generation: int) -> str:
         """What an agent whose ranks failed is to do: "exit" or "rejoin"; "" while that is not decided."""
@@ -350,25 +373,44 @@ class Group:
         exits = judged is not None and judged.exits and (judged.generation, judged.end.uid) == (generation, uid)
         return "exit" if exits else "rejoin"
 
+    def is_excused(self, uid: str, generation: int) -> bool:
+        """Was somebody else lost, or found to be to blame, when `generation`, the newest, broke?"""
+        if generation != self.generation:
+            return False
+        if self.judged is not None:
+            return self.judged.generation == generation and self.judged.end.uid != uid
+        return any(other not in self.alive for other in self.members if other != uid and other not in self.finished)
+
     def settle(self, now: float) -> float | None:
         """End or form a generation if it is time; returns after how many seconds to call again (None: no need)."""
         self._silence(now)
-        if self.state is GroupState.TRAINING:
-            return self._settle_newcomers(now)
-        if isinstance(self.situation, BreakingGroup):
-            wait_s = self._wait_for_ends_s(self.situation, now)
-            if wait_s > 0:
-                return wait_s
-            self._judge(now)
-        if self.state in (GroupState.DRAINING, GroupState.OVER):
+        if self.world is not None:
+            again_s = self._settle_formed(now)
+            if self.world is not None:
+                return again_s
+        if self.state is GroupState.OVER or not self.joined or self._awaits_exit():
             return None
-        if not self.joined or len(self.joined) < self.minimum or self._awaits_exit():
-            return None
+        if len(self.joined) < self.minimum:
+            return self._settle_silent(now)
         wait_s = self._wait_for_missing_s(now)
         if wait_s > 0:
             return wait_s
         self._form(now)
         return None
+
+    def _settle_formed(self, now: float) -> float | None:
+        """End the formed generation if it is time; returns when to ask again."""
+        waits = [self._settle_unreachable(now)]
+        if self.state is GroupState.TRAINING:
+            waits.append(self._settle_notices(now))
+        if self.state is GroupState.TRAINING:
+            waits.append(self._settle_newcomers(now))
+        elif isinstance(self.situation, BreakingGroup):
+            wait_s = self._wait_for_ends_s(self.situation, now)
+            if wait_s <= 0:
+                self._judge(now)
+            waits.append(wait_s)
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def note_step(self, generation: int, progress: ProgressStatus, now: float) -> None:
         """A rank of that generation reports its progress."""
@@ -399,7 +441,7 @@ class Group:
         elif after is GroupState.DRAINING:
             self.situation = DrainingGroup(world, reason)
         elif after is GroupState.BREAKING:
-            self.situation = BreakingGroup(world, now)
+            self.situation = BreakingGroup(world, now, self.drain.reason if self.drain else "")
         else:
             self.situation = TrainingGroup(world)
             self.members = {member.uid: member for member in world.members}
@@ -410,22 +452,130 @@ class Group:
         if lost:
             self._advance(GroupEvent.MEMBER_LOST, now, f"lost {', '.join(lost)}")
 
+    # Members that cannot be reached
+
+    def _settle_unreachable(self, now: float) -> float | None:
+        """End a generation that stands still while a member is unreachable; returns when to ask again.
+
+        Either alone proves nothing: ranks that reach each other train on without this service, and steps may be long.
+        """
+        lost = {uid: since for uid, since in self.unreachable.items() if self._is_awaited(uid)}
+        if not lost or all(uid in lost for uid in self.members if self._is_awaited(uid)):
+            return None
+        due = max(min(lost.values()) + UNREACHABLE_S, self._still_at())
+        if due > now:
+            return None if due == math.inf else due - now
+        names = ", ".join(member.name for uid, member in self.members.items() if uid in lost)
+        self._excuse_failure()
+        self._advance(GroupEvent.MEMBER_LOST, now, f"cannot reach {names}")
+        return None
+
+    def _is_awaited(self, uid: str) -> bool:
+        """Do the other members' ranks wait for those of this one?"""
+        return uid in self.members and uid in self.alive and uid not in self.finished
+
+    def _still_at(self) -> float:
+        """From when on it is known that no step is made (seconds since the epoch); infinite: not yet."""
+        if self.places:
+            return 0.0
+        if isinstance(self.situation, BreakingGroup) and all(end.of_peers for end in self.ends.values()):
+            return 0.0
+        known = self.history
+        if known.stepped_at is None or self.obstacle or self.unsaved:
+            return math.inf
+        return known.stepped_at + max(STILL_S, STILL_FACTOR * known.longest_step_s)
+
+    def _settle_silent(self, now: float) -> float | None:
+        """Have silent members replaced without which the group is too small; returns when to ask again.
+
+        One whose host may still answer is given the time in which a launcher gives up a poll whose answer was lost.
+        """
+        if not isinstance(self.situation, FormingGroup):
+            return None
+        waits = []
+        for uid in self.members:
+            if uid in self.alive and uid not in self.joined and uid not in self.leaving | self.preparing | self.overdue:
+                left_s = self._silent_at(uid, self.situation.since) - now
+                left_s += 0.0 if uid in self.unreachable else ADOPT_S - SILENT_S
+                if left_s > 0:
+                    waits.append(left_s)
+                else:
+                    self.overdue.add(uid)
+        self._silence(now)
+        return min(waits, default=None)
+
+    def _silent_at(self, uid: str, since: float) -> float:
+        """From when on a worker is silent that is waited for since then, if it does not call before."""
+        return max(since, self.signs[uid].at if uid in self.signs else since) + SILENT_S
+
+    # Members that have to go
+
+    def _let_go(self, uids: Collection[str], reason: str, now: float) -> None:
+        self.notices.depart(uids)
+        self.leaving |= self.notices.departing
+        self._advance(GroupEvent.REMOVAL_ANNOUNCED, now, reason)
+
+    def _settle_notices(self, now: float) -> float | None:
+        """Drain the group once the places of members that have to go are taken, or their time is up; returns when to
+        ask again.
+        """
+        held = self.notices.held(uid for uid in self.members if self._is_awaited(uid))
+        if not held:
+            return None
+        others, started_at = Replacements(), self._started_at()
+        is_done = any(sign.doing == EXPORTING for uid, sign in self.signs.items() if uid in self.members)
+        if started_at <= now and not (self.obstacle or self.unsaved or is_done):
+            ready = sum(uid not in self.members for uid in self.joined) + self.notices.replaced
+            known = self.joined.keys() | self.members.keys() | self.leaving
+            others = Replacements(ready, any(uid not in known for uid in self.alive), self.first_join_at)
+        leaving, again_at = who_leaves(held, others, self._lead_s(), now)
+        if leaving:
+            reasons = {held[uid].reason for uid in leaving}
+            names = ", ".join(self.members[uid].name for uid in leaving)
+            have = "has" if len(leaving) == 1 else "have"
+            self._let_go(leaving, f"{names} {have} to stop: {'; '.join(sorted(reasons))}", now)
+        again_at = min(again_at, started_at if started_at > now else math.inf)
+        return None if again_at == math.inf else max(0.0, again_at - now)
+
+    def _lead_s(self) -> float:
+        return lead_s(self.history.longest_step_s, self.history.checkpoint.duration_s or 0.0)
+
+    def _started_at(self) -> float:
+        """When the ranks of this generation had started (seconds since the epoch), by their first step if they report
+        any; infinite: not yet. Before that, stopping them gains nothing.
+        """
+        newest = self.history.newest
+        if newest is None or newest.formed_at is None or newest.first_step_at is not None:
+            return 0.0
+        return math.inf if self.history.reports else newest.formed_at + STARTED_S
+
     # A broken generation
 
     def _wait_for_ends_s(self, broken: BreakingGroup, now: float) -> float:
         """How much longer to wait for the ends of the other members' ranks; <= 0: not at all."""
         if all(uid in self.ends or uid in self.finished or uid not in self.alive for uid in self.members):
             return 0.0
-        own_error = any(not end.of_peers for end in self.ends.values())
-        patience_s = CULPRIT_S if own_error else VICTIMS_S * 4.0 ** min(self.failures, 10)
+        end = first_to_blame(self.ends.values())
+        patience_s = VICTIMS_S * 4.0 ** min(self.failures, 10) if end.of_peers else CULPRIT_S
+        if end.of_peers and not broken.drain and not self.rules.allow_restart(end, self.failures + 1):
+            patience_s = max(patience_s, LAST_CALL_S)
         return broken.since + patience_s - now
 
     def _judge(self, now: float) -> None:
         """Find who is to blame, and count the failure."""
         end = first_to_blame(self.ends.values())
-        self.failures += 1
-        self.judged = Judgement(self.generation, end, exits=not self._may_restart(end))
+        if end.of_peers and isinstance(self.situation, BreakingGroup) and self.situation.drain:
+            self._advance(GroupEvent.MEMBER_LEFT, now, self.situation.drain)  # who has stopped for it has hung up
+            return
+        explains = 0 if end.of_peers or self._has_begun() else self.unexplained
+        self.failures += not explains
+        self.judged = Judgement(self.generation, end, exits=not self._may_restart(end), explains=explains)
         self._advance(GroupEvent.FAILURE_JUDGED, now, f"{end.name} {'lost a connection' if end.of_peers else 'failed'}")
+
+    def _has_begun(self) -> bool:
+        """Have the ranks of the newest generation met?"""
+        newest = self.history.newest
+        return newest is not None and (newest.resumed_step is not None or newest.first_step_at is not None)
 
     def _may_restart(self, end: RanksEnd) -> bool:
         """A script that has made a step can be imported: where it cannot be now, something else is wrong."""
@@ -435,9 +585,10 @@ class Group:
 
     def _excuse_failure(self) -> None:
         """A member has been lost: that explains the failure of its peers, and it does not count."""
+        self.unseen = 0
         if self.judged is not None and not self.judged.exits:
+            self.failures = max(0, self.failures - (not self.judged.explains))
             self.judged = None
-            self.failures = max(0, self.failures - 1)
             if isinstance(self.situation, FormingGroup):
                 self.situation = replace(self.situation, not_before=0.0)
 
@@ -459,6 +610,9 @@ class Group:
             return None
         if self.obstacle or self.unsaved:
             self.growth = "the storage does not answer, so what has not been saved would be lost"
+            return None
+        if self.notices.held(self.members):
+            self.growth = "newcomers take the places of workers that have to go"
             return None
         starting = [uid for uid in self.alive if uid not in self.joined and uid not in self.members]
         waits = [self.first_join_at + NEWCOMER_SETTLE_S] if starting and not self.rules.automatic else []
@@ -498,7 +652,8 @@ class Group:
     def _wait_for_missing_s(self, now: float) -> float:
         """How much longer to wait for workers that are alive but have not joined; <= 0: not at all."""
         pause_s = self.situation.not_before - now if isinstance(self.situation, FormingGroup) else 0.0
-        missing = (uid for uid in self.alive if uid not in self.joined and uid not in self.leaving)
+        absent = self.leaving | self.preparing
+        missing = (uid for uid in self.alive if uid not in self.joined and uid not in absent)
         first = next(missing, None)  # in a large group almost every join ends here: build no list of all the others
         if first is None:
             return pause_s
@@ -512,9 +667,11 @@ class Group:
         since = self.situation.since if isinstance(self.situation, FormingGroup) else joined_at
         for uid in itertools.chain((first,), missing):
             if uid in self.members or not self.members:
-                left_s = max(since, self.signs[uid].at if uid in self.signs else since) + SILENT_S - now
-                if left_s > 0:
-                    return max(pause_s, left_s)
+                silent_at = self._silent_at(uid, since)
+                if uid in self.unreachable:
+                    silent_at = min(silent_at, self.unreachable[uid] + UNREACHABLE_S)
+                if silent_at > now:
+                    return max(pause_s, silent_at - now)
         return pause_s
 
     def _form(self, now: float) -> None:
@@ -522,12 +679,14 @@ class Group:
 
         Members of the last generation that are alive but have not joined are overdue.
         """
-        overdue = self.members.keys() & self.alive.keys() - self.joined.keys() - self.leaving
+        overdue = self.members.keys() & self.alive.keys() - self.joined.keys() - self.leaving - self.preparing
         if overdue:
             self._excuse_failure()
         if self.judged is not None:
-            self.history.note_failure(self.judged.generation, self.judged.end.failure)
+            self.history.note_failure(self.judged.explains or self.judged.generation, self.judged.end.failure)
+        self.unexplained = self.judged.generation if self.judged is not None and self.judged.end.of_peers else 0
         ranks = {uid: rank for rank, uid in enumerate(self.members)}
+        newcomers = sum(uid not in self.members for uid in self.joined)
         members = sorted(self.joined.values(), key=lambda m: (ranks.get(m.uid, len(ranks)), len(m.name), m.name))
         opened_at = self.situation.since if isinstance(self.situation, FormingGroup) else self.first_join_at
         self.generation += 1
@@ -541,7 +700,8 @@ class Group:
             )
         )
         self._advance(GroupEvent.QUORUM_REACHED, now, world=GroupWorld(self.generation, tuple(members)))
-        self.judged, self.first_join_at, self.obstacle, self.unsaved = None, None, "", ""
+        self.judged, self.unseen, self.first_join_at, self.obstacle, self.unsaved = None, 0, None, "", ""
+        self.notices.note_formed(newcomers, self.members)
         self.places.clear()
         for left in (self.joined, self.ends, self.finished):
             left.clear()

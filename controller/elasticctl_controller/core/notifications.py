@@ -16,19 +16,21 @@ from urllib.parse import urlsplit
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ElasticctlError
-from elasticctl.api.history import reports_steps
+from elasticctl.api.observed.history import not_finite_text, reports_steps
+from elasticctl.api.observed.workers import UNTOLD
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.status import Interruption, JobStatus, Phase
-from elasticctl.api.text import plural, span, times
+from elasticctl.api.status import ConditionType, Interruption, JobStatus, Phase
+from elasticctl.api.text import plural, shorten, span, times, visible
 from elasticctl_controller.core.actions import Event
+from elasticctl_controller.core.phase import find_condition
 
-MAX_TEXT_CHARS = 300
-"""Of a message that is quoted in a text, such as an error's."""
 WAITING = (Phase.PENDING, Phase.RESTARTING)
 FORMAT = 1
 MAX_ITEMS = 20
 """In one message, which says how many more there are."""
 MAX_URL_CHARS = 2048
+_NO_SPACE = "\u200b"
+LASTING_STEPS = 3
 MAX_EVENTS = 10  # of interruptions per pass: the loss of a whole rack is reported as one event
 NORMAL, WARNING = "Normal", "Warning"
 
@@ -40,6 +42,7 @@ class NotificationKind(StrEnum):
     INTERRUPTED = "interrupted"
     RECOVERED = "recovered"
     WAITS = "waits"
+    NOT_FINITE = "not-finite"
     FAILED = "failed"
     SUCCEEDED = "succeeded"
     CANCELLED = "cancelled"
@@ -82,13 +85,19 @@ class Notification:
 def list_notifications(job: ElasticJob, new: JobStatus, now: float) -> tuple[Notification, ...]:
     """The notifications that the status `new` gives rise to; `job` holds the status before it."""
     old = job.status
-    contents = [_started(old, new), _interrupted(old, new), _recovered(old, new), _ended(old, new)]
+    contents = [
+        _started(old, new),
+        _interrupted(old, new),
+        _recovered(old, new),
+        _not_finite(old, new),
+        _ended(old, new),
+    ]
     return tuple(_build(job, new, now, *content) for content in contents if content is not None)
 
 
 def build_waiting_notification(job: ElasticJob, status: JobStatus, waited_s: float, now: float) -> Notification:
     """The notification that a job has not had enough workers for `waited_s`."""
-    text = f"has been waiting for {span(waited_s)}: {_shorten(status.message) or status.phase.value}"
+    text = f"has been waiting for {span(waited_s)}: {shorten(status.message) or status.phase.value}"
     return _build(job, status, now, NotificationKind.WAITS, text, {"waitedSeconds": round(waited_s)})
 
 
@@ -120,7 +129,7 @@ def _interrupted(old: JobStatus, new: JobStatus) -> _Content | None:
     causes = Counter(_cause(item) for item in fresh)
     data = {"lostWorkers": [item.worker for item in fresh if item.uid][:20], "causes": dict(causes)}
     if len(fresh) == 1:
-        why = f": {_shorten(fresh[0].message)}" if fresh[0].message else ""
+        why = f": {shorten(fresh[0].message)}" if fresh[0].message else ""
         return NotificationKind.INTERRUPTED, f"{_what(fresh[0])} ({_cause(fresh[0])}{why})", data
     by_cause = ", ".join(f"{cause} {times(count)}" for cause, count in causes.most_common())
     lost = sum(bool(item.uid) for item in fresh)
@@ -147,6 +156,24 @@ def _recovered(old: JobStatus, new: JobStatus) -> _Content | None:
     return None
 
 
+def _not_finite(old: JobStatus, new: JobStatus) -> _Content | None:
+    fresh = _lasting(new) - _lasting(old)
+    if not fresh:
+        return None
+    data = {name: new.progress.not_finite[name].step for name, _ in sorted(fresh)}
+    return NotificationKind.NOT_FINITE, f"diverges: {not_finite_text(new)}", {"notFiniteSinceStep": data}
+
+
+def _lasting(status: JobStatus) -> set[tuple[str, int]]:
+    """The metrics that have not been numbers for some steps: with mixed precision, single ones often overflow."""
+    progress = status.progress
+    return {
+        (name, item.step)
+        for name, item in progress.not_finite.items()
+        if status.phase.terminal or (progress.step or 0) - item.step >= LASTING_STEPS
+    }
+
+
 def _ended(old: JobStatus, new: JobStatus) -> _Content | None:
     kind = _ENDS.get(new.phase)
     if kind is None or old.phase is new.phase:
@@ -157,7 +184,7 @@ def _ended(old: JobStatus, new: JobStatus) -> _Content | None:
         else f" after {span(new.completion_time - new.start_time)}"
     )
     step = "" if new.progress.step is None else f", at step {new.progress.step}"
-    why = f": {_shorten(new.message)}" if kind is NotificationKind.FAILED and new.message else ""
+    why = f": {shorten(new.message)}" if kind is NotificationKind.FAILED and new.message else ""
     return kind, f"{kind.value}{took}{step}{why}", {"restarts": dict(new.restarts)}
 
 
@@ -172,11 +199,6 @@ def _what(item: Interruption) -> str:
 
 def _cause(item: Interruption) -> str:
     return item.cause.value if item.cause else "Lost"
-
-
-def _shorten(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_TEXT_CHARS else f"{line[: MAX_TEXT_CHARS - 1]}…"
 
 
 class WebhookError(ElasticctlError):
@@ -212,8 +234,12 @@ def build_message(notifications: Sequence[Notification], dropped: int = 0) -> by
 
 
 def escape(text: str) -> str:
-    """Escape Slack's markup: a job's message must not contain links or mention a whole channel."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Escape the markup of Slack and its likes: a job's message must not contain links or notify anybody.
+
+    Mattermost and Discord take `@channel` and `@everyone` from plain text: a space of no width comes between.
+    """
+    shown = visible(" ".join(text.split())).replace("@", f"@{_NO_SPACE}")
+    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _is_loopback(host: str) -> bool:
@@ -225,7 +251,8 @@ def _is_loopback(host: str) -> bool:
 
 def list_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Return the events for the change from `old` to `new`."""
-    return (*_interruptions(old, new), *_scalings(old, new), *_phase_changes(old, new))
+    changes = (_interruptions, _scalings, _divergences, _phase_changes, _waits)
+    return tuple(event for list_changes in changes for event in list_changes(old, new))
 
 
 def list_contradictions(job: ElasticJob) -> tuple[Event, ...]:
@@ -261,8 +288,21 @@ def _scalings(old: JobStatus, new: JobStatus) -> list[Event]:
     return [Event(NORMAL, "Scaled", f"scaled from {last.from_workers} to {last.to_workers} workers{by}{why}")]
 
 
+def _divergences(old: JobStatus, new: JobStatus) -> list[Event]:
+    found = _not_finite(old, new)
+    return [] if found is None else [Event(WARNING, "NotFinite", found[1])]
+
+
 def _phase_changes(old: JobStatus, new: JobStatus) -> list[Event]:
     if old.phase is new.phase and old.conditions:
         return []
     kind = WARNING if new.phase in (Phase.FAILED, Phase.RESTARTING) else NORMAL
     return [Event(kind, f"ElasticJob{new.phase.value}", new.message)]
+
+
+def _waits(old: JobStatus, new: JobStatus) -> list[Event]:
+    """What workers wait for, where Kubernetes has no event about a pod that would say it."""
+    found = find_condition(new.conditions, ConditionType.WORKERS_WAITING)
+    if found is None or found.status != "True" or found.reason not in UNTOLD or found in old.conditions:
+        return []
+    return [Event(WARNING, found.reason, found.message)]

@@ -8,7 +8,7 @@ from elasticctl.api.codec import Timestamp, to_rfc3339
 from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import Condition, ConditionType, JobStatus, Phase
 from elasticctl_controller.core.restarts import complete_failure, describe_failure, fatal_failure, paused_until
-from elasticctl_controller.core.workers import Roster, completed_at, is_active
+from elasticctl_controller.core.workers import Roster, completed_at, count_kept, is_active
 
 # Running and Restarting replace each other; the others stay once set.
 _EXCLUSIVE = {ConditionType.RUNNING: ConditionType.RESTARTING, ConditionType.RESTARTING: ConditionType.RUNNING}
@@ -31,36 +31,43 @@ def update_conditions(
     conditions: tuple[Condition, ...], phase: Phase, message: str, now: float
 ) -> tuple[Condition, ...]:
     """Return the conditions of a job in this phase; those that are already right keep their times."""
-    if not _has(conditions, ConditionType.CREATED):
-        conditions = _put(conditions, ConditionType.CREATED, "True", "ElasticJobCreated", "", now)
+    if not has_condition(conditions, ConditionType.CREATED):
+        conditions = put_condition(conditions, ConditionType.CREATED, "True", "ElasticJobCreated", "", now)
     kind, reason = _TYPE.get(phase), f"ElasticJob{phase.value}"
-    if phase is not Phase.SUSPENDED and _has(conditions, ConditionType.SUSPENDED, "True"):
-        conditions = _put(conditions, ConditionType.SUSPENDED, "False", "ElasticJobResumed", "", now)
+    if phase is not Phase.SUSPENDED and has_condition(conditions, ConditionType.SUSPENDED, "True"):
+        conditions = put_condition(conditions, ConditionType.SUSPENDED, "False", "ElasticJobResumed", "", now)
     if phase is Phase.SUSPENDED or phase.terminal:
         for active in (ConditionType.RUNNING, ConditionType.RESTARTING):
-            if _has(conditions, active, "True"):
-                conditions = _put(conditions, active, "False", reason, "", now)
+            if has_condition(conditions, active, "True"):
+                conditions = put_condition(conditions, active, "False", reason, "", now)
     if kind is None:
         return conditions
     opposite = _EXCLUSIVE.get(kind)
     conditions = tuple(item for item in conditions if item.type != opposite)
-    return _put(conditions, kind, "True", reason, message if phase.terminal else "", now)
+    return put_condition(conditions, kind, "True", reason, message if phase.terminal else "", now)
 
 
 def has_run(conditions: tuple[Condition, ...]) -> bool:
     """True if the job has been running before."""
-    return _has(conditions, ConditionType.RUNNING) or _has(conditions, ConditionType.RESTARTING)
+    return has_condition(conditions, ConditionType.RUNNING) or has_condition(conditions, ConditionType.RESTARTING)
 
 
-def _has(conditions: tuple[Condition, ...], kind: ConditionType, status: str = "") -> bool:
+def find_condition(conditions: tuple[Condition, ...], kind: ConditionType) -> Condition | None:
+    """The condition of this type; None if it has never been set."""
+    return next((item for item in conditions if item.type == kind), None)
+
+
+def has_condition(conditions: tuple[Condition, ...], kind: ConditionType, status: str = "") -> bool:
+    """True if there is a condition of this type, with this status if one is given."""
     return any(item.type == kind and (not status or item.status == status) for item in conditions)
 
 
-def _put(
+def put_condition(
     conditions: tuple[Condition, ...], kind: ConditionType, status: str, reason: str, message: str, now: float
 ) -> tuple[Condition, ...]:
+    """The conditions with this one set at `now`; the same ones where it says that already."""
     at = Timestamp(now)
-    old = next((item for item in conditions if item.type == kind), None)
+    old = find_condition(conditions, kind)
     new = Condition(kind.value, status, reason, message, at, at)
     if old is None:
         return (*conditions, new)
@@ -142,7 +149,7 @@ def _explain_failure(job: ElasticJob, status: JobStatus, roster: Roster) -> str:
 
 def _decide_by_workers(job: ElasticJob, status: JobStatus, roster: Roster, now: float) -> PhaseDecision:
     active = [worker for worker in roster.workers if is_active(worker)]
-    running = sum(worker.phase == PodPhase.RUNNING for worker in active)
+    running = count_kept([worker for worker in active if worker.phase == PodPhase.RUNNING], job.desired)
     needed = max(1, job.min)
     if running >= needed:
         return PhaseDecision(Phase.RUNNING, "Running", f"{running} of {job.desired} workers running")

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticctl.api.codec import Timestamp
+from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.spec import GROUP, LABEL_GROUP, LABEL_JOB, LABEL_TYPE, ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
+from elasticctl_controller.core.classify import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
@@ -29,6 +31,7 @@ from elasticctl_controller.core.phase import (
     update_conditions,
 )
 from elasticctl_controller.core.restarts import (
+    BY_SHARING,
     add_worker_seconds,
     attribute_to_nodes,
     count_broken_generations,
@@ -36,11 +39,11 @@ from elasticctl_controller.core.restarts import (
     paused_until,
     record_scaling,
 )
-from elasticctl_controller.core.workers import Roster, completed_at, is_active, update_roster
+from elasticctl_controller.core.waiting import decide_wait, next_ignored_at, update_waiting
+from elasticctl_controller.core.workers import Roster, completed_at, count_kept, is_active, stays, update_roster
 
 RETRY_S = 5.0  # when workers are missing and nothing can be done about it now
 MAX_CREATES = 500  # per pass, to keep passes short
-BY_SHARING = "sharing"
 
 
 def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
@@ -60,6 +63,9 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
         decision = decide_phase(job, status, roster, now)
         status = _set_start_time(status, decision, now)
     workers = mark_removals(job, roster, decision, observed.leave, observed.moves)
+    wants = not decision.phase.terminal and decision.phase is not Phase.SUSPENDED and decision.reason != FINISHING
+    wait = decide_wait(job, roster, observed, workers, now) if wants else None
+    status = replace(status, conditions=update_waiting(status.conditions, wait, now))
     status = _fill_status(job, close_recovered(status), decision, workers, now)
     if replace(status, last_reconcile_time=job.status.last_reconcile_time) == job.status:
         status = job.status  # the stored one itself: a job at rest is never written
@@ -78,8 +84,20 @@ def apply_share(job: ElasticJob, share: ShareStatus | None) -> ElasticJob:
     """The job with its number of workers limited to its share; `scaled_by` says who caused a change of it."""
     if share is None:
         return job
-    chosen = job.sharing.automatic or not share.workers or not job.status.desired
-    return replace(job, desired=min(share.workers, job.desired), scaled_by=BY_SHARING if chosen else job.scaled_by)
+    by = job.scaled_by if _is_own_wish(job, share) else BY_SHARING
+    return replace(job, desired=min(share.workers, job.desired), scaled_by=by)
+
+
+def _is_own_wish(job: ElasticJob, share: ShareStatus) -> bool:
+    """Is a change to this share what somebody asked of the job? Sharing may take workers from it and give them back."""
+    before = job.status.desired
+    if job.sharing.automatic or not share.workers or not before:
+        return False
+    if min(share.workers, job.desired) < before:
+        return job.desired < before
+    last = job.status.scalings[-1] if job.status.scalings else None
+    given_back = last is not None and last.by == BY_SHARING and last.to_workers < last.from_workers
+    return bool(job.scaled_by) and not given_back
 
 
 def _set_start_time(status: JobStatus, decision: PhaseDecision, now: float) -> JobStatus:
@@ -93,10 +111,11 @@ def _set_start_time(status: JobStatus, decision: PhaseDecision, now: float) -> J
 def _fill_status(
     job: ElasticJob, status: JobStatus, decision: PhaseDecision, workers: tuple[WorkerStatus, ...], now: float
 ) -> JobStatus:
-    active = sum(map(is_active, workers))
+    active = count_kept(workers, job.desired)
     running = sum(is_active(worker) and worker.phase == PodPhase.RUNNING for worker in workers)
     succeeded = sum(worker.cause is Cause.COMPLETED for worker in workers)
     ended_at = status.completion_time or Timestamp(now)
+    counted = count_workers(replace(status, phase=decision.phase, workers=workers, active=active))
     return replace(
         status,
         phase=decision.phase,
@@ -107,6 +126,9 @@ def _fill_status(
         replica_statuses={"Worker": ReplicaStatus(running, succeeded, status.failures)},  # as TorchElastic counted
         replicas=active,
         active=active,
+        placed=counted.placed,
+        starting=counted.starting,
+        training=counted.training,
         share=None if decision.phase.terminal else status.share,
         activity=None if decision.phase.terminal else status.activity,
         desired=job.desired,
@@ -134,7 +156,8 @@ def _list_creations(
     """Create missing workers at the lowest free indices.
 
     A name is taken while any pod has it, including terminating pods and pods of others. The pod of an ended worker is
-    deleted within a pass or two, so its index is waited for rather than using a new one.
+    deleted within a pass or two, so its index is waited for rather than using a new one. Workers that have to go, but
+    run on, are replaced at once, above the maximum if need be; not in a shared cluster, where there is no room for it.
     """
     backing_off = paused_until(job, status, now) is not None
     if status.phase.terminal or status.phase is Phase.SUSPENDED or status.reason == FINISHING or backing_off:
@@ -143,13 +166,21 @@ def _list_creations(
     replaced = sum(
         needs_replacing(w) and w.uid in roster.pods and not roster.pods[w.uid].deleting for w in status.workers
     )
-    wanted = min(job.desired - status.active - replaced, job.max - live, MAX_CREATES)
+    beside = 0 if observed.share is not None else _count_going(roster, observed, status)
+    wanted = min(job.desired - sum(map(stays, status.workers)) - replaced, job.max + beside - live, MAX_CREATES)
     taken = {pod.name for pod in observed.pods}
-    free = (index for index in range(job.max) if worker_name(job.name, index) not in taken)
+    free = (index for index in range(job.max + beside) if worker_name(job.name, index) not in taken)
     indices = list(itertools.islice(free, max(0, wanted)))
     # Workers that are already waiting were created for the first of the nodes.
     nodes = (("",) * len(indices) + observed.nodes)[len(observed.nodes) :]
-    return tuple(CreateWorker(index, node) for index, node in zip(indices, nodes, strict=True))
+    return tuple(CreateWorker(index, node, observed.avoid) for index, node in zip(indices, nodes, strict=True))
+
+
+def _count_going(roster: Roster, observed: Observed, status: JobStatus) -> int:
+    """How many workers run that have to go, because somebody else deletes their pods or takes their nodes away."""
+    ours = {worker.uid for worker in status.workers if worker.removal}
+    pods = (pod for uid, pod in roster.pods.items() if uid not in ours and not pod.ended)
+    return sum(not is_lost(pod, observed.lost_nodes) and (pod.deleting or pod.uid in observed.notices) for pod in pods)
 
 
 def _requeue(
@@ -185,9 +216,12 @@ def _due_times(
         yield deadline
     if done_at is not None:
         yield stragglers_until(job, done_at)
-    elif status.phase is not Phase.SUSPENDED and status.active < job.desired:
+    elif status.phase is not Phase.SUSPENDED and sum(map(stays, status.workers)) < job.desired:
         until = paused_until(job, status, now)
         yield now + RETRY_S if until is None else until
+    ignored_at = next_ignored_at(roster, now)
+    if ignored_at is not None:
+        yield ignored_at
 
 
 def _expires_at(job: ElasticJob, status: JobStatus) -> float | None:

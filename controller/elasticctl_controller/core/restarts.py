@@ -21,15 +21,17 @@ from elasticctl.api.status import (
     GroupGeneration,
     Interruption,
     JobStatus,
+    Phase,
     RankFailure,
     Scaling,
     ScalingPhase,
 )
-from elasticctl.api.text import span
+from elasticctl.api.text import shorten, span
 from elasticctl_controller.core.blame import PERMANENT_EXIT_CODES
 from elasticctl_controller.core.classify import APPLICATION, COLLATERAL
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
+BY_SHARING = "sharing"
 OUT_OF_MEMORY = "out of memory"
 """What a launcher reports of a rank that the kernel has killed for its memory."""
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
@@ -170,26 +172,28 @@ def describe_failure(failure: RankFailure) -> str:
     ]
     inside = ", ".join(part for part in details if part)
     where = f"worker {failure.worker}" + (f" ({inside})" if inside else "")
-    return f"{where}: {failure.error}" if failure.error else where
+    return f"{where}: {shorten(failure.error)}" if failure.error else where
 
 
 def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
     """Record a change of the desired number of workers since the last pass.
 
-    A job that its owner has suspended, or that has waited for a share since, has not been scaled.
+    A job that has waited for a share since, or has been kept waiting by Kueue, has not been scaled. Nor has one that
+    was suspended just now, whose share no longer counts; one that is suspended already is changed by its owner only.
     """
     first_pass = not status.conditions
     still_none = not job.desired and not status.active
-    if first_pass or status.desired == job.desired or job.suspend or still_none:
+    asleep = status.phase is Phase.SUSPENDED and status.desired and status.share is None and not job.queue
+    if first_pass or status.desired == job.desired or still_none or (job.suspend and not asleep):
         return status
     scaling = Scaling(
         at=Timestamp(now),
         from_workers=status.desired,
         to_workers=job.desired,
         by=job.scaled_by,
-        message=status.share.change if status.share is not None else "",
-        # Nobody reports a first step of 0 workers: scaling to 0 is done at once.
-        phase=ScalingPhase.IN_PROGRESS if job.desired else ScalingPhase.DONE,
+        message=status.share.change if status.share is not None and job.scaled_by == BY_SHARING else "",
+        # Nobody reports a first step of 0 workers, or of a job that is suspended: such a scaling is done at once.
+        phase=ScalingPhase.IN_PROGRESS if job.desired and not job.suspend else ScalingPhase.DONE,
     )
     before = tuple(
         replace(item, phase=ScalingPhase.SUPERSEDED) if item.phase is ScalingPhase.IN_PROGRESS else item

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
-from elasticctl.api.status import Cause, GroupGeneration, JobStatus, RankFailure, WorkerStatus
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
+from elasticctl.api.status import Cause, JobStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.classify import Loss, classify, classify_vanished, ended_at, is_explained, read_failure
 
@@ -56,7 +57,7 @@ def update_roster(job: ElasticJob, observed: Observed, now: float) -> Roster:
     own = own_pods(job, observed.pods)
     unresponsive = {uid for uid, pod in own.items() if uid in observed.silent and not pod.ended}
     pods = {uid: _as_ended(pod) if uid in unresponsive else pod for uid, pod in own.items()}
-    present = {uid: _update_worker(known.get(uid), pod, job) for uid, pod in pods.items()}
+    present = {uid: _update_worker(known.get(uid), pod, job, observed) for uid, pod in pods.items()}
     ends = _ends_of_vanished(known, pods, observed.lost_nodes, now)
     ends += _ends_of_pods(present, pods, observed.lost_nodes, _past_losses(job.status) + _losses(ends), now)
     ends = [_as_unresponsive(end) if end.worker.uid in unresponsive else end for end in ends]
@@ -89,11 +90,15 @@ def is_active(worker: WorkerStatus) -> bool:
     return worker.cause is None and not worker.removal
 
 
-def is_member(worker: WorkerStatus, generation: GroupGeneration) -> bool:
-    """True for a member of that generation, but not for a later worker of the same name."""
-    if worker.started_at is None or generation.formed_at is None:
-        return worker.name in generation.workers
-    return worker.name in generation.workers and worker.started_at <= generation.formed_at
+def stays(worker: WorkerStatus) -> bool:
+    """True for a worker that is active and has no notice that it will have to go."""
+    return is_active(worker) and not worker.notice
+
+
+def count_kept(workers: Collection[WorkerStatus], desired: int) -> int:
+    """How many of `workers` count towards those desired: one that has to go counts until its place is taken."""
+    staying = sum(map(stays, workers))
+    return staying + min(sum(map(is_active, workers)) - staying, max(0, desired - staying))
 
 
 def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:
@@ -101,10 +106,12 @@ def completed_at(workers: Iterable[WorkerStatus]) -> Timestamp | None:
     return min((w.ended_at for w in workers if w.cause is Cause.COMPLETED and w.ended_at is not None), default=None)
 
 
-def _update_worker(worker: WorkerStatus | None, pod: Pod, job: ElasticJob) -> WorkerStatus:
+def _update_worker(worker: WorkerStatus | None, pod: Pod, job: ElasticJob, observed: Observed) -> WorkerStatus:
     known = worker or WorkerStatus(name=pod.name, uid=pod.uid, index=worker_index(job.name, pod.name) or 0)
+    notice = observed.notices.get(pod.uid)
     return replace(
         known,
+        notice=notice.reason if notice is not None else "",
         phase=TERMINATING if pod.deleting and not pod.ended else pod.phase.value,
         node=pod.node or known.node,
         started_at=known.started_at if pod.started_at is None else pod.started_at,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from elasticctl.api.quota import POOLS
 from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S
+from elasticctl_controller.loop.webhooks import WebhookRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Flags:
     node_grace_s: float
     sharing: bool
     capacity: dict[str, int]
+    webhook_to: list[str]
 
 
 def parse_flags(argv: list[str] | None = None) -> Flags:
@@ -61,6 +63,14 @@ def parse_flags(argv: list[str] | None = None) -> Flags:
         metavar="KIND=N",
         help="an autoscaler can provide up to N GPUs of this type: jobs are given, and wait for, that many",
     )
+    add(
+        "--webhook-to",
+        type=_webhook_host,
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="call webhooks of this host, *.DOMAIN or network only; by default every public host",
+    )
     given = vars(parser.parse_args(argv))
     return Flags(**{**given, "capacity": dict(given["capacity"])})
 
@@ -70,6 +80,14 @@ def _capacity(text: str) -> tuple[str, int]:
     if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
         raise argparse.ArgumentTypeError(f"{text}: must be KIND=N, with a KIND of {', '.join(POOLS)}")
     return kind, int(slots)
+
+
+def _webhook_host(text: str) -> str:
+    try:
+        WebhookRules.parse([text])
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+    return text
 
 
 def _positive(text: str) -> float:

@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ClusterError, ConflictError, NotFoundError
-from elasticctl.api.spec import ANNOTATION_ADMITTED, GROUP, KIND, KUEUE, LABEL_GROUP, ElasticJob, Pod
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ANNOTATION_ADMITTED, GROUP, KIND, KUEUE, LABEL_GROUP, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
-from elasticctl_controller.core.kueue import (
+from elasticctl_controller.core.sharing.kueue import (
     SUSPENDED_BY_OWNER,
     KueueStep,
     KueueVerdict,

@@ -33,6 +33,7 @@ from elasticctl.kubeapi.watch import Reflector
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
+    build_network_policy,
     build_pod_group,
     build_service,
     build_token_secret,
@@ -52,8 +53,9 @@ from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.notifier import NotifyingWorkload, Outbox, report_as_events
+from elasticctl_controller.loop.webhooks import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
-from elasticctl_controller.rendezvous.listening import BACKLOG, explain_exhaustion, raise_file_limit
+from elasticctl_controller.rendezvous.listening import Door, explain_exhaustion, raise_file_limit
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 EXIT_LEASE_LOST = 1
@@ -90,7 +92,9 @@ class Manager:
             may_act=self._election.holds,
             find_job=self._workload.get_job,
         )
-        self._outbox = Outbox(kube_webhook_urls(api), report_as_events(self._workload))
+        self._outbox = Outbox(
+            kube_webhook_urls(api), report_as_events(self._workload), rules=WebhookRules.parse(flags.webhook_to)
+        )
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
         self._floor = KubeCapacity(api, self._workload) if flags.sharing else None
         self._arbiter = None
@@ -110,7 +114,7 @@ class Manager:
         self._metrics.register_gauges(self._workload.jobs.items, self._queue.__len__, self._election.holds)
         self._ending, self._leads = asyncio.Event(), asyncio.Event()
         self._acting = False
-        self._runners: list[web.AppRunner] = []
+        self._runners: list[web.AppRunner | Door] = []
         self._loop = asyncio.get_running_loop()
         explain_exhaustion(self._loop)
 
@@ -192,20 +196,23 @@ class Manager:
         deadline = self._loop.time() + PORT_PATIENCE_S
         while True:
             try:
-                await self._serve(self._rendezvous.app(), self._flags.rendezvous_port)
-            except ClusterError as e:
+                door = Door(self._rendezvous.app(), self._rendezvous)
+                await door.open_tcp(self._flags.bind or None, self._flags.rendezvous_port)
+            except OSError as e:
+                said = f"cannot listen on port {self._flags.rendezvous_port}: {e.strerror}"
                 if self._loop.time() > deadline:
-                    raise
-                log.warning("%s; trying again", e)
+                    raise ClusterError(said) from e
+                log.warning("%s; trying again", said)
                 await asyncio.sleep(PORT_RETRY_S)
             else:
+                self._runners.append(door)
                 return
 
     async def _serve(self, app: web.Application, port: int) -> None:
         runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._flags.bind or None, port, backlog=BACKLOG).start()
+            await web.TCPSite(runner, self._flags.bind or None, port).start()
         except OSError as e:
             await runner.cleanup()
             raise ClusterError(f"cannot listen on port {port}: {e.strerror}") from e
@@ -242,8 +249,8 @@ class Manager:
 
 
 def build_companions(key: bytes, job: ElasticJob, pod: Manifest) -> list[Manifest]:
-    """What has to be there before a pod: its own Service, or that of all workers and the token's Secret; a PodGroup."""
-    group = [build_pod_group(job)] if job.sharing.pod_group is not None else []
+    """What is there before a pod: a NetworkPolicy, its Service or that of all workers with their token, a PodGroup."""
+    group = [build_network_policy(job), *([build_pod_group(job)] if job.sharing.pod_group is not None else [])]
     if job.rdzv_endpoint:
         return [*group, build_service(job, int(pod["metadata"]["labels"][LABEL_INDEX]))]
     return [*group, build_group_service(job), build_token_secret(job, derive_token(key, job.uid))]

@@ -97,7 +97,12 @@ class _Gauges(Collector):
         """Yield each gauge with its current values."""
         jobs = list(self.jobs())
         yield _labelled_gauge("elasticctl_jobs", "Jobs by phase.", "phase", jobs_by_phase(jobs))
-        yield _labelled_gauge("elasticctl_workers", "Workers wanted and active.", "state", workers_by_state(jobs))
+        yield _labelled_gauge(
+            "elasticctl_workers",
+            "Workers wanted, and how many of them have a pod (active), have a node (placed), and train.",
+            "state",
+            workers_by_state(jobs),
+        )
         yield GaugeMetricFamily("elasticctl_workqueue_depth", "Jobs that wait for a pass.", value=self.depth())
         yield GaugeMetricFamily("elasticctl_leader", "Whether this replica leads.", value=float(self.leads()))
 
@@ -116,12 +121,10 @@ def jobs_by_phase(jobs: Iterable[Manifest]) -> Mapping[str, float]:
 
 
 def workers_by_state(jobs: Iterable[Manifest]) -> Mapping[str, float]:
-    """Return how many workers are desired and active, over the jobs that have not ended."""
+    """Return how many workers are wanted, and of these how many are where, over the jobs that have not ended."""
     running = [s for s in map(_status, jobs) if s.get("phase") not in [p.value for p in Phase if p.terminal]]
-    return {
-        "desired": sum(float(status.get("desired") or 0) for status in running),
-        "active": sum(float(status.get("active") or 0) for status in running),
-    }
+    states = ("desired", "active", "placed", "starting", "training")
+    return {state: sum(float(status.get(state) or 0) for status in running) for state in states}
 
 
 def _status(job: Manifest) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from elasticctl.api.codec import Manifest
+from elasticctl_controller.core.notices import Notice, read_node
 
 UNKNOWN_GRACE_S = 1.0
 """By then Kubernetes has already waited for 40 s by default."""
@@ -29,6 +30,28 @@ BLIND_S = 8.0
 SETTLE_S = 30.0
 """How long kubelets have after that to report again: by default they do so every 10 s."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+class NodeNotices:
+    """Which nodes workers will have to leave, as their objects say; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._notices: dict[str, Notice] = {}
+
+    def node_changed(self, old: Manifest | None, new: Manifest | None) -> bool:
+        """Take in a change of a node, as an ObjectStore reports it; True if it is another notice now, or none."""
+        name, notice = _name(new or old or {}), read_node(new or {})
+        with self._lock:
+            before = self._notices.pop(name, None)
+            if notice is not None:
+                self._notices[name] = notice
+            return notice != before and new is not None
+
+    def all(self) -> dict[str, Notice]:
+        """The notices by the name of the node."""
+        with self._lock:
+            return dict(self._notices)
 
 
 class NodeHealth:

@@ -1,8 +1,8 @@
 """The pods of jobs on Kubernetes: creates them, with the objects that they need, and deletes them.
 
-Beside its pods a job needs headless Services, the token's Secret, a PodDisruptionBudget and perhaps a PodGroup. All of
-them are owned by the job's object, so the cluster removes them with the job. An object of the same name that belongs to
-somebody else is left alone, unless an earlier job of this name has left it.
+Beside its pods a job needs headless Services, the token's Secret, a NetworkPolicy, a PodDisruptionBudget and perhaps a
+PodGroup. All are owned by the job's object, so the cluster removes them with the job. An object of the same name that
+belongs to somebody else is left alone, unless an earlier job of this name has left it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError
-from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, ElasticJob, Pod
+from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, ForbiddenError, NotFoundError
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.podtemplate import covering_budgets
+from elasticctl.api.spec import GROUP, KIND, LABEL_GROUP, LABEL_JOB, ElasticJob
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
 from elasticctl_controller.kube.limiter import LimitedApi
@@ -26,6 +28,9 @@ from elasticctl_controller.kube.pruning import prune_pod
 TRUST_S = 600.0
 """How long an object that was created is taken to exist: after that it is looked for again, as somebody may have
 deleted it."""
+BUDGETS_S = 5.0
+"""How long the PodDisruptionBudgets of a namespace are taken to be the same: a drain asks again every 5 s."""
+_BUDGET, _POLICY = "PodDisruptionBudget", "NetworkPolicy"
 FORGET_S = 600.0
 """A pod that has not been replaced by then was removed on purpose, or waits for something else than the controller."""
 MAX_LOSSES = 10_000
@@ -35,6 +40,7 @@ _PLURALS = {
     "Secret": "secrets",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "PodGroup": "podgroups",
+    _POLICY: "networkpolicies",
 }
 _MUTABLE = ("PodDisruptionBudget", "PodGroup")
 """Kinds that are patched when the job's bounds change."""
@@ -65,11 +71,26 @@ class KubePods:
         return [pod for pod in self.cache.group(job.key) if not is_vanishing(pod)]
 
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job, and first what it needs; ConflictError when its name is taken."""
+        """Create a pod of the job, and first what it needs; ConflictError when its name is taken.
+
+        ClusterError when it is taken by a pod that the cache does not hold: nothing would tell when that is gone.
+        """
         pod = self._finish_pod(job, dict(manifest))
         self._owned.ensure(job, pod)
-        with self._replacements.measure(_replacement_key(pod)):
-            self.cache.record_write(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
+        try:
+            with self._replacements.measure(_replacement_key(pod)):
+                self.cache.record_write(self._api.request("POST", resource_path("v1", job.namespace, "pods"), pod))
+        except ConflictError as e:
+            name = pod["metadata"]["name"]
+            if self._is_strangers(job, name):
+                raise ClusterError(f"pod {name} exists, and it does not belong to this job") from e
+            raise
+
+    def _is_strangers(self, job: ElasticJob, name: str) -> bool:
+        """Is there a pod of this name without the label of a worker?"""
+        path, selector = resource_path("v1", job.namespace, "pods"), {"fieldSelector": f"metadata.name={name}"}
+        found = self._api.request("GET", path, None, selector).get("items", ())
+        return any(pod["metadata"].get("labels", {}).get(LABEL_GROUP) != GROUP for pod in found)
 
     def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
         """Delete this very pod, without its grace period when forced; a pod that is gone is no error."""
@@ -121,18 +142,35 @@ class OwnedObjects:
         self._lock = threading.Lock()
         self._jobs: dict[str, _Created] = {}
         self._budgets_served: bool | None = None
+        self._budgets: dict[str, tuple[list[Manifest], float]] = {}  # by namespace, and when they were listed
 
     def ensure(self, job: ElasticJob, pod: Manifest) -> None:
-        """Create what `pod` needs if it is missing; ConflictError while an earlier job's objects are in the way."""
+        """Create what `pod` needs if it is missing; ConflictError while an earlier job's objects are in the way.
+
+        A NetworkPolicy that the controller may not create is only logged: who took the right has policies of their own.
+        """
         for manifest in self._makers.companions(job, pod):
-            self._ensure_object(job, manifest)
+            try:
+                self._ensure_object(job, manifest)
+            except ForbiddenError as e:
+                if manifest["kind"] != _POLICY:
+                    raise
+                log.warning("job %s: no NetworkPolicy, so any pod may reach its workers' ports: %s", job.key, e)
 
     def ensure_budget(self, job: ElasticJob) -> None:
-        """Create or update the job's PodDisruptionBudget; a failure is only logged, for no job depends on it."""
+        """Create or update the job's PodDisruptionBudget; a failure is only logged, for no job depends on it.
+
+        Where somebody else's covers the job's pods, there must be none: of two Kubernetes evicts nobody.
+        """
         if job.deleting:
             return
         try:
-            if self._serves_budgets():
+            if not self._serves_budgets():
+                return
+            others = covering_budgets(job, self._budgets_in(job.namespace))
+            if others:
+                self._withdraw(job, self._makers.budget(job), others[0]["metadata"]["name"])
+            else:
                 self._ensure_object(job, self._makers.budget(job))
         except ElasticctlError as e:
             log.warning("job %s: no PodDisruptionBudget: %s", job.key, e)
@@ -141,6 +179,36 @@ class OwnedObjects:
         """Forget a job that is gone, and with it all that it owned."""
         with self._lock:
             self._jobs.pop(job_uid, None)
+
+    def _budgets_in(self, namespace: str) -> list[Manifest]:
+        """The PodDisruptionBudgets of a namespace, as they were lately."""
+        with self._lock:
+            known = self._budgets.get(namespace)
+        if known is not None and self._clock() < known[1] + BUDGETS_S:
+            return known[0]
+        found: list[Manifest] = []
+        with suppress(ForbiddenError):  # a role of before this was asked
+            path = resource_path("policy/v1", namespace, _PLURALS[_BUDGET])
+            found = self._api.request("GET", path).get("items", [])
+        with self._lock:
+            self._budgets[namespace] = (found, self._clock())
+        return found
+
+    def _withdraw(self, job: ElasticJob, manifest: Manifest, other: str) -> None:
+        """Delete the job's budget, if it has one."""
+        name = manifest["metadata"]["name"]
+        with self._lock:
+            self._jobs.setdefault(job.uid, _Created()).objects.pop((_BUDGET, name), None)
+        for budget in self._budgets_in(job.namespace):
+            metadata = budget["metadata"]
+            if metadata["name"] != name or job.uid not in [item["uid"] for item in metadata.get("ownerReferences", ())]:
+                continue
+            path = resource_path("policy/v1", job.namespace, _PLURALS[_BUDGET], name)
+            with suppress(NotFoundError, ConflictError):
+                self._api.request("DELETE", path, delete_options(metadata["uid"]))
+            log.info("job %s: PodDisruptionBudget %s covers its pods, so its own is deleted", job.key, other)
+            with self._lock:
+                self._budgets.pop(job.namespace, None)
 
     def _serves_budgets(self) -> bool:
         if self._budgets_served is None:

@@ -21,7 +21,9 @@ _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers")
 _LABELS = (LABEL_GROUP, LABEL_JOB, LABEL_TYPE, LABEL_INDEX)
 _OWNER = ("kind", "name", "uid", "controller")
 _POD_STATUS = ("phase", "reason", "message", "startTime")
-_CONDITIONS = ("DisruptionTarget", "Ready")
+_CONDITIONS = ("DisruptionTarget", "PodScheduled", "Ready")
+_WAITING = ("reason", "message")
+_TRUE_CONDITION = ("type", "status", "reason")
 _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 
 
@@ -36,11 +38,12 @@ def prune_pod(pod: Manifest) -> Manifest:
     statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("containerStatuses"))]
     return {
         "metadata": fields,
-        "spec": {**_pick(spec, ("nodeName",)), "containers": containers},
+        "spec": {**_pick(spec, ("nodeName", "schedulerName", "schedulingGates")), "containers": containers},
         "status": {
             **_pick(status, _POD_STATUS),
             "conditions": _conditions(status, _CONDITIONS),
             "containerStatuses": statuses,
+            **_waiting_before(status),
         },
     }
 
@@ -119,14 +122,27 @@ def _gpus_of(container: Mapping[str, Any]) -> int:
 
 
 def _container_status(status: Mapping[str, Any]) -> Manifest:
-    ended = as_mapping(as_mapping(status.get("state")).get("terminated"))
-    state = {"terminated": _pick(ended, _TERMINATED)} if ended else {}
-    return {**_pick(status, ("name",)), "state": state}
+    state = as_mapping(status.get("state"))
+    parts = (("terminated", _TERMINATED), ("waiting", _WAITING))
+    kept = {part: _pick(as_mapping(state[part]), fields) for part, fields in parts if state.get(part)}
+    return {**_pick(status, ("name",)), "state": kept}
+
+
+def _waiting_before(status: Mapping[str, Any]) -> Manifest:
+    """The init containers that cannot start, if there are any."""
+    statuses = [_container_status(as_mapping(item)) for item in as_list(status.get("initContainerStatuses"))]
+    waiting = [item for item in statuses if "waiting" in item["state"]]
+    return {"initContainerStatuses": waiting} if waiting else {}
 
 
 def _conditions(status: Mapping[str, Any], types: tuple[str, ...]) -> list[Manifest]:
+    """The conditions of these types, with the message of those that say what is not there."""
     found = (as_mapping(item) for item in as_list(status.get("conditions")))
-    return [_pick(item, ("type", "status", "reason")) for item in found if item.get("type") in types]
+    return [
+        _pick(item, ("type", "status", "reason", "message") if item.get("status") == "False" else _TRUE_CONDITION)
+        for item in found
+        if item.get("type") in types
+    ]
 
 
 def _pick(source: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:

@@ -1,6 +1,6 @@
 """The jobs, pods and nodes of a Kubernetes cluster, as the controller's loop reads and changes them.
 
-Implements `loop.controller.Workload`. Jobs and pods are read from caches that watches fill. What this process writes
+Implements `loop.acting.Workload`. Jobs and pods are read from caches that watches fill. What this process writes
 goes into them as soon as the API server has answered, so that the next pass sees it (`ObjectStore.learn`). When a node
 is lost, the jobs with pods on it are reported, whatever the API server still says about those pods.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +20,9 @@ from elasticctl.api.spec import API_VERSION, KIND, PLURAL, ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
+from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.kube.limiter import LimitedApi
-from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth
+from elasticctl_controller.kube.nodes import UNKNOWN_GRACE_S, NodeHealth, NodeNotices
 from elasticctl_controller.kube.notifications import EventRecorder
 from elasticctl_controller.kube.pods import FinishPod, KubePods, OwnedObjects, delete_options, job_key_of
 from elasticctl_controller.kube.pruning import prune_job, prune_node
@@ -58,7 +59,7 @@ class KubeWorkload:
         self.rendezvous_endpoint = settings.rendezvous_endpoint
         self._api, self._owned = api, owned
         self._events = EventRecorder(api.with_own_rate(EVENTS_PER_S, EVENTS_BURST), settings.instance)
-        self._health = NodeHealth(settings.node_grace_s)
+        self._health, self._notices = NodeHealth(settings.node_grace_s), NodeNotices()
         self.jobs = ObjectStore(prune_job)
         self.pods = KubePods(api, owned, finish_pod, on_replaced)
         self.nodes = ObjectStore(prune_node)
@@ -126,6 +127,10 @@ class KubeWorkload:
         """Return the names of nodes that are gone or NotReady for longer than their grace."""
         return self._health.lost()
 
+    def node_notices(self) -> Mapping[str, Notice]:
+        """Return the nodes that workers will have to leave, and why."""
+        return self._notices.all()
+
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
         """See `KubePods.create_pod`."""
         self.pods.create_pod(job, manifest)
@@ -178,6 +183,9 @@ class KubeWorkload:
     def _node_changed(self, old: Manifest | None, new: Manifest | None) -> None:
         self._health.node_changed(old, new)
         self._nodes_changed.set()
+        if self._notices.node_changed(old, new):
+            for pod in self._pods_on({_name_of(new or {})}):
+                self._callback(job_key_of(pod))
 
     def _follow_nodes(self) -> None:
         """Report the jobs with pods on a node as soon as the node counts as lost."""
@@ -191,14 +199,15 @@ class KubeWorkload:
             self._nodes_changed.wait(self._health.next_loss_s())
 
     def _report_jobs_on(self, nodes: frozenset[str]) -> None:
-        pods = self.pods.cache.items()
-        for pod in pods:
-            if pod["spec"].get("nodeName") in nodes:
-                self.pods.record_loss(pod)
-                self._callback(job_key_of(pod))
+        for pod in self._pods_on(nodes):
+            self.pods.record_loss(pod)
+            self._callback(job_key_of(pod))
         if nodes:
             log.info("lost nodes: %s", ", ".join(sorted(nodes)))
-        self._health.forget_unnamed({pod["spec"].get("nodeName", "") for pod in pods})
+        self._health.forget_unnamed({pod["spec"].get("nodeName", "") for pod in self.pods.cache.items()})
+
+    def _pods_on(self, nodes: Collection[str]) -> list[Manifest]:
+        return [pod for pod in self.pods.cache.items() if pod["spec"].get("nodeName") in nodes]
 
 
 def without_empty(data: Any) -> Any:
@@ -208,6 +217,10 @@ def without_empty(data: Any) -> Any:
     if isinstance(data, list):
         return [without_empty(item) for item in data]
     return data
+
+
+def _name_of(node: Manifest) -> str:
+    return str(node.get("metadata", {}).get("name", ""))
 
 
 def _job_path(job: ElasticJob, part: str = "") -> str:

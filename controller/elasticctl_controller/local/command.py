@@ -19,7 +19,8 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import WORKER_CONTAINER
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.capacity import VISIBLE_GPUS_VARIABLE
-from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, TERMINATION_LOG_VARIABLE
+from elasticctl.cluster.local.paths import POD_UID_VARIABLE, TERMINATION_LOG_VARIABLE
+from elasticctl.cluster.local.private import HOME_VARIABLE
 
 _INHERITED = frozenset(
     {"HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PATH", "LD_LIBRARY_PATH", HOME_VARIABLE}

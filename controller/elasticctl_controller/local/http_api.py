@@ -31,6 +31,7 @@ from elasticctl.api.objects import check_label
 from elasticctl.api.quota import KIND as QUOTA
 from elasticctl.api.quota import check_quota
 from elasticctl.api.spec import ElasticJob
+from elasticctl.api.validation import check_change
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.capacity import SHARING_KIND as SHARING
 from elasticctl.cluster.local.capacity import LocalSharing, check_sharing
@@ -120,8 +121,8 @@ class SupervisorApi:
     async def _patch_job(self, request: web.Request) -> web.Response:
         patch = await _body(request)
 
-        def check(result: Manifest) -> None:
-            check_job(result)
+        def check(stored: Manifest, result: Manifest) -> None:
+            check_change(stored, check_job(result))
             self._check_fits(result)
 
         return web.json_response(await asyncio.to_thread(self.store.patch_job, *_job(request), patch, check))

@@ -112,9 +112,9 @@ class Store:
             return [json.loads(row[0]) for row in rows]
 
     def patch_job(
-        self, namespace: str, name: str, patch: Mapping[str, Any], check: Callable[[Manifest], object]
+        self, namespace: str, name: str, patch: Mapping[str, Any], check: Callable[[Manifest, Manifest], object]
     ) -> Manifest:
-        """Merge `patch` into metadata and spec; when `check` raises an error for the result, nothing is changed.
+        """Merge `patch` into metadata and spec; when `check(stored, result)` raises an error, nothing is changed.
 
         ConflictError when the patch names a `metadata.resourceVersion` other than the job's.
         """
@@ -124,7 +124,7 @@ class Store:
             expected = metadata.get("resourceVersion") if isinstance(metadata, Mapping) else None
             _check_version(stored, expected)
             result = apply_patch(stored, patch)
-            check(result)
+            check(stored, result)
             if result != stored:
                 self._update(db, "ElasticJob", result, name)
             return result
@@ -214,7 +214,7 @@ class Store:
         """Like `delete_pod`, but marked as a disruption, as the eviction API of Kubernetes does."""
 
         def mark(pod: Manifest) -> Manifest:
-            target = mark_disrupted(pod, "EvictionByEvictionAPI", "the eviction of this worker was requested")
+            target = mark_disrupted(pod, "TerminationByKubelet", "the eviction of this worker was requested")
             return mark_deleted(target, grace_s=grace_s, now=self._clock())
 
         self.update_pod(uid, mark)

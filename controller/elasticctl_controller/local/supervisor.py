@@ -29,7 +29,8 @@ from elasticctl.api import notifications
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ClusterError, ElasticctlError
 from elasticctl.cluster.local.capacity import SETTLE_S, discover_gpus
-from elasticctl.cluster.local.paths import LocalPaths, local_paths, storage_error
+from elasticctl.cluster.local.paths import LocalPaths, local_paths
+from elasticctl.cluster.local.private import storage_error
 from elasticctl.cluster.local.secrets import Secrets
 from elasticctl_controller.core.manifests import derive_token
 from elasticctl_controller.core.notifications import WebhookError
@@ -42,7 +43,8 @@ from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
 from elasticctl_controller.loop.notifier import Destination, NotifyingWorkload, Outbox, report_as_events, value_of
-from elasticctl_controller.rendezvous.listening import BACKLOG, explain_exhaustion, raise_file_limit
+from elasticctl_controller.loop.webhooks import WebhookRules
+from elasticctl_controller.rendezvous.listening import Door, Guard, explain_exhaustion, raise_file_limit
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 DRAIN_LIMIT_S = 600.0
@@ -67,7 +69,9 @@ class Supervisor:
         self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus))
         self._rendezvous = RendezvousService(token_for, self._reported, find_job=self._workload.get_job)
         self._arbiter = Arbiter(self._workload, self._terms, self._given)
-        self._outbox = Outbox(local_webhook_urls(paths), report_as_events(self._workload))
+        self._outbox = Outbox(
+            local_webhook_urls(paths), report_as_events(self._workload), rules=WebhookRules(own_machine=True)
+        )
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
         scheduling = Scheduling(self._arbiter.allotment)
         self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
@@ -96,7 +100,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._ending.set)
         runners = [
             await _serve(self._api.app(), self._paths.api_socket),
-            await _serve(self._rendezvous.app(), self._paths.rendezvous_socket),
+            await _serve(self._rendezvous.app(), self._paths.rendezvous_socket, self._rendezvous),
         ]
         self._keeper.start()
         self._store.subscribe(lambda change: self._arbiter.wake())
@@ -235,17 +239,16 @@ def _load_token_key(paths: LocalPaths) -> bytes:
         raise storage_error(f"keep a secret at {paths.secret}", e) from e
 
 
-async def _serve(app: web.Application, socket: Path) -> web.AppRunner:
+async def _serve(app: web.Application, socket: Path, guard: Guard | None = None) -> Door:
     """Serve on a Unix socket; an existing socket file was left by a supervisor that was killed."""
-    runner = web.AppRunner(app, shutdown_timeout=1.0)
-    await runner.setup()
     with suppress(FileNotFoundError):
         socket.unlink()
+    door = Door(app, guard)
     try:
-        await web.UnixSite(runner, str(socket), backlog=BACKLOG).start()
+        await door.open_unix(str(socket))
     except OSError as e:
         raise storage_error(f"listen on {socket}", e) from e
-    return runner
+    return door
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The jobs and pods of the local cluster, as the controller's loop reads and changes them.
 
-Implements `loop.controller.Workload` and `loop.arbiter.SharedCluster` over the store.
+Implements `loop.acting.Workload` and `loop.arbiter.SharedCluster` over the store.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from elasticctl.api.status import JobStatus
 from elasticctl.cluster.base import Manifest
 from elasticctl.cluster.local.capacity import SHARING_KIND as SHARING
 from elasticctl.cluster.local.capacity import LocalSharing, build_node
+from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.local.store import Store, StoreChange
 
 
@@ -53,6 +54,10 @@ class LocalWorkload:
     def list_pods(self, job: ElasticJob) -> list[Manifest]:
         """Return the pods with the job's label, whoever owns them."""
         return self._store.list_pods(job.namespace, job.name)
+
+    def node_notices(self) -> Mapping[str, Notice]:
+        """There is one node, and nobody takes it away."""
+        return {}
 
     def lost_nodes(self) -> frozenset[str]:
         """Return none: the only node is the one that this runs on."""

@@ -1,8 +1,8 @@
 """The controller's loop: observe, reconcile, write the status, act.
 
 A pass over a job does each of these once, in this order. `reconcile` relies on that: nothing is done that the stored
-status does not already say. Any error ends the pass, is logged, and the job is retried after a pause. The loop knows
-neither Kubernetes nor processes: `Workload` is what it needs of the place where jobs run.
+status does not already say. Any error ends the pass, is logged, and the job is retried after a pause. A worker that
+cannot be created is no error: the status tells of it, and it is tried again.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from elasticctl.api.errors import ConflictError, ElasticctlError
-from elasticctl.api.spec import ElasticJob, Pod, PodPhase
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ElasticJob, PodPhase
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.core.actions import Allotment, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.core.actions import Allotment, Decision, Observed
 from elasticctl_controller.core.blame import GroupRules
 from elasticctl_controller.core.history import only_progress_changed
-from elasticctl_controller.core.kueue import QueuedJob
-from elasticctl_controller.core.manifests import build_pod, prefer_node
+from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.core.reconcile import reconcile
+from elasticctl_controller.core.sharing.kueue import QueuedJob
+from elasticctl_controller.loop.acting import Workload, run_actions
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import GroupView
 
@@ -34,45 +36,16 @@ PROGRESS_SETTLE_S = 0.1
 PARALLEL_CALLS = 16
 SLOW_PASS_S = 10.0
 """A longer pass is logged: the API server is slow, or this machine."""
+REFUSED_RETRY_S = 3.0
+"""How long after a worker could not be created it is tried again: nothing tells when a quota has room, or when what its
+template names is there..."""
+REFUSED_PER_S = 20.0
+"""... but of all jobs no more often than this, so that many of them do not use up the requests that others need."""
+AVOID_S = 300.0
+"""How long after its notice no new worker is put on a node; the node is mostly gone by then."""
 OK, CONFLICT, ERROR = "ok", "conflict", "error"
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class Workload(Protocol):
-    """The jobs and pods of a cluster, as the loop reads and changes them. All methods may raise ElasticctlError."""
-
-    @property
-    def rendezvous_endpoint(self) -> str:
-        """The URL at which workers reach the rendezvous service."""
-
-    def subscribe(self, callback: Callable[[str], None]) -> None:
-        """Call `callback(key)` for every job now, and from now on whenever a job or one of its pods changes."""
-
-    def get_job(self, key: str) -> Mapping[str, Any] | None:
-        """Return the job's manifest, or None if it is gone."""
-
-    def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
-        """Return the pods with the job's label, whoever owns them. A returned manifest is never modified."""
-
-    def lost_nodes(self) -> frozenset[str]:
-        """Return the names of nodes that are gone or NotReady."""
-
-    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
-        """Create a pod of the job. Raises ConflictError if its name is taken."""
-
-    def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
-        """Delete the pod with this uid, without its grace period if forced. Does nothing if it is gone."""
-
-    def write_status(self, job: ElasticJob, status: JobStatus) -> None:
-        """Store the status. Raises ConflictError if the job has changed since it was read, or is gone."""
-
-    def delete_job(self, job: ElasticJob) -> None:
-        """Delete the job with this uid and all it owns. Does nothing if it is gone."""
-
-    def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
-        """Record an event about the job."""
 
 
 class Rendezvous(Protocol):
@@ -86,10 +59,10 @@ class Rendezvous(Protocol):
         job_uid: str,
         alive: Mapping[str, str],
         minimum: int,
-        leaving: frozenset[str],
+        leaving: Leaving,
         rules: GroupRules,
     ) -> None:
-        """Set which workers are alive (pod uid -> worker name), which of them have been told to stop, and the rules.
+        """Set which workers are alive (pod uid -> worker name), which of them are to leave, and the rules.
 
         `status` initialises the group of a job that is not known yet.
         """
@@ -124,11 +97,14 @@ class _Memory:
     """What the loop remembers of one job between passes.
 
     `written_at` is when its status was last written, in seconds since the epoch; `pods` are its pods as they were
-    parsed, by the id of their manifests.
+    parsed, by the id of their manifests; `refused` is why the last worker could not be created (None: none was tried).
+    `left` are the nodes that workers have to leave, and until when none is put there.
     """
 
     job_uid: str
     written_at: float = 0.0
+    refused: str | None = None
+    left: dict[str, float] = field(default_factory=dict)
     pods: dict[int, tuple[Mapping[str, Any], Pod]] = field(default_factory=dict)
 
 
@@ -151,7 +127,7 @@ class Controller:
     ) -> None:
         self._scheduling = scheduling or Scheduling()
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
-        self._queue, self._on_pass = queue or WorkQueue(), on_pass
+        self._queue, self._on_pass = WorkQueue() if queue is None else queue, on_pass
         self._memories: dict[str, _Memory] = {}
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
@@ -228,11 +204,12 @@ class Controller:
         self._update_group(job, observed, decision.status)
         for event in decision.events:
             self._workload.record_event(job, event.type, event.reason, event.message)
-        self._run_actions(job, decision)
+        created = self._run_actions(job, decision)
         self._carry_out(queued, replace(job, status=decision.status))
-        for wait_s in (decision.requeue_s, queued.again_s):
+        least_s = 0.0 if created else self._refused_pause_s()
+        for wait_s in (decision.requeue_s, queued.again_s, None if created else least_s):
             if wait_s is not None:
-                self._queue.add_after(key, wait_s)
+                self._queue.add_after(key, max(wait_s, least_s))
 
     def _check_admission(self, job: ElasticJob, observed: Observed) -> QueuedJob:
         queueing = self._scheduling.queueing
@@ -261,10 +238,16 @@ class Controller:
             leave=given.leave if given is not None else frozenset(),
             moves=given.moves if given is not None else frozenset(),
             nodes=given.nodes if given is not None else (),
+            refused=self._memory(job).refused,
         )
         if self._rendezvous is None or job.rdzv_endpoint:
             return observed
         view = self._rendezvous.view(job.key, job.uid)
+        nodes, now = self._workload.node_notices(), self._clock()
+        notices = {**{pod.uid: nodes[pod.node] for pod in pods if pod.node in nodes}, **view.notices}
+        left = {node: until for node, until in self._memory(job).left.items() if until > now}
+        left |= {pod.node: now + AVOID_S for pod in pods if pod.node and pod.uid in notices}
+        self._memory(job).left = left
         return replace(
             observed,
             progress=view.progress,
@@ -273,6 +256,8 @@ class Controller:
             silent=view.silent,
             growth=view.growth,
             activity=view.activity,
+            notices=notices if given is None else {},
+            avoid=tuple(sorted(left)),
         )
 
     def _pods(self, job: ElasticJob) -> tuple[Pod, ...]:
@@ -320,50 +305,39 @@ class Controller:
         if job.sharing.automatic:  # a worker without a node may never start: the others do not wait for it
             present = [w for w in present if w.node or w.phase != PodPhase.PENDING]
         alive = {worker.uid: worker.name for worker in present}
-        leaving = {w.uid for w in present if w.removal or job.suspend or w.uid in terminating}
+        told = {w.uid for w in present if w.removal or job.suspend}
+        nodes = self._workload.node_notices()
+        notices = {pod.uid: nodes[pod.node] for pod in observed.pods if pod.node in nodes}
+        notices |= {pod.uid: _deletion(pod) for pod in observed.pods if pod.deleting}
+        unasked = {uid: notice for uid, notice in notices.items() if uid in alive and uid not in told}
         self._rendezvous.set_group(
             job.key,
             status=status,
             job_uid=job.uid,
             alive=alive,
             minimum=job.min,
-            leaving=frozenset(leaving),
+            leaving=Leaving(frozenset(told | (terminating & alive.keys())), unasked),
             rules=GroupRules.of(job),
         )
 
-    def _run_actions(self, job: ElasticJob, decision: Decision) -> None:
-        deletions = [action for action in decision.actions if isinstance(action, DeleteWorker)]
-        creations = [action for action in decision.actions if isinstance(action, CreateWorker)]
+    def _run_actions(self, job: ElasticJob, decision: Decision) -> bool:
+        """Carry out what was decided; False if a worker could not be created, which the status will tell."""
+        refused = run_actions(self._workload, self._calls, job, decision)
+        if refused is None:
+            return True
+        memory = self._memory(job)
+        if refused and not memory.refused:
+            log.warning("job %s: a worker cannot be created: %s", job.key, refused)
+            self._queue.add(job.key)  # its status is to tell at once
+        memory.refused = refused
+        return not refused
 
-        def delete(action: DeleteWorker) -> None:
-            self._workload.delete_pod(job, action.name, action.uid, force=action.force)
-
-        def create(action: CreateWorker) -> None:
-            pod = build_pod(job, action.index, self._workload.rendezvous_endpoint)
-            self._workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
-
-        self._call_all(delete, deletions)
-        try:
-            slow_start(lambda batch: self._call_all(create, batch), creations)
-        except ConflictError:
-            raise  # its predecessor of the same name still exists
-        except ElasticctlError as e:
-            self._workload.record_event(job, "Warning", "FailedCreate", str(e))
-            raise
-        if any(isinstance(action, DeleteJob) for action in decision.actions):
-            self._workload.delete_job(job)
-
-    def _call_all(self, call: Callable[[T], None], items: list[T]) -> None:
-        """Make all calls, several in parallel; raises the first error after all have been made."""
-        errors = [future.exception() for future in [self._calls.submit(call, item) for item in items]]
-        for error in errors:
-            if error is not None:
-                raise error
+    def _refused_pause_s(self) -> float:
+        """Seconds until a worker that could not be created is tried again."""
+        refused = sum(bool(memory.refused) for memory in list(self._memories.values()))
+        return max(REFUSED_RETRY_S, refused / REFUSED_PER_S)
 
 
-def slow_start(call: Callable[[list[T]], None], items: list[T]) -> None:
-    """Pass `items` to `call` in batches of 1, 2, 4, …: a call that cannot succeed is not made thousands of times."""
-    done, size = 0, 1
-    while done < len(items):
-        call(items[done : done + size])
-        done, size = done + size, size * 2
+def _deletion(pod: Pod) -> Notice:
+    """What the deletion of a pod says to its worker; a pod that is gone at once has no time."""
+    return Notice("its node is being drained" if pod.drained else "its pod is being deleted", pod.deadline or 0.0)

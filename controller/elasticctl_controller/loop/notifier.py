@@ -7,7 +7,8 @@ between writing a status and sending them.
 `Outbox` sends from a thread of its own. What one destination gets within a moment is sent as one message, so that the
 loss of a rack is one message. A message is retried while the receiver does not answer, is busy or fails; meanwhile
 newer notifications queue up, and of more than `MAX_PENDING` the oldest are dropped and counted. Redirects are not
-followed: a webhook has one address, and its secret goes nowhere else.
+followed: a webhook has one address, and its secret goes nowhere else. Each project has its own share of threads and
+destinations, so that dead webhooks of one do not delay the news of another.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from elasticctl.api.errors import ElasticctlError
 from elasticctl.api.notifications import SECRET, Reference
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core import notifications
+from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.notifications import Notification, WebhookError
-from elasticctl_controller.loop.controller import Workload
+from elasticctl_controller.loop.acting import Workload
+from elasticctl_controller.loop.webhooks import EVERY_PUBLIC_HOST, Caller, NoAnswer, WebhookRules
 
 WAITS_LONG_S = 900.0
 RETRY_S = 5.0
@@ -39,7 +40,9 @@ log = logging.getLogger(__name__)
 GATHER_S = 3.0
 ANSWER_S = 10.0
 MAX_PENDING = 200
-MAX_DESTINATIONS = 500
+MAX_DESTINATIONS = 5000
+MAX_PROJECT_DESTINATIONS = 100
+"""Of one namespace, to which something is being sent at a time."""
 TRIES = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 STOP_S = 3.0
@@ -100,6 +103,9 @@ class NotifyingWorkload:
 
     def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
         return self._inner.list_pods(job)
+
+    def node_notices(self) -> Mapping[str, Notice]:
+        return self._inner.node_notices()
 
     def lost_nodes(self) -> frozenset[str]:
         return self._inner.lost_nodes()
@@ -225,8 +231,10 @@ class Outbox:
         url_of: Callable[[Destination], str],
         on_failure: Callable[[Notification, str], None],
         pace: SendTimes = SendTimes(),
+        rules: WebhookRules = EVERY_PUBLIC_HOST,
     ) -> None:
         self._url_of, self._on_failure, self._pace = url_of, on_failure, pace
+        self._caller = Caller(rules, pace.answer_s)
         self._lock = threading.Lock()
         self._queues: dict[Destination, _Pending] = {}
         self._loop = asyncio.new_event_loop()
@@ -245,7 +253,8 @@ class Outbox:
                 return
             queue = self._queues.get(destination)
             if queue is None:
-                if len(self._queues) >= MAX_DESTINATIONS:
+                same = sum(other.namespace == destination.namespace for other in self._queues)
+                if len(self._queues) >= MAX_DESTINATIONS or same >= MAX_PROJECT_DESTINATIONS:
                     log.warning("a notification of %s/%s is dropped: too many destinations", item.namespace, item.job)
                     return
                 queue = self._queues[destination] = _Pending()
@@ -271,6 +280,7 @@ class Outbox:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
+            self._caller.close()
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -321,9 +331,10 @@ class Outbox:
             asked_s = 0.0
             try:
                 # Looked up for each attempt: the secret may have been fixed.
-                url = notifications.check_url(await asyncio.to_thread(self._url_of, destination))
-                answer = await self._post(url, message)
-            except _NoAnswer as e:
+                project = destination.namespace
+                url = notifications.check_url(await self._caller.run(project, self._url_of, destination))
+                answer = await self._caller.post(project, url, message)
+            except NoAnswer as e:
                 problem = str(e)
             else:
                 if answer.status < 300:
@@ -337,34 +348,9 @@ class Outbox:
             await self._pause(max(pause_s, min(asked_s, self._pace.longest_pause_s)))
         raise WebhookError(f"{problem}; tried {tried} times")
 
-    async def _post(self, url: str, message: bytes) -> _Answer:
-        timeout = aiohttp.ClientTimeout(total=self._pace.answer_s)
-        headers = {"Content-Type": "application/json", "User-Agent": "elasticctl"}
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, trust_env=True) as session,
-                session.post(url, data=message, headers=headers, allow_redirects=False) as response,
-            ):
-                asked = response.headers.get("Retry-After", "")
-                return _Answer(response.status, float(asked) if asked.isascii() and asked.isdigit() else 0.0)
-        except TimeoutError:
-            raise _NoAnswer(f"no answer within {self._pace.answer_s:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as e:
-            raise _NoAnswer(f"no connection ({type(e).__name__})") from None  # its text may hold the URL
-
     async def _pause(self, seconds: float) -> None:
         """Wait for `seconds`, or until the outbox ends."""
         try:
             await asyncio.wait_for(self._stopping.wait(), seconds)
         except TimeoutError:
             return
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    retry_after_s: float
-
-
-class _NoAnswer(Exception):
-    """The receiver did not answer; the message contains no secret."""

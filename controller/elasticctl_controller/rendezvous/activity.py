@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.standstill import describe_standstill
+from elasticctl.api.observed.standstill import describe_standstill
 from elasticctl.api.status import Activity
 from elasticctl.api.text import plural
-from elasticctl_controller.core.group_states import GroupState
-from elasticctl_controller.core.membership import EXPORTING, FormingGroup, Group
+from elasticctl_controller.core.group_states import FormingGroup, GroupState
+from elasticctl_controller.core.membership import EXPORTING, Group
 
 HUNG, STOPPING, PREPARING = "hung", "stopping", "preparing"
 

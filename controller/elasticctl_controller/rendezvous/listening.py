@@ -1,15 +1,59 @@
-"""What a server needs that every worker of a large job calls at once: file descriptors, a long queue, clear words."""
+"""What a server needs that every worker of a large job calls at once, and every other pod of the cluster too.
+
+`Door` accepts connections for an aiohttp application. Of a stranger it reads the head of one request: without a valid
+token there is a refusal, and the connection is closed. aiohttp sees only what comes after a token, in the turns of its
+job. Who begins a request and does not end it is cut off, and strangers are limited by address (`admission`).
+
+It has to know within 2 s that a worker's host has vanished, too: TCP keepalive costs no process anything. It is
+answered by the host's kernel, however busy its processes are.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
+import os
 import resource
-from typing import Any
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from elasticctl_controller.rendezvous.admission import STRANGERS, Admission
+from elasticctl_controller.rendezvous.requests import Caller, Refused
+from elasticctl_controller.rendezvous.turns import Turns
 
 BACKLOG = 4096
 """Connections that wait to be accepted; the kernel cuts it to net.core.somaxconn."""
+HEAD_S = 5.0
+"""How long the head of a request may take to arrive: it fits into one packet."""
+HEAD_BYTES = 1 << 14
+LINGER_S = 0.5
+_ACCEPTS = 32
+"""Connections accepted before others are read from again."""
+_PROTOCOL: Mapping[str, Any] = {
+    "access_log": None,
+    "auto_decompress": False,
+    "lingering_time": 0.0,
+    "max_line_size": 2048,
+    "max_field_size": 2048,
+    "max_headers": 32,
+    "read_bufsize": 1 << 14,
+    "keepalive_timeout": 600.0,
+}
+"""aiohttp's settings, for those that are let in: nothing is inflated, the rest of a refused request is not read."""
+
+KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
+"""Ask after a second in which nothing came, and give the connection up a second later. Launchers connect again."""
+LOST_HOST = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 log = logging.getLogger(__name__)
 
@@ -45,3 +89,333 @@ def explain_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
             loop.call_later(60.0, said.discard, error.errno)
 
     loop.set_exception_handler(handle)
+
+
+def watch_host(transport: asyncio.BaseTransport | None) -> None:
+    """Have the kernel find out when the other end's host no longer answers."""
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):  # the connection may have ended
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def has_lost_host(error: BaseException | None) -> bool:
+    """Did a connection end because the other end's host no longer answers? A process that ends closes it at once."""
+    return isinstance(error, OSError) and error.errno in LOST_HOST
+
+
+class Guard(Protocol):
+    """Who knows the callers of an application."""
+
+    turns: Turns
+
+    def recognise(self, path: str, authorization: str) -> tuple[Caller, int]:
+        """Whose request it is, and how many connections that job may have. Raises Refused."""
+
+
+class Stranger:
+    """A connection of which nothing is known. The head of its first request is read, and no more."""
+
+    def __init__(self, door: Door, connected: socket.socket, peer: str) -> None:
+        self._door, self._socket, self.peer = door, connected, peer
+        self._head = b""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(HEAD_S, self.close)
+        loop.add_reader(connected.fileno(), self._read)
+
+    def close(self, *, known: bool = False) -> None:
+        """Forget it; unless it is known, its connection too."""
+        self._deadline.cancel()
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._door.forget(self, known=known)
+        if not known:
+            self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(HEAD_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        self._head += data
+        head, end, _ = self._head.partition(b"\r\n\r\n")
+        if not data or (not end and len(self._head) >= HEAD_BYTES):
+            self.close()
+        elif end:
+            self._decide(head)
+
+    def _decide(self, head: bytes) -> None:
+        try:
+            caller = self._door.recognise(head)
+        except Refused as error:
+            self._refuse(error)
+        else:
+            self.close(known=True)
+            self._door.let_in_at_turn(self._socket, caller, self._head)
+
+    def _refuse(self, error: Refused) -> None:
+        """Answer, and close a little later: who still sends a small body would not come to read the answer."""
+        try:
+            self._socket.send(_refusal(error))
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close()
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket.fileno())
+        self._deadline.cancel()
+        self._deadline = loop.call_later(LINGER_S, self.close)
+
+
+class Connection(asyncio.Protocol):
+    """A job's connection, in front of aiohttp's own protocol: what arrives is read at the job's turn."""
+
+    def __init__(self, door: Door, caller: Caller | None, first: bytes) -> None:
+        self._door, self.caller, self._first = door, caller, first
+        self._inner: asyncio.Protocol = door.protocol()
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._busy = self._gone = False
+
+    def begin(self) -> None:
+        """The head of a request is here."""
+        self._busy = True
+        self._in_time()
+
+    def end(self) -> None:
+        """A request has its answer."""
+        self._busy = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._inner.connection_made(transport)
+        if self._first:
+            self.data_received(self._first)
+            self._first = b""
+
+    def data_received(self, data: bytes) -> None:
+        if not self._busy and self._deadline is None and self._transport is not None:
+            self._deadline = asyncio.get_running_loop().call_later(HEAD_S, self._transport.abort)
+        if self.caller is None:
+            self._inner.data_received(data)
+        else:
+            self._door.at_turn(self.caller, self._feed, data)
+
+    def _feed(self, data: bytes) -> None:
+        if not self._gone:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
+        self._in_time()
+        self._door.lost(self)
+        self._inner.connection_lost(exc)
+
+    def _in_time(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def connection_of(request: web.Request) -> Connection | None:
+    """The connection that a request came on; None where the application is served without a `Door`."""
+    protocol = request.transport.get_protocol() if request.transport is not None else None
+    return protocol if isinstance(protocol, Connection) else None
+
+
+@web.middleware
+async def _note_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell the connection that the head of a request is here, and when it has its answer."""
+    connection = connection_of(request)
+    if connection is None:
+        return await handler(request)
+    connection.begin()
+    try:
+        return await handler(request)
+    finally:
+        connection.end()
+
+
+class Door:
+    """Serves an application until `cleanup`; with a `guard`, callers that it recognises."""
+
+    def __init__(self, app: web.Application, guard: Guard | None = None) -> None:
+        app.middlewares.insert(0, _note_request)
+        # A handler that waits for a worker hears by its end that the worker's host is gone.
+        cancels = guard is not None
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0, handler_cancellation=cancels, **_PROTOCOL)
+        self._guard = guard
+        self._admission = Admission()
+        self._strangers: dict[Stranger, None] = {}  # the one that came first is first
+        self._jobs: dict[str, int] = {}
+        self._sockets: list[socket.socket] = []
+        self._entering: set[asyncio.Task[Any]] = set()
+
+    async def open_tcp(self, host: str | None, port: int) -> None:
+        """Listen on a port, by default of all addresses. Raises OSError."""
+        dual = not host and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual or ":" in (host or "") else socket.AF_INET
+        listening = socket.create_server((host or "", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+        await self.open(listening)
+
+    async def open_unix(self, path: str) -> None:
+        """Listen on a path for processes of this user. Raises OSError."""
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            listening.bind(path)
+            listening.listen(BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+        await self.open(listening)
+
+    async def open(self, listening: socket.socket) -> None:
+        """Serve on a socket that listens."""
+        listening.setblocking(False)
+        if self._runner.server is None:
+            await self._runner.setup()
+        self._sockets.append(listening)
+        self._resume(listening)
+
+    async def cleanup(self) -> None:
+        """Stop listening, and close all connections."""
+        while self._sockets:
+            listening = self._sockets.pop()
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+            listening.close()
+        for stranger in list(self._strangers):
+            stranger.close()
+        await self._runner.cleanup()
+
+    def protocol(self) -> asyncio.Protocol:
+        """aiohttp's protocol for a new connection."""
+        return cast(web.Server, self._runner.server)()
+
+    def recognise(self, head: bytes) -> Caller:
+        """Whose request has this head. Raises Refused."""
+        line, *lines = head.decode("latin-1").split("\r\n")
+        words = line.split(" ")
+        names = [text.partition(":") for text in lines]
+        tokens = [value.strip() for name, _, value in names if name.lower() == "authorization"]
+        if self._guard is None or len(words) != 3 or len(tokens) > 1:
+            raise Refused(400, "this is not a request")
+        caller, most = self._guard.recognise(words[1], tokens[0] if tokens else "")
+        if self._jobs.get(caller.key, 0) >= most:
+            raise Refused(429, f"too many connections of job {caller.key}")
+        return caller
+
+    def forget(self, stranger: Stranger, *, known: bool) -> None:
+        """A stranger has gone, or is none any more."""
+        if stranger in self._strangers:
+            del self._strangers[stranger]
+            if stranger.peer:
+                self._admission.leave(stranger.peer, known=known)
+
+    def let_in(self, connected: socket.socket, caller: Caller | None, first: bytes) -> None:
+        """Have aiohttp serve a connection, of which `first` has been read already."""
+        connection = Connection(self, caller, first)
+        task = asyncio.get_running_loop().create_task(self._connect(connection, connected))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    def let_in_at_turn(self, connected: socket.socket, caller: Caller, first: bytes) -> None:
+        """The same at the next turn of its job."""
+        self._jobs[caller.key] = self._jobs.get(caller.key, 0) + 1
+        cast(Guard, self._guard).turns.queue(caller.key, lambda: self.let_in(connected, caller, first))
+
+    def at_turn(self, caller: Caller, work: Callable[[bytes], None], data: bytes) -> None:
+        """Have `work` done with `data` at the next turn of a job."""
+        cast(Guard, self._guard).turns.queue(caller.key, lambda: work(data))
+
+    def lost(self, connection: Connection) -> None:
+        """A connection has ended."""
+        if connection.caller is not None:
+            key = connection.caller.key
+            self._jobs[key] -= 1
+            if not self._jobs[key]:
+                del self._jobs[key]
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Take in a few connections; the loop reads from others before it comes back for more."""
+        for _ in range(_ACCEPTS):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as e:
+                self._pause(listening, e)
+                return
+            if accepted.family == socket.AF_UNIX:
+                admitted, peer = peer_uid(accepted) in (None, os.geteuid()), ""
+            else:
+                peer = address[0]
+                admitted = self._admission.admit(peer, time.monotonic())
+            if not admitted:
+                _reset(accepted)
+                continue
+            self._enter(accepted, peer)
+
+    def _enter(self, accepted: socket.socket, peer: str) -> None:
+        accepted.setblocking(False)
+        if self._guard is None:
+            self.let_in(accepted, None, b"")
+            return
+        self._strangers[Stranger(self, accepted, peer)] = None
+        if len(self._strangers) > STRANGERS:
+            next(iter(self._strangers)).close()
+
+    async def _connect(self, connection: Connection, connected: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, connected)
+        except OSError:  # it has gone already
+            connected.close()
+            self.lost(connection)
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Nothing can be accepted for now: try again in a second, as asyncio does."""
+        loop = asyncio.get_running_loop()
+        loop.call_exception_handler({"message": "cannot accept a connection", "exception": error})
+        loop.remove_reader(listening.fileno())
+        loop.call_later(1.0, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            asyncio.get_running_loop().add_reader(listening.fileno(), self._accept, listening)
+
+
+def _refusal(error: Refused) -> bytes:
+    """A whole answer, for who is not let in."""
+    body = json.dumps({"error": str(error)}).encode()
+    return (
+        f"HTTP/1.1 {error.status} Refused\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode() + body
+
+
+def _reset(accepted: socket.socket) -> None:
+    """Close a connection without leaving anything behind."""
+    with suppress(OSError):
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    accepted.close()
+
+
+def peer_uid(connected: socket.socket) -> int | None:
+    """The user at the other end of a Unix socket; None where the system does not tell."""
+    if sys.platform != "linux":
+        return None
+    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", told)[1])

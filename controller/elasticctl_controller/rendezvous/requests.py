@@ -8,20 +8,20 @@ number beyond 64 bits, half a surrogate pair) would keep the job's status from e
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiohttp import web
-
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.standstill import RankPlace
-from elasticctl.api.status import ProgressStatus, RankFailure
+from elasticctl.api.observed.standstill import RankPlace
+from elasticctl.api.status import NOT_FINITE_VALUES, NotFinite, ProgressStatus, RankFailure
 from elasticctl_controller.core.blame import RanksEnd
 from elasticctl_controller.core.classify import parse_failure
-from elasticctl_controller.core.history import MAX_METRICS
-from elasticctl_controller.core.membership import Group, GroupWorld, Member
+from elasticctl_controller.core.group_states import GroupWorld, Member
+from elasticctl_controller.core.history import MAX_METRICS, MEMORY, STORAGE
+from elasticctl_controller.core.membership import Group
 
 MAX_TEXT = 512
 MAX_MEMBERS = 10_000
@@ -48,6 +48,11 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def keeps_open(self) -> bool:
+        """True where the request was read to its end, and came from a worker."""
+        return self.status in (400, 409, 429)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,12 @@ class Limiter:
         self._buckets.pop(job_uid, None)
 
 
-async def read_body(request: web.Request) -> Mapping[str, Any]:
+def parse_body(raw: bytes) -> Mapping[str, Any]:
+    """The JSON object that a body is."""
     try:
-        body = await request.json()
+        body = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise Refused(400, "the body is not JSON") from error
-    except ConnectionError as error:  # the worker has died meanwhile: nobody reads this
-        raise Refused(400, "the body is not whole") from error
     if not isinstance(body, Mapping):
         raise Refused(400, "the body is not a JSON object")
     return body
@@ -105,6 +109,12 @@ def read_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
         raise Refused(400, f"{name}: expected an integer from {low} to {high - 1}")
     return value
+
+
+def read_seconds(body: Mapping[str, Any], name: str) -> float | None:
+    """A time from now on, in seconds; None where it is not known."""
+    value = _finite(body.get(name))
+    return None if value is None else min(max(0.0, value), MAX_AGE_S)
 
 
 def read_member(body: object) -> Member:
@@ -168,7 +178,7 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     if kind == "progress":
         group.note_step(generation, _progress(message), now)
     elif kind == "resumed":
-        group.history.note_resumed(generation, step)
+        _note_resumed(group, generation, step, message)
     elif kind == "committed":
         number = _whole(message.get("committed"))
         if number is None:
@@ -179,6 +189,16 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
     else:
         return False
     return True
+
+
+def _note_resumed(group: Group, generation: int, step: int, message: Mapping[str, Any]) -> None:
+    source, stays = message.get("source"), message.get("stays")
+    why_not = _clean(str(message.get("restarts_because") or "")[:MAX_TEXT])
+    group.stays = stays is True
+    known = isinstance(source, str) and source in (MEMORY, STORAGE)
+    group.history.note_resumed(
+        generation, step, str(source) if known else "", stays if isinstance(stays, bool) else None, why_not
+    )
 
 
 def _note_places(group: Group, generation: int, ranks: object) -> bool:
@@ -199,15 +219,29 @@ def _note_places(group: Group, generation: int, ranks: object) -> bool:
 def _progress(message: Mapping[str, Any]) -> ProgressStatus:
     metrics = message.get("metrics")
     numbers = metrics if isinstance(metrics, Mapping) else {}
-    finite = {_clean(str(name)[:64]): _finite(value) for name, value in list(numbers.items())[:MAX_METRICS]}
+    step = _whole(message.get("step"))
+    told = {_clean(str(name)[:64]): value for name, value in list(numbers.items())[:MAX_METRICS]}
+    finite = {name: _finite(value) for name, value in told.items()}
+    lost = {name: _not_finite(value, step or 0) for name, value in told.items()}
     return ProgressStatus(
-        step=_whole(message.get("step")),
+        step=step,
         total_steps=_whole(message.get("total_steps")),
         epoch=_whole(message.get("epoch")),
         total_epochs=_whole(message.get("total_epochs")),
         samples_per_s=_finite(message.get("samples_per_s")),
         metrics={name: value for name, value in finite.items() if value is not None},
+        not_finite={name: item for name, item in lost.items() if item is not None},
     )
+
+
+def _not_finite(value: object, step: int) -> NotFinite | None:
+    """What a rank says of a metric that is no number: `{"value": "NaN", "since_step": 81}`; None for anything else."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return NotFinite("NaN" if math.isnan(value) else "inf" if value > 0 else "-inf", step)
+    if not isinstance(value, Mapping) or value.get("value") not in NOT_FINITE_VALUES:
+        return None
+    since = _whole(value.get("since_step"))
+    return NotFinite(str(value["value"]), step if since is None else min(since, step))
 
 
 def _whole(value: object) -> int | None:

@@ -14,12 +14,13 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from elasticctl.api.text import did_you_mean, quote
+from elasticctl.api.text import quote
 
 COMPLETE_VAR = "_ELASTICCTL_COMPLETE"
 """The variable through which the shells' completion scripts ask."""
 Debug = Annotated[bool, typer.Option("--debug", hidden=True)]
 """Every verb takes it, before or after its arguments; `main` looks for it, and the verb itself never sees it."""
+_BEFORE_THE_VERB = ("context", "namespace")
 _HELP = {"help_option_names": ["-h", "--help"]}
 _NO_DEFAULT = inspect.Parameter.empty
 
@@ -34,6 +35,21 @@ class Verb(TyperCommand):
     """
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take what stands before the verb (`elasticctl --context prod list`) as if it came first after it."""
+        return super().parse_args(ctx, [*self._given_before(ctx), *args])
+
+    def _given_before(self, ctx: Any) -> Iterator[str]:
+        own = {param.name for param in self.params}
+        given = ctx.find_root().params
+        for name in _BEFORE_THE_VERB:
+            if not given.get(name):
+                continue
+            if name in own:
+                yield f"--{name}={given[name]}"
+            elif not ctx.resilient_parsing:
+                ctx.fail(f"{ctx.info_name} has no option --{name}.")
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """`[OPTIONS] JOB`, or `[JOB]` where it may be left out."""
@@ -57,7 +73,9 @@ class VerbGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
         if args[0] not in known and not ctx.resilient_parsing:
-            ctx.fail(f"there is no verb {quote(args[0])}{did_you_mean(args[0], known)}.")
+            from elasticctl.cli.framework.other_words import verb_meant  # few command lines are wrong
+
+            ctx.fail(f"there is no verb {quote(args[0])}{verb_meant(args[0], known)}.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

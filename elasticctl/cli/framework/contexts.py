@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def contexts_file() -> Path:
     """The contexts file of this user."""
-    from elasticctl.settings.contexts import config_folder
+    from elasticctl.settings import contexts as settings
 
-    return config_folder() / "config.yaml"
+    return settings.contexts_file()
 
 
 def templates_folder() -> Path:

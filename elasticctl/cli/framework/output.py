@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
-from elasticctl.api.codec import to_rfc3339
-from elasticctl.cluster.base import LogLine
+from elasticctl.api.text import visible
+from elasticctl.cli.framework.place import with_place
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -30,7 +30,8 @@ class Table:
 
     `spare` names columns that a terminal does without: those that say nothing, and in a narrow one more of them, the
     first to go first. `wraps`: the last column may go on in the next line instead of being cut. `facts`: each row is
-    a name and a value, and needs no header on a terminal.
+    a name and a value, and needs no header on a terminal. `kept` is a spare column that is not lost: its cells become
+    `notes`, lines below the table.
     """
 
     header: tuple[str, ...]
@@ -38,6 +39,11 @@ class Table:
     spare: tuple[str, ...] = ()
     wraps: bool = False
     facts: bool = False
+    kept: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", [tuple(map(visible, row)) for row in self.rows])
 
 
 DATA_VERSION = "cli.elasticctl/v1"
@@ -59,8 +65,8 @@ _PHASE_STYLES = {
 
 
 def say(line: str) -> None:
-    """One line of talk."""
-    sys.stderr.write(_encodable(line, sys.stderr) + "\n")
+    """One line of talk; commands in it name the place that this one was given."""
+    sys.stderr.write(encodable(visible(with_place(line)), sys.stderr) + "\n")
     sys.stderr.flush()
 
 
@@ -72,7 +78,11 @@ def hint(line: str) -> None:
 
 def emit(text: str) -> None:
     """Text for stdout, with a newline at its end."""
-    sys.stdout.write(_encodable(text, sys.stdout).removesuffix("\n") + "\n")
+    _write(visible(text))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(encodable(text, sys.stdout).removesuffix("\n") + "\n")
 
 
 def print_table(table: Table) -> None:
@@ -108,9 +118,11 @@ def print_plain(data: Any, form: str) -> None:
 
         emit(json.dumps(data, indent=2, ensure_ascii=False))
     else:
+        import json
+
         from elasticctl.api.yamltext import dump_yaml
 
-        emit(dump_yaml(data))
+        emit(dump_yaml(json.loads(json.dumps(data))))  # which knows enums
 
 
 def format_tabs(table: Table) -> str:
@@ -143,12 +155,13 @@ def fit_table(table: Table, width: int) -> Table:
         if _needed(table) <= width:
             break
         if name in table.header:
-            table = _without(table, name)
+            table = _without(_noted(table) if name == table.kept else table, name)
     return table if table.wraps else _squeeze(table, width)
 
 
 def rich_table(table: Table) -> RenderableType:
     """A table for a terminal: all columns as wide as they need, the last one as wide as there is room."""
+    from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -161,7 +174,8 @@ def rich_table(table: Table) -> RenderableType:
     shown.add_column(table.header[-1], no_wrap=not table.wraps, overflow="fold" if table.wraps else "ellipsis")
     for row in table.rows:
         shown.add_row(*(_colour_phase(Text(cell)) for cell in row))
-    return shown
+    notes = [Text(note, style="dim", overflow="fold") for note in table.notes]
+    return Group(shown, *notes) if notes else shown
 
 
 def bar(share: float, width: int, encoding: str | None) -> str:
@@ -177,6 +191,12 @@ def _colour_phase(text: Text) -> Text:
     if word in _PHASE_STYLES:
         text.stylize(_PHASE_STYLES[word], 0, len(word))
     return text
+
+
+def _noted(table: Table) -> Table:
+    """The table with what its kept column says as notes, each after its row's name."""
+    names, kept = _names(table), table.header.index(table.kept)
+    return dataclasses.replace(table, notes=tuple(f"{row[names]}: {row[kept]}" for row in table.rows if row[kept]))
 
 
 def _without(table: Table, name: str) -> Table:
@@ -227,12 +247,12 @@ def console(stream: TextIO | None = None, width: int | None = None) -> Console:
     """A console on stdout that keeps to NO_COLOR; what its encoding does not have is written as escapes."""
     import io
 
-    from rich.console import Console
+    from elasticctl.cli.framework.screen import SafeConsole
 
     stream = stream or sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
-    return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=False)
+    return SafeConsole(file=stream, width=width, highlight=False, markup=False, soft_wrap=False)
 
 
 def on_terminal() -> bool:
@@ -245,6 +265,11 @@ def has_colour() -> bool:
     return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def has_cursor() -> bool:
+    """True when stdout is a terminal whose cursor can be moved."""
+    return on_terminal() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def joined(parts: Iterable[str]) -> str:
     """The parts that say something, apart by two spaces."""
     return "  ".join(part for part in parts if part)
@@ -254,28 +279,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()) or "-"
 
 
-def _encodable(text: str, stream: TextIO) -> str:
+def encodable(text: str, stream: TextIO) -> str:
+    """The text with escapes for what the stream's encoding does not have."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-# Readable on dark and light grounds alike: no white, black or plain blue.
-_COLOURS = (36, 33, 32, 35, 96, 92, 95, 94)
-
-
-def print_log_lines(lines: Iterable[LogLine], job: str, *, timestamps: bool = False) -> None:
-    """Print log lines as they come, each under its worker's short name; colours on a terminal."""
-    coloured = has_colour()
-    prefixes: dict[str, str] = {}
-    for line in lines:
-        prefix = prefixes.get(line.worker)
-        if prefix is None:
-            prefix = prefixes[line.worker] = _prefix(line.worker, job, len(prefixes) if coloured else None)
-        time_text = f"{to_rfc3339(line.at)} " if timestamps else ""
-        emit(f"{prefix}{time_text}{line.text}")
-        sys.stdout.flush()
-
-
-def _prefix(worker: str, job: str, number: int | None) -> str:
-    short = worker.removeprefix(f"{job}-")
-    return f"{short} | " if number is None else f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{short} |\x1b[0m "

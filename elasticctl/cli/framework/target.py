@@ -12,6 +12,8 @@ from elasticctl.api.errors import BusyError, NotFoundError, UnreachableError, Us
 from elasticctl.api.text import did_you_mean, quote, span
 from elasticctl.cli.framework.contexts import contexts
 from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import say
+from elasticctl.cli.framework.place import name_place
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Cluster, Manifest
 from elasticctl.settings import contexts as config
@@ -19,6 +21,10 @@ from elasticctl.settings.contexts import Context
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
+
+
+ENDED = ("Succeeded", "Failed", "Cancelled")
+"""The phases of jobs that are over, as they are written; most verbs need no more of `elasticctl.api.status`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +36,20 @@ class Target:
     cluster: Cluster
 
     def find(self, name: str) -> Manifest:
-        """The job called `name`, or the only one whose name begins so; NotFoundError otherwise."""
+        """The job called `name`, or the only one whose name begins so; NotFoundError otherwise.
+
+        Says so where a shortened name comes to a job that has ended.
+        """
         try:
             return self.cluster.get_job(self.namespace, name)
         except NotFoundError:
-            names = [job["metadata"]["name"] for job in self.cluster.list_jobs(self.namespace)]
+            jobs = {job["metadata"]["name"]: job for job in self.cluster.list_jobs(self.namespace)}
+        names = list(jobs)
         fitting = [known for known in names if known.startswith(name)]
         if len(fitting) == 1:
+            phase = _phase_of(jobs[fitting[0]])
+            if phase in ENDED:
+                say(f"{quote(name)} is short for {fitting[0]}, which has ended ({phase})")
             return self.cluster.get_job(self.namespace, fitting[0])
         place = f"in context {self.context.name}, namespace {self.namespace}"
         if fitting:
@@ -57,8 +70,13 @@ class Target:
         return found
 
 
+def _phase_of(job: Manifest) -> str:
+    return str((job.get("status") or {}).get("phase") or "Pending")
+
+
 def locate(where: Where) -> tuple[Context, str]:
-    """The context and the namespace that `where` means."""
+    """The context and the namespace that `where` means; commands that are printed from now on name them."""
+    name_place(where.context, where.namespace)
     context = contexts().context(where.context)
     return context, config.check_namespace(where.namespace or context.namespace)
 

@@ -30,7 +30,9 @@ from elasticctl.api.podtemplate import (
     worker_container,
 )
 from elasticctl.api.spec import (
+    ANNOTATION_FORMER_STORAGES,
     ANNOTATION_MOVED_FROM,
+    ANNOTATION_MOVING_FROM,
     ANNOTATION_NOTIFY,
     ANNOTATION_RERUN_OF,
     GROUP,
@@ -148,6 +150,7 @@ def moved_manifest(manifest: Manifest, old: JobLocation, new: JobLocation) -> Ma
     before = at(manifest, "metadata", "annotations", ANNOTATION_RERUN_OF)
     metadata["annotations"] = annotations | ({ANNOTATION_RERUN_OF: before} if before else {})
     metadata["annotations"][ANNOTATION_MOVED_FROM] = old.mark
+    metadata["annotations"][ANNOTATION_MOVING_FROM] = f"{old.context.name} {new.context.name}"
     made["spec"]["suspend"] = True
     template = at(made, "spec", "replicaSpecs", "Worker", "template")
     _set_storage(template, new.url)
@@ -160,8 +163,10 @@ def storage_patch(manifest: Manifest, old: JobLocation, new: JobLocation) -> dic
     template = copy.deepcopy(at(manifest, "spec", "replicaSpecs", "Worker", "template"))
     _set_storage(template, new.url)
     containers = {"spec": {"containers": template["spec"]["containers"]}}
+    former = dict.fromkeys([*ElasticJob.from_manifest(manifest).former_storages, old.url])
+    annotations = {ANNOTATION_MOVED_FROM: old.mark, ANNOTATION_FORMER_STORAGES: "\n".join(former)}
     return {
-        "metadata": {"annotations": {ANNOTATION_MOVED_FROM: old.mark}},
+        "metadata": {"annotations": annotations},
         "spec": {"suspend": False, "replicaSpecs": {"Worker": {"template": containers}}},
     }
 

@@ -3,119 +3,73 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
-import re
 import secrets
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elasticctl.api import notifications, validation
-from elasticctl.api.errors import SpecError, TemplateError, UsageError
+from elasticctl.api.errors import TemplateError, UsageError
 from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ANNOTATION_NOTIFY, ElasticJob, JobSpec
 from elasticctl.api.text import did_you_mean, quote
-from elasticctl.api.yamltext import FieldPath, YamlDocument, parse_yaml
+from elasticctl.api.yamltext import parse_yaml
 from elasticctl.cli.framework.contexts import templates_folder
 from elasticctl.cli.framework.output import say
 from elasticctl.cli.submit import plan
+from elasticctl.cli.submit.asked.flags import JobFlags
+from elasticctl.cli.submit.asked.settings import Settings, with_settings
 from elasticctl.cluster.base import Manifest
 from elasticctl.settings.contexts import LOCAL, Context
 
 if TYPE_CHECKING:
+    from elasticctl.cli.submit.commands import Command
     from elasticctl.cli.submit.workspace import Workspace
     from elasticctl.cluster.base import Manifest
-
-
-_STEP = re.compile(r"""\.?([A-Za-z_][\w/-]*)|\[(\d{1,6})\]|\["([^"\]]+)"\]""", re.ASCII)
-
-
-def set_field(manifest: Manifest, path: str, value: str) -> None:
-    """Set the field at `path` (`spec.policy.hangTimeoutSeconds`, `a.list[0].b`, `metadata.labels["x.y/z"]`) in place.
-
-    `value` is read as YAML, so 4 is a number and "4" a text. Missing mappings on the way are made; UsageError when the
-    path cannot be followed or the value read.
-    """
-    steps = _steps(path)
-    try:
-        data = parse_yaml(value, f"--set {path}").data
-    except SpecError as e:
-        raise UsageError(str(e)) from e
-    around: Any = manifest
-    for done, (step, following) in enumerate(itertools.pairwise(steps), start=1):
-        around = _step_into(around, step, path, {} if isinstance(following, str) else None, done)
-    last = steps[-1]
-    named = isinstance(around, dict) and isinstance(last, str)
-    listed = isinstance(around, list) and isinstance(last, int) and last < len(around)
-    if not (named or listed):
-        raise UsageError(f"--set {path}: there is no place for {quote(last)}")
-    around[last] = data
-
-
-def _steps(path: str) -> FieldPath:
-    steps: list[str | int] = []
-    position = 0
-    while position < len(path):
-        found = _STEP.match(path, position)
-        if found is None:
-            break
-        name, index, quoted = found.groups()
-        steps.append(int(index) if index is not None else name or quoted)
-        position = found.end()
-    if position < len(path) or not steps or path.startswith("."):
-        raise UsageError(f"--set {quote(path)}: give a field such as spec.backoffLimit or spec.list[0].name")
-    return tuple(steps)
-
-
-def _step_into(around: Any, step: str | int, path: str, default: Any, depth: int) -> Any:
-    if isinstance(around, dict) and isinstance(step, str):
-        if around.get(step) is None and default is not None:
-            around[step] = default
-        if step in around:
-            return around[step]
-    if isinstance(around, list) and isinstance(step, int) and step < len(around):
-        return around[step]
-    raise UsageError(f"--set {path}: there is nothing at {quote(step)}, step {depth} of the path")
-
-
-Settings = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A job to be: its name, whether we made that up (another will do), and its manifest under a given name.
 
-    `deliver` sends what goes along with the job of a manifest, or, told not to send, only says what that is.
+    `deliver` sends what goes along with the job of a manifest, or, told not to send, only says what that is. `doubt`:
+    why it is hardly what was meant, and what to type instead; it takes a yes before it is created.
     """
 
     name: str
     name_is_ours: bool
     make: Callable[[str], Manifest]
     deliver: Callable[[Manifest, bool], None]
+    doubt: str = ""
 
 
-def from_script(
-    script: str, args: Sequence[str], request: plan.JobFlags, context: Context, settings: Settings, *, template: str
-) -> Draft:
-    """A job that runs `script`; says the plan. Raises UsageError, SpecError or TemplateError."""
+def from_command(command: Command, request: JobFlags, context: Context, settings: Settings, *, template: str) -> Draft:
+    """A job that runs a command; says the plan. Raises UsageError, SpecError or TemplateError."""
     from elasticctl.api.manifests import find_template, render_manifest
+    from elasticctl.cli.submit.asked.plain_script import lines_without_checkpoints
+    from elasticctl.cli.submit.commands import refuse_notebook, refuse_other_groups
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
 
+    request = plan.with_asked(request, command.options, command.env)
     size = plan.size_of(request, context, _machine_gpus(context))
     spec = plan.job_spec(request, context, size, ())
-    name = plan.check_name(request.name) if request.name else plan.name_from(script)
+    name = plan.check_name(request.name) if request.name else plan.name_from(command.named_after)
     shape = find_template(template, templates_folder())
     _check_secrets(spec, context)
-    workspace = _plan_workspace(script, request, context)
-    spec = dataclasses.replace(spec, command=_command(script, args, context, workspace))
+    refuse_notebook(command)
+    refuse_other_groups(command)
+    workspace = _plan_workspace(command, request, context)
+    spec = dataclasses.replace(spec, command=_words(command, context, workspace))
     if workspace is not None:
         spec = dataclasses.replace(spec, workspace=workspace.reference, workspace_from=str(workspace.folder))
-    if size.note:
-        say(size.note)
+    for note in (*command.notes, size.note, plan.unused_note(request, context), *lines_without_checkpoints(command)):
+        if note:
+            say(note)
 
     def make(final_name: str) -> Manifest:
         final = _with_storage(dataclasses.replace(spec, name=final_name), request, context)
@@ -125,11 +79,17 @@ def from_script(
             say(plan_line(one, final.workers))
         return with_settings(render_manifest(final, shape), settings)
 
-    return Draft(name, not request.name, make, _delivery_of(workspace, context, shape.name))
+    return Draft(
+        name, not request.name, make, _delivery_of(workspace, context, shape.name), plan.doubt_of(size, request)
+    )
 
 
-def from_file(path: str, settings: Settings, name: str, namespace: str, context: Context) -> Draft:
+def from_file(
+    path: str, settings: Settings, name: str, namespace: str, context: Context, *, same_code: bool = False
+) -> Draft:
     """The job that a manifest file describes (`-`: stdin), under another name or in another namespace if one is given.
+
+    Its folder goes along as it is now, if it is there and `same_code` is not said.
 
     Raises UsageError or SpecError.
     """
@@ -145,26 +105,22 @@ def from_file(path: str, settings: Settings, name: str, namespace: str, context:
         metadata["namespace"] = namespace or metadata.get("namespace", context.namespace)
     if not settings:
         validation.validate_manifest(document)
-    manifest = with_settings(document.data, settings)
+    manifest, workspace = with_settings(document.data, settings), None
+    if not same_code and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
+        from elasticctl.cli.submit.renewed import renew_workspace  # what packs a folder
+
+        here = [Path.cwd()] if path == "-" else [Path.cwd(), Path(os.path.abspath(path))]
+        manifest, workspace = renew_workspace(manifest, here)
 
     def deliver(manifest: Manifest, send: bool) -> None:
-        if send and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
+        if workspace is not None:
+            workspace.send() if send else workspace.say_plan()
+        elif send and hardware(ElasticJob.from_manifest(manifest)).env.get(WORKSPACE_VARIABLE):
             from elasticctl.cli.submit.workspace import send_named_workspace
 
             send_named_workspace(manifest)
 
     return Draft(manifest["metadata"]["name"], False, lambda _: manifest, deliver)
-
-
-def with_settings(manifest: Manifest, settings: Settings) -> Manifest:
-    """The manifest with --set applied, checked again."""
-    if settings:
-        if not isinstance(manifest, dict):
-            raise UsageError("--set needs a manifest that is a mapping")
-        for path, value in settings:
-            set_field(manifest, path, value)
-        validation.validate_manifest(YamlDocument(manifest, {}, "with --set"))
-    return manifest
 
 
 def _machine_gpus(context: Context) -> int:
@@ -191,14 +147,14 @@ def _check_secrets(spec: JobSpec, context: Context) -> None:
             raise UsageError(f"--secret: {lacks}. FIX: elasticctl secret set {name} {key or 'KEY'}")
 
 
-def _plan_workspace(script: str, request: plan.JobFlags, context: Context) -> Workspace | None:
+def _plan_workspace(command: Command, request: JobFlags, context: Context) -> Workspace | None:
     """What goes along; None: nothing."""
     if not request.no_workspace:
         from elasticctl.cli.submit.workspace import (
             plan_workspace,  # the rules of ignoring, and more that other verbs need not
         )
 
-        return plan_workspace(_existing_script(script), request, context)
+        return plan_workspace(_existing_script(command.script) if command.script else Path.cwd(), request, context)
     if request.workspace:
         raise UsageError("--workspace and --no-workspace contradict each other. FIX: give one of them")
     return None
@@ -223,16 +179,33 @@ def _delivery_of(workspace: Workspace | None, context: Context, template: str) -
     return deliver
 
 
-def _command(script: str, args: Sequence[str], context: Context, workspace: Workspace | None) -> tuple[str, ...]:
-    """What the launcher starts. On this machine: this very Python, and a script that exists."""
-    if context.provider == LOCAL:
-        path = _existing_script(script)
-        return (str(path), *args) if _is_program(path) else (sys.executable, str(path), *args)
-    if workspace is None:
-        return ("python", script, *args)
-    path = _existing_script(script)
-    inside = workspace.within(path)
-    return (f"./{inside}", *args) if _is_program(path) else ("python", inside, *args)
+def _words(command: Command, context: Context, workspace: Workspace | None) -> tuple[str, ...]:
+    """What the launcher starts. On this machine: this very Python, and a script or program that exists."""
+    from elasticctl.cli.submit.commands import interpreter_of
+
+    local, args = context.provider == LOCAL, command.args
+    if not command.script:
+        return _program_here(args, workspace) if local else args
+    if not local and workspace is None:
+        return ("python", command.script, *args)
+    path = _existing_script(command.script)
+    named = str(path) if local else workspace.within(path) if workspace is not None else command.script
+    if _is_program(path):
+        return (named if local else f"./{named}", *args)
+    interpreter = interpreter_of(path)
+    if interpreter and workspace is not None:  # in the copy, whose files it names by their relative paths
+        return (*interpreter, workspace.within(path), *args)
+    return (*(interpreter or (sys.executable if local else "python",)), named, *args)
+
+
+def _program_here(words: tuple[str, ...], workspace: Workspace | None) -> tuple[str, ...]:
+    """A command as this machine starts it; UsageError for a program that it does not have."""
+    if words[0] in ("python", "python3"):
+        return (sys.executable, *words[1:])
+    if shutil.which(words[0]) is None:
+        where = f" in {workspace.folder}" if workspace is not None and os.sep in words[0] else ""
+        raise UsageError(f"there is no program {quote(words[0])}{where}. FIX: give a script, or a command after `--`")
+    return words
 
 
 def _existing_script(script: str) -> Path:
@@ -250,7 +223,7 @@ def _is_program(path: Path) -> bool:
     return path.suffix != ".py" and os.access(path, os.X_OK)
 
 
-def _with_storage(spec: JobSpec, request: plan.JobFlags, context: Context) -> JobSpec:
+def _with_storage(spec: JobSpec, request: JobFlags, context: Context) -> JobSpec:
     """The job with what depends on its name, and on where it was typed."""
     storage = choose_storage(spec.name, request.storage, context)
     if not storage:

@@ -31,8 +31,9 @@ from elasticctl.cli.framework.target import Target
 from elasticctl.cluster.base import Cluster, Manifest
 
 if TYPE_CHECKING:
+    from elasticctl.cli.submit.asked.flags import JobFlags
+    from elasticctl.cli.submit.commands import Command
     from elasticctl.cli.submit.draft import Draft
-    from elasticctl.cli.submit.plan import JobFlags
     from elasticctl.settings.contexts import Context
 
 
@@ -163,14 +164,18 @@ class _NoCapacityError(ElasticctlError):
     """This context does not bring the workers; nothing is left there."""
 
 
-def planner(request: JobFlags, script: str | None, draft_in: Callable[[Context], Draft]) -> Plan:
-    """What says how the job would be in a context, and what it would cost there; `script` None: it is of a file."""
+def planner(request: JobFlags, command: Command | None, draft_in: Callable[[Context], Draft]) -> Plan:
+    """What says how the job would be in a context, and what it would cost there; `command` None: it is of a file."""
+
+    from elasticctl.cli.submit.plan import with_asked
 
     def plan(context: Context) -> tuple[Draft, float | None]:
         draft = draft_in(context)
-        if script is None:
+        if draft.doubt:
+            raise UsageError(draft.doubt)
+        if command is None:
             return draft, _hourly_usd_of(draft.make(draft.name))
-        return draft, _hourly_usd(request, context)
+        return draft, _hourly_usd(with_asked(request, command.options, ()), context)
 
     return plan
 
@@ -191,7 +196,7 @@ def _hourly_usd(request: JobFlags, context: Context) -> float | None:
 
 
 def _hourly_usd_of(manifest: Manifest) -> float | None:
-    from elasticctl.api.cost import rate_of
+    from elasticctl.api.observed.cost import rate_of
     from elasticctl.api.podtemplate import ON_DEMAND, capacity
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.views.cost import with_live_spot
@@ -256,11 +261,12 @@ class Attempt:
 
     def wait(self, manifest: Manifest, timeout_s: float) -> str:
         """Wait for the minimum of workers, or the end: "", or what there was instead. NotFoundError: it was deleted."""
+        from elasticctl.api.observed.workers import count_workers
         from elasticctl.api.spec import ElasticJob
 
         self._sure = True
         metadata, deadline = manifest["metadata"], time.monotonic() + timeout_s
-        active, wanted, trouble = 0, 1, ""
+        placed, wanted, trouble = 0, 1, ""
         while True:
             try:
                 job = ElasticJob.from_manifest(self._cluster.get_job(metadata["namespace"], metadata["name"]))
@@ -269,11 +275,11 @@ class Attempt:
             except ClusterError as e:
                 trouble = f" ({e})"
             else:
-                active, wanted, trouble = job.status.active, max(1, job.min), ""
-                if active >= wanted or job.status.phase.terminal:
+                placed, wanted, trouble = count_workers(job.status).placed, max(1, job.min), ""
+                if placed >= wanted or job.status.phase.terminal:
                     return ""
             if time.monotonic() >= deadline:
-                return f"{active} of {plural(wanted, 'worker')} within {span(timeout_s)}{trouble}"
+                return f"{placed} of {plural(wanted, 'worker')} within {span(timeout_s)}{trouble}"
             time.sleep(_POLL_EVERY_S)
 
     def withdraw(self) -> None:

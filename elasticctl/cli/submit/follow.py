@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import typer
 
 from elasticctl.api.errors import NotFoundError
+from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Phase
 from elasticctl.api.text import span
-from elasticctl.cli.framework.output import hint, print_log_lines, say
+from elasticctl.cli.framework.log_lines import print_log_lines
+from elasticctl.cli.framework.output import hint, say
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target
 from elasticctl.cluster.base import LogQuery, Manifest
 
@@ -34,12 +37,34 @@ def await_end(target: Target, followed: Manifest, *, timeout_s: float | None = N
         if job.status.phase.terminal:
             return _report(job)
         if running and job.status.phase is Phase.RUNNING:
-            say(f"{job.name} is running with {job.status.active} of {job.desired} workers")
+            number = count_workers(job.status).running
+            say(f"{job.name} is running with {number} of {job.desired} workers")
             return SUCCEEDED
         if time.monotonic() >= deadline:
             say(f"{job.name} is still {job.status.phase.value} after {timeout_s:g} s; it keeps running")
             return TIMED_OUT
     raise AssertionError("unreachable")
+
+
+def await_all(
+    target: Target, followed: Sequence[Manifest], *, timeout_s: float | None = None, running: bool = False
+) -> int:
+    """`await_end` of several jobs at once; returns the exit code that says most.
+
+    One that is deleted meanwhile is said, and does not keep the others from being waited for.
+    """
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    codes = []
+    for manifest in followed:
+        left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
+        try:
+            codes.append(await_end(target, manifest, timeout_s=left_s, running=running))
+        except NotFoundError as e:
+            if len(followed) == 1:
+                raise
+            say(f"error: {e}")
+            codes.append(e.exit_code)
+    return next((code for code in (FAILED, NotFoundError.exit_code, TIMED_OUT, CANCELLED) if code in codes), SUCCEEDED)
 
 
 def code_of_followed(target: Target, followed: Manifest) -> int:

@@ -8,8 +8,9 @@ nothing can be taken in again below a folder that is left out.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec, Pattern
@@ -52,6 +53,8 @@ lightning_logs/
 _OF_AN_ENVIRONMENT = "pyvenv.cfg"
 _FOLDER = "ps_d"
 """By which pathspec marks where a rule has matched a folder."""
+_NAMES_ONE = re.compile(r"!(?:[^\\*?\[]|\\.)*[^/\\*?\[]\s*")
+"""A line that takes in what it names, and does so without wildcards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,13 @@ class _Layer:
 
     base: Path
     spec: GitIgnoreSpec
+    named: GitIgnoreSpec = field(default_factory=lambda: GitIgnoreSpec([]))
+    """The rules that take something back in by its name, without their `!`."""
+
+    def names(self, path: Path) -> bool:
+        """Does a line take in this very file?"""
+        relative = os.fsencode(path.relative_to(self.base).as_posix()).decode("utf-8", "replace")
+        return any(_means(rule, relative, False) for rule in self.named.patterns)
 
     def says(self, path: Path, is_folder: bool) -> bool | None:
         """True: it stays behind; False: it is taken back in; None: nothing."""
@@ -97,6 +107,10 @@ class IgnoreRules:
         decided = [one for one in said if one is not None]
         return bool(decided and decided[-1])
 
+    def name(self, path: Path) -> bool:
+        """Does a line of .elasticctlignore, without wildcards, take in this file, whatever it holds?"""
+        return any(layer.names(path) for layer in self.own)
+
 
 def rules_above(folder: Path) -> IgnoreRules:
     """The rules that a folder comes under before its own: the defaults, and those of the repository it lies in."""
@@ -128,7 +142,8 @@ def _read(folder: Path, name: str) -> Iterable[_Layer]:
         return ()
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror}") from e
+    named = [line[1:] for line in text.splitlines() if _NAMES_ONE.fullmatch(line)]
     try:
-        return (_Layer(folder, GitIgnoreSpec.from_lines(text.splitlines())),)
+        return (_Layer(folder, GitIgnoreSpec.from_lines(text.splitlines()), GitIgnoreSpec.from_lines(named)),)
     except ValueError as e:
         raise UsageError(f"{path}: not a rule of gitignore: {quote(str(e))}") from e

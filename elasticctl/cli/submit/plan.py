@@ -4,109 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
-
-import typer
+from typing import Any
 
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import GpuType, gpu_type, place
-from elasticctl.api.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, MAX_WORKERS, QUEUE_LABEL, JobSpec, RestartPolicy
-from elasticctl.api.text import plural, plural_are, quote
-from elasticctl.cli.framework import options
-from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
+from elasticctl.api.spec import MAX_WORKERS, QUEUE_LABEL, JobSpec
+from elasticctl.api.text import join_and, plural, plural_are, quote
+from elasticctl.cli.framework.near_urls import SCHEMES, check_near_url
+from elasticctl.cli.framework.options import Assignment
+from elasticctl.cli.submit.asked.flags import JobFlags
+from elasticctl.cli.submit.asked.pod_flags import read_env_file, user_label
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 
-SCHEMES = ("file", "s3", "gs")
+SETUP_VARIABLE = "ELASTICCTL_SETUP"
+"""The command that a worker runs before its ranks; see `elasticctl_launcher.setup`."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MAX_NAME = 51
 _MAX_MADE_NAME = 40
-WORKSPACE_LIMIT_BYTES = 100_000_000
-"""Code is smaller; data, which is larger, has better ways to a cluster."""
-
-
-def _priority(text: str) -> int:
-    """-1000 to 1000."""
-    if not re.fullmatch(r"-?[0-9]{1,4}", text) or abs(int(text)) > MAX_PRIORITY:
-        raise typer.BadParameter(f"{quote(text)} is not a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
-    return int(text)
-
-
-@dataclass(frozen=True, slots=True)
-class JobFlags:
-    """What the flags of `submit` ask for; None or empty: not said. Times in seconds."""
-
-    gpus: Annotated[int | None, options.count("How many GPUs in all.", low=0)] = None
-    gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100.", "TYPE")] = ""
-    gpus_per_node: Annotated[int | None, options.count("GPUs per worker.")] = None
-    workers: Annotated[int | None, options.count("How many workers; without --gpus they run on CPUs.")] = None
-    min_gpus: Annotated[int | None, options.count("Keep training with as few as N GPUs.")] = None
-    max_gpus: Annotated[int | None, options.count("Never use more than N GPUs.")] = None
-    min_workers: Annotated[int | None, options.count("Keep training with as few as N workers; 1 by default.")] = None
-    max_workers: Annotated[int | None, options.count("Never use more than N workers.")] = None
-    priority: Annotated[
-        int,
-        typer.Option(
-            "--priority",
-            parser=_priority,
-            metavar="N",
-            help="From -1000 to 1000: jobs with more get shared GPUs first.",
-        ),
-    ] = 0
-    queue: Annotated[str, options.text("The Kueue queue that admits the job.")] = ""
-    name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
-    image: Annotated[str, options.text("The container image; unused on this machine.", "IMAGE")] = ""
-    service_account: Annotated[str, options.text("The Kubernetes service account of the workers.")] = ""
-    env: Annotated[
-        tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "An environment variable for the script.")
-    ] = ()
-    secrets: Annotated[
-        tuple[SecretRef, ...],
-        typer.Option(
-            "--secret",
-            parser=options.secret_ref,
-            metavar="NAME[:KEY[=VARIABLE]]",
-            help="A secret's keys as variables, or one of them.",
-        ),
-    ] = ()
-    mounts: Annotated[
-        tuple[Mount, ...],
-        typer.Option(
-            "--mount", parser=options.mount, metavar="CLAIM:/PATH", help="Mount a volume claim, on Kubernetes."
-        ),
-    ] = ()
-    workspace: Annotated[str, options.text("The folder to send; the script's own by default.", "DIR")] = ""
-    no_workspace: Annotated[
-        bool, typer.Option("--no-workspace", help="Send no files: the script is already where the job runs.")
-    ] = False
-    workspace_limit: Annotated[
-        int,
-        typer.Option(
-            "--workspace-limit",
-            parser=options.size,
-            metavar="SIZE",
-            show_default=False,
-            help="How large the workspace may be; 100MB by default.",
-        ),
-    ] = WORKSPACE_LIMIT_BYTES
-    storage: Annotated[
-        str, options.text("Where state is kept: a folder, s3://…, gs://…; a new place by default.", "URL")
-    ] = ""
-    spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Use spot capacity or on-demand.")] = True
-    backoff_limit: Annotated[
-        int, options.count("How many failures of the script to tolerate.", low=0, default=True)
-    ] = DEFAULT_BACKOFF_LIMIT
-    deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this: 90m, 12h.")] = None
-    ttl: Annotated[int | None, options.time("Delete the job this long after its end: 1h, 7d.")] = None
-    hang_timeout: Annotated[
-        int | None,
-        options.time(
-            "Restart when nothing has moved for this long; by default the job's own pace decides, 0s is never."
-        ),
-    ] = None
-    restart_policy: Annotated[
-        RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")
-    ] = RestartPolicy.ON_FAILURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +47,10 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
     placement = place(context.provider, kind, size.gpus_per_worker, spot=request.spot)
     image = request.image or context.image
     _check_references(request, context)
+    own_labels, local = dict(request.labels), context.provider == LOCAL
+    env = {**(read_env_file(request.env_file) if request.env_file else {}), **dict(request.env)}
+    if request.setup:
+        env[SETUP_VARIABLE] = request.setup
     # On this machine a job runs in elasticctl's own environment.
     if request.queue and context.provider == LOCAL:
         raise UsageError("--queue is for clusters with Kueue; `elasticctl local sharing on` shares this machine")
@@ -147,7 +67,13 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
         max_workers=size.max_workers,
         automatic=size.automatic,
         priority=request.priority,
-        labels={QUEUE_LABEL: request.queue} if request.queue else {},
+        labels={**user_label(), **own_labels, **({QUEUE_LABEL: request.queue} if request.queue else {})},
+        pod_labels=own_labels,
+        annotations=dict(request.annotations),
+        node_selector={} if local else dict(request.node_selector),
+        cpus="" if local else request.cpus,
+        memory="" if local else request.memory,
+        shm="" if local else request.shm,
         suspend=bool(request.queue),
         ranks_per_worker=size.ranks_per_worker,
         gpus_per_worker=size.gpus_per_worker,
@@ -156,17 +82,18 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
         provider=context.provider,
         image=image,
         service_account=request.service_account or context.service_account,
-        env=dict(request.env),
+        env=env,
         secrets=tuple(dict.fromkeys(ref.name for ref in request.secrets if not ref.key)),
         secret_env={ref.variable: (ref.name, ref.key) for ref in request.secrets if ref.key},
         mounts={mount.claim: mount.path for mount in request.mounts},
         node_terms=placement.terms,
-        tolerations=placement.tolerations,
+        tolerations=() if local else (*placement.tolerations, *(one.to_manifest() for one in request.tolerations)),
         restart_policy=request.restart_policy,
         backoff_limit=request.backoff_limit,
         deadline_s=request.deadline,
         ttl_s=request.ttl,
         hang_timeout_s=request.hang_timeout,
+        on_nan=request.on_nan,
     )
 
 
@@ -197,6 +124,29 @@ def size_of(request: JobFlags, context: Context, machine_gpus: int) -> JobSize:
     return dataclasses.replace(size, gpus_per_worker=0, note=note)
 
 
+def with_asked(request: JobFlags, options: Mapping[str, Any], env: tuple[tuple[str, str], ...]) -> JobFlags:
+    """The flags with what a translated command line asks for, where nothing else was said."""
+    blank = JobFlags()
+    sizes = request.gpus is not None or request.workers is not None
+    asked = {
+        name: value
+        for name, value in options.items()
+        if getattr(request, name) == getattr(blank, name) and not (sizes and name in ("workers", "gpus_per_node"))
+    }
+    return dataclasses.replace(request, **asked, env=(*(Assignment(*pair) for pair in env), *request.env))
+
+
+def doubt_of(size: JobSize, request: JobFlags) -> str:
+    """Why a size is hardly what was meant: several ranks crowd on the CPUs of a machine that lacks the GPUs wanted."""
+    ranks = size.workers * size.ranks_per_worker
+    if not size.note or ranks == 1 or not (request.gpus or request.min_gpus or request.max_gpus):
+        return ""
+    return (
+        f"this machine has no GPU, and {ranks} ranks would share its CPUs. FIX: choose a cluster with --context,"
+        f" or say --workers {size.workers} without GPUs to mean CPU ranks"
+    )
+
+
 def _is_automatic(request: JobFlags) -> bool:
     low = request.min_gpus is not None or request.min_workers is not None
     high = request.max_gpus is not None or request.max_workers is not None
@@ -223,6 +173,7 @@ def check_name(name: str) -> str:
 def storage_url(given: str, working_dir: str) -> str:
     """A storage URL, or a path made into one; UsageError for a scheme that is not known."""
     scheme, separator, rest = given.partition("://")
+    check_near_url(given)
     if not separator:
         from pathlib import Path
 
@@ -315,6 +266,16 @@ def _workers(gpus: int | None, flag: str, workers: int | None, each: int) -> int
             " disagree. FIX: leave one out"
         )
     return gpus // each
+
+
+def unused_note(request: JobFlags, context: Context) -> str:
+    """Which flags mean nothing on this machine; "" for none, and for clusters."""
+    flags: dict[str, object] = {"--cpus": request.cpus, "--memory": request.memory, "--shm": request.shm}
+    flags |= {"--node-selector": request.node_selector, "--toleration": request.tolerations}
+    unused = [name for name, value in flags.items() if value]
+    if context.provider != LOCAL or not unused:
+        return ""
+    return f"{join_and(unused)}: not used on this machine, whose workers share all of it"
 
 
 def _check_references(request: JobFlags, context: Context) -> None:

@@ -1,203 +1,34 @@
-"""The workspace of a job: which files of a folder go with `submit`, and how they reach the storage."""
+"""The workspace of a job: the folder that goes with `submit`, and how it reaches the storage."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import socket
-import stat
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from elasticctl.api.errors import JobStorageError, UsageError
 from elasticctl.api.podtemplate import WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, hardware
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.text import join_and, plural, quote
+from elasticctl.api.text import plural, quote
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework.output import say
-from elasticctl.cli.submit.ignore_rules import OWN_RULES, IgnoreRules, is_environment, rules_above
-from elasticctl.cli.submit.plan import JobFlags, child_url, storage_url
+from elasticctl.cli.submit.asked.flags import JobFlags
+from elasticctl.cli.submit.gathering import WorkspaceFiles, collect_files, left_out_line, pieces_of
+from elasticctl.cli.submit.plan import child_url, storage_url
 from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.job_storages import open_job_storage
 from elasticctl.settings.contexts import LOCAL, Context
 from elasticctl_store import storage as storages
 from elasticctl_store.errors import MissingError, TrainError
 from elasticctl_store.workspace import transfer
-from elasticctl_store.workspace.packing import (
-    MAX_ITEMS,
-    PIECE_BYTES,
-    File,
-    Folder,
-    Item,
-    Link,
-    Listing,
-    leaves,
-    unfit,
-    unfit_target,
-)
-
-_NAMED = 3
-_TRIES = 3
-"""How often a file is read that somebody writes at the same time."""
-_READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceFiles:
-    """What goes along, and in words what was found and cannot."""
-
-    listing: Listing
-    left_out: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Walked:
-    """What a walk comes to: files with size and executable bit, links with target, empty folders."""
-
-    files: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
-    folders: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-
-def collect_files(folder: Path, limit_bytes: int | None) -> WorkspaceFiles:
-    """What of `folder`, an absolute path, goes along.
-
-    Raises UsageError for more than the limit, and for what cannot be read.
-    """
-    found = _Walked()
-    _walk(folder, "", rules_above(folder), found)
-    _check_size(folder, found, limit_bytes)
-    links = {path: target for path, target in found.links.items() if not _leaves(path, found)}
-    items: list[Item] = [
-        File(path, *_digest(folder, path), executable) for path, (_, executable) in found.files.items()
-    ]
-    items += [Link(path, target) for path, target in links.items()]
-    items += [Folder(path) for path in found.folders]
-    outside = [f"{path} -> {target}" for path, target in found.links.items() if path not in links]
-    return WorkspaceFiles(Listing.of(items), (*found.left_out, *outside))
-
-
-def pieces_of(folder: Path, file: File) -> Iterator[bytes]:
-    """The content of a gathered file. Raises UsageError when it is not what it was any more."""
-    digest = hashlib.sha256()
-    try:
-        with _open_file(folder / file.path) as source:
-            while piece := source.read(PIECE_BYTES):
-                digest.update(piece)
-                yield piece
-    except OSError as e:
-        raise _unreadable_error(folder, file.path, e) from e
-    if digest.hexdigest() != file.sha256:
-        raise _changed_error(folder, file.path)
-
-
-def _walk(folder: Path, inside: str, above: IgnoreRules, found: _Walked) -> bool:
-    """Look at one folder and those below it; returns whether anything in it goes along."""
-    try:
-        with os.scandir(folder) as scanned:
-            entries = sorted(scanned, key=lambda entry: entry.name)
-    except OSError as e:
-        raise UsageError(f"cannot read the folder {folder}: {e.strerror}. {_fix_leave_out()}") from e
-    rules, any_goes = above.within(folder), False
-    for entry in entries:
-        path = f"{inside}{entry.name}"
-        is_folder = entry.is_dir(follow_symlinks=False)
-        if rules.leave_out(folder / entry.name, is_folder) or (is_folder and is_environment(folder / entry.name)):
-            continue
-        wrong = unfit(path)
-        if wrong:
-            raise UsageError(f"{quote(path)} cannot be in the workspace: its path {wrong}. {_fix_leave_out()}")
-        any_goes = True
-        if is_folder:
-            if not _walk(folder / entry.name, f"{path}/", rules, found):
-                found.folders.append(path)
-        else:
-            _add_entry(entry, path, found)
-        if len(found.files) + len(found.links) + len(found.folders) > MAX_ITEMS:
-            raise UsageError(f"the workspace has more than {MAX_ITEMS:,} files. {_fix_leave_out()}")
-    return any_goes
-
-
-def _add_entry(entry: os.DirEntry[str], path: str, found: _Walked) -> None:
-    """A file or a link, as it is now; what is neither is left out."""
-    try:
-        if entry.is_symlink():
-            found.links[path] = os.readlink(entry.path)
-            return
-        status = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return  # gone since the folder was listed
-    if stat.S_ISREG(status.st_mode):
-        found.files[path] = (status.st_size, bool(status.st_mode & stat.S_IXUSR))
-    else:
-        found.left_out.append(path)
-
-
-def _leaves(path: str, found: _Walked) -> bool:
-    return unfit_target(found.links[path]) or leaves(path, found.links)
-
-
-def _digest(folder: Path, path: str) -> tuple[int, str]:
-    """Size and sha256 of a file that stood still while it was read."""
-    for _ in range(_TRIES):
-        try:
-            with _open_file(folder / path) as source:
-                before, digest = os.fstat(source.fileno()), hashlib.sha256()
-                while chunk := source.read(_READ_BYTES):
-                    digest.update(chunk)
-                after = os.fstat(source.fileno())
-        except OSError as e:
-            raise _unreadable_error(folder, path, e) from e
-        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
-            return after.st_size, digest.hexdigest()
-    raise _changed_error(folder, path)
-
-
-def _open_file(path: Path) -> io.FileIO:
-    """The file itself: no link that has taken its place, and no pipe that would never end."""
-    return io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
-
-
-def _check_size(folder: Path, found: _Walked, limit_bytes: int | None) -> None:
-    total = sum(size for size, _ in found.files.values())
-    if limit_bytes is None or total <= limit_bytes:
-        return
-    largest = sorted(found.files.items(), key=lambda item: (-item[1][0], item[0]))[:_NAMED]
-    named = join_and(f"{path} ({job_storage.size(size)})" for path, (size, _) in largest)
-    top, below, _ = largest[0][0].partition("/")
-    raise UsageError(
-        f"the workspace {folder} has {job_storage.size(total)}, more than {job_storage.size(limit_bytes)};"
-        f" the largest: {named}."
-        f" FIX: leave out what the job does not need with lines in {OWN_RULES}, such as /{top}{below}, raise"
-        " --workspace-limit, or choose --workspace or --no-workspace"
-    )
-
-
-def _unreadable_error(folder: Path, path: str, error: OSError) -> UsageError:
-    return UsageError(f"cannot read {folder / path}: {error.strerror}. {_fix_leave_out()}")
-
-
-def _changed_error(folder: Path, path: str) -> UsageError:
-    return UsageError(f"{folder / path} changed while it was read: submit again. {_fix_leave_out()}")
-
-
-def _fix_leave_out() -> str:
-    return f"FIX: leave it out with a line in {OWN_RULES}"
-
-
-def left_out_line(left_out: Sequence[str]) -> str:
-    """What was found and stays behind, in a line: the first few, and how many more."""
-    more = [f"{len(left_out) - _NAMED} more"] if len(left_out) > _NAMED else []
-    return join_and([*map(quote, left_out[:_NAMED]), *more])
-
 
 FOLDER = "workspaces"
 """What workspaces are kept under, beside the states of the jobs that share them."""
-_QUICK = storages.Patience(tries=3, total_s=15.0, connect_s=5.0)
+QUICK = storages.Patience(tries=3, total_s=15.0, connect_s=5.0)
 """For a look that the job can do without."""
 
 
@@ -266,8 +97,12 @@ class Workspace:
 
 
 def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace | None:
-    """What goes along with the script at an absolute path; None: nothing. Raises UsageError."""
-    folder = Path(os.path.abspath(request.workspace)) if request.workspace else path.parent
+    """What goes along with the script at an absolute path, or a command typed in that folder; None: nothing.
+
+    Raises UsageError.
+    """
+    beside = path if path.is_dir() else path.parent
+    folder = Path(os.path.abspath(request.workspace)) if request.workspace else beside
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(f"--workspace {quote(request.workspace)} {what}")
@@ -281,7 +116,8 @@ def plan_workspace(path: Path, request: JobFlags, context: Context) -> Workspace
             f" --workspace DIR"
         )
     workspace = Workspace(folder, collect_files(folder, request.workspace_limit), _url(request.storage, context))
-    workspace.within(path)
+    if path != beside:
+        workspace.within(path)
     return workspace
 
 
@@ -295,7 +131,7 @@ def send_named_workspace(manifest: Manifest) -> None:
     if not url:
         return
     try:
-        transfer.find(storages.open(url, _QUICK), digest)
+        transfer.find(open_job_storage(url, QUICK), digest)
         return
     except MissingError:
         pass

@@ -6,8 +6,8 @@ import dataclasses
 import time
 from datetime import UTC, datetime
 
-from elasticctl.api.cost import Cost, Rate, cost, rate
 from elasticctl.api.gpu_types import GPU_TYPES
+from elasticctl.api.observed.cost import Cost, Rate, cost, rate
 from elasticctl.api.spec import ElasticJob, JobSpec
 
 
@@ -22,7 +22,7 @@ def rate_of_spec(spec: JobSpec) -> Rate | None:
 
 def with_live_spot(one: Rate | None) -> Rate | None:
     """The same with what spot costs now, where AWS can be asked; within three seconds."""
-    from elasticctl.api.cost import price_list  # not for who only says what a job has cost
+    from elasticctl.api.observed.cost import price_list  # not for who only says what a job has cost
 
     if one is None or one.prices is not price_list("aws"):
         return one

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from elasticctl.api.history import activity_text, goodput
+from elasticctl.api.observed.history import activity_text, goodput
 from elasticctl.api.podtemplate import STORAGE_VARIABLE, WORKSPACE_FROM_VARIABLE, WORKSPACE_VARIABLE, Hardware
-from elasticctl.api.spec import ElasticJob
+from elasticctl.api.spec import ElasticJob, OnNan
 from elasticctl.api.status import JobStatus, WorkerStatus
 from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, format_aligned
@@ -116,6 +116,7 @@ def _policy(job: ElasticJob) -> list[tuple[str, str]]:
         ("Failures", views.failures_text(job)),
         ("Restarts", f"{job.restart_policy.value}; pause after failures {pause}"),
         ("Hang timeout", _hang_timeout(policy.hang_timeout_seconds)),
+        ("If the loss is NaN", "the job fails" if policy.on_nan is OnNan.STOP else ""),
         ("Deadline", "" if job.deadline_s is None else span(job.deadline_s)),
         ("Deleted", "" if job.ttl_s is None else f"{span(job.ttl_s)} after its end"),
         ("Rendezvous", job.rdzv_endpoint),
@@ -128,7 +129,22 @@ def _hang_timeout(timeout_s: float | None) -> str:
 
 def _goodput_and_cost(case: Case) -> list[tuple[str, str]]:
     part = goodput(case.status, case.now)
-    return [("Goodput", goodput_line(part) if part else ""), ("Cost", cost_text(case.job, case.now))]
+    return [
+        ("Goodput", goodput_line(part) if part else ""),
+        ("If a worker is lost", _protection(case.status)),
+        ("Cost", cost_text(case.job, case.now)),
+    ]
+
+
+def _protection(status: JobStatus) -> str:
+    """What the loss of a worker would cost now; empty while it is not known."""
+    newest = status.generations[-1] if status.generations else None
+    if status.phase.terminal or newest is None or newest.stays is None:
+        return ""
+    if newest.stays:
+        return "the others go on in their processes, from the step they are in"
+    because = f": {newest.restarts_because}" if newest.restarts_because else ""
+    return f"all ranks start again from the last checkpoint{because}"
 
 
 def _workers(case: Case) -> Section:

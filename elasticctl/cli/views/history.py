@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from elasticctl.api.cost import cost
-from elasticctl.api.history import Goodput, TimelineEntry, goodput, knows_groups, reports_steps
+from elasticctl.api.codec import from_json
+from elasticctl.api.objects import as_text
+from elasticctl.api.observed.changes import Change
+from elasticctl.api.observed.cost import cost
+from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps
+from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase
 from elasticctl.api.text import plural, span
@@ -34,8 +39,8 @@ def _restarts(status: JobStatus) -> list[tuple[str, int]]:
     return sorted((cause, count) for cause, count in status.restarts.items() if count and cause not in _PLANNED)
 
 
-def history_table(job: ElasticJob) -> Table:
-    """The interruptions and scalings of a job in order of time."""
+def history_table(job: ElasticJob, changes: Sequence[Change] = ()) -> Table:
+    """The interruptions and scalings of a job, and who changed what, in order of time."""
     rows = [
         (item.at, _kind(item), item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone))
         for item in job.status.interruptions
@@ -51,8 +56,21 @@ def history_table(job: ElasticJob) -> Table:
         )
         for item in job.status.scalings
     ]
+    rows += [(item.at, item.verb, item.words, f"{item.by}, {item.client}", "", "") for item in changes]
     told = [(clock(at), *cells) for at, *cells in sorted(rows, key=lambda row: row[0] or 0.0)]
     return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",))
+
+
+def audit_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for each line of a record of changes, of any content."""
+    rows = []
+    for line in lines:
+        change, name = from_json(Change, line), as_text(line.get("name"))
+        place = "/".join(filter(None, (as_text(line.get("context")), as_text(line.get("namespace")))))
+        outcome = "" if line.get("outcome") == "done" else as_text(line.get("outcome"))
+        who = f"{change.by}, {change.client}"
+        rows.append((clock(change.at), change.verb, name, place, who, joined((change.words, outcome))))
+    return Table(("AT", "WHAT", "NAME", "PLACE", "WHO", "DETAILS"), rows, wraps=True)
 
 
 def events_table(entries: Sequence[TimelineEntry]) -> Table:
@@ -134,12 +152,14 @@ class Totals:
     """`interruptions` and `steps_redone` are of the job's life, the other numbers of what its status still knows.
 
     `recovery_s` is from each loss to the next step, added up, or to the next group of a script that has reported no
-    step. `steps_redone` None: nobody knows. What it cost is an estimate, as is what it would have cost on demand.
+    step; `scaling_s` is from each scaling until that many trained. `steps_redone` None: nobody knows. What it cost is
+    an estimate, as is what it would have cost on demand.
     """
 
     interruptions: int
     scalings: int
     recovery_s: float
+    scaling_s: float
     steps_redone: int | None
     goodput_share: float | None = None
     wall_s: float | None = None
@@ -155,6 +175,7 @@ def totals(job: ElasticJob, now: float) -> Totals:
         interruptions=restarts(status),
         scalings=len(status.scalings),
         recovery_s=sum(item.recovery_s or 0.0 for item in status.interruptions),
+        scaling_s=sum(item.recovery_s or 0.0 for item in status.scalings),
         steps_redone=status.steps_redone,
         goodput_share=part.share if part else None,
         wall_s=part.wall_s if part else None,
@@ -185,7 +206,7 @@ def _lost(status: JobStatus, found: Totals) -> str:
         return ""  # it brings its own rendezvous
     back = "training went on" if reports_steps(status) else "a group had formed again"
     redone = "unknown how many steps" if found.steps_redone is None else plural(found.steps_redone, "step")
-    return f": {span(found.recovery_s)} until {back}, {redone} done again"
+    return f": {span(found.recovery_s + found.scaling_s)} until {back}, {redone} done again"
 
 
 def _open_end(status: JobStatus) -> str:

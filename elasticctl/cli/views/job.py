@@ -4,43 +4,52 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.cost import cost
-from elasticctl.api.history import activity_text, fraction_done, is_training, remaining_s, steps_per_s
+from elasticctl.api.errors import ForbiddenError, NotFoundError
 from elasticctl.api.objects import at
+from elasticctl.api.observed.history import (
+    activity_text,
+    fraction_done,
+    is_training,
+    not_finite_text,
+    redone_s,
+    remaining_s,
+    samples_per_s,
+    steps_per_s,
+)
+from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import ON_DEMAND, SPOT, capacity, hardware
-from elasticctl.api.spec import ElasticJob, PodPhase
-from elasticctl.api.status import JobStatus, Phase
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import ConditionType, JobStatus, Phase
 from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, bar, joined, on_terminal
 from elasticctl.cli.framework.target import Target
-from elasticctl.cli.views.cost import cost_text, dollars
-from elasticctl.cli.views.history import causes, failure_lines, interruptions, restarts, scalings
+from elasticctl.cli.views.cost import cost_text
+from elasticctl.cli.views.history import causes, failure_lines, interruptions, scalings
 
-_HEADER = (
-    "NAME", "PHASE", "WORKERS", "GPUS", "CAPACITY", "STEP", "EPOCH", "RATE", "ETA", "CHECKPOINT", "RESTARTS", "COST",
-    "AGE",
-)  # fmt: skip
-_WIDE = ("ON-DEMAND", "CAUSES", "STORAGE")
-_SPARE = (
-    "STORAGE", "CAUSES", "ON-DEMAND", "CAPACITY", "EPOCH", "GPUS", "RATE", "AGE", "COST", "REASON", "RESTARTS", "ETA",
-    "CHECKPOINT", "STEP",
-)  # fmt: skip
-_WAITING = (None, "Pending", "Restarting")
-_LOOKED_AT = 5
-"""Of how many waiting jobs the pods are asked for."""
+if TYPE_CHECKING:
+    from elasticctl.diagnosis import Seen
+
 _SHOWN_LAST = 3
 _BAR_WIDTH = 30
 CAPACITIES = {SPOT: "spot", ON_DEMAND: "on-demand"}
 
 
-def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float, *, bar_encoding: str | None = None) -> Table:
+def status_table(
+    manifest: Manifest,
+    pods: Sequence[Manifest],
+    now: float,
+    *,
+    bar_encoding: str | None = None,
+    seen: Seen | None = None,
+) -> Table:
     """Everything about one job, a field a row; fields with nothing to say are left out.
 
-    `bar_encoding`: draw how far it is as a bar, in characters that this encoding has.
+    `bar_encoding`: draw how far it is as a bar, in characters that this encoding has. `seen`: what else the cluster
+    says of its pods.
     """
     job = ElasticJob.from_manifest(manifest)
     status = job.status
@@ -48,8 +57,9 @@ def status_table(manifest: Manifest, pods: Sequence[Manifest], now: float, *, ba
         ("Name", joined((job.name, f"namespace {job.namespace}"))),
         ("Phase", joined((status.phase.value, duration_text(job, now)))),
         ("Doing", activity_text(status, now)),
-        ("Reason", reason(job, pods, now)),
-        ("Workers", f"{_at_work(status, job.desired, pods)} ({job.bounds}), {_kind(job)}"),
+        ("Reason", reason(job, pods, now, seen)),
+        ("Workers", f"{_at_work(status, job.desired)} ({job.bounds}), {_kind(job)}"),
+        ("Waiting", waiting_text(job)),
         *progress_facts(status, now, bar_encoding=bar_encoding),
         ("Cost", cost_text(job, now)),
         ("Storage", hardware(job).storage),
@@ -85,10 +95,21 @@ def progress_facts(status: JobStatus, now: float, *, bar_encoding: str | None = 
     """How far it is, how safe, and how often it was disturbed; some may be blank."""
     return [
         ("Progress", _progress(status, bar_encoding)),
-        ("Metrics", joined(f"{name} {value:g}" for name, value in status.progress.metrics.items())),
+        ("Metrics", joined((not_finite_text(status), *_metrics(status)))),
         ("Checkpoint", _checkpoint(status, now)),
         ("Restarts", causes(status)),
+        ("Redone", redone_text(status)),
     ]
+
+
+def redone_text(status: JobStatus) -> str:
+    """`from 0: 31m00s so far`, of a script that reports neither steps nor checkpoints."""
+    redone = redone_s(status)
+    return "" if redone is None else f"from 0: {span(redone)} so far, unless the script keeps checkpoints of its own"
+
+
+def _metrics(status: JobStatus) -> list[str]:
+    return [f"{name} {value:g}" for name, value in status.progress.metrics.items()]
 
 
 def _failure(status: JobStatus) -> list[str]:
@@ -107,15 +128,30 @@ def duration_text(job: ElasticJob, now: float) -> str:
     return f"for {span(now - status.start_time)}"
 
 
-def _at_work(status: JobStatus, desired: int, pods: Sequence[Manifest]) -> str:
-    """How many workers train; of a job that waits, and of a group that makes no steps yet, how many run."""
-    if status.phase in (Phase.PENDING, Phase.RESTARTING):
-        running = sum(at(pod, "status", "phase") == PodPhase.RUNNING for pod in pods)
-        return f"{running} of {desired} running"
-    if not is_training(status):
-        return f"{status.active} of {desired} running"
-    members = len(status.generations[-1].workers) if status.generations else status.active
-    return f"{min(status.active, members)} of {desired} training"
+def _at_work(status: JobStatus, desired: int) -> str:
+    """`3 of 4 training, 1 waiting`: how many train, or run as long as there are no steps; the others by where they are.
+
+    Workers without a node, or that cannot even be created, wait; those that have one and do not run yet start.
+    """
+    count = count_workers(status)
+    number, word = (count.training, "training") if is_training(status) else (count.running, "running")
+    starting, waiting = count.placed - number, desired - count.placed
+    if status.phase.terminal or status.phase is Phase.SUSPENDED:
+        starting = waiting = 0
+    return ", ".join(
+        f"{amount} {words}"
+        for amount, words in ((number, f"of {desired} {word}"), (starting, "starting"), (waiting, "waiting"))
+        if amount > 0 or words.endswith(word)
+    )
+
+
+def waiting_text(job: ElasticJob) -> str:
+    """`1 of 4 workers: digits-worker-3: 0/3 nodes are available`: what keeps workers from joining those that run."""
+    wait = job.status.condition(ConditionType.WORKERS_WAITING)
+    if wait is None or wait.status != "True" or job.status.phase is not Phase.RUNNING:
+        return ""
+    missing = max(1, job.desired - count_workers(job.status).running)
+    return f"{missing} of {plural(job.desired, 'worker')}: {wait.message.removeprefix(f'{job.name}-') or wait.reason}"
 
 
 def failures_text(job: ElasticJob) -> str:
@@ -128,16 +164,16 @@ def failures_text(job: ElasticJob) -> str:
     return f"{status.failures_since_commit} of {job.backoff_limit} allowed {since}{whole}"
 
 
-def reason(job: ElasticJob, pods: Sequence[Manifest], now: float) -> str:
+def reason(job: ElasticJob, pods: Sequence[Manifest], now: float, seen: Seen | None = None) -> str:
     """Why a job does not train (any more): the first cause, and once it has ended, the controller's word."""
     status = job.status
     if status.phase is Phase.SUCCEEDED:
         return ""
     if status.phase.terminal:
         return ": ".join(part for part in (status.reason, status.message) if part)
-    from elasticctl.diagnosis import Case, diagnose  # not for a list of jobs that train
+    from elasticctl.diagnosis import Case, Seen, diagnose  # not for a list of jobs that train
 
-    case = Case(job, tuple(pods), now)
+    case = Case(job, tuple(pods), now, seen=seen or Seen())
     first = diagnose(case)[0]
     return first.text if first.decisive or case.waiting else ""
 
@@ -163,7 +199,7 @@ def _progress(status: JobStatus, bar_encoding: str | None) -> str:
 
 def rate(status: JobStatus, *, long: bool = False) -> str:
     """Samples a second, or steps where the script does not say how large they are."""
-    samples, steps = status.progress.samples_per_s, steps_per_s(status)
+    samples, steps = samples_per_s(status), steps_per_s(status)
     if samples is not None:
         return f"{samples:,.0f}{' samples' if long else ''}/s"
     return "" if steps is None else f"{steps:,.3g} steps/s"
@@ -187,96 +223,24 @@ def part_of(part: int | None, whole: int | None) -> str:
     return str(part) if whole is None else f"{part}/{whole}"
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Which columns are wanted."""
-
-    wide: bool = False
-    namespaces: bool = False
-
-    @property
-    def header(self) -> tuple[str, ...]:
-        """Their titles."""
-        return (*(("NAMESPACE",) if self.namespaces else ()), *_HEADER, *(_WIDE if self.wide else ()), "REASON")
-
-
-def job_table(
-    manifests: Sequence[Manifest], now: float, shape: Shape = Shape(), reasons: Mapping[str, str] | None = None
-) -> Table:
-    """One row a job. `reasons`: UID -> why it waits, for those of which that is known better than their status says."""
-    rows = [_row(manifest, now, shape, reasons or {}) for manifest in manifests]
-    return Table(shape.header, rows, spare=_SPARE)
-
-
-def why_ended(job: ElasticJob) -> str:
-    """The controller's word on a job that waits or has failed; on other phases it has nothing to add."""
-    status = job.status
-    if status.phase in (Phase.SUCCEEDED, Phase.RUNNING, Phase.CANCELLED):
-        return ""
-    return ": ".join(part for part in (status.reason, status.message) if part)
-
-
-def _row(manifest: Manifest, now: float, shape: Shape, reasons: Mapping[str, str]) -> tuple[str, ...]:
-    job = ElasticJob.from_manifest(manifest)
-    status, progress, found = job.status, job.status.progress, hardware(job)
-    spent, left = cost(job, now), remaining_s(status)
-    cells = (
-        job.name,
-        status.phase.value,
-        f"{status.active}/{job.desired} ({job.bounds})",
-        str(found.gpus_per_worker * job.desired) if found.gpus_per_worker else "",
-        CAPACITIES.get(capacity(job.template), ""),
-        part_of(progress.step, progress.total_steps),
-        part_of(progress.epoch, progress.total_epochs),
-        rate(status),
-        "" if left is None else span(left),
-        "" if status.checkpoint.step is None else f"{status.checkpoint.step}{ago(status.checkpoint.at, now, status)}",
-        str(restarts(status)),
-        "" if spent is None else dollars(spent.spent),
-        "" if job.created_at is None else span(now - job.created_at),
-    )
-    wide = ("" if spent is None else dollars(spent.on_demand), causes(status), found.storage) if shape.wide else ()
-    return (
-        *((job.namespace,) if shape.namespaces else ()),
-        *cells,
-        *wide,
-        reasons.get(job.uid, "") or why_ended(job) or joined((_not_training_yet(status, now), borrowed(status))),
-    )
-
-
-def _not_training_yet(status: JobStatus, now: float) -> str:
-    """What the group does instead of making steps."""
-    doing = status.activity.doing if status.activity is not None else ""
-    return "" if doing in ("training", "running") else activity_text(status, now)
-
-
 def bar_encoding() -> str | None:
     """The encoding in which stdout takes a bar; None where no person looks."""
     return sys.stdout.encoding if on_terminal() else None
 
 
-def waiting_reasons(target: Target, jobs: list[Manifest], now: float) -> dict[str, str]:
-    """UID -> why a job waits, of the first few that do: for that their pods are looked at."""
-    waiting = [job for job in jobs if job.get("status", {}).get("phase") in _WAITING][:_LOOKED_AT]
-    if not waiting:
-        return {}
-    found = [ElasticJob.from_manifest(manifest) for manifest in waiting]
-    pods = target.cluster.pods_of(found)
-    return {job.uid: reason(job, pods[job.uid], now) for job in found}
+def look_around(target: Target, job: ElasticJob, pods: Sequence[Manifest]) -> Seen:
+    """What the cluster says about pods that have not started, and about notifications; else nothing is asked."""
+    from elasticctl.diagnosis import Seen
 
-
-def no_jobs_line(target: Target, namespace: str | None) -> str:
-    """What to say where there are no jobs."""
-    place = "in any namespace" if namespace is None else f"in namespace {namespace}"
-    return f"no jobs {place} of context {target.context.name}. Next: elasticctl submit train.py"
-
-
-def next_of_list(jobs: list[Manifest]) -> str:
-    """What to type next: about a job that waits, if there is one, else about the newest."""
-    waiting = [job for job in jobs if job.get("status", {}).get("phase") in _WAITING]
-    if waiting:
-        return f"Next: find out why one is waiting: elasticctl explain {waiting[-1]['metadata']['name']}"
-    return f"Next: details: elasticctl status {jobs[-1]['metadata']['name']}"
+    if not job.notify and not any(at(pod, "status", "phase") in (None, "Pending") for pod in pods):
+        return Seen()
+    try:
+        events = tuple(target.cluster.list_events(job.namespace, job.name))
+    except (NotFoundError, ForbiddenError):
+        return Seen()
+    asked = any("nodeclaim/" in str(at(event, "message")) for event in events)
+    claims = target.cluster.list_node_claims() if asked else None
+    return Seen(events, None if claims is None else tuple(claims))
 
 
 def next_line(manifest: Manifest, *, live: bool = False) -> str:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elasticctl.api.codec import camel
-from elasticctl.api.cost import Rate
 from elasticctl.api.errors import UsageError
+from elasticctl.api.observed.cost import Rate
 from elasticctl.api.spec import MAX_WORKERS
 from elasticctl.api.text import join_and, plural, span
 from elasticctl.cli.framework.output import Table

@@ -24,17 +24,11 @@ from elasticctl.cli.framework.output import (
     rich_table,
     say,
 )
+from elasticctl.cli.framework.selection import JobFilter
 from elasticctl.cli.framework.target import Poller, Target
 from elasticctl.cli.views import job as views
-from elasticctl.cli.views.job import (
-    Shape,
-    bar_encoding,
-    job_table,
-    next_line,
-    next_of_list,
-    no_jobs_line,
-    waiting_reasons,
-)
+from elasticctl.cli.views.job import bar_encoding, next_line
+from elasticctl.cli.views.jobs import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
@@ -46,17 +40,21 @@ REDRAW_EVERY_S = 0.5
 TableOf = Callable[[list[Manifest], float], Table]
 
 
-def watch_list(target: Target, namespace: str | None, shape: Shape) -> None:
-    """Show the jobs of a namespace (None: of all) until interrupted."""
+def watch_list(target: Target, namespace: str | None, shape: Shape, chosen: JobFilter) -> None:
+    """Show the chosen jobs of a namespace (None: of all) until interrupted."""
+
+    def chosen_jobs() -> list[Manifest]:
+        return chosen.of(target.cluster.list_jobs(namespace), time.time())
+
     if not can_redraw():
         changes = _Changes(lambda jobs, now: job_table(jobs, now, shape))
-        for jobs in Poller(lambda: target.cluster.list_jobs(namespace), REDRAW_EVERY_S, say=say).each():
+        for jobs in Poller(chosen_jobs, REDRAW_EVERY_S, say=say).each():
             changes.show(jobs)
         return
 
     def look() -> tuple[list[Manifest], list[Manifest], dict[str, str]]:
         """All jobs, those that there is room for, and why some of these wait."""
-        jobs = target.cluster.list_jobs(namespace)
+        jobs = chosen_jobs()
         shown = most_relevant(jobs, console().size.height - ROOM_AROUND)
         return jobs, shown, waiting_reasons(target, shown, time.time())
 
@@ -64,7 +62,7 @@ def watch_list(target: Target, namespace: str | None, shape: Shape) -> None:
     with redrawing() as draw:
         for jobs, shown, why in answers.each():
             if not jobs:
-                draw(Frame(None, no_jobs_line(target, namespace), answers.trouble))
+                draw(Frame(None, no_jobs_line(target, namespace, chosen), answers.trouble))
                 continue
             more = f"{len(jobs) - len(shown)} more jobs; " if len(shown) < len(jobs) else ""
             table = job_table(shown, time.time(), shape, why)

@@ -6,12 +6,15 @@ import base64
 import contextlib
 import heapq
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from elasticctl.api.codec import from_rfc3339
-from elasticctl.api.errors import ConflictError, ForbiddenError, NotFoundError
+from elasticctl.api.codec import from_rfc3339, to_rfc3339
+from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, NotFoundError
+from elasticctl.api.objects import as_text, at
+from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import (
     ANNOTATION_PREEMPTED,
     API_VERSION,
@@ -21,9 +24,9 @@ from elasticctl.api.spec import (
     LABEL_JOB,
     PLURAL,
     ElasticJob,
-    Pod,
     worker_name,
 )
+from elasticctl.api.text import shorten
 from elasticctl.cluster.base import (
     LogLine,
     LogQuery,
@@ -41,6 +44,8 @@ from elasticctl.settings.contexts import Context
 LABEL_SECRET = f"{GROUP}/secret"
 """On Secrets that `elasticctl secret` has set; others, such as tokens, are not listed."""
 _OF_JOBS = "of-jobs"
+_MESSAGE_CHARS = 1024
+"""Kubernetes' limit for an event's message."""
 
 
 class KubeCluster:
@@ -79,6 +84,30 @@ class KubeCluster:
     def delete_job(self, namespace: str, name: str) -> None:
         """Delete a job; the cluster then removes what it owns."""
         self._call("DELETE", _jobs(namespace, name), {"propagationPolicy": "Background"})
+
+    def user(self) -> str:
+        """Whom the server takes this client for; "" where it does not say."""
+        return user_of(self._connection)
+
+    def publish(self, job: Manifest, reason: str, message: str) -> None:
+        """Publish an event about a job; ForbiddenError without the right to."""
+        metadata, now = job["metadata"], to_rfc3339(time.time())
+        about = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata.get("uid", "")}
+        namespace = metadata.get("namespace") or "default"
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name']}-", "namespace": namespace},
+            "involvedObject": {**about, "namespace": namespace},
+            "type": "Normal",
+            "reason": reason,
+            "message": shorten(message, _MESSAGE_CHARS),
+            "source": {"component": "elasticctl"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        self._connection.request("POST", resource_path("v1", namespace, "events"), event)
 
     def list_quotas(self) -> list[Manifest]:
         """Return the ElasticQuotas of all projects, by name; none where the cluster does not define them."""
@@ -153,6 +182,20 @@ class KubeCluster:
         mine = [event for event in events if _is_about(event, found, workers)]
         return sorted(mine, key=_last_seen)
 
+    def list_budgets(self, namespace: str) -> list[Manifest]:
+        """Return the PodDisruptionBudgets of a namespace; none where they may not be read."""
+        try:
+            return self._items(resource_path("policy/v1", namespace, "poddisruptionbudgets"))
+        except (NotFoundError, ForbiddenError):
+            return []
+
+    def list_node_claims(self) -> list[Manifest] | None:
+        """Return the nodes that Karpenter has been asked for; None where there is none, or it may not be seen."""
+        try:
+            return self._items("/apis/karpenter.sh/v1/nodeclaims")
+        except (NotFoundError, ForbiddenError):
+            return None
+
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`. NotFoundError for those of earlier incarnations."""
         # Imported here, as listing jobs must not pay for it.
@@ -166,14 +209,15 @@ class KubeCluster:
         pods = self._pods_of(found)
         live = {str(pod["metadata"]["name"]): str(pod["metadata"]["uid"]) for pod in pods}
         if query.previous:
-            return self._previous(job, stored.past(live, query))
+            return stored.failing_if_none(self._previous(job, stored.past(live, query)))
         asks = query.everything or someone_is_gone(found, live, query)
         past = stored.past(live, query) if asks else iter(())
         if query.follow:
             workers = Resource(resource_path("v1", found.namespace, "pods"), _labels([found]))
             follower = LogFollower(self._connection, found, _jobs(namespace, job), workers, query, stored)
-            return _chain(past, follower.lines(pods))
-        return heapq.merge(past, read_logs(self._connection, pods, query, stored), key=lambda line: line.at)
+            return stored.failing_if_none(_chain(past, follower.lines(pods)))
+        live_lines = read_logs(self._connection, pods, query, stored)
+        return stored.failing_if_none(heapq.merge(past, live_lines, key=lambda line: line.at))
 
     @staticmethod
     def _previous(job: str, past: Iterator[LogLine]) -> Iterator[LogLine]:
@@ -212,6 +256,16 @@ class KubeCluster:
             raise NotFoundError(
                 f"the cluster at {self._connection.server} knows no ElasticJobs. FIX: elasticctl install"
             ) from e
+
+
+def user_of(api: Connection) -> str:
+    """Whom an API server takes this client for; "" where it does not say: one of before Kubernetes 1.28."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    try:
+        answer = api.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+    except ClusterError:
+        return ""
+    return as_text(at(answer, "status", "userInfo", "username"))
 
 
 def _chain(first: Iterator[LogLine], second: Iterator[LogLine]) -> Iterator[LogLine]:

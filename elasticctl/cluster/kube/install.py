@@ -212,7 +212,8 @@ def path_of(manifest: Manifest) -> str:
     """Return the path of an object on the API server."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     namespace = None if kind in _CLUSTER_WIDE else metadata["namespace"]
-    return resource_path(manifest["apiVersion"], namespace, f"{kind.lower()}s", metadata["name"])
+    plural = f"{kind.lower().removesuffix('y')}ies" if kind.endswith("y") else f"{kind.lower()}s"
+    return resource_path(manifest["apiVersion"], namespace, plural, metadata["name"])
 
 
 def name_of(manifest: Manifest) -> str:

@@ -110,6 +110,14 @@ class LocalCluster:
         """Return the events of a job and its pods, oldest first."""
         return self._items(jobs_path(namespace, job, "events"))
 
+    def list_budgets(self, namespace: str) -> list[Manifest]:
+        """Return none: nobody drains this machine."""
+        return []
+
+    def list_node_claims(self) -> None:
+        """Return None: there is one machine, and nobody brings others."""
+        return None
+
     def logs(self, namespace: str, job: str, query: LogQuery) -> Iterator[LogLine]:
         """Yield the lines of a job's workers; see `Cluster.logs`."""
         from elasticctl.api.spec import ElasticJob
@@ -124,7 +132,7 @@ class LocalCluster:
             return LogFiles.from_json(answer)
 
         stored = StoredLogs(found, self._say)
-        return read_logs(files(), files, self.paths.log_file, query, stored)
+        return stored.failing_if_none(read_logs(files(), files, self.paths.log_file, query, stored))
 
     def _items(self, path: str) -> list[Manifest]:
         items: list[Manifest] = self._object("GET", path)["items"]

@@ -12,24 +12,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticctl.api.errors import ClusterError, StorageFullError
+from elasticctl.cluster.local.private import HOME_VARIABLE, make_private, storage_error
 
-HOME_VARIABLE = "ELASTICCTL_HOME"
 POD_UID_VARIABLE = "ELASTICCTL_POD_UID"
 """In the environment of every process of a worker, so that strays can be found."""
 TERMINATION_LOG_VARIABLE = "ELASTICCTL_TERMINATION_LOG"
 """In the same environments: the file in the pod's folder for a worker's last message."""
 MAX_SOCKET_PATH_BYTES = 100
 """sun_path holds 108 bytes on Linux and 104 on macOS, the final NUL included."""
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +109,6 @@ def local_paths(environ: Mapping[str, str] = os.environ) -> LocalPaths:
 
         state = platformdirs.user_state_path("elasticctl") / "local"
     return LocalPaths(state=state, sockets=_sockets_for(state))
-
-
-def make_private(folder: Path) -> None:
-    """Create `folder` with mode 0700, or check that an existing one is private to this user. Raises ClusterError."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise ClusterError(
-                f"{folder} is not a folder of yours. FIX: remove it, or set {HOME_VARIABLE} to another path"
-            )
-        if found.st_mode & 0o077:
-            folder.chmod(0o700)
-    except OSError as e:
-        raise storage_error(f"make the folder {folder}", e) from e
-
-
-def storage_error(doing: str, error: OSError) -> ClusterError:
-    """Return the error for a failed operation on files; `doing` completes "cannot …"."""
-    if error.errno in _NO_ROOM:
-        return StorageFullError(f"cannot {doing}: the disk is full. FIX: free some space and try again")
-    return ClusterError(f"cannot {doing}: {error.strerror or error}")
 
 
 def _sockets_for(state: Path) -> Path:

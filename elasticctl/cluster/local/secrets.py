@@ -18,7 +18,8 @@ from pathlib import Path
 from elasticctl.api.errors import ClusterError, NotFoundError
 from elasticctl.api.objects import check_label
 from elasticctl.cluster.base import SecretInfo, check_secret_name, is_secret_name
-from elasticctl.cluster.local.paths import LocalPaths, make_private, storage_error
+from elasticctl.cluster.local.paths import LocalPaths
+from elasticctl.cluster.local.private import make_private, storage_error
 
 SUFFIX = ".json"
 MAX_BYTES = 1 << 20

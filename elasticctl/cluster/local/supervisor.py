@@ -30,7 +30,8 @@ from elasticctl.api.errors import (
     StorageFullError,
     UnreachableError,
 )
-from elasticctl.cluster.local.paths import HOME_VARIABLE, POD_UID_VARIABLE, LocalPaths, storage_error
+from elasticctl.cluster.local.paths import POD_UID_VARIABLE, LocalPaths
+from elasticctl.cluster.local.private import HOME_VARIABLE, connect_private, storage_error
 
 SUPERVISOR = "elasticctl_controller.local.supervisor"
 START_TIMEOUT_S = 15.0
@@ -252,14 +253,10 @@ def request(api_socket: Path, method: str, path: str, body: Mapping[str, Any] | 
 
 
 def _connect(api_socket: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(REQUEST_TIMEOUT_S)
     try:
-        connection.connect(str(api_socket))
+        return connect_private(api_socket, REQUEST_TIMEOUT_S)
     except OSError as e:
-        connection.close()
         raise NotSentError(f"the local supervisor does not answer on {api_socket}: {e}") from e
-    return connection
 
 
 def jobs_path(namespace: str, name: str = "", part: str = "") -> str:

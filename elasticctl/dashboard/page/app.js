@@ -30,8 +30,14 @@ let chosen = { uid: null, atMs: 0, failed: false };
 let asked = null;
 let askAgain = false;
 let hush = 0;
+let stoodAt = null;
 
-const now = () => Date.now() / 1000 + skewS;
+/** The server's time; while nothing is heard of it, nothing is known to go on. */
+const now = () => stoodAt ?? Date.now() / 1000 + skewS;
+
+function stand() {
+  stoodAt = now();
+}
 
 /** Does the address name a job, or all projects? */
 const named = () => location.hash.split("/").length > 2;
@@ -102,7 +108,7 @@ function drawTop() {
     else if (job.phase === "Running") counts.running += 1;
     else if (job.phase === "Suspended") counts.suspended += 1;
     else counts.waiting += 1;
-    gpus += ended(job) ? 0 : job.active * job.gpusPerWorker;
+    gpus += ended(job) ? 0 : job.placed * job.gpusPerWorker;
   }
   const parts = Object.entries(counts).filter(([, number]) => number).map(([kind, number]) => `${number} ${kind}`);
   if (gpus) parts.push(plural(gpus, "GPU"));
@@ -184,6 +190,7 @@ function banner(text) {
 follow({
   hello(news) {
     hello = news;
+    stoodAt = null;
     trouble = ""; // it is told again, if it still is
     say(byId("place"), news.namespace === null ? `${news.context}, all namespaces` : `${news.context} / ${news.namespace}`);
     connection("live", "Live");
@@ -205,21 +212,25 @@ follow({
   },
   trouble(news) {
     trouble = news.message;
+    stand();
     connection("stale", "Waiting for the cluster");
     banner(jobs.size ? `${trouble} What is shown is from before.` : "");
     draw();
   },
   well() {
     trouble = "";
+    stoodAt = null;
     connection("live", "Live");
     banner("");
     draw();
   },
   lost() {
+    stand();
     connection("lost", "Reconnecting");
     banner("The dashboard does not answer. Trying again; if it has ended, type elasticctl dashboard.");
   },
   ended() {
+    stand();
     connection("lost", "Ended");
     banner("This dashboard has ended, or too many pages watch it. To open another: elasticctl dashboard");
   },

@@ -5,6 +5,12 @@ export function padded(column, length) {
   return [...Array(Math.max(0, length - column.length)).fill(null), ...column.slice(-length)];
 }
 
+/** The moments from which on a column has no value though it had begun: the numbers were not finite. */
+export function gaps(column, times) {
+  const begin = times.length - column.length;
+  return column.flatMap((value, i) => (value === null && (i === 0 || column[i - 1] !== null) ? [times[begin + i]] : []));
+}
+
 /** Several step functions of [moment, value] as columns over the moments at which any of them changes. */
 export function together(...functions) {
   const times = [...new Set(functions.flat().map(([at]) => at))].sort((one, other) => one - other);

@@ -52,9 +52,9 @@ export function ask(verb, job, carryOut, late) {
   show(byId("ask-number"), verb === "scale");
   workers.disabled = verb !== "scale";
   workers.min = Math.max(1, job.min);
-  workers.max = Math.max(job.max, 1);
+  workers.max = job.max === null ? "" : Math.max(job.max, 1);
   workers.value = job.desired;
-  say(byId("ask-bounds"), `from ${workers.min} to ${workers.max}`);
+  say(byId("ask-bounds"), workers.max ? `from ${workers.min} to ${workers.max}` : `${workers.min} or more`);
   byId("ask-no").onclick = () => dialog.close();
   byId("ask-form").onsubmit = async (event) => {
     event.preventDefault();

@@ -1,10 +1,10 @@
 // One job: why it stands where it does, how far it is, its curves, what disturbed it, what it costs.
 
 import { Chart } from "./charts.js";
-import { marks, padded, range, together } from "./course.js";
+import { gaps, marks, padded, range, together } from "./course.js";
 import { command, el, keyed, say, show, table } from "./dom.js";
 import { doing, done, ended, left, state } from "./list.js";
-import { ago, bytes, clock, count, dollars, number, of, plural, short, span } from "./words.js";
+import { ago, bytes, clock, count, dollars, marksOf, number, of, plural, short, span } from "./words.js";
 
 const TILES = ["Workers", "Rate", "Checkpoint", "Interruptions", "Goodput", "Cost, estimated"];
 const VERBS = ["scale", "suspend", "resume", "cancel"];
@@ -32,7 +32,7 @@ export class JobView {
     this.progress = { text: el("span"), more: el("span", { class: "muted" }), bar: el("progress", { max: "1", "aria-label": "Progress" }) };
     this.metrics = el("div", { class: "choice", role: "group", "aria-label": "Which metric" });
     this.charts = {
-      metric: new Chart({ colours: ["accent"], read: ([value]) => number(value), axis: (_, splits) => splits.map(number) }),
+      metric: new Chart({ colours: ["accent"], read: ([value]) => number(value), axis: (_, splits) => marksOf(splits) }),
       step: new Chart({
         colours: ["accent"], fromZero: true, whole: true,
         read: ([value]) => count(value), axis: (_, splits) => splits.map(short),
@@ -47,7 +47,7 @@ export class JobView {
     ]);
     this.workers = table("Workers", [["Worker", ""], ["State", ""], ["Node", ""], ["Since", ""]]);
     this.more = el("p", { class: "muted" });
-    this.events = el("ol", { class: "events" });
+    this.events = el("ol", { class: "events", tabindex: "0", "aria-label": "What happened" });
     this.runs = el("dl", { class: "runs" });
     this.#assemble();
   }
@@ -142,7 +142,7 @@ export class JobView {
 
   #found(findings) {
     const make = () => {
-      const parts = { text: el("p"), details: el("pre"), mends: el("ul") };
+      const parts = { text: el("p"), details: el("pre", { tabindex: "0" }), mends: el("ul") };
       const made = el("div", {}, parts.text, parts.details, parts.mends);
       made.parts = parts;
       return made;
@@ -159,7 +159,7 @@ export class JobView {
 
   #far(job, now) {
     const { text, more, bar } = this.progress;
-    say(text, job.step === null ? "No step reported" : `Step ${of(job.step, job.totalSteps)}`);
+    say(text, job.step === null ? (job.phase === "Succeeded" ? "Done; it reported no steps" : "No step reported") : `Step ${of(job.step, job.totalSteps)}`);
     const seconds = left(job);
     const epoch = job.epoch === null ? "" : `epoch ${of(job.epoch, job.totalEpochs)}`;
     say(more, [doing(job, now), epoch, seconds === null ? "" : `about ${span(Math.max(10, seconds))} left`].filter(Boolean).join(" · "));
@@ -178,7 +178,8 @@ export class JobView {
     const each = job.gpusPerWorker ? `${plural(job.gpusPerWorker, "GPU")} each` : "on CPUs";
     const workers = ended(job) ? count(job.desired) : `${count(job.active)} of ${count(job.desired)}`;
     const lent = job.borrowed && !ended(job) ? ` · ${count(job.borrowed)} borrowed` : "";
-    this.#tile("Workers", workers, `${job.min} to ${job.max}${lent}`, each);
+    const bounds = job.max === null ? `${job.min} or more` : `${job.min} to ${job.max}`;
+    this.#tile("Workers", workers, `${bounds}${lent}`, each);
     const pace = job.stepsPerS ? `${Number(job.stepsPerS.toPrecision(3))} steps/s` : "";
     this.#tile("Rate", job.samplesPerS === null ? "" : `${short(job.samplesPerS)}/s`, job.samplesPerS === null ? "" : "samples", pace);
     if (checkpoint.step === null) this.#tile("Checkpoint", "none");
@@ -206,14 +207,22 @@ export class JobView {
     if (!names.includes(this.#metric)) this.#metric = names.includes("loss") ? "loss" : (names[0] ?? null);
     this.#choose(names);
     const common = { range: range(known, now), marks: marks(known) };
-    const values = this.#metric === null ? [] : padded(curve.metrics[this.#metric], curve.at.length);
+    const told = this.#metric === null ? [] : curve.metrics[this.#metric];
+    const values = this.#metric === null ? [] : padded(told, curve.at.length);
     const some = (column) => ({ ...common, times: column.length ? curve.at : [], columns: [column] });
     show(this.charts.step.node, curve.at.length > 0);
-    this.charts.metric.update(this.#metric ?? "Metrics", some(values), curve.at.length ? "The script reports no metric." : NO_CURVE);
+    const lost = known.notFinite[this.#metric];
+    const course = {
+      ...some(values),
+      marks: [...common.marks, ...gaps(told, curve.at).map((at) => ({ at, kind: "lost", word: lost?.value ?? "not finite" }))],
+      begin: curve.at.length - told.length,
+      gap: lost ? `${lost.value} since step ${count(lost.step)}` : "not finite",
+    };
+    this.charts.metric.update(this.#metric ?? "Metrics", course, curve.at.length ? "The script reports no metric." : NO_CURVE);
     this.charts.step.update("Steps", some(padded(curve.step, curve.at.length)), "");
     const extended = known.training.length ? [...known.training, [common.range[1], known.training.at(-1)[1]]] : [];
-    const course = together(extended, [...known.wanted, [common.range[1], known.wanted.at(-1)?.[1] ?? 0]]);
-    this.charts.workers.update("Workers training", { ...common, ...course }, "No worker yet.");
+    const workers = together(extended, [...known.wanted, [common.range[1], known.wanted.at(-1)?.[1] ?? 0]]);
+    this.charts.workers.update("Workers training", { ...common, ...workers, moments: curve.at }, "No worker yet.");
   }
 
   #choose(names) {

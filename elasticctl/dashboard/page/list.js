@@ -98,7 +98,7 @@ export class List {
     item.dataset.phase = job.phase.toLowerCase();
     say(name, everywhere ? `${job.namespace}/${job.name}` : job.name);
     say(workers, ended(job) ? "" : `${job.active}/${job.desired}`);
-    workers.title = `${job.active} of ${job.desired} workers`;
+    workers.title = `${job.active} of ${job.desired} workers run, ${job.training} train, ${job.placed} have a node`;
     say(what, told(job, now));
     say(when, due(job, now));
     bar.style.width = `${100 * done(job)}%`;
@@ -135,6 +135,7 @@ export function doing(job, now) {
 
 function told(job, now) {
   const words = [state(job)];
+  if (job.notFinite) words.push(job.notFinite);
   if (job.doing && !job.doing.steady) words.push(doing(job, now));
   if (job.reason && job.phase !== "Cancelled") words.push(job.reason);
   else if (job.step !== null) words.push(`step ${of(job.step, job.totalSteps)}`);

@@ -37,6 +37,14 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+/** The ticks of an axis of metrics: short enough for its width, and as many digits as tell them apart. */
+export function marksOf(values) {
+  const far = Math.max(...values.map(Math.abs));
+  if (far < 1e6 && (far === 0 || far >= 0.001)) return values.map(number);
+  const written = (digits) => values.map((value) => (value === 0 ? "0" : value.toExponential(digits).replace("e+", "e")));
+  return [0, 1, 2].map(written).find((ticks) => new Set(ticks).size === ticks.length) ?? written(2);
+}
+
 export function bytes(size) {
   if (size < 1024) return `${size} B`;
   const units = ["KiB", "MiB", "GiB", "TiB"];

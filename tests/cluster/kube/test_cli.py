@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticctl.api.observed.changes import changes_of
 from elasticctl.api.spec import API_VERSION, PLURAL
 from tests.support.cli import Run
 from tests.support.fakeapi import FakeApi
@@ -40,25 +41,28 @@ def test_verbs_reach_the_cluster_of_a_context(
     listed = run("list", "--context", "lab", "-A")
     assert (listed.code, "digits" in listed.out) == (0, True)
     assert run("cancel", "digits", "--context", "lab", "-n", "ml").code == 0
-    assert api.requests[-1].path == "/apis/elastic.pytorch.org/v1alpha1/namespaces/ml/elasticjobs/digits"
-    assert api.requests[-1].body == {"spec": {"cancel": True}}
+    *_, patched, event = api.requests
+    assert patched.path == "/apis/elastic.pytorch.org/v1alpha1/namespaces/ml/elasticjobs/digits"
+    assert event.body["message"].startswith(f"cancel by {api.user} with elasticctl ")
+    assert [change.by for change in changes_of(api.objects[patched.path])] == [api.user, api.user]
+    assert patched.body["spec"] == {"cancel": True}
     assert run("status", "digits", "--context", "lab").code == 3
 
 
-def test_what_is_shown_takes_two_requests(
+def test_what_is_shown_takes_few_requests(
     run: Run, private_home: Path, kubeconfig: WriteKubeconfig, api: FakeApi
 ) -> None:
-    """One for the jobs and one for the pods of those that wait, however many these are."""
+    """One for the jobs and one for the pods of those that wait, however many these are; and events for a single one."""
     kubeconfig(api.url)
     run("config", "import")
     for name in ("a", "b", "c"):
         job = shell_job(name, "true") | {"status": {"phase": "Pending"}}
         add_pod(api, api.put(f"/apis/{API_VERSION}/namespaces/default/{PLURAL}/{name}", job), 0, "Pending")
-    for words, reasons in ((("list",), 3), (("status", "b"), 1)):
+    for words, reasons, asked in ((("list",), 3, ["pods"]), (("status", "b"), 1, ["pods", "b", "events"])):
         api.requests.clear()
         shown = run(*words, "--context", "lab")
         assert (shown.code, shown.out.count("Its workers are starting")) == (0, reasons), shown
-        assert [request.path.rpartition("/")[2] for request in api.requests][1:] == ["pods"]
+        assert [request.path.rpartition("/")[2] for request in api.requests][1:] == asked
 
 
 def test_a_dead_server_is_one_line_within_ten_seconds(

@@ -8,7 +8,7 @@ import pytest
 
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ConflictError, NotFoundError
-from elasticctl.api.spec import Pod
+from elasticctl.api.observed.workers import Pod
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.kube.client import KubeCluster
 from elasticctl.kubeapi import connection
@@ -136,3 +136,13 @@ def test_logs_of_earlier_incarnations_are_gone(cluster: KubeCluster) -> None:
     cluster.create_job(shell_job("a", "true"))
     with pytest.raises(NotFoundError, match="gone with their pods"):
         cluster.logs("default", "a", LogQuery(previous=True))
+
+
+def test_the_server_says_who_changes_things_and_gets_an_event(api: FakeApi, cluster: KubeCluster) -> None:
+    assert cluster.user() == "maria@example.org"
+    api.refuse = lambda request: (404, "none", {}) if request.path.endswith("/selfsubjectreviews") else None
+    assert cluster.user() == ""  # a server of before Kubernetes 1.28
+    job = cluster.create_job(shell_job("a", "true"))
+    cluster.publish(job, "Changed", "cancel by maria")
+    event = api.requests[-1].body
+    assert (event["involvedObject"]["uid"], event["message"]) == (job["metadata"]["uid"], "cancel by maria")

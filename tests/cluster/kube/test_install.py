@@ -200,14 +200,36 @@ def test_sharing_stays_as_it_is_unless_something_is_said(lab: Run, api: FakeApi)
     assert sharing() == ["--sharing", "--capacity=a100=8", "--capacity=t4=64"]
     assert lab("--no-wait").code == 0
     assert len(sharing()) == 3
+    assert lab("--sharing", "--no-wait").code == 0
+    assert len(sharing()) == 3, "what was said of capacity stands"
+    assert lab("--capacity", "t4=0", "--capacity", "l4=2", "--no-wait").code == 0
+    assert sharing() == ["--sharing", "--capacity=a100=8", "--capacity=l4=2"]
     assert lab("--no-sharing", "--no-wait").code == 0
     assert sharing() == []
+
+
+def test_the_hosts_of_webhooks_stay_as_they_are_unless_something_is_said(lab: Run, api: FakeApi) -> None:
+    def hosts() -> list[str]:
+        return installation.webhooks_of(api.objects[DEPLOYMENT])
+
+    installed(lab)
+    assert hosts() == []
+    assert lab("--webhook-to", "*.slack.com", "--webhook-to", "10.1.0.0/16", "--no-wait").code == 0
+    assert lab("--sharing", "--no-wait").code == 0
+    assert hosts() == ["--webhook-to=*.slack.com", "--webhook-to=10.1.0.0/16"]
+    assert lab("--webhook-to", "any", "--no-wait").code == 0
+    assert hosts() == []
+    assert lab("--webhook-to", "10.0.0.0/33", "--no-wait").code == 2
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--capacity", "t4=4"), "error: --capacity is for a cluster that shares. FIX: add --sharing\n"),
+        (
+            ("--no-sharing", "--capacity", "t4=4"),
+            "error: --capacity is for a cluster that shares. FIX: add --sharing\n",
+        ),
         (("--sharing", "--capacity", "t5=4"), "error: --capacity t5=4: KIND=N is needed"),
         (("--sharing", "--capacity", "t4=many"), "error: --capacity t4=many: KIND=N is needed"),
     ],

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.spec import Pod, PodPhase
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import PodPhase
 from elasticctl.api.status import Cause, WorkerStatus
 from elasticctl_controller.core.classify import (
     MAX_LINE_CHARS,

@@ -19,6 +19,7 @@ from elasticctl.api.status import (
     GroupGeneration,
     Interruption,
     JobStatus,
+    NotFinite,
     ProgressStatus,
     Scaling,
     ScalingPhase,
@@ -27,6 +28,7 @@ from elasticctl.api.status import (
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.history import (
     MAX_GENERATIONS,
+    TrainingHistory,
     close_recovered,
     fold_reports,
     only_progress_changed,
@@ -186,6 +188,29 @@ def test_numbers_that_json_cannot_hold_are_left_out():
     progress = ProgressStatus(step=3, samples_per_s=float("inf"), metrics={"loss": float("nan"), "accuracy": 0.5})
     status = fold(JobStatus(), progress=progress)
     assert (status.progress.samples_per_s, status.progress.metrics) == (None, {"accuracy": 0.5})
+
+
+def test_since_when_a_metric_is_no_number_outlives_the_service():
+    lost = NotFinite("NaN", 81, Timestamp(NOW))
+    status = fold(JobStatus(), progress=ProgressStatus(step=90, at=Timestamp(NOW + 1), not_finite={"loss": lost}))
+    assert status.progress.not_finite == {"loss": lost}
+    later = replace(lost, value="inf", at=Timestamp(NOW + 5))
+    status = fold(status, progress=ProgressStatus(step=91, at=Timestamp(NOW + 5), not_finite={"loss": later}))
+    assert status.progress.not_finite == {"loss": replace(lost, value="inf")}
+    assert status.curve.metrics == {"loss": (None, None)}
+    assert fold(status) == status
+
+
+def test_a_group_that_goes_on_from_before_begins_without_it():
+    history = TrainingHistory()
+    for generation, told in enumerate(
+        ({"not_finite": {"loss": NotFinite("NaN", 81)}}, {"metrics": {"loss": 0.5}}, {}), 1
+    ):
+        history.add(a_generation(generation, 2))
+        history.note_step(generation, ProgressStatus(step=90, **told), NOW)
+        assert history.progress is not None
+        assert history.progress.not_finite.keys() | history.progress.metrics.keys() == {"loss"}
+        assert bool(history.progress.not_finite) == (generation == 1)
 
 
 def test_the_curve_grows_with_progress_and_rests_with_it():

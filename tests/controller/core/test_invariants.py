@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, Policy, RestartPolicy, WorkerRef, worker_name
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, Policy, RestartPolicy, WorkerRef, worker_name
 from elasticctl.api.status import Phase, ShareStatus
 from elasticctl_controller.core.phase import DEADLINE_EXCEEDED
 from elasticctl_controller.core.reconcile import apply_share
@@ -155,6 +156,10 @@ class Cluster(RuleBasedStateMachine):
     def a_node_is_back(self, node):
         self.world.find_node(node)
 
+    @rule(nodes=st.frozensets(NODES))
+    def nodes_give_notice(self, nodes):
+        self.world.give_notice(nodes)
+
     @rule(index=st.integers(0, 5), owner=st.sampled_from(["", "another-job"]), phase=st.sampled_from(PodPhase))
     def a_strangers_pod_takes_a_name(self, index, owner, phase):
         name = worker_name("digits", index)
@@ -203,6 +208,7 @@ class Cluster(RuleBasedStateMachine):
         world = self.world
         world.crash()
         world.edit(suspend=False)
+        world.give_notice(frozenset())
         for pod in list(world.pods.latest.values()):
             if pod.owner_uid != JOB_UID:
                 assert pod.uid.startswith("stranger")

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticctl.api.spec import ElasticJob, Pod, Policy
-from elasticctl_controller.core.manifests import TOKEN_FILE, build_pod, build_service, prefer_node, token_secret_name
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ElasticJob, OnNan, Policy
+from elasticctl_controller.core.manifests import TOKEN_FILE, build_pod, build_service, token_secret_name
+from elasticctl_controller.core.placement import avoid_nodes, prefer_node
 from tests.support.controller.samples import a_job
 
 ENDPOINT = "http://elasticctl-controller.elasticctl:8080"
@@ -140,6 +142,12 @@ def test_the_worker_learns_the_hang_timeout_if_there_is_one(said_s: float | None
     assert {item["name"]: item.get("value") for item in worker["env"]}.get("ELASTICCTL_HANG_TIMEOUT_S") == told
 
 
+@pytest.mark.parametrize(("said", "told"), [(OnNan.WARN, None), (OnNan.STOP, "stop")])
+def test_the_worker_learns_what_to_do_about_a_loss_that_is_no_number(said: OnNan, told: str | None):
+    _, worker, _ = built(a_job(template=TEMPLATE, policy=Policy(on_nan=said)))
+    assert {item["name"]: item.get("value") for item in worker["env"]}.get("ELASTICCTL_ON_NAN") == told
+
+
 def test_a_job_with_its_own_rendezvous_gets_torchelastics_arguments_and_nothing_else():
     pod, worker, sidecar = built(a_job(template=TEMPLATE, uid="0123456789ab", rdzv_endpoint="etcd:2379", min=0))
     assert worker["args"] == [
@@ -203,3 +211,20 @@ json_values = st.recursive(
 def test_no_template_raises(template, endpoint):
     pod = build_pod(a_job(template=template, rdzv_endpoint=endpoint), 3, ENDPOINT)
     assert Pod.from_manifest(pod).index == 3
+
+
+def test_a_pod_stays_away_from_nodes_that_are_taken_away_whatever_its_template_asks_for():
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term, {}, term]}}
+    affinity = {"nodeAffinity": required}
+    template = {"spec": {"containers": [{}], "affinity": affinity}}
+    for job, terms in ((a_job(template=template), 2), (a_job(), 1)):
+        spec = avoid_nodes(build_pod(job, 0, ENDPOINT), ("node-1", "node-2"))["spec"]
+        found = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert len(found) == terms
+        for each in found:
+            assert each["matchFields"] == [
+                {"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("node-1", "node-2")
+            ], "the API server takes one value for each field"
+            assert each["matchExpressions"][-1]["values"] == ["node-1", "node-2"]
+        assert terms == 1 or found[0]["matchExpressions"][0] == term["matchExpressions"][0]

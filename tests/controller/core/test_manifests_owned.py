@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from elasticctl.api.objects import selects
 from elasticctl.api.spec import PodGroups, Sharing
 from elasticctl_controller.core.manifests import (
     build_budget,
     build_group_service,
+    build_network_policy,
     build_pod,
     build_pod_group,
     build_token_secret,
@@ -31,6 +33,24 @@ def test_workers_are_found_by_name_through_one_service_of_the_job() -> None:
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     assert service["metadata"]["ownerReferences"][0]["uid"] == "job-uid-1"
+
+
+def test_only_the_jobs_own_workers_reach_its_workers() -> None:
+    """Whatever labels a template claims: those of the job win, in what is protected and in who is let in."""
+    mine, other = (
+        a_job(name=name, template={"metadata": {"labels": {"job-name": "mine"}}}) for name in ("mine", "other")
+    )
+    policy = build_network_policy(mine)
+    (rule,) = policy["spec"]["ingress"]
+    (peer,) = rule["from"]
+    assert set(peer) == {"podSelector"}  # and so of this namespace
+    labels = {job.name: build_pod(job, 0, "http://x")["metadata"]["labels"] for job in (mine, other)}
+    for selector in (policy["spec"]["podSelector"], peer["podSelector"]):
+        assert selects(selector, labels["mine"])
+        assert not selects(selector, labels["other"])
+        assert not selects(selector, {})
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["metadata"]["ownerReferences"][0]["uid"] == mine.uid
 
 
 def test_the_pod_mounts_the_secret_that_is_made() -> None:

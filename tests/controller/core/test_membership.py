@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
 from elasticctl_controller.core.blame import GroupRules, RanksEnd
-from elasticctl_controller.core.group_states import GroupEvent, GroupState, ImpossibleGroupEvent, transition
+from elasticctl_controller.core.group_states import (
+    FormingGroup,
+    GroupEvent,
+    GroupState,
+    GroupWorld,
+    ImpossibleGroupEvent,
+    Member,
+    RestoredGroup,
+    transition,
+)
 from elasticctl_controller.core.membership import (
     ADOPT_S,
     CULPRIT_S,
@@ -19,11 +28,7 @@ from elasticctl_controller.core.membership import (
     NEWCOMER_SETTLE_S,
     SILENT_S,
     VICTIMS_S,
-    FormingGroup,
     Group,
-    GroupWorld,
-    Member,
-    RestoredGroup,
 )
 
 
@@ -396,6 +401,27 @@ def test_each_broken_connection_that_nobody_explains_is_looked_into_for_longer()
     assert waits == pytest.approx([VICTIMS_S, 4 * VICTIMS_S, 16 * VICTIMS_S])
 
 
+def test_broken_connections_end_no_job_while_the_report_of_who_broke_them_may_have_been_lost() -> None:
+    group = formed(0, 1)
+    group.rules = GroupRules(limit=0)
+    fail(group, 0, 1.0, of_peers=True)
+    group.settle(41.0)
+    fail(group, 1, 41.0, error="ValueError: the bug")
+    assert (group.verdict("u0", 1), group.verdict("u1", 1)) == ("rejoin", "exit")
+
+
+@pytest.mark.parametrize("of_peers", [False, True])
+def test_who_has_not_heard_of_a_drain_and_loses_those_who_stop_for_it_has_not_failed(of_peers: bool) -> None:
+    group = formed(0, 1)
+    group.notice("u1", "spot notice", 5.0)
+    fail(group, 0, 6.0, of_peers=of_peers)
+    group.settle(6.0 + VICTIMS_S)
+    assert group.reason == ("spot notice" if of_peers else "job-worker-0 failed")
+    for i in (0, 1):
+        group.join(member(i), 1, 20.0)
+    assert group.failures == (not of_peers)
+
+
 @pytest.mark.parametrize("of_peers", [False, True])
 def test_after_the_budget_the_one_to_blame_exits(of_peers: bool) -> None:
     group = formed(0, 1)
@@ -549,6 +575,25 @@ def test_a_failure_while_no_service_ran_counts(limit: int, verdict: str) -> None
     assert failure.error == "ValueError: the bug"
 
 
+@pytest.mark.parametrize("first", ["fails", "joins", "watches"])
+def test_a_failure_while_no_service_ran_counts_whoever_of_its_peers_calls_first(first: str) -> None:
+    group = restored(0, 1, 2)
+    group.set_alive(alive(0, 1, 2), 1, 50.0)
+    if first == "watches":
+        group.adopt(GroupWorld(4, (member(0), member(1), member(2))), 50.2)
+        fail(group, 0, 50.5, error="ValueError: the bug")
+    if first == "fails":
+        fail(group, 1, 50.2, of_peers=True)
+        group.adopt(GroupWorld(4, (member(0), member(1), member(2))), 50.3)
+    group.join(member(1), 4, 50.6)
+    fail(group, 0, 50.7, error="ValueError: the bug")
+    group.join(member(0), 4, 51.0)
+    group.join(member(2), 4, 51.0)
+    failure = group.history.generations[0].failure
+    assert failure is not None
+    assert (failure.error, group.failures) == ("ValueError: the bug", 1)
+
+
 def restored(*indexes: int) -> Group:
     """The group of these workers as a restarted service knows it, from generation 4, which formed at 40 s."""
     last = GroupGeneration(4, tuple(f"job-worker-{i}" for i in indexes), formed_at=Timestamp(40.0))
@@ -690,6 +735,11 @@ def newcomer_joins(group: Group, living: dict[str, str]) -> None:
     group.join(member(2), 0, 101.0)
 
 
+def rejoin(group: Group) -> None:
+    group.set_alive(alive(0, 1), 2, 101.0)  # so that nothing forms without the other
+    group.join(member(1), max(1, group.generation), 101.0)
+
+
 def group_is_reported(group: Group) -> None:
     group.adopt(GroupWorld(max(4, group.generation), (member(0), member(1))), 101.0)
 
@@ -701,7 +751,7 @@ def last_members_join(group: Group) -> None:
 
 CAUSES: dict[GroupEvent, Callable[[Group], object]] = {
     GroupEvent.WORKER_JOINED: lambda group: newcomer_joins(group, alive(0, 1, 2, 3)),
-    GroupEvent.MEMBER_REJOINED: lambda group: group.join(member(0), max(1, group.generation), 101.0),
+    GroupEvent.MEMBER_REJOINED: rejoin,
     GroupEvent.GROUP_REPORTED: group_is_reported,
     GroupEvent.MEMBER_LOST: lambda group: group.set_alive(alive(1), 1, 101.0),
     GroupEvent.MEMBER_LEFT: lambda group: group.leave("u0", "goes", 101.0),

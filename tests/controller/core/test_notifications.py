@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.status import Cause, GroupGeneration, Interruption, JobStatus, Phase, ProgressStatus
+from elasticctl.api.status import Cause, GroupGeneration, Interruption, JobStatus, NotFinite, Phase, ProgressStatus
 from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import WebhookError
 from tests.support.controller.samples import NOW, a_job
@@ -19,6 +19,11 @@ BACK = replace(LOSS, recovered_at=Timestamp(NOW + 4), recovery_s=4.2, steps_redo
 
 BROKEN = Interruption(Timestamp(NOW), "digits-worker-1", "", Cause.APPLICATION, "no luck", 1, generation=1)
 """The worker stayed, and started its ranks again."""
+
+
+def diverging(step: int) -> JobStatus:
+    """Its loss is NaN since step 81."""
+    return replace(RUNNING, progress=ProgressStatus(step=step, not_finite={"loss": NotFinite("NaN", 81)}))
 
 
 def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
@@ -52,6 +57,9 @@ def said(old: JobStatus, new: JobStatus) -> list[tuple[str, str]]:
             [("recovered", "recovered 4.2 s after the loss, 1 step repeated")],
         ),
         (replace(RUNNING, interruptions=(BACK,)), replace(RUNNING, interruptions=(BACK,)), []),
+        (RUNNING, diverging(82), []),  # it may be a step that mixed precision leaves out
+        (diverging(82), diverging(84), [("not-finite", "diverges: loss NaN since step 81")]),
+        (diverging(84), diverging(99), []),
         (
             replace(RUNNING, interruptions=(LOSS,)),
             replace(
@@ -189,3 +197,12 @@ def test_other_urls_are_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(WebhookError) as error:
         notifications.check_url(url)
     assert "planted" not in str(error.value)
+
+
+def test_a_jobs_words_notify_nobody_and_command_no_terminal() -> None:
+    said = "<!channel> @everyone @channel \x1b[2J\x9b1A\nnext <http://x|y>"
+    told = notifications.Notification(notifications.NotificationKind.FAILED, said, said, "uid", NOW, said)
+    text = json.loads(notifications.build_message([told]))["text"]
+    for mention in ("<!channel>", "@everyone", "@channel", "<http", "\x1b", "\x9b", "\n"):
+        assert mention not in text
+    assert "\\u001b[2J" in text

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
-from elasticctl.api.spec import CleanPodPolicy, ElasticJob, Pod, PodPhase, RestartPolicy, WorkerRef, worker_name
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, RestartPolicy, WorkerRef, worker_name
 from elasticctl.api.status import GroupGeneration, JobStatus, ShareStatus
 from elasticctl_controller.core.actions import DeleteWorker, Observed
 from elasticctl_controller.core.reconcile import reconcile

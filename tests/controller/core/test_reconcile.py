@@ -8,8 +8,9 @@ import pytest
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, WorkerRef
-from elasticctl.api.status import Cause, ConditionType, JobStatus, Phase, ReplicaStatus
+from elasticctl.api.status import Cause, ConditionType, JobStatus, Phase, ReplicaStatus, ScalingPhase, ShareStatus
 from elasticctl_controller.core.actions import CreateWorker, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.workers import SILENT_MESSAGE
 from tests.support.controller.samples import (
@@ -73,10 +74,38 @@ class TestMakingWorkers:
         assert decision.actions == ()
         assert [worker.index for worker in job.status.workers] == [0, 1, 2]
 
-    def test_a_terminating_pod_keeps_its_index_and_its_place_below_max(self):
+    def test_a_worker_that_has_to_go_is_replaced_at_once_elsewhere_and_not_removed(self):
+        going = {"notices": {"uid-1": Notice("AWS reclaims its node", 200.0)}, "avoid": ("node-1",)}
+        job, decision = a_step(a_running_job(max=3), THREE, **going)
+        assert decision.actions == (CreateWorker(3, "", ("node-1",)),)
+        assert job.status.workers[1].notice == "AWS reclaims its node"
+        job, decision = a_step(job, [*THREE, a_pod(3)], **going)
+        assert decision.actions == ()
+        assert (job.status.active, job.status.message) == (3, "3 of 3 workers running")
+        job, decision = a_step(job, [THREE[0], THREE[2], a_pod(3)])
+        assert decision.actions == (), "the one that took its place stays"
+        assert job.status.active == 3
+
+    def test_a_notice_that_is_taken_back_leaves_the_job_as_it_was(self):
+        job = a_step(a_running_job(), THREE, notices={"uid-1": Notice("Karpenter")})[0]
+        job = a_step(job, [*THREE, a_pod(3, phase=PodPhase.PENDING)])[0]
+        assert deleted(a_step(job, [*THREE, a_pod(3, phase=PodPhase.PENDING)])[1]) == ["digits-worker-3"]
+
+    def test_in_a_shared_cluster_there_is_no_room_beside_a_worker_that_has_to_go(self):
+        going = {"notices": {"uid-1": Notice("Karpenter")}, "share": ShareStatus(3)}
+        assert created(a_step(a_running_job(max=3), THREE, **going)[1]) == []
+
+    def test_a_job_that_is_scaled_to_nothing_keeps_nobody_who_has_to_go(self):
+        job = a_running_job(min=0)
+        job = a_step(replace(job, desired=0), THREE, notices={"uid-1": Notice("Karpenter")})[0]
+        assert all(worker.removal for worker in job.status.workers)
+
+    def test_a_terminating_pod_keeps_its_index_and_is_replaced_at_once_even_above_max(self):
         leaving = a_pod(1, deleting=True)
         assert created(a_step(a_running_job(), [a_pod(0), leaving, a_pod(2)])[1]) == [3]
-        assert created(a_step(a_running_job(max=3), [a_pod(0), leaving, a_pod(2)])[1]) == []
+        assert created(a_step(a_running_job(max=3), [a_pod(0), leaving, a_pod(2)])[1]) == [3]
+        replaced = [a_pod(0), leaving, a_pod(2), a_pod(3)]
+        assert created(a_step(a_running_job(max=3), replaced)[1]) == [], "once, however long it takes to end"
 
     def test_workers_above_a_lowered_maximum_stay_if_they_are_few_enough(self):
         job = a_step(a_job(desired=2, max=8), [a_pod(5), a_pod(6)])[0]
@@ -195,6 +224,15 @@ class TestScaling:
         assert created(decision) == [3]
         assert [(s.from_workers, s.to_workers, s.by, s.at) for s in job.status.scalings] == [(3, 4, "ada", NOW)]
         assert [event.message for event in decision.events] == ["scaled from 3 to 4 workers by ada"]
+
+    def test_of_a_suspended_job_is_in_the_history_and_done_at_once(self):
+        job, _ = a_step(replace(a_running_job(), suspend=True), THREE)
+        job, _ = a_step(replace(job, desired=2, scaled_by="ada"), [])
+        job, _ = a_step(replace(job, suspend=False), [], NOW + 600)
+        back = a_generation(9, 2, formed_at=Timestamp(NOW + 605), first_step_at=Timestamp(NOW + 606), resumed_step=1)
+        job, _ = a_step(job, [a_pod(0), a_pod(1)], NOW + 610, generations=(back,))
+        told = [(s.from_workers, s.to_workers, s.by, s.phase, s.recovery_s) for s in job.status.scalings]
+        assert told == [(3, 2, "ada", ScalingPhase.DONE, None)]
 
     def test_in_takes_workers_first_that_do_not_train_yet(self):
         members = ("digits-worker-1", "digits-worker-2")

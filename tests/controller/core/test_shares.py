@@ -147,6 +147,20 @@ def test_a_job_of_fixed_size_that_a_person_scales_says_so() -> None:
     assert [(item.to_workers, item.by) for item in job.status.scalings][-1] == (3, "user")
 
 
+def test_what_sharing_takes_from_a_job_of_fixed_size_and_gives_back_is_not_its_owners_doing() -> None:
+    """Who has scaled it before, and what the last change was for, are still written down."""
+    job = running(a_job(desired=4, min=1, max=4, scaled_by="user"), 4, ShareStatus(4))
+    pods = [a_pod(index) for index in range(4)]
+    job, _ = a_step(job, pods, share=ShareStatus(2, change="gives 2 workers to b/guest"))
+    job, _ = a_step(job, pods[:2], share=ShareStatus(4, change="gets 2 more workers"))
+    job, _ = a_step(replace(job, desired=3), pods, share=ShareStatus(4, change="gets 2 more workers"))
+    assert [(item.to_workers, item.by, item.message) for item in job.status.scalings] == [
+        (2, "sharing", "gives 2 workers to b/guest"),
+        (4, "sharing", "gets 2 more workers"),
+        (3, "user", ""),
+    ]
+
+
 def test_what_a_person_takes_away_needs_no_leave() -> None:
     job = running(a_job(desired=3, min=1, max=4), 3, ShareStatus(3))
     job, _ = a_step(replace(job, desired=1), [a_pod(0), a_pod(1), a_pod(2)], share=ShareStatus(3))

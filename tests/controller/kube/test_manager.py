@@ -33,9 +33,10 @@ SYSTEM_PODS = "/api/v1/namespaces/system/pods"
 @pytest.fixture
 def replicas(control: ControlApi, tmp_path: Path) -> Iterator[list[Replica]]:
     """One that leads and one that waits."""
-    with Replica(control, tmp_path, "first") as first:
+    hooks_here = "--webhook-to=127.0.0.1"
+    with Replica(control, tmp_path, "first", hooks_here) as first:
         wait_until(first.leads)
-        with Replica(control, tmp_path, "second") as second:
+        with Replica(control, tmp_path, "second", hooks_here) as second:
             wait_until(second.ready)
             yield [first, second]
 

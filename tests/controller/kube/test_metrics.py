@@ -68,4 +68,6 @@ def test_each_controller_has_a_registry_of_its_own() -> None:
 def test_jobs_of_any_content_are_counted() -> None:
     jobs = [{}, {"status": "text"}, {"status": {"phase": "Failed", "desired": 5}}, {"status": {"phase": "Mystery"}}]
     assert jobs_by_phase(jobs)["Pending"] == 2
-    assert workers_by_state(jobs) == {"desired": 0, "active": 0}
+    assert set(workers_by_state(jobs).values()) == {0}
+    waits = {"status": {"phase": "Running", "desired": 4, "active": 4, "placed": 3, "starting": 1, "training": 2}}
+    assert workers_by_state([waits, *jobs]) == {"desired": 4, "active": 4, "placed": 3, "starting": 1, "training": 2}

@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticctl.api.observed.workers import Pod
 from elasticctl.api.podtemplate import GPU_RESOURCE
-from elasticctl.api.spec import ElasticJob, Pod
+from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.kube.nodes import NodeHealth
 from elasticctl_controller.kube.pruning import prune_holder, prune_job, prune_node, prune_pod
 from tests.support.jobs import shell_job

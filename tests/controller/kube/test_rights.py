@@ -10,7 +10,12 @@ import pytest
 from elasticctl.api.errors import ConflictError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod_group
+from elasticctl_controller.core.manifests import (
+    build_budget,
+    build_group_service,
+    build_network_policy,
+    build_pod_group,
+)
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
@@ -27,6 +32,7 @@ SEEN = (
     "elasticjobs/status",
     "elasticquotas",
     "events",
+    "networkpolicies",
     "nodes",
     "podgroups",
     "pods",
@@ -60,6 +66,12 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
     for _ in range(2):
         with suppress(ConflictError):
             grouping.ensure(job, {})
+    policies = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
+    guarding = OwnedObjects(api, ObjectBuilders(lambda of, pod: [build_network_policy(of)], build_budget))
+    left_by_an_earlier_job(control, f"{policies}/job-workers", build_network_policy(job))
+    for _ in range(2):
+        with suppress(ConflictError):
+            guarding.ensure(job, {})
     larger = ElasticJob.from_manifest(control.objects[f"{JOBS}/job"] | {"spec": {"minReplicas": 2, "maxReplicas": 4}})
     grouping.ensure(larger, {})
     bench.workload.patch_job(bench.job(), {"spec": {"suspend": True}})

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from elasticctl.api.errors import ClusterError, ConflictError
+from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
-from elasticctl_controller.core.manifests import build_group_service, build_pod
+from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod
+from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.manager import build_companions
+from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
 from tests.support.control import DISCOVERY, ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
+from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
 
@@ -63,6 +69,22 @@ def test_a_strangers_service_is_left_alone(bench: Bench) -> None:
     assert bench.pods(job) == []
 
 
+def test_a_worker_starts_behind_its_network_policy(control: ControlApi, caplog: pytest.LogCaptureFixture) -> None:
+    """None before it is there; a controller that may not create one says so, and goes on."""
+    api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
+    owned = OwnedObjects(api, ObjectBuilders(partial(build_companions, b"k" * 32), build_budget))
+    job = ElasticJob.from_manifest(control.put(f"{JOBS}/job", shell_job("job", "true", 3)))
+    control.fail("POST", "networkpolicies", 500)
+    with pytest.raises(ClusterError):
+        owned.ensure(job, {})
+    control.fail("POST", "networkpolicies", 403)
+    owned.ensure(job, {})
+    assert "no NetworkPolicy, so any pod may reach" in caplog.text
+    assert control.names("/services/") == ["job-workers"]
+    owned.ensure(job, {})
+    assert control.names("/networkpolicies/") == ["job-workers"]
+
+
 def test_the_status_is_written_against_the_version_that_was_read(bench: Bench) -> None:
     bench.control.silent = True
     job = bench.submit()
@@ -86,6 +108,19 @@ def test_a_budget_follows_the_jobs_size(bench: Bench) -> None:
     wait_until(lambda: bench.job().min == 0)
     bench.workload.write_status(bench.job(), JobStatus(phase=Phase.PENDING, desired=3))
     assert bench.control.objects[f"{BUDGETS}/job-workers"]["spec"]["minAvailable"] == 0
+
+
+def test_our_budget_steps_back_for_one_that_somebody_else_keeps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticctl_controller.kube.pods.BUDGETS_S", 0.0)
+    job = bench.submit()
+    bench.workload.write_status(job, JobStatus(phase=Phase.RUNNING, desired=3))
+    theirs = {"metadata": {"name": "team", "namespace": "default"}, "spec": {"selector": {}}}
+    bench.control.put(f"{BUDGETS}/team", theirs)
+    bench.workload.write_status(bench.job(), JobStatus(phase=Phase.PENDING, desired=3))
+    assert bench.control.names(BUDGETS) == ["team"]
+    bench.control.remove(f"{BUDGETS}/team")
+    bench.workload.write_status(bench.job(), JobStatus(phase=Phase.RUNNING, desired=3))
+    assert bench.control.names(BUDGETS) == ["job-workers"]
 
 
 def test_a_server_without_budgets_is_asked_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

@@ -54,7 +54,7 @@ def test_the_status_is_written_only_over_the_version_it_was_made_from(store: Sto
 def test_a_patch_leaves_the_status_and_the_identity_alone(store: Store) -> None:
     job = store.create_job(shell_job("job", "true"))
     patch = {"status": {"phase": "Succeeded"}, "metadata": {"uid": "mine", "name": "other", "annotations": {"a": "b"}}}
-    result = store.patch_job("default", "job", patch, check=lambda _: None)
+    result = store.patch_job("default", "job", patch, check=lambda *_: None)
     assert "status" not in result
     assert (result["metadata"]["uid"], result["metadata"]["name"]) == (job["metadata"]["uid"], "job")
     assert result["metadata"]["annotations"] == {"a": "b"}
@@ -65,14 +65,14 @@ def test_a_patch_that_changes_nothing_is_not_a_change(store: Store) -> None:
     job = store.create_job(shell_job("job", "true"))
     heard: list[StoreChange] = []
     store.subscribe(heard.append)
-    assert store.patch_job("default", "job", {"spec": job["spec"]}, check=lambda _: None) == job
+    assert store.patch_job("default", "job", {"spec": job["spec"]}, check=lambda *_: None) == job
     assert heard == []
 
 
 def test_a_refused_patch_changes_nothing(store: Store) -> None:
     job = store.create_job(shell_job("job", "true"))
 
-    def refuse(_: Manifest) -> None:
+    def refuse(_: Manifest, __: Manifest) -> None:
         raise ConflictError("no")
 
     with pytest.raises(ConflictError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any
 import pytest
 
 from elasticctl.api.codec import Timestamp
-from elasticctl.api.errors import ClusterError, ConflictError
+from elasticctl.api.errors import ClusterError, ConflictError, ForbiddenError, UnreachableError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, ProgressStatus
 from elasticctl.cluster.base import Manifest
-from elasticctl_controller.core.membership import Member
+from elasticctl_controller.core.group_states import Member
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
-from elasticctl_controller.loop.controller import Controller, slow_start
+from elasticctl_controller.loop.acting import slow_start
+from elasticctl_controller.loop.controller import Controller
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import RendezvousService
 from tests.support.jobs import shell_job
@@ -150,22 +152,82 @@ def test_a_pod_is_deleted_only_once_the_reason_is_stored(bench: Bench) -> None:
     bench.run_pods()
     bench.settle()
     patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}}
-    bench.store.patch_job("default", "job", patch, check=lambda _: None)
+    bench.store.patch_job("default", "job", patch, check=lambda *_: None)
     bench.workload.calls.clear()
     bench.settle()
     assert bench.workload.calls.index("write") < bench.workload.calls.index("delete")
     assert [worker["removal"] for worker in bench.status()["workers"]] == ["", "ScaledIn"]
 
 
-def test_a_create_that_fails_is_an_event_and_is_tried_again(bench: Bench) -> None:
+def waiting(bench: Bench) -> tuple[str, str, str]:
+    """The status, reason and message of the condition that says what workers wait for."""
+    found = next(item for item in bench.status()["conditions"] if item["type"] == "WorkersWaiting")
+    return found["status"], found.get("reason", ""), found.get("message", "")
+
+
+QUOTA = 'pods "job-worker-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=3, limited: pods=3'
+
+
+def test_a_worker_that_is_refused_becomes_a_condition_and_an_event_in_the_servers_words(bench: Bench) -> None:
     job = bench.store.create_job(shell_job("job", "true", 1))
-    bench.workload.errors["create"] = [ClusterError("quota exceeded")]
-    with pytest.raises(ClusterError):
-        bench.controller.sync(KEY)
-    events = {event["reason"]: event["message"] for event in bench.store.list_events(job["metadata"]["uid"])}
-    assert events["FailedCreate"] == "quota exceeded"
+    refusal = ForbiddenError(f"{QUOTA} (POST /api/v1/namespaces/default/pods)")
+    bench.workload.errors["create"] = [refusal, refusal]
+    bench.controller.sync(KEY)
+    assert bench.queue.get(0) == KEY, "the status is to tell at once"
+    bench.controller.sync(KEY)
+    assert waiting(bench) == ("True", "FailedCreate", QUOTA)
+    events = [event for event in bench.store.list_events(job["metadata"]["uid"]) if event["reason"] == "FailedCreate"]
+    assert [event["message"] for event in events] == [QUOTA]
     bench.settle()
     assert len(bench.pods()) == 1
+    assert waiting(bench)[0] == "False"
+
+
+def test_a_worker_that_is_refused_is_tried_again_within_seconds_however_often_it_was(bench: Bench) -> None:
+    now = [0.0]
+    bench.queue = WorkQueue(clock=lambda: now[0], jitter=lambda: 0.999)
+    bench.controller = Controller(bench.workload, bench.rendezvous, bench.clock, bench.queue)
+    bench.store.create_job(shell_job("job", "true", 1))
+    bench.workload.errors["create"] = [ForbiddenError(QUOTA) for _ in range(1000)]
+    bench.queue.add(KEY)
+    tries = []
+    for second in range(120):
+        now[0] = float(second)
+        while bench.queue.get(0) == KEY:
+            bench.workload.calls.clear()
+            bench.controller.sync(KEY)
+            tries += [second] * bench.workload.calls.count("create")
+            bench.queue.forget(KEY)
+            bench.queue.done(KEY)
+    assert max(after - before for before, after in itertools.pairwise(tries)) <= 4
+    assert len(tries) <= 120 / 3 + 3, "and not more often"
+
+
+def test_many_refused_jobs_share_the_rate_at_which_one_alone_is_tried_again(bench: Bench) -> None:
+    now = [0.0]
+    bench.queue = WorkQueue(clock=lambda: now[0])
+    bench.controller = Controller(bench.workload, bench.rendezvous, bench.clock, bench.queue)
+    keys = [f"default/job-{number}" for number in range(200)]
+    for key in keys:
+        bench.store.create_job(shell_job(key.partition("/")[2], "true", 1))
+        bench.workload.errors["create"] = [ForbiddenError(QUOTA) for _ in range(3)]
+        bench.controller.sync(key)
+        assert bench.queue.get(0) == key
+        bench.controller.sync(key)
+        bench.queue.done(key)
+    now[0] = 9.0
+    assert bench.queue.get(0) is not None, "the first jobs, when they were few"
+    early = 1 + sum(bench.queue.get(0) is not None for _ in keys)
+    assert early < 190
+
+
+def test_a_server_that_is_away_is_no_refusal(bench: Bench) -> None:
+    bench.store.create_job(shell_job("job", "true", 1))
+    bench.workload.errors["create"] = [UnreachableError("no answer")]
+    with pytest.raises(UnreachableError):
+        bench.controller.sync(KEY)
+    bench.settle()
+    assert not any(item["type"] == "WorkersWaiting" for item in bench.status()["conditions"])
 
 
 def test_the_group_is_who_is_alive_and_stays(bench: Bench) -> None:
@@ -179,15 +241,15 @@ def test_the_group_is_who_is_alive_and_stays(bench: Bench) -> None:
     assert bench.alive() == {"job-worker-0", "job-worker-1"}
     bench.settle()
     scale = {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}}
-    bench.store.patch_job("default", "job", scale, check=lambda _: None)
+    bench.store.patch_job("default", "job", scale, check=lambda *_: None)
     bench.controller.sync(KEY)
     # A member until it has gone, so that all of them can commit one last step together.
     assert bench.alive() == {"job-worker-0", "job-worker-1"}
     assert bench.leaving() == {"job-worker-1"}
-    bench.store.patch_job("default", "job", {"spec": {"suspend": True}}, check=lambda _: None)
+    bench.store.patch_job("default", "job", {"spec": {"suspend": True}}, check=lambda *_: None)
     bench.controller.sync(KEY)
     assert bench.leaving() == {"job-worker-0", "job-worker-1"}
-    bench.store.patch_job("default", "job", {"spec": {"cancel": True}}, check=lambda _: None)
+    bench.store.patch_job("default", "job", {"spec": {"cancel": True}}, check=lambda *_: None)
     bench.controller.sync(KEY)
     assert bench.alive() == set()
 

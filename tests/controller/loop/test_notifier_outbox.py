@@ -14,11 +14,13 @@ from elasticctl_controller.core import notifications
 from elasticctl_controller.core.notifications import WebhookError
 from elasticctl_controller.loop import notifier
 from elasticctl_controller.loop.notifier import Destination, Outbox, SendTimes
+from elasticctl_controller.loop.webhooks import LOOKUPS, WebhookRules
 from tests.support.controller.samples import NOW
 from tests.support.waiting import wait_until
 from tests.support.webhooks import Hook, serving
 
 QUICK = SendTimes(gather_s=0.1, answer_s=2.0, first_pause_s=0.02, longest_pause_s=0.1)
+HERE = WebhookRules(own_machine=True)
 SLACK = Destination("default", "secret:slack")
 
 
@@ -28,7 +30,7 @@ class Office:
     def __init__(self, pace: SendTimes = QUICK) -> None:
         self.urls: dict[str, str] = {}
         self.trouble: list[tuple[str, str]] = []
-        self.outbox = Outbox(self._url_of, lambda item, message: self.trouble.append((item.job, message)), pace)
+        self.outbox = Outbox(self._url_of, lambda item, message: self.trouble.append((item.job, message)), pace, HERE)
         self.outbox.start()
 
     def _url_of(self, destination: Destination) -> str:
@@ -220,3 +222,27 @@ def test_no_more_destinations_than_can_be_looked_after(office: Offices, monkeypa
     for n in range(4):
         one.tell("x", Destination(f"ns-{n}", "secret:slack"))
     assert len(one.outbox._queues) == 2
+
+
+def test_a_hundred_dead_webhooks_of_a_project_delay_no_other(office: Offices) -> None:
+    """Neither by the lookups that hang, which take threads, nor by their number."""
+    blocked, hanging = threading.Event(), list[str]()
+    with serving(Hook()) as hook:
+        one = office()
+
+        def url_of(destination: Destination) -> str:
+            if destination.namespace == "dead":
+                hanging.append(destination.reference)
+                blocked.wait(60)
+                raise WebhookError("nobody answers")
+            return hook.url
+
+        one.outbox._url_of = url_of  # type: ignore[assignment]
+        for n in range(notifier.MAX_PROJECT_DESTINATIONS + 20):
+            one.tell("x", Destination("dead", f"secret:{n}"))
+        assert len(one.outbox._queues) == notifier.MAX_PROJECT_DESTINATIONS
+        wait_until(lambda: len(hanging) == LOOKUPS)
+        one.tell("alive", Destination("live", "secret:slack"))
+        wait_until(lambda: hook.texts)
+        assert len(hanging) == LOOKUPS, "the news of the other project has not waited for any of them"
+        blocked.set()

@@ -19,7 +19,8 @@ from elasticctl.api.codec import Timestamp, from_json
 from elasticctl.api.errors import ConflictError, ElasticctlError, NotFoundError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, ProgressStatus
-from elasticctl_controller.core.membership import Group, Member
+from elasticctl_controller.core.group_states import Member
+from elasticctl_controller.core.membership import Group
 from elasticctl_controller.local import objects
 from elasticctl_controller.local.store import Store
 from elasticctl_controller.local.workload import LocalWorkload
@@ -116,7 +117,7 @@ class RecreatedJob(RuleBasedStateMachine):
     def scale(self, workers: int) -> None:
         patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}, "maxReplicas": 3}}
         with suppress(NotFoundError):
-            self.store.patch_job("default", "job", patch, lambda job: None)
+            self.store.patch_job("default", "job", patch, lambda *_: None)
 
     # The controller
 

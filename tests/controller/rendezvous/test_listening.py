@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 WORKERS = 2_000
 SCRIPT = """
 import asyncio, json, resource, socket, sys, threading
-from aiohttp import web
 from elasticctl.api.status import JobStatus
-from elasticctl_controller.rendezvous.listening import BACKLOG, explain_exhaustion, raise_file_limit
+from elasticctl_controller.rendezvous.listening import Door, explain_exhaustion, raise_file_limit
 from elasticctl_controller.rendezvous.service import RendezvousService
 
 workers, path = int(sys.argv[1]), sys.argv[2]
@@ -21,9 +21,7 @@ if sys.argv[3] == "raise":
 async def main():
     explain_exhaustion(asyncio.get_running_loop())
     service = RendezvousService(token_for=lambda uid: "t", on_change=lambda key: None)
-    runner = web.AppRunner(service.app(), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.UnixSite(runner, path, backlog=BACKLOG).start()
+    await Door(service.app(), service).open_unix(path)
     alive = {f"u{i}": f"w{i}" for i in range(workers)}
     service.set_group("ns/job", status=JobStatus(), job_uid="j", alive=alive, minimum=1)
     print("ready", flush=True)
@@ -91,3 +89,54 @@ def test_where_no_more_workers_can_connect_it_says_so_in_one_line(tmp_path_facto
             client.kill()
         server.stdin.close()
     assert "cannot accept more workers: Too many open files (the limit is 256). FIX: raise it" in line
+
+
+CUT_OFF = """
+import asyncio, json, socket, time
+from elasticctl.api.status import JobStatus
+from elasticctl_controller.rendezvous.listening import Door
+from elasticctl_controller.rendezvous.service import RendezvousService
+from tests.support.vanish import drop_all
+
+async def call(port, verb, body):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = json.dumps(body).encode()
+    writer.write(b"POST /v1/jobs/ns/job/%s HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer t\\r\\n"
+        b"Content-Length: %d\\r\\n\\r\\n%s" % (verb, len(data), data))
+    return reader, writer
+
+async def main():
+    service = RendezvousService(token_for=lambda uid: "t", on_change=lambda key: None)
+    door, listening = Door(service.app(), service), socket.create_server(("127.0.0.1", 0))
+    await door.open(listening)
+    port = listening.getsockname()[1]
+    service.set_group("ns/job", status=JobStatus(), job_uid="j", alive={"u0": "w0", "u1": "w1"}, minimum=1)
+    me = {"host": "h", "port": 1, "slots": 1, "generation": 0}
+    group = service.groups["ns/job"]
+    joins = [await call(port, b"join", {**me, "uid": f"u{i}", "name": f"w{i}"}) for i in range(2)]
+    for reader, _ in joins:
+        await reader.readuntil(b"\\r\\n\\r\\n")
+    _, left = await call(port, b"watch", {"uid": "u0", "generation": 1})
+    _, closed = await call(port, b"watch", {"uid": "u1", "generation": 1})
+    await asyncio.sleep(0.2)
+    closed.close()
+    await asyncio.sleep(3.0)
+    print(json.dumps(sorted(group.unreachable)), flush=True)  # one that is idle, and one whose process has ended
+    drop_all(left.get_extra_info('socket'))
+    began = time.monotonic()
+    while not group.unreachable and time.monotonic() < began + 60.0:
+        await asyncio.sleep(0.05)
+    print(json.dumps([sorted(group.unreachable), time.monotonic() - began]), flush=True)
+    await door.cleanup()
+
+asyncio.run(main())
+"""
+
+
+def test_a_host_that_vanishes_without_a_word_is_missed_within_three_seconds() -> None:
+    found = subprocess.run([sys.executable, "-c", CUT_OFF], capture_output=True, text=True, check=False, timeout=100)
+    assert found.stderr == ""
+    before, after = [json.loads(line) for line in found.stdout.splitlines()]
+    assert before == [], "its kernel answers"
+    assert after[0] == ["u0"]
+    assert after[1] < 3.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import from_json, to_json
-from elasticctl.api.standstill import describe_standstill
+from elasticctl.api.observed.standstill import describe_standstill
 from elasticctl.api.status import Activity, GroupGeneration, JobStatus
 from elasticctl_controller.core.actions import Observed
 from elasticctl_controller.core.history import MAX_METRICS, TrainingHistory, fold_reports
@@ -79,6 +80,39 @@ def test_numbers_that_no_object_can_hold_are_left_out(odd: Any) -> None:
 def test_the_largest_float_as_a_metric_can_be_stored() -> None:
     status = told(progress(metrics={"best": sys.float_info.max, "worst": -sys.float_info.max}))
     assert status.curve.metrics["best"] == (sys.float_info.max,)
+    check_storable(status)
+
+
+def test_metrics_that_are_no_numbers_are_kept_until_they_are_again() -> None:
+    lost = {"value": "NaN", "since_step": 2}
+    reports = [progress(step=1, metrics={"loss": 0.5, "n": 1}), progress(metrics={"loss": lost})]
+    status = told(*reports, progress(step=9), progress(step=10, metrics={"loss": {"value": "inf", "since_step": 3}}))
+    assert status.progress.metrics == {"n": 1.0}
+    found = status.progress.not_finite["loss"]
+    assert (found.value, found.step) == ("inf", 2)
+    assert status.curve.metrics == {"n": (1.0,), "loss": (None,)}
+    check_storable(status)
+    assert told(*reports, progress(step=9, metrics={"loss": 0.25})).progress == replace(
+        told(progress(step=9)).progress, metrics={"n": 1.0, "loss": 0.25}
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (float("nan"), ("NaN", 3)),
+        (float("-inf"), ("-inf", 3)),
+        ({"value": "NaN", "since_step": HUGE}, ("NaN", 3)),
+        ({"value": "NaN", "since_step": 4}, ("NaN", 3)),
+        ({"value": "nan"}, None),
+        ({"value": ["NaN"]}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_said_of_a_metric_that_is_no_number(value: Any, found: tuple[str, int] | None) -> None:
+    status = told(progress(metrics={"loss": value}))
+    lost = status.progress.not_finite.get("loss")
+    assert (None if lost is None else (lost.value, lost.step)) == found
     check_storable(status)
 
 

@@ -293,7 +293,7 @@ def test_a_replica_that_no_longer_leads_answers_nobody(lab: Lab, client: Service
     body = {"uid": "uid-a-0", "generation": 1, "members": world["members"]}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.call, "watch", body, 30)
-        wait_until(lambda: KEY in lab.site.service._changed)
+        wait_until(lambda: KEY in lab.site.service._polls)
         lab.site.service._may_act = lambda: False
         lab.site.service.report_loss(KEY, "uid-a-1")
         with pytest.raises(ServiceAway, match="HTTP 503"):
@@ -315,11 +315,11 @@ def test_a_job_that_is_over_leaves_nothing_behind(lab: Lab, client: ServiceClien
     form(client, "a-0", "a-1")
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.call, "watch", {"uid": "uid-a-0", "generation": 1}, 30)
-        wait_until(lambda: KEY in lab.site.service._changed)
+        wait_until(lambda: KEY in lab.site.service._polls)
         lab.site.service.drop(KEY)
         with pytest.raises(ServiceRefused, match="no running job"):
             answer.result(5)
-    assert KEY not in lab.site.service._changed
+    assert KEY not in lab.site.service._polls
 
 
 def test_a_restarted_service_asks_for_the_world_and_adopts_it(lab: Lab, client: ServiceClient) -> None:
@@ -442,6 +442,21 @@ def test_a_storage_that_does_not_answer_is_in_the_status_and_no_newcomer_is_let_
     activity = lab.site.service.view(KEY, JOB_UID).activity
     assert activity is not None
     assert activity.doing == "training"
+
+
+def test_a_newcomer_that_waits_already_gets_ready_once_the_others_say_that_they_stay(
+    lab: Lab, client: ServiceClient
+) -> None:
+    form(client, "a-0", "a-1")
+    lab.add("b-0")
+    group = lab.site.service.groups[KEY]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.call, "join", {**agent("b-0"), "prepared": False}, 30)
+        wait_until(lambda: "uid-b-0" in group.joined, 10.0)
+        client.call("report", {"messages": [{"kind": "resumed", "generation": 1, "step": 0, "stays": True}]})
+        assert answer.result(15) == {"state": "prepare", "ranks": 2}
+    assert not group.joined
+    assert group.world is not None, "the others train on"
 
 
 def test_saves_that_wait_are_in_the_status(lab: Lab, client: ServiceClient) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticctl_launcher.ranks.evidence import find_final_exception, last_error_line
+from elasticctl_launcher.ranks.evidence import find_final_exception, is_wrong_use, last_error_line
 
 TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 9, in <module>', "    step()")
 FRAMES = tuple(f"frame #{n}: c10d::TCPStore::ping() + 0xf9 (0x7f1 in libtorch_cpu.so)" for n in range(60))
@@ -85,7 +85,10 @@ def test_its_first_line_names_it(lines: tuple[str, ...], line: str) -> None:
     assert final.line.startswith(line)
 
 
-@pytest.mark.parametrize("name", ["SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"])
+@pytest.mark.parametrize(
+    "name",
+    ["SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "x.errors.NotFiniteError"],
+)
 def test_what_no_restart_changes(name: str) -> None:
     final = find_final_exception((*TRACEBACK, f"{name}: no"))
     assert final is not None
@@ -105,3 +108,38 @@ def test_what_a_restart_may_change(line: str) -> None:
 def test_lines_without_an_exception(lines: tuple[str, ...]) -> None:
     assert find_final_exception(lines) is None
     assert last_error_line(lines) == next((line.strip() for line in reversed(lines) if line), "")
+
+
+ARGPARSE = ("usage: train.py [-h] [--epochs EPOCHS]", "train.py: error: unrecognized arguments: --epoch 3")
+CLICK = ("Usage: train.py [OPTIONS]", "Try 'train.py --help' for help.", "", "Error: No such option: --epoch")
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        (2, ARGPARSE),
+        (2, ("imported", *CLICK)),
+        (2, ("python: can't open file '/x/train.py': [Errno 2] No such file or directory",)),
+        (2, ("cannot open 'train.py': No such file or directory",)),
+        (127, ("bash: line 1: trainer: command not found",)),
+        (127, ("cannot start './trainer': No such file or directory",)),
+        (126, ("bash: ./run.sh: Permission denied",)),
+    ],
+)
+def test_a_command_that_cannot_work_as_it_is_typed(code: int, lines: tuple[str, ...]) -> None:
+    assert is_wrong_use(code, lines)
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        (1, ARGPARSE),
+        (-2, ARGPARSE),
+        (2, ("error: the loss is odd",)),
+        (2, ()),
+        (127, ("the loss was 127",)),
+        (2, ARGPARSE[:1]),
+    ],
+)
+def test_exit_codes_that_say_nothing_of_the_command(code: int, lines: tuple[str, ...]) -> None:
+    assert not is_wrong_use(code, lines)

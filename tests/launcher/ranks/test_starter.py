@@ -15,7 +15,7 @@ import pytest
 
 from elasticctl_launcher.main import modules_to_preload
 from elasticctl_launcher.ranks.command import PythonCommand, installed_imports
-from elasticctl_launcher.ranks.starter import WARM_S, RankStarter
+from elasticctl_launcher.ranks.starter import WARM_S, RankStarter, shared_environment
 
 SCRIPT = """
 import json, multiprocessing, os, sys
@@ -317,3 +317,15 @@ def test_a_spare_has_imported_what_the_storage_needs(
     starter.warm(1)
     starter.wait_until_warm(60)
     assert run(starter.start(ranks_environment())) == (0, f"{module}\n")
+
+
+def test_ranks_of_this_machine_talk_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gloo and with NCCL; on a cluster over what the node has, and always as whoever set it wants it."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "ELASTICCTL_POD_IP"):
+        monkeypatch.delenv(name, raising=False)
+    shared = shared_environment()
+    assert (shared["GLOO_SOCKET_IFNAME"], shared["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
+    assert shared_environment()["NCCL_SOCKET_IFNAME"] == "eth1"
+    monkeypatch.setenv("ELASTICCTL_POD_IP", "10.0.0.7")
+    assert "GLOO_SOCKET_IFNAME" not in shared_environment()

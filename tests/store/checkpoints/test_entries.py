@@ -162,3 +162,10 @@ def test_of_equally_good_commits_the_newer_is_kept() -> None:
 def test_a_checksum_is_over_the_concatenation() -> None:
     assert commits.checksum([b"123456789"]) == "crc32:cbf43926"  # the check value of CRC-32/ISO-HDLC
     assert commits.checksum([b"1234", memoryview(b"56789")]) == commits.checksum([b"123456789"])
+
+
+def test_parameters_that_are_not_finite_are_kept_and_others_not_mentioned() -> None:
+    commit = Commit(3, 1, 3, 3, 0, (SHARE,), 1000, 12.5, {"loss": 0.5}, ("model/w",))
+    assert commits.decode(commits.encode(commit), 3) == commit
+    assert b"not_finite" in commits.encode(commit)
+    assert b"not_finite" not in commits.encode(replace(commit, not_finite=()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -11,8 +13,8 @@ import pytest
 from elasticctl_store.checkpoints import entries
 from elasticctl_store.checkpoints.commits import read_commits, read_entries
 from elasticctl_store.checkpoints.entries import Commit, ObjectRef
-from elasticctl_store.errors import ExistsError, FencedError, StorageError
-from elasticctl_store.storage import Storage, all_keys, gcs, s3
+from elasticctl_store.errors import DamagedError, ExistsError, FencedError, StorageError
+from elasticctl_store.storage import Storage, all_keys, base, gcs, s3
 from elasticctl_store.storage import cloud as clouds
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
 from tests.support.clouds import QUICK, Cloud
@@ -80,6 +82,82 @@ def test_a_listing_that_cannot_be_read_is_asked_for_again(cloud: Cloud) -> None:
 
     cloud.gate.pass_on = pass_on  # type: ignore[method-assign]
     assert cloud.open().list("data/") == ["data/a"]
+
+
+LIES = {
+    "nothing": b"",
+    "another page": b"<html><body>Welcome</body></html>",
+    "an empty object": b"{}",
+    "something listed that is elsewhere": b'{"items": [{"name": "of-somebody-else"}]}',
+    "a short listing": b"<ListBucketResult><KeyCount>2</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>",
+}
+
+
+def lies(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answers: Iterable[bytes]) -> None:
+    """Have the next reads answered with these bodies, and status 200 or 206."""
+    plain, waiting = cloud.gate.pass_on, iter(answers)
+
+    def pass_on(seen: Seen, body: bytes) -> Reply:
+        reply = plain(seen, body)
+        return replace(reply, body=next(waiting, reply.body)) if seen.method == "GET" else reply
+
+    monkeypatch.setattr(cloud.gate, "pass_on", pass_on)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_that_contradicts_itself_is_asked_for_again(
+    cloud: Cloud, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = cloud.open()
+    storage.put("data/a", [b"what is there"])
+    lies(cloud, monkeypatch, [LIES[lie]] * 3)
+    assert storage.list("data/") == ["data/a"]
+    lies(cloud, monkeypatch, [LIES[lie]] * 3)
+    assert storage.get("data/a") == b"what is there"
+    into = bytearray(4)
+    lies(cloud, monkeypatch, [LIES[lie][:3]] * 3)
+    storage.read_into("data/a", 5, memoryview(into))
+    assert bytes(into) == b"is t"
+
+
+def test_a_listing_that_is_never_one_is_an_error_not_an_empty_storage(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = cloud.open()
+    storage.put("data/a", [b"what is there"])
+    for lie in (b"", b"<html><body>Welcome</body></html>", b"{}"):
+        lies(cloud, monkeypatch, itertools.repeat(lie))
+        with pytest.raises(StorageError, match="the endpoint answers with"):
+            storage.list("data/")
+
+
+def test_what_is_larger_than_anything_of_ours_is_not_read(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = cloud.open()
+    storage.put(entries.key_of(1), [b"x" * 4096])
+    monkeypatch.setattr(base, "MOST_ENTRY_BYTES", 4095)
+    with pytest.raises(DamagedError, match="has more than 4095 bytes"):
+        storage.get(entries.key_of(1))
+    assert [type(entry) for _, entry in read_entries(storage)] == [DamagedError]
+    monkeypatch.setattr(base, "MOST_ENTRY_BYTES", 4096)
+    assert len(storage.get(entries.key_of(1))) == 4096
+
+
+def test_what_was_stored_is_compared_with_what_was_sent(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service says with the first answer that it has stored something else."""
+    storage, plain = cloud.open(), cloud.gate.pass_on
+    told = iter(["AAAAAA=="])
+
+    def pass_on(seen: Seen, body: bytes) -> Reply:
+        reply = plain(seen, body)
+        wrong = next(told, "") if seen.method in ("PUT", "POST") else ""
+        if wrong and cloud.gate.scheme == "s3":
+            kept = [(name, value) for name, value in reply.headers if name.lower() != "x-amz-checksum-crc32"]
+            return replace(reply, headers=[*kept, ("x-amz-checksum-crc32", wrong)])
+        return replace(reply, body=json.dumps({"crc32c": wrong}).encode()) if wrong else reply
+
+    monkeypatch.setattr(cloud.gate, "pass_on", pass_on)
+    storage.put("data/a", [b"what is there"])
+    assert sum(seen.method in ("PUT", "POST") for seen in cloud.gate.seen) == 2
 
 
 @pytest.mark.parametrize("lost", [Fault(lose="after"), Fault(hang=True)], ids=["reset", "timeout"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticctl.api.spec import ElasticJob, Pod
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ElasticJob
 from elasticctl_controller.core.manifests import build_budget, build_group_service, build_pod, build_token_secret
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects

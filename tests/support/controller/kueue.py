@@ -7,7 +7,7 @@ from typing import Any
 from elasticctl.api.codec import Manifest
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import ElasticJob
-from elasticctl_controller.core.kueue import build_workload
+from elasticctl_controller.core.sharing.kueue import build_workload
 from tests.support.controller.samples import a_job
 
 API_VERSION = "kueue.x-k8s.io/v1beta1"

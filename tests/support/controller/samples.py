@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
-from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteWorker, Observed
 from elasticctl_controller.core.reconcile import reconcile

@@ -175,12 +175,15 @@ def _check_waits(place: Place, given: dict[str, int], projects: dict, job: Claim
     own = surplus.pop(job.project, 0)
     borrowed = sum(min(more, max(0, projects[name].used - projects[name].guaranteed)) for name, more in surplus.items())
     assert free + own + borrowed < job.least, f"{job.key} waits for workers that others have above their least"
+    own_guarantee = projects[job.project].guaranteed
     siblings = [other for other in place.jobs.values() if other.project == job.project and given[other.key]]
+    covered = own_guarantee if own_guarantee < job.least else 0  # what its smaller siblings have before it
     lower = sum(given[other.key] for other in siblings if other.priority < job.priority)
-    assert free + lower < job.least, f"{job.key} waits for jobs of lower priority"
+    assert free + lower - min(lower, covered) < job.least, f"{job.key} waits for jobs of lower priority"
     if job.changed_at + RULES.patience_s <= place.now:
         younger = [one for one in siblings if one.priority <= job.priority and _came(one) > _came(job)]
-        assert free + sum(given[one.key] for one in younger) < job.least, f"{job.key} starves"
+        theirs = sum(given[one.key] for one in younger)
+        assert free + theirs - min(theirs, covered) < job.least, f"{job.key} starves"
 
 
 def _came(job: Claim) -> tuple[float, str]:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elasticctl.api.codec import Timestamp, from_json, from_rfc3339, to_json, to_rfc3339
-from elasticctl.api.spec import ElasticJob, Pod, PodPhase, worker_name
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import Cause, JobStatus, ShareStatus, WorkerStatus
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, DeleteWorker, Observed
+from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.reconcile import apply_share, reconcile
 from elasticctl_controller.core.workers import own_pods
 
@@ -80,6 +82,8 @@ class World:
     share: ShareStatus | None = None
     unwanted: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
+    noticed: frozenset[str] = frozenset()
+    most_going: int = 0
     job_deleted: bool = False
     made: int = 0
 
@@ -99,6 +103,7 @@ class World:
             silent=self.silent,
             share=self.share,
             leave=self.unwanted,
+            notices=self._notices(),
         )
         decision = reconcile(job, observed, self.now)
         check_decision(job, observed, decision)
@@ -115,6 +120,11 @@ class World:
             if fates[number % len(fates)] != "refused":
                 self._carry_out(action)
         return decision
+
+    def _notices(self) -> dict[str, Notice]:
+        if self.share is not None:
+            return {}
+        return {pod.uid: Notice("it goes") for pod in self.pods.cached.values() if pod.node in self.noticed}
 
     def crash(self) -> None:
         """The controller starts anew: nothing is left of what it knew, and it lists everything afresh."""
@@ -146,8 +156,8 @@ class World:
         self.made += 1
         uid = f"uid-{self.made}"
         self.put(Pod(name, uid, index, self.initial.uid, PodPhase.PENDING, created_at=self.stamp()))
-        live = sum(not pod.ended for pod in self.ours())
-        assert live <= self.highest_max, f"{live} live pods, never more than {self.highest_max} were allowed"
+        live, allowed = sum(not pod.ended for pod in self.ours()), self.highest_max + self.most_going
+        assert live <= allowed, f"{live} live pods, never more than {allowed} were allowed"
 
     def _delete(self, action: DeleteWorker) -> None:
         pod = self.pods.latest.get(action.name)
@@ -204,6 +214,16 @@ class World:
 
     def put(self, pod: Pod) -> None:
         self.pods.add({**self.pods.latest, pod.name: pod})
+        self._count_going()
+
+    def give_notice(self, nodes: frozenset[str]) -> None:
+        """Workers will have to leave these nodes, and may stay on all others."""
+        self.noticed = nodes
+        self._count_going()
+
+    def _count_going(self) -> None:
+        going = sum(pod.deleting or pod.node in self.noticed for pod in self.ours())
+        self.most_going = max(self.most_going, going)
 
     def drop(self, pod: Pod) -> None:
         self.pods.add({name: other for name, other in self.pods.latest.items() if name != pod.name})
@@ -253,7 +273,8 @@ def check_decision(job: ElasticJob, observed: Observed, decision: Decision) -> N
     creates = [worker_name(job.name, a.index) for a in decision.actions if isinstance(a, CreateWorker)]
     deletes = [a.name for a in decision.actions if isinstance(a, DeleteWorker)]
     names = {pod.name for pod in observed.pods}
-    live = sum(not pod.ended for pod in own_pods(job, observed.pods).values())
+    ours = own_pods(job, observed.pods).values()
+    live = sum(not pod.ended and not pod.deleting and pod.uid not in observed.notices for pod in ours)
     assert len({*creates, *deletes}) == len(creates) + len(deletes), "one index twice in a pass"
     assert not names & {*creates}
     assert not creates or live + len(creates) <= job.max

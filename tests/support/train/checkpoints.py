@@ -14,9 +14,10 @@ from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.storage import Storage
 from elasticctl_store.storage.local import LocalStorage
-from elasticctl_train.checkpoint import buffers, shares
-from elasticctl_train.checkpoint.buffers import Copier
+from elasticctl_train.checkpoint import shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.memory import buffers
+from elasticctl_train.checkpoint.memory.copying import Copier
 
 FOLDER = entries.save_folder(1, 1, 5, "ab12cd34")
 """Where `write_shares` writes to."""
@@ -78,5 +79,5 @@ def write_shares(storage: Storage, state: Mapping[str, Any], locals_: list[dict[
 
 def gather_shares(storage: Storage, world_size: int) -> Commit:
     """The commit of what `write_shares` has written; it is not in any journal."""
-    refs, size_bytes = shares.gather(storage, FOLDER, world_size, threading.Event())
+    refs, size_bytes, _ = shares.gather(storage, FOLDER, world_size, threading.Event())
     return Commit(2, 1, 1, 5, 0, refs, size_bytes)

@@ -192,18 +192,18 @@ def fail_saves_on_rank_1(url: str, failing: list[int], outcome: str) -> None:
     """
     write, saves = shares.Share.write, 0
 
-    def failing_write(share: shares.Share, storage: Any, key: str) -> ObjectRef:
+    def failing_write(share: shares.Share, *arguments: Any) -> ObjectRef:
         nonlocal saves
         saves += 1
         if saves in failing and os.environ["RANK"] == "1":
             raise StorageError("the disk is full")
-        return write(share, storage, key)
+        return write(share, *arguments)
 
     shares.Share.write = failing_write  # type: ignore[method-assign]
     run = Run(url, model=torch.nn.Linear(2, 2), save=SavePolicy(every_steps=1))
     checkpoints = run._session._checkpoints
     assert checkpoints is not None
-    while run.steps_done < 20 or checkpoints._saves < 3:
+    while run.steps_done < 20 or checkpoints._saves.number < 3:
         run.step()
         time.sleep(0.001)
     try:

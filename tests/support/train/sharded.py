@@ -17,11 +17,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from elasticctl_store import storage
 from elasticctl_store.checkpoints.commits import CommitWriter
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.errors import StorageError
+from elasticctl_store.errors import FencedError, StorageError
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train import Run, SavePolicy
-from elasticctl_train.checkpoint import buffers, local_tier
+from elasticctl_train.checkpoint import shares
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.memory import buffers, local_tier
 from elasticctl_train.dist import World, join, leave
 from tests.support.train.programs import Numbers
 from tests.support.train.states import same
@@ -262,10 +263,31 @@ def lose_commits(url: str, node: str, fates: list[str]) -> None:
         state = large_state() if fate == "commits" else changed
         checkpoints.save(state, Label(number), local={"rank": torch.tensor(world.rank)})
         if fate == "dies":
-            checkpoints._background.join()
+            checkpoints._saves.join()
             Path(f"{url}-written").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         assert checkpoints.settle() == (fate == "commits")
+
+
+def outlive(url: str, outcome: str) -> None:
+    """Save on ranks of which the last one's share is swept by a younger run; each notes how that ends."""
+    world = join()
+    checkpoints = Checkpointer(storage.open(url), world)
+    write = shares.Share.write
+
+    def write_unless_swept(share: shares.Share, *arguments: Any) -> Any:
+        if world.rank < world.size - 1:
+            return write(share, *arguments)
+        Checkpointer(storage.open(url))  # takes the URL over
+        return None
+
+    shares.Share.write = write_unless_swept  # type: ignore[method-assign]
+    checkpoints.save(large_state(), Label(1))
+    try:
+        checkpoints.settle()
+    except FencedError as e:
+        Path(f"{outcome}-{world.rank}").write_text(str(e))
+    leave(world)
 
 
 def restore_without_memory(url: str, outcome: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,14 @@ from elasticctl.api.status import Cause, JobStatus
 from tests.support.virtual.cluster import Pod
 
 if TYPE_CHECKING:
+    from tests.support.virtual.script import Training
+    from tests.support.virtual.staying import Ranks
     from tests.support.virtual.world import World
 
 SILENT_S = 10.0
 """Less silence than this never makes a worker dead."""
+BEAT_S = 3.0
+"""A launcher without a poll under way calls this often."""
 OWN = {Cause.APPLICATION, Cause.OOM_KILLED, Cause.STUCK}
 
 
@@ -51,9 +56,13 @@ class Ledger:
         self.ended[pod.uid] = self.world.loop.time()
 
     def was_silent(self, node: str, at: float) -> bool:
-        """Had a node been unable to call, for long enough, a while before?"""
-        long = (cut for cut in self.cuts.get(node, ()) if cut[1] - cut[0] >= SILENT_S)
-        return any(since <= at - SILENT_S + 0.1 and at <= until + 90.0 for since, until in long)
+        """Had a node been unable to call, for long enough, a while before?
+
+        It may have called for the last time a while before that, and its last call may have come late, or never.
+        """
+        since_s = SILENT_S - BEAT_S - self.world.network.weather.late_s
+        long = (cut for cut in self.cuts.get(node, ()) if cut[1] - cut[0] >= since_s)
+        return any(since <= at - since_s and at <= until + 90.0 for since, until in long)
 
     def check_budget(self) -> None:
         """A bug strikes once more than the budget allows restarts; a fault of the platform may excuse it once."""
@@ -67,6 +76,29 @@ class Ledger:
         cuts = ((self.world.launchers[uid].node, at) for uid, at in failed.items())
         return any(since <= at <= until for node, at in cuts for since, until in self.cuts.get(node, ()))
 
+    def check_begin(self, training: Training) -> None:
+        """A generation has come to one state: that of the furthest step that anybody holds in memory."""
+        members = list(training.ranks.values())
+        held = [ranks for ranks in (*members, *self._others(training)) if ranks.kept is not None]
+        furthest = max((ranks.kept or 0 for ranks in held), default=0)
+        if furthest > training.resumed:
+            names = sorted(ranks.uid for ranks in held if ranks.kept == furthest)
+            from_step = f"generation {training.generation} goes on from step {training.resumed}"
+            raise BrokenPromise(f"{from_step}, but {names} hold step {furthest}")
+        late = [ranks.uid for ranks in members if ranks.kept is None and not ranks.prepared]
+        innocent = set(late) - self.world.figures.own_failures.keys()
+        if training.from_memory and innocent and self.world.figures.told_to_stay and not self.world.is_disturbed:
+            raise BrokenPromise(f"generation {training.generation} waited for the start of {sorted(innocent)}")
+
+    def _others(self, training: Training) -> Iterator[Ranks]:
+        """Those that could train on in their processes, and have been left out."""
+        world = self.world
+        for launcher in () if world.is_disturbed else world.launchers.values():
+            ranks = launcher.ranks
+            is_free = launcher.runs and not (launcher.got_sigterm or launcher.frozen)
+            if is_free and ranks is not None and ranks.can_stay and ranks.uid not in training.members:
+                yield ranks
+
     def check_delete(self, job: ElasticJob, name: str, uid: str) -> None:
         """A pod is about to be deleted by the controller."""
         worker = next((worker for worker in job.status.workers if worker.uid == uid), None)
@@ -76,8 +108,9 @@ class Ledger:
     def check_write(self, job: ElasticJob, status: JobStatus) -> None:
         """The controller writes a status."""
         old, new = job.status, status
-        if old.phase.terminal and (new.phase, new.failures, new.restarts) != (old.phase, old.failures, old.restarts):
-            raise BrokenPromise(f"a job that was over went on: {old.phase} {new.phase}")
+        before, after = ((s.phase, s.failures, sum(s.restarts.values())) for s in (old, new))
+        if old.phase.terminal and before != after:  # the cause of an end may still become known: a node that was lost
+            raise BrokenPromise(f"a job that was over went on: {before} {after}")
         self._check_counts(old, new)
         caused = {worker.uid for worker in old.workers if worker.cause is not None}
         for worker in new.workers:

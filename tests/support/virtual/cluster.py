@@ -17,6 +17,7 @@ from elasticctl.api.codec import to_json, to_rfc3339
 from elasticctl.api.errors import ConflictError, UnreachableError
 from elasticctl.api.spec import WORKER_CONTAINER, ElasticJob
 from elasticctl.api.status import JobStatus
+from elasticctl_controller.core.notices import Notice
 from tests.support.virtual.clock import EPOCH, VirtualLoop
 
 Manifest = dict[str, Any]
@@ -37,7 +38,7 @@ class Process(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Pod:
-    """A pod as it really is. `grace_s` is its grace period, `killed` when that ends."""
+    """A pod as it really is. `reclaimed_at`: its machine's end, as its launcher is told."""
 
     name: str
     uid: str
@@ -49,6 +50,7 @@ class Pod:
     deleting: bool = False
     gone: bool = False
     timer: asyncio.TimerHandle | None = None
+    reclaimed_at: float | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +94,7 @@ class Cluster:
     _seen: dict[str, int] = field(default_factory=dict)
     _unseen: list[Callable[[], None]] = field(default_factory=list)
 
-    # The controller's side: `elasticctl_controller.loop.controller.Workload`
+    # The controller's side: `elasticctl_controller.loop.acting.Workload`
 
     @property
     def rendezvous_endpoint(self) -> str:
@@ -106,6 +108,10 @@ class Cluster:
 
     def list_pods(self, job: ElasticJob) -> list[Mapping[str, Any]]:
         return list(self._seen_pods.values())
+
+    def node_notices(self) -> Mapping[str, Notice]:
+        """Launchers tell, not machines."""
+        return {}
 
     def lost_nodes(self) -> frozenset[str]:
         return self._seen_lost
@@ -224,6 +230,7 @@ class Cluster:
         """The machine will be taken away after `gone_s`: its launcher is told."""
         node = self.nodes[name]
         if node.pod is not None and node.pod.process is not None and node.pod.exit_code is None:
+            node.pod.reclaimed_at = self.loop.time() + gone_s
             node.pod.process.terminate()
         self.loop.after(gone_s, self._reclaim, node)
 

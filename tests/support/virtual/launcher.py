@@ -17,7 +17,8 @@ from elasticctl_launcher.states import FINAL_STATES, LauncherEvent, LauncherStat
 from tests.support.virtual.clock import VirtualLoop
 from tests.support.virtual.cluster import Cluster, Pod
 from tests.support.virtual.network import Answer, Call, Network
-from tests.support.virtual.script import Exit, Ranks, Script, Training
+from tests.support.virtual.script import Script, Training
+from tests.support.virtual.staying import Exit, Ranks
 
 BEAT_S = 3.0
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 2.0
@@ -26,8 +27,10 @@ SETTLE_S = 0.05
 
 _S, _E = LauncherState, LauncherEvent
 DOING = {
+    _S.PREPARING: "preparing",
     _S.STARTING: "starting",
     _S.RUNNING: "running",
+    _S.NOTICED: "running",
     _S.DRAINING: "draining",
     _S.DRAINING_TO_LEAVE: "draining",
     _S.JUDGING: "stopping",
@@ -36,6 +39,10 @@ DOING = {
     _S.LEAVING: "stopping",
     _S.FAILING: "stopping",
 }
+
+
+TRAINING = (_S.RUNNING, _S.NOTICED, _S.DRAINING, _S.DRAINING_TO_LEAVE)
+"""Ranks run in these."""
 
 
 class Surroundings(Protocol):
@@ -79,17 +86,19 @@ class Launcher:
         self.ranks: Ranks | None = None
         self.training: Training | None = None
         self.failure: Exit | None = None
-        self._beats_from = 0.0
+        self._beats_from, self._beat_before = 0.0, -1.0
         self._pause_s = RETRY_MIN_S
         self._pending: list[LauncherEvent] = []
         self._call: Call | None = None
         self._watch: Call | None = None
         self._watches = False
         self._draining_told = False
+        self._left_s: float | None = None
         self._known, self._refused_since = False, None
         self._unsent: list[dict[str, object]] = []
         self._sending = False
         self._stale = False
+        self._is_prepared = False
         self._visit = 0
 
     # What the kubelet and the node do to it
@@ -108,9 +117,10 @@ class Launcher:
             self._happen(_E.SIGTERM)
 
     def die(self, *, silently: bool) -> None:
+        if silently:
+            self.network.lose_host(self.node, for_good=True)
         self._vanish()
-        if self.ranks is not None and self.training is not None:
-            self.training.kill(self.ranks, silently=silently)
+        self._kill_ranks(silently=silently)
 
     # What the service hears of it
 
@@ -121,10 +131,14 @@ class Launcher:
         calls = self.network.calls.get(self.node, ())
         polls = [self.network.renewed_at(call) for call in calls if call.task is not None]
         now = self.network.cut.get(self.node, self.loop.time())
-        if not polls and now >= self._beats_from:
-            polls = [self._beats_from + BEAT_S * math.floor((now - self._beats_from) / BEAT_S)]
-        at = max(polls, default=-1.0)
+        at = max(polls, default=self._beaten_at(now))
         return at if at >= began else None
+
+    def _beaten_at(self, now: float) -> float:
+        """When the last heartbeat was sent by then."""
+        if now < self._beats_from:
+            return self._beat_before
+        return self._beats_from + BEAT_S * math.floor((now - self._beats_from) / BEAT_S)
 
     def reconnect(self) -> None:
         """The service has begun anew, or the node reaches it again."""
@@ -154,8 +168,10 @@ class Launcher:
             self._say(doing)
         {
             _S.JOINING: self._join,
+            _S.PREPARING: self._prepare,
             _S.STARTING: self._start_ranks,
             _S.RUNNING: self._run,
+            _S.NOTICED: self._ask_to_stay,
             _S.DRAINING: self._drain,
             _S.DRAINING_TO_LEAVE: self._drain_to_leave,
             _S.JUDGING: self._judge,
@@ -176,6 +192,7 @@ class Launcher:
         self._say("waiting")
         host = self.node
         body = {"uid": self.uid, "name": self.name, "host": host, "port": 1234, "slots": 1}
+        body["prepared"] = self._is_prepared or self._can_stay()
         self._ask("join", lambda: {**body, "generation": self.generation, **self._words()}, self._joined)
 
     def _joined(self, answer: Answer) -> None:
@@ -202,8 +219,28 @@ class Launcher:
             self._say("starting")
             self._begin_watch()
             self._connect()
+        elif told["state"] == "prepare":
+            self._happen(_E.RANKS_WANTED)
         else:
             self._join()
+
+    def _prepare(self) -> None:
+        """Start the ranks before there is a group for them."""
+        self._is_prepared = True
+        self.ranks, self.training, script = self._new_ranks(), None, self.world.script
+        self.ranks.prepare(self.loop, script.import_s + script.load_s, self._are_prepared)
+
+    def _are_prepared(self) -> None:
+        if self.frozen:
+            self.loop.after(1.0, self._are_prepared)
+        elif self.state is _S.PREPARING:
+            self._happen(_E.RANKS_PREPARED)
+
+    def _new_ranks(self) -> Ranks:
+        return Ranks(self.uid, self.node, self._ranks_ended, self._ranks_hung, self._ranks_lost_peers)
+
+    def _can_stay(self) -> bool:
+        return self.ranks is not None and self.ranks.can_stay
 
     def _connect(self) -> None:
         """Reach the store of rank 0's launcher; while that cannot be, only news of the group ends the wait."""
@@ -225,16 +262,33 @@ class Launcher:
         self._after(self.timing.spawn_s, self._started)
 
     def _started(self) -> None:
-        self.failure = None
+        self.failure, self._is_prepared = None, False
         self.training = self.world.training(self.generation, self.members)
-        self.ranks = self.training.start(self.uid, self.node, self._ranks_ended, self._ranks_hung)
+        if self.ranks is None or not self._can_stay():
+            self.ranks = self._new_ranks()
+        self.training.start(self.ranks)
         self._happen(_E.RANKS_STARTED)
+
+    def _ask_to_stay(self) -> None:
+        reclaimed_at = self.pod.reclaimed_at
+        told = {} if reclaimed_at is None else {"in_s": max(0.0, reclaimed_at - self.loop.time())}
+        self._ask("notice", lambda: {"uid": self.uid, "reason": "SIGTERM", "stays": True, **told}, self._may_stay)
+
+    def _may_stay(self, answer: Answer) -> None:
+        told = answer[1] if answer is not None and answer[0] == 200 else {"stay_s": 0.0, "left_s": None}
+        stay_s, self._left_s = told["stay_s"], told["left_s"]
+        if stay_s is not None and stay_s <= 0:
+            self._happen(_E.LEAVE_DUE)
+        elif stay_s is not None:
+            self._after(stay_s, self._ask_to_stay)
 
     def _run(self) -> None:
         while self._pending and self.state in (_S.RUNNING, _S.DRAINING):
             self._happen(self._pending.pop(0))
 
     def _ranks_ended(self, how: Exit) -> None:
+        if self.state in (_S.JOINING, _S.STARTING):
+            return  # they were kept for the next generation, in which they are started anew
         if how.code == 0:
             self._notify(_E.ALL_RANKS_SUCCEEDED)
         elif self.failure is None:
@@ -242,15 +296,20 @@ class Launcher:
             self._notify(_E.RANK_FAILED)
 
     def _ranks_hung(self, how: Exit) -> None:
-        if self.failure is None and self.state in (_S.RUNNING, _S.DRAINING, _S.DRAINING_TO_LEAVE):
+        if self.failure is None and self.state in TRAINING:
             self.failure = how
             self._notify(_E.RANKS_HUNG)
+
+    def _ranks_lost_peers(self, how: Exit) -> None:
+        if self.failure is None and self.state in (_S.RUNNING, _S.DRAINING, _S.DRAINING_TO_LEAVE):
+            self.failure = how
+            self._notify(_E.RANK_FAILED)
 
     def _notify(self, event: LauncherEvent) -> None:
         """Something has happened to ranks or the group: it counts while the ranks run."""
         if self.frozen:
             self.loop.after(1.0, self._notify, event)
-        elif self.state in (_S.RUNNING, _S.DRAINING, _S.DRAINING_TO_LEAVE):
+        elif self.state in TRAINING:
             self._happen(event)
         elif self.state in (_S.JOINING, _S.STARTING):
             self._pending.append(event)
@@ -263,7 +322,7 @@ class Launcher:
         if training.draining:
             self._happen(_E.RANKS_DRAINED)
             return
-        training.drain(self._all_drained)
+        training.drain(self._all_drained, to_leave=self.state is _S.DRAINING_TO_LEAVE)
 
     def _all_drained(self) -> None:
         for uid in self.members:
@@ -274,12 +333,13 @@ class Launcher:
     def _drain_to_leave(self) -> None:
         if self.training is not None and self._uses_library(self.training):
             self._send("notice", {"uid": self.uid, "reason": "SIGTERM"}, lambda answer: None)
-            self._after(self.timing.leave_s, self._happen, _E.DRAIN_TIMED_OUT)
+            left_s = self.timing.leave_s if self._left_s is None else max(self._left_s / 2, self._left_s - 10.0)
+            self._after(min(self.timing.leave_s, left_s), self._happen, _E.DRAIN_TIMED_OUT)
         self._drain()
 
     def _uses_library(self, training: Training) -> bool:
-        begun = training.first_at is not None and self.loop.time() >= training.first_at - self.world.script.first_step_s
-        return (self.world.script.reports and begun and training.halted_at is None) or training.draining
+        begun = training.first_at is not None and self.loop.time() >= training.first_at - training.first_s
+        return (self.world.script.reports and begun) or training.draining
 
     def _judge(self) -> None:
         self._ask("fail", self._report_of_failure, self._judged)
@@ -296,6 +356,16 @@ class Launcher:
             self._happen(_E.TOLD_TO_REJOIN if verdict == "rejoin" else _E.TOLD_TO_EXIT)
 
     def _restart(self) -> None:
+        is_own = self.failure is not None and self.failure.own
+        if (
+            self._can_stay()
+            and self.ranks is not None
+            and self.training is not None
+            and not (is_own or self.got_sigterm)
+        ):
+            self.training.release(self.ranks)
+            self._happen(_E.RANKS_STOPPED)
+            return
         self._stop_ranks(lambda: self._happen(_E.RANKS_STOPPED))
 
     def _finish(self) -> None:
@@ -333,13 +403,19 @@ class Launcher:
 
     def _stop_ranks(self, then: Callable[[], None]) -> None:
         if self.ranks is None or self.training is None:
+            self._kill_ranks(silently=False)
             self._after(0.0, then)
         else:
             self.training.stop(self.ranks, self.timing.stop_grace_s, then)
 
+    def _kill_ranks(self, *, silently: bool) -> None:
+        if self.ranks is not None and self.training is not None:
+            self.training.kill(self.ranks, silently=silently)
+        elif self.ranks is not None:
+            self.ranks.end()
+
     def _exit(self, code: int, message: str) -> None:
-        if self.ranks is not None and self.training is not None and self.ranks.alive:
-            self.training.kill(self.ranks)
+        self._kill_ranks(silently=False)
         self._vanish()
         self.world.cluster.exit(self.pod, code, message)
 
@@ -402,7 +478,7 @@ class Launcher:
         elif state == "drain" and not self._draining_told:
             self._draining_told = True
             self._ask_watch(with_members=False)
-            self._notify(_E.DRAIN_REQUESTED)
+            self._notify(_E.LEAVE_DUE if answer[1]["leave"] else _E.DRAIN_REQUESTED)
         else:
             self._ask_watch(with_members=state == "unknown")
 
@@ -441,6 +517,7 @@ class Launcher:
         if doing == self.doing:
             return
         self.doing, self.since = doing, self.loop.time()
+        self._beat_before = self._beaten_at(self.network.cut.get(self.node, self.since))
         self._beats_from = self.since + SETTLE_S
         if doing not in ("waiting", "finishing"):  # those are told by the poll that begins now
             self.loop.at(self._beats_from, self._beat)

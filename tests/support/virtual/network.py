@@ -18,6 +18,8 @@ from tests.support.virtual.service import ControlPlane, read_answer
 
 RENEWAL_S, POLL_TIMEOUT_S, TIMEOUT_S = 20.0, 40.0, 5.0
 """Of the launcher: how long the service holds a poll, and how long the launcher waits for polls and other requests."""
+KEEPALIVE_S = 2.0
+"""How soon the service's kernel finds that a host does not answer."""
 LONG_POLLS = frozenset({"join", "watch", "finish", "fail"})
 
 Answer = tuple[int, Mapping[str, Any]] | None
@@ -39,6 +41,7 @@ class Call:
     """A request that is under way. `sent_at` is when it was sent, or last renewed before the node was cut off."""
 
     node: str
+    worker: tuple[str, str]
     verb: str
     sent_at: float
     on_answer: Callable[[Answer], None]
@@ -66,7 +69,7 @@ class Network:
     ) -> Call:
         """Send a request for the job (key, uid) from a node."""
         timeout_s = POLL_TIMEOUT_S if verb in LONG_POLLS else TIMEOUT_S
-        call = Call(node, verb, self.loop.time(), on_answer, timeout_s)
+        call = Call(node, (job[0], str(body.get("uid"))), verb, self.loop.time(), on_answer, timeout_s)
         self.calls.setdefault(node, {})[call] = None
         delay_s = self._delay_s()
         if delay_s > timeout_s:  # the launcher gives up, and the message arrives all the same
@@ -90,6 +93,16 @@ class Network:
         for call in list(self.calls.get(node, ())):
             self.drop(call)
 
+    def lose_host(self, node: str, *, for_good: bool = False) -> None:
+        """A node no longer answers: the service finds out if it holds a poll of it, unless that is over by then."""
+        for call in self.calls.get(node, ()):
+            if call.task is not None and call.verb in LONG_POLLS:
+                self.loop.after(KEEPALIVE_S * (0.5 + self.dice.random() / 2), self._find_lost, call, for_good)
+
+    def _find_lost(self, call: Call, for_good: bool) -> None:
+        if for_good or call.node in self.cut:
+            self.plane.lose_host(*call.worker)
+
     def renewed_at(self, call: Call) -> float:
         """When a poll was last sent again."""
         if not self.renews or call.verb not in LONG_POLLS or call.node in self.cut:
@@ -104,6 +117,7 @@ class Network:
             call.sent_at = self.renewed_at(call)
             if call.task is not None and self.renews and call.verb in LONG_POLLS:
                 self.loop.at(call.sent_at + RENEWAL_S, self._renew, call)
+        self.lose_host(node)
         self.cut[node] = self.loop.time()
 
     def heal(self, node: str) -> None:

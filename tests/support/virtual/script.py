@@ -10,11 +10,12 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from elasticctl_launcher.hangs.pace import Pace
-from tests.support.virtual.clock import VirtualLoop
+from tests.support.virtual.clock import TICK_S, VirtualLoop
+from tests.support.virtual.staying import HANDOVER_S, Exit, Ranks, Where, keep, tear, vote
 
 STANDS_STILL = "it stands still"
 """What the launchers that found a hang say."""
@@ -74,7 +75,8 @@ class Script:
     """How long a training script takes for everything, in seconds, and what is wrong with it.
 
     `step_s` is for one step with one worker; n workers take n**0.8 times less. A rank that is told to stop needs
-    `stop_s`; one that fails tears down for `teardown_s` first. `reports`: it uses the training library.
+    `stop_s`; one that fails tears down for `teardown_s` first. `reports`: it uses the training library. `stays`: its
+    ranks stay in their processes when the group changes.
     """
 
     import_s: float = 5.0
@@ -88,6 +90,7 @@ class Script:
     teardown_s: float = 0.1
     export_s: float = 0.0
     reports: bool = True
+    stays: bool = False
     bug: Bug | None = None
 
     def pace_s(self, workers: int) -> float:
@@ -95,49 +98,7 @@ class Script:
         return self.step_s / workers**0.8
 
 
-class Where(Enum):
-    """What the ranks of one worker are doing."""
-
-    IMPORTING = "importing"
-    READY = "ready"  # they wait for those of their peers
-    TRAINING = "training"
-    EXPORTING = "exporting"
-    TEARING_DOWN = "tearing down"
-    GONE = "gone"
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How the ranks of a worker ended. `at` is in seconds since the story began; `own`: by an error of their own."""
-
-    code: int
-    at: float
-    own: bool = False
-    error: str = ""
-
-    @property
-    def of_peers(self) -> bool:
-        return self.code != 0 and not self.own
-
-
 LOST_PEER = "RuntimeError: Connection closed by peer"
-
-
-@dataclass(eq=False, slots=True)
-class Ranks:
-    """The ranks of one worker in one generation; `on_exit` and `on_hang` are its launcher's."""
-
-    uid: str
-    node: str
-    on_exit: Callable[[Exit], None]
-    on_hang: Callable[[Exit], None]
-    where: Where = Where.IMPORTING
-    ends_as: Exit | None = None
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self.where is not Where.GONE
 
 
 @dataclass(slots=True)
@@ -162,6 +123,8 @@ class Figures:
     """Strikes of the bug that somebody has noticed: a hang may end by something else before it is found."""
     hits_since_commit: int = 0
     last_step_at: float = 0.0
+    told_to_stay: bool = False
+    """Ranks have said that they stay in their processes."""
     own_failures: dict[str, float] = field(default_factory=dict)
     """When ranks of a worker (uid) last failed by themselves."""
 
@@ -173,10 +136,13 @@ class Figures:
 
 @dataclass(eq=False, slots=True)
 class Training:
-    """One generation. `tell(uid, message)` is called with what a rank reports to its launcher.
+    """One generation.
 
-    `first_at` is when its first step ends, `halted_at` when it stopped making steps; `drained` the step it agreed to
-    stop at. It makes no steps while `stalled` is not empty: nodes that do not move, or cannot be reached.
+    `tell(uid, message)` is called with what a rank reports to its launcher, `on_begin(training)` when its ranks have
+    come to one state.
+
+    `first_at` is when its first step ends, which takes `first_s`, `halted_at` when it stopped making steps. It makes no
+    steps while `stalled` is not empty: nodes that do not move, or cannot be reached.
     """
 
     loop: VirtualLoop
@@ -187,14 +153,18 @@ class Training:
     generation: int
     members: tuple[str, ...]
     tell: Callable[[str, dict[str, object]], None]
+    on_begin: Callable[[Training], None] = lambda training: None
     ranks: dict[str, Ranks] = field(default_factory=dict)
     resumed: int = 0
     begun: bool = False
+    first_s: float = 0.0
     first_at: float | None = None
     halted_at: float | None = None
     halted_step: int = 0
     broken: bool = False
+    from_memory: bool = False
     asked_to_drain: bool = False
+    leaves: bool = False
     draining: bool = False
     stalled: set[str] = field(default_factory=set)
     stalled_since: float = 0.0
@@ -233,50 +203,77 @@ class Training:
             raise ValueError("it has not begun")
         return self.first_at + self.paused_s + (step - self.resumed - 1) * self.pace_s
 
+    def _here(self) -> list[Ranks]:
+        """The ranks that have not gone on to a later generation in their processes."""
+        return [ranks for ranks in self.ranks.values() if ranks.generation == self.generation]
+
     # What launchers do
 
-    def start(self, uid: str, node: str, on_exit: Callable[[Exit], None], on_hang: Callable[[Exit], None]) -> Ranks:
-        """Start the ranks of one worker."""
+    def start(self, ranks: Ranks) -> None:
+        """Start the ranks of one worker, or give those that have stayed in their process a place."""
+        uid = ranks.uid
         if not self.ranks:
             self.figures.pace.begin(self.loop.time())
-        ranks = self.ranks[uid] = Ranks(uid, node, on_exit, on_hang)
+        self.ranks[uid], ranks.generation = ranks, self.generation
+        if ranks.attached:
+            if ranks.where is Where.WAITING:
+                self._is_ready(ranks)
+            return
         import_s = self.script.import_s * self.dice.uniform(0.9, 1.1)
         bug = self.script.bug
         if bug is not None and bug.permanent and self._strikes(bug) and self._culprit(bug) == uid:
             ranks.timer = self.loop.after(import_s / 2, self._strike, bug)
         else:
             ranks.timer = self.loop.after(import_s, self._is_ready, ranks)
-        return ranks
 
     def stop(self, ranks: Ranks, grace_s: float, on_stopped: Callable[[], None]) -> None:
         """SIGTERM, and SIGKILL after the grace period."""
         if not ranks.alive:
             self.loop.after(0.0, on_stopped)
             return
-        self._cancel(ranks)
+        ranks.cancel()
         self.halt()
         stop_s = min(grace_s, self.script.stop_s * self.dice.uniform(0.5, 1.0))
         ranks.where = Where.TEARING_DOWN
         ranks.ends_as = None
         ranks.timer = self.loop.after(stop_s, self._stopped, ranks, on_stopped)
 
+    def release(self, ranks: Ranks) -> None:
+        """The generation is over: they wait in their process for the next, once they notice."""
+        self.halt()
+        if ranks.where in (Where.TRAINING, Where.READY, Where.WAITING):
+            ranks.cancel()
+            ranks.where = Where.WAITING
+        self._break()
+
     def kill(self, ranks: Ranks, *, silently: bool = False) -> None:
         """They are gone at once; `silently`: with their node, so that no connection is closed."""
-        self._cancel(ranks)
+        ranks.cancel()
         if ranks.alive:
+            was_moving, trained = self.is_moving, ranks.where is Where.TRAINING
             ranks.where = Where.GONE
             self.halt()
+            if self.script.stays and was_moving and trained and self.halted_step < self.script.steps:
+                furthest = tear(self._here(), self.dice)
+                self.figures.steps_made += furthest > self.halted_step
+                self.figures.furthest = max(self.figures.furthest, furthest)
             if not silently:
                 self._break()
 
-    def drain(self, on_drained: Callable[[], None]) -> None:
-        """Have the ranks agree on a step and commit it."""
+    def drain(self, on_drained: Callable[[], None], *, to_leave: bool = False) -> None:
+        """Have the ranks agree on a step, and commit it; where processes stay, only if one of them has to leave."""
+        self.leaves |= to_leave
         if self.halted_at is not None or not self.begun or self.first_at is None:
             return
         self.asked_to_drain = True
         now = self.loop.time()
         at = max(now, self.first_at + self.paused_s) + self.pace_s
-        self.timers.append(self.loop.at(at + self.script.save_s, self._drained, on_drained))
+        save_s = self.script.save_s if self._commits_drain else 0.0
+        self.timers.append(self.loop.at(at + save_s, self._drained, on_drained))
+
+    @property
+    def _commits_drain(self) -> bool:
+        return self.leaves or not self.script.stays
 
     # What happens to ranks
 
@@ -289,13 +286,14 @@ class Training:
             if self.halted_step > self.resumed:
                 self.figures.steps_made += self.halted_step - self.resumed
                 self.figures.last_step_at = self.halted_at
+            keep(self._here(), self.halted_step, warm=self.halted_step > self.resumed)
             for timer in self.timers:
                 timer.cancel()
             self.timers.clear()
 
     def stall(self, node: str) -> None:
         """A node does not move any more, or its peers cannot reach it."""
-        if any(ranks.node == node and ranks.alive for ranks in self.ranks.values()) and self.halted_at is None:
+        if any(ranks.node == node and ranks.alive for ranks in self._here()) and self.halted_at is None:
             if not self.stalled:
                 self.stalled_since = self.loop.time()
                 self._look_for_hang(self.stalled_since)
@@ -309,35 +307,50 @@ class Training:
         if node in self.stalled and self.halted_at is None:
             self.stalled.discard(node)
             if not self.stalled:
+                self._tell_places("")
+                self._note_last_step()
                 self.paused_s += self.loop.time() - self.stalled_since
                 if self.begun:
                     self._plan()
                 else:
                     self._meet()
 
+    def _note_last_step(self) -> None:
+        """Launchers have heard of each step until the stall, not only of those that are told here."""
+        if self.script.reports and self.has_stepped:
+            at = self.time_of(self.step)
+            self.figures.pace.begin(at)
+            for kind in ("resumed", "progress"):
+                self.figures.pace.note_report(kind, at)
+
     def _is_ready(self, ranks: Ranks) -> None:
         ranks.timer = None
-        ranks.where = Where.READY
+        ranks.where, ranks.attached = Where.READY, self.script.stays
         self._meet()
 
     def _meet(self) -> None:
         """Begin if all ranks are ready."""
         all_started = len(self.ranks) == len(self.members)
         is_free = self.halted_at is None and not self.begun and not self.stalled
-        if is_free and all_started and all(ranks.where is Where.READY for ranks in self.ranks.values()):
+        if is_free and all_started and all(ranks.where is Where.READY for ranks in self._here()):
             self._begin()
 
     def _begin(self) -> None:
-        if self.storage.away:
+        members = [self.ranks[uid] for uid in self.members]
+        kept, is_handed_over = vote(members)
+        if kept is None and self.storage.away:
             self._tell_waiting()
             self.timers.append(self.loop.after(10.0, self._meet))
             return
-        self.begun = True
-        for ranks in self.ranks.values():
+        self.begun, self.from_memory = True, kept is not None
+        self.resumed = (self.storage.step or 0) if kept is None else kept
+        self.on_begin(self)
+        for ranks in members:
             ranks.where = Where.TRAINING
-        self.resumed = self.storage.step or 0
-        now = self.loop.time()
-        self.first_at = now + self.script.load_s + self.script.first_step_s - self.paused_s
+            ranks.kept = self.resumed if self.script.stays else None
+        load_s = self.script.load_s if kept is None else HANDOVER_S if is_handed_over else 0.0
+        self.first_s = self.pace_s if all(ranks.warm for ranks in members) else self.script.first_step_s
+        self.first_at = self.loop.time() + load_s + self.first_s - self.paused_s
         self._plan()
 
     def _plan(self) -> None:
@@ -348,32 +361,47 @@ class Training:
             self.timers.append(self.loop.after(script.load_s, self._finish))
             return
         if script.reports:
-            resumed_at = self.first_at + self.paused_s - script.first_step_s
-            if resumed_at >= now:
+            resumed_at = self.first_at + self.paused_s - self.first_s
+            if resumed_at >= now - TICK_S:
                 self.timers.append(self.loop.at(resumed_at, self._tell_resumed))
             next_step = self.step + 1
             self.timers.append(self.loop.at(self.time_of(next_step), self._tell_progress, 1.0))
         first = max(now, self.first_at + self.paused_s)
         self.timers.append(self.loop.at(first + script.save_every_s, self._save))
         bug = script.bug
-        if bug is not None and not bug.permanent and self._strikes(bug) and self.resumed < max(bug.step, 1):
-            at = self.time_of(max(bug.step, self.resumed + 1))
-            if at >= now:
-                self.timers.append(self.loop.at(at, self._strike, bug))
+        at = None if bug is None or bug.permanent or not self._strikes(bug) else self._time_of_bug(bug)
+        if at is not None and at >= now:
+            self.timers.append(self.loop.at(at, self._strike, bug))
         self.timers.append(self.loop.at(self.time_of(script.steps), self._finish))
 
+    def _time_of_bug(self, bug: Bug) -> float | None:
+        """When it strikes: at the end of its step; where processes stay, which do not make that again, in the next."""
+        if not self.script.stays:
+            return None if self.resumed >= max(bug.step, 1) else self.time_of(max(bug.step, self.resumed + 1))
+        if self.resumed > bug.step:
+            return None
+        return self.time_of(bug.step + 1) - (self.first_s if self.resumed == bug.step else self.pace_s) / 2
+
     def _tell_resumed(self) -> None:
+        self.figures.told_to_stay = self.script.stays
         self.figures.pace.note_report("resumed", self.loop.time())
-        self.tell(self.members[0], {"kind": "resumed", "generation": self.generation, "step": self.resumed})
+        told = {"kind": "resumed", "generation": self.generation, "step": self.resumed}
+        source = "memory" if self.from_memory else "storage"
+        self.tell(self.members[0], {**told, "source": source, "stays": self.script.stays})
 
     def _tell_waiting(self) -> None:
         if self.script.reports:
             self.tell(self.members[0], {"kind": "waiting", "reason": "the storage"})
 
     def _tell_progress(self, every_s: float) -> None:
-        self.figures.pace.note_report("progress", self.loop.time())
+        if every_s == 1.0:  # each step is told in truth: the first ones give the pace
+            self.figures.pace.note_report("progress", self.loop.time())
+            self.timers.append(self.loop.after(max(1.0, self.pace_s), self._measure_step))
         self.tell(self.members[0], self._progress())
         self.timers.append(self.loop.after(every_s, self._tell_progress, every_s * 2))
+
+    def _measure_step(self) -> None:
+        self.figures.pace.note_report("progress", self.loop.time())
 
     def _progress(self) -> dict[str, object]:
         return {
@@ -407,13 +435,17 @@ class Training:
     def _drained(self, on_drained: Callable[[], None]) -> None:
         if self.halted_at is not None or self.draining:
             return
-        if self.storage.away:
+        if self.storage.away and self._commits_drain:
             self.timers.append(self.loop.after(1.0, self._drained, on_drained))
             return
         self.draining = True
-        self._commit(self.step)
+        if self._commits_drain:
+            self._commit(self.step)
         self.tell(self.members[0], self._progress())
         self.halt()
+        if self.script.stays:
+            for ranks in self._here():
+                ranks.where = Where.WAITING if ranks.where is Where.TRAINING else ranks.where
         on_drained()
 
     def _culprit(self, bug: Bug) -> str:
@@ -438,14 +470,31 @@ class Training:
 
     def _look_for_hang(self, since: float, culprit: str = "") -> None:
         """The ranks have stood still since then: launchers find out in time."""
-        end_s = self.figures.pace.allowance().end_s
-        if end_s is not None:
-            self.loop.at(since + end_s, self._find_hang, since, culprit)
+        allowed = self.figures.pace.allowance()
+        self.loop.at(since + allowed.report_s, self._report_hang, since)
+        if allowed.end_s is not None:
+            self.loop.at(since + allowed.end_s, self._find_hang, since, culprit)
+
+    def _stands_still(self, since: float) -> bool:
+        return since in (self.halted_at, self.stalled_since if self.stalled else None)
+
+    def _report_hang(self, since: float) -> None:
+        if self._stands_still(since):
+            self._tell_places("all_reduce")
+
+    def _tell_places(self, where: str) -> None:
+        """The ranks that nothing keeps from it say where they stand; an empty place means that they move again."""
+        for number, uid in enumerate(self.members):
+            ranks = self.ranks.get(uid)
+            if ranks in self._here() and ranks.where is Where.TRAINING and ranks.node not in self.stalled:
+                place = {"rank": number, "where": where, "waits": True}
+                told = {"kind": "hang", "generation": self.generation, "step": self.step, "ranks": [place]}
+                self.tell(uid, told)
 
     def _find_hang(self, since: float, culprit: str) -> None:
-        if since not in (self.halted_at, self.stalled_since if self.stalled else None):
+        if not self._stands_still(since):
             return
-        waiting = [r for r in self.ranks.values() if r.where is Where.TRAINING and r.node not in self.stalled]
+        waiting = [r for r in self._here() if r.where is Where.TRAINING and r.node not in self.stalled]
         if culprit and waiting:
             self.figures.count_hit()
         for ranks in waiting:
@@ -455,7 +504,7 @@ class Training:
         """They raise, tear down, and exit."""
         if not ranks.alive or ranks.where is Where.TEARING_DOWN:
             return
-        self._cancel(ranks)
+        ranks.cancel()
         ranks.where, ranks.ends_as = Where.TEARING_DOWN, how
         teardown_s = 0.0 if how.code == 137 else self.script.teardown_s * self.dice.uniform(0.8, 1.0)
         ranks.timer = self.loop.after(teardown_s, self._exit, ranks)
@@ -480,13 +529,18 @@ class Training:
         if self.broken or not self.begun:
             return
         self.broken = True
-        for ranks in self.ranks.values():
+        for ranks in self._here():
             if ranks.where is Where.TRAINING and ranks.node not in self.stalled:
                 lost = Exit(1, 0.0, False, LOST_PEER)
                 self.loop.after(self.dice.uniform(0.02, 0.5), self._lose_peer, ranks, lost)
 
     def _lose_peer(self, ranks: Ranks, lost: Exit) -> None:
-        if ranks.where is Where.TRAINING:
+        if ranks.where is not Where.TRAINING or ranks not in self._here():
+            return
+        if self.script.stays:
+            ranks.where = Where.WAITING
+            ranks.on_lost(replace(lost, at=self.loop.time()))
+        else:
             self._fail(ranks, lost)
 
     def _finish(self) -> None:
@@ -506,8 +560,3 @@ class Training:
                 ranks.timer = self.loop.after(0.1 + export_s, self._exit, ranks)
                 if self.script.reports:
                     self.tell(uid, {"kind": "finished", "generation": self.generation, "step": self.script.steps})
-
-    def _cancel(self, ranks: Ranks) -> None:
-        if ranks.timer is not None:
-            ranks.timer.cancel()
-            ranks.timer = None

@@ -16,12 +16,18 @@ from functools import lru_cache
 from typing import Any
 from unittest import mock
 
+from yarl import URL
+
 from elasticctl.api.errors import ConflictError, ElasticctlError
 from elasticctl_controller.core.membership import Group, Sign
 from elasticctl_controller.loop import controller as loop_module
-from elasticctl_controller.loop.controller import Controller, Workload
+from elasticctl_controller.loop.acting import Workload
+from elasticctl_controller.loop.controller import Controller
 from elasticctl_controller.rendezvous import service as service_module
+from elasticctl_controller.rendezvous.bodies import Bodies
+from elasticctl_controller.rendezvous.requests import Caller
 from elasticctl_controller.rendezvous.service import RendezvousService
+from elasticctl_controller.rendezvous.turns import Turns
 from tests.support.virtual.clock import EPOCH, VirtualLoop, VirtualTime, WallClock
 
 TOKEN = "token"
@@ -56,6 +62,7 @@ def without_threads(loop: VirtualLoop, poll_s: float) -> Iterator[None]:
     with (
         mock.patch.object(service_module, "time", VirtualTime(loop)),
         mock.patch.object(service_module, "POLL_S", poll_s),
+        mock.patch.object(Bodies, "read", _read_body),
         mock.patch.object(loop_module, "ThreadPoolExecutor", Inline),
     ):
         yield
@@ -102,17 +109,30 @@ class Timers:
         self._work(key)
 
 
+class _Connection:
+    """Of a request: it holds until the service is told otherwise (`ControlPlane.lose_host`)."""
+
+    def exception(self) -> None:
+        return None
+
+
 class _Request:
     """What the service reads of an aiohttp request."""
 
-    def __init__(self, key: str, verb: str, body: Mapping[str, Any], token: str) -> None:
-        namespace, _, name = key.partition("/")
-        self.match_info = {"namespace": namespace, "name": name, "verb": verb}
-        self.headers = {"Authorization": f"Bearer {token}"}
-        self._body = body
+    transport = None
+    content = _Connection()
+    method = "POST"
 
-    async def json(self) -> Mapping[str, Any]:
-        return self._body
+    def __init__(self, key: str, verb: str, body: Mapping[str, Any], token: str) -> None:
+        self.path = f"/v1/jobs/{key}/{verb}"
+        self.rel_url = URL(self.path)
+        self.headers = {"Authorization": f"Bearer {token}"}
+        self.body = body
+
+
+async def _read_body(_: Bodies, request: _Request, caller: Caller) -> Mapping[str, Any]:
+    """Stands in for `Bodies.read`: there are no bytes."""
+    return request.body
 
 
 class _LazySigns(dict[str, Sign]):
@@ -172,6 +192,7 @@ class ControlPlane:
         service = self.service = RendezvousService(
             lambda uid: TOKEN + uid, changed, steady, find_job=self._workload.get_job
         )
+        service.turns = Turns(lambda: 0.0)  # by how much is to be done, not by how long it really takes
         app = service.app()
         self._handle = next(iter(app.router.routes())).handler
         app.freeze()
@@ -202,6 +223,11 @@ class ControlPlane:
         self._tasks[task] = None
         task.add_done_callback(lambda task: self._tasks.pop(task, None))
         return task
+
+    def lose_host(self, key: str, uid: str) -> None:
+        """The kernel finds that the host of a worker does not answer."""
+        if self.service is not None:
+            self.service.lose_touch(key, uid)
 
     def group(self, key: str) -> Group | None:
         """The group of a job, as the service has it."""

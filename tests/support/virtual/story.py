@@ -20,6 +20,8 @@ from tests.support.virtual.world import Setup, World
 SETTLE_S = 400.0
 """How long after the last incident everything has to be in order, if the script needs no time for anything."""
 BACK_S = 120.0
+STAYING_SHARE = 0.5
+"""How many of the scripts that use the training library keep their processes."""
 HANG_S = 2500.0
 """How long it takes until a hang is found, and until who has caused what is decided."""
 
@@ -88,6 +90,8 @@ def draw(seed: int) -> Story:
     workers = dice.choice((1, 2, 3, 3, 4, 5, 8))
     backoff_limit = dice.choice((0, 1, 3, 3, 3, 6))
     script = draw_script(dice, backoff_limit)
+    can_stay = script.reports and not (script.bug is not None and script.bug.permanent)  # such a bug strikes before
+    script = replace(script, stays=can_stay and random.Random(f"stays {seed}").random() < STAYING_SHARE)
     setup = Setup(
         workers=workers,
         minimum=dice.randint(1, workers),

@@ -76,7 +76,7 @@ class Watcher:
             return "starting"
         if training.has_stepped:
             return "training"
-        past_s = self.world.loop.time() - (training.first_at - training.script.first_step_s)
+        past_s = self.world.loop.time() - (training.first_at - training.first_s)
         return "first step" if past_s > 0 else "starting"
 
     def _check(self, truth: Truth) -> None:

@@ -136,7 +136,10 @@ class World:
         for known in reversed(self.trainings[-3:]):
             if known.generation == generation and known.members == members:
                 return known
-        made = Training(self.loop, self.dice, self.script, self.storage, self.figures, generation, members, self._tell)
+        begin = self.ledger.check_begin
+        made = Training(
+            self.loop, self.dice, self.script, self.storage, self.figures, generation, members, self._tell, begin
+        )
         self.trainings.append(made)
         return made
 

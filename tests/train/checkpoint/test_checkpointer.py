@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import multiprocessing
 import os
 import resource
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,12 @@ from elasticctl_store.checkpoints.entries import DATA, Commit, folder_of
 from elasticctl_store.errors import FencedError, StateError, StorageError
 from elasticctl_store.storage import all_keys
 from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint import fence
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.dist import World
+from tests.support.train import ranks, sharded
 from tests.support.train.states import same
+from tests.support.waiting import wait_until
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -96,6 +102,28 @@ def test_a_save_that_is_due_while_one_is_in_flight_is_skipped_and_counted(tmp_pa
     assert checkpoints.agree(True, 5) == (True, 5, False)
 
 
+@dataclass(frozen=True, slots=True)
+class RankOne(World):
+    """The second of two ranks, where the first one has nothing to say but that a save is due."""
+
+    def broadcast(self, message: Any) -> Any:
+        return [1, "run"]
+
+    def highest(self, *values: int) -> list[int]:
+        return [1, *values[1:]]
+
+
+def test_of_a_skipped_save_one_rank_tells(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    storage = Gated(tmp_path)
+    checkpoints = Checkpointer(storage, RankOne(1, 2))
+    checkpoints.save(state_of(1), Label(1))
+    with caplog.at_level("INFO", logger="elasticctl_train"):
+        assert checkpoints.agree(True, 3)[0] is False
+    assert checkpoints.skipped == 1
+    assert caplog.messages == []
+    storage.gate.set()
+
+
 def test_nothing_is_visible_before_the_commit(tmp_path: Path) -> None:
     storage = Gated(tmp_path)
     checkpoints = Checkpointer(storage)
@@ -143,6 +171,30 @@ def test_the_older_of_two_runs_stops(tmp_path: Path, caplog: pytest.LogCaptureFi
     young.save(state_of(2), Label(2))
     assert young.settle()
     assert young.restore() is not None
+
+
+def test_a_run_that_saves_nothing_notices_a_younger_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "LOOK_EVERY_S", 0.01)
+    old = Checkpointer(LocalStorage(tmp_path))
+    old.save(state_of(1), Label(1))
+    assert old.settle()
+    for step in range(2, 30):  # its own commits are no younger run's
+        old.save(state_of(step), Label(step))
+        assert old.agree(False, step)[1] == step
+    Checkpointer(LocalStorage(tmp_path))
+    wait_until(lambda: old._fenced is not None)
+    with pytest.raises(FencedError, match="a younger run, generation 2"):
+        old.agree(False, 30)
+
+
+def test_nobody_looks_for_a_checkpointer_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "LOOK_EVERY_S", 0.01)
+    before = set(threading.enumerate())
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    (looking,) = (one for one in set(threading.enumerate()) - before if one.name == "elasticctl-fence")
+    del checkpoints
+    gc.collect()
+    wait_until(lambda: not looking.is_alive())
 
 
 def test_a_state_that_cannot_be_kept_is_refused_at_once(tmp_path: Path) -> None:
@@ -196,6 +248,58 @@ def test_damage_falls_back_to_the_one_before_and_is_reported(tmp_path: Path, cap
     assert younger.settle()
 
 
+@pytest.mark.parametrize("gone", ["newest", "all", "torn"])
+def test_a_lost_journal_entry_is_made_again(tmp_path: Path, gone: str) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    for step in (1, 2):
+        checkpoints.save(state_of(step), Label(step, 4, {"loss": 0.5, "odd": math.nan}))
+        checkpoints.settle()
+    before = next(read_commits(LocalStorage(tmp_path)))
+    newest, *older = sorted((tmp_path / "journal").iterdir())
+    if gone == "torn":
+        newest.write_bytes(newest.read_bytes()[:70])
+    else:
+        newest.unlink()
+        for entry in older if gone == "all" else ():
+            entry.unlink()
+    younger = Checkpointer(LocalStorage(tmp_path))
+    restored = younger.restore()
+    assert restored is not None
+    assert same(restored.state, state_of(2))
+    assert (restored.commit.step, restored.commit.epoch, restored.commit.metrics) == (2, 4, {"loss": 0.5})
+    assert (restored.commit.shares, restored.commit.size_bytes) == (before.shares, before.size_bytes)
+    younger.save(state_of(3), Label(3))
+    assert younger.settle()
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("entry_too", [False, True])
+def test_where_nothing_can_be_read_no_run_starts_at_step_0(tmp_path: Path, entry_too: bool) -> None:
+    storage = LocalStorage(tmp_path)
+    checkpoints = Checkpointer(storage)
+    checkpoints.save(state_of(1), Label(1))
+    checkpoints.settle()
+    damage_newest(storage, ".json")
+    if entry_too:
+        for entry in (tmp_path / "journal").iterdir():
+            entry.write_bytes(b"torn")
+    before = list(all_keys(storage, DATA))
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"none of them can be read: step 1: .* --start-over"):
+            Checkpointer(storage).restore()
+    assert list(all_keys(storage, DATA)) == before
+
+
+def test_an_interrupted_first_save_is_no_loss(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put("data/g000001-n000001-step000000001-dead/share-00001-of-00002.json", [b"{}"])
+    checkpoints = Checkpointer(storage)
+    assert checkpoints.restore() is None
+    (tmp_path / "journal/999999999998.json").write_bytes(b"torn")
+    storage.delete(list(all_keys(storage, DATA)))
+    assert Checkpointer(storage).restore() is None
+
+
 class Unsteady(LocalStorage):
     """A folder behind a bad line: each tensor file is read wrong once, or, with `gone`, not at all."""
 
@@ -245,16 +349,6 @@ def test_forked_workers_can_read_what_was_restored(tmp_path: Path) -> None:
     assert worker.exitcode == 7
 
 
-def test_nothing_whole_is_a_start_from_scratch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    storage = LocalStorage(tmp_path)
-    checkpoints = Checkpointer(storage)
-    checkpoints.save(state_of(1), Label(1))
-    checkpoints.settle()
-    damage_newest(storage, ".json")
-    assert Checkpointer(storage).restore() is None
-    assert "the checkpoint of step 1 is damaged" in caplog.text
-
-
 def test_a_run_that_fails_does_not_wait_for_long(tmp_path: Path) -> None:
     storage = Gated(tmp_path)
     checkpoints = Checkpointer(storage)
@@ -269,15 +363,15 @@ def test_a_run_that_fails_does_not_wait_for_long(tmp_path: Path) -> None:
 def test_saves_of_one_kind_of_state_use_what_was_prepared(tmp_path: Path) -> None:
     checkpoints = Checkpointer(LocalStorage(tmp_path))
     checkpoints.prepare(state_of(0), local={"own": torch.zeros(2)})
-    prepared = checkpoints._plan, checkpoints._buffers
+    prepared = checkpoints._snapshots._plan, checkpoints._snapshots._buffers
     for step in range(3):
         checkpoints.save(state_of(step), Label(step), local={"own": torch.ones(2)})
     assert checkpoints.settle()
-    assert (checkpoints._plan, checkpoints._buffers) == prepared
+    assert (checkpoints._snapshots._plan, checkpoints._snapshots._buffers) == prepared
     checkpoints.save({**state_of(4), "new": torch.ones(3)}, Label(4))
     assert checkpoints.settle()
-    assert checkpoints._plan is not prepared[0]
-    assert checkpoints._buffers is prepared[1]  # there is some room to spare
+    assert checkpoints._snapshots._plan is not prepared[0]
+    assert checkpoints._snapshots._buffers is prepared[1]  # there is some room to spare
     restored = checkpoints.restore()
     assert restored is not None
     assert same(restored.state, {**state_of(4), "new": torch.ones(3)})
@@ -292,3 +386,9 @@ def test_a_state_that_grows_gets_new_buffers(tmp_path: Path) -> None:
         restored = checkpoints.restore()
         assert restored is not None
         assert same(restored.state, state)
+
+
+def test_ranks_whose_shares_a_younger_run_has_swept_end_fenced_at_once(tmp_path: Path) -> None:
+    url, outcome = str(tmp_path / "state"), str(tmp_path / "outcome")
+    assert ranks.run(sharded.outlive, 2, url, outcome, timeout_s=60) == [0, 0]
+    assert all("a younger run" in Path(f"{outcome}-{rank}").read_text() for rank in range(2))

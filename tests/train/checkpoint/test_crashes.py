@@ -7,6 +7,8 @@ import signal
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
+
 from tests.support import servers
 from tests.support.clouds import Cloud
 from tests.support.crash_soak import Bed, soak
@@ -14,6 +16,7 @@ from tests.support.gate import Fault, Seen
 from tests.support.train import programs, ranks
 
 
+@pytest.mark.timeout(300)  # a process for each change
 def test_a_kill_before_any_change_of_the_disk_loses_nothing(tmp_path: Path) -> None:
     die_at, ended = 0, -signal.SIGKILL
     while ended == -signal.SIGKILL:

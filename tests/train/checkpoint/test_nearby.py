@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticctl_train.checkpoint import local_tier
+from elasticctl_train.checkpoint.memory import local_tier
 
 
 def test_another_process_sees_what_is_in_the_memory() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from elasticctl_store.checkpoints import boxes, entries
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.errors import DamagedError, MissingError, SaveError, StateError
+from elasticctl_store.errors import DamagedError, FencedError, MissingError, SaveError, StateError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
 from elasticctl_train.checkpoint import restore, shares
@@ -79,6 +79,37 @@ def test_a_share_that_does_not_come_is_named(storage: Storage) -> None:
     abandon.set()
     with pytest.raises(SaveError, match="given up: the share of rank 1"):
         shares.gather(storage, FOLDER, 3, abandon)
+
+
+def fenced() -> None:
+    raise FencedError("a younger run has taken over")
+
+
+def test_who_waits_for_shares_that_a_younger_run_has_swept_ends_fenced(storage: Storage) -> None:
+    make_share({}, {}, 0, 2).write(storage, entries.share_key(FOLDER, 0, 2))
+    with pytest.raises(FencedError):
+        shares.gather(storage, FOLDER, 2, threading.Event(), fenced)
+
+
+@pytest.mark.parametrize(("check_fence", "raised"), [(fenced, FencedError), (lambda: None, SaveError)])
+@pytest.mark.parametrize("when", ["before it is read", "after"])
+def test_a_share_that_is_deleted_meanwhile_ends_the_save(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, check_fence: Any, raised: type[Exception], when: str
+) -> None:
+    make_share({}, {}, 0, 2).write(storage, entries.share_key(FOLDER, 0, 2))
+    get = storage.get
+
+    def get_and_sweep(key: str) -> bytes:
+        if when == "after":
+            data = get(key)
+            storage.delete([key])
+            return data
+        storage.delete([key])
+        return get(key)
+
+    monkeypatch.setattr(storage, "get", get_and_sweep)
+    with pytest.raises((raised, MissingError) if raised is SaveError else raised):
+        shares.gather(storage, FOLDER, 2, threading.Event(), check_fence)
 
 
 def test_a_plan_fits_states_of_the_same_kinds_only() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections import OrderedDict
+import warnings
+from collections import Counter, OrderedDict
 from contextlib import suppress
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from elasticctl_store.checkpoints.state_trees import MAX_DEPTH, decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, StateError
+from elasticctl_train.checkpoint import tree as tree_module
 from elasticctl_train.checkpoint.tree import Flattener, leaves
 from tests.support.train.states import same, through_json, trees
 
@@ -97,6 +100,25 @@ def test_a_state_dicts_ordered_dict_becomes_a_dict() -> None:
     assert same(through_json(OrderedDict(b=1, a=2)), {"b": 1, "a": 2})
 
 
+def freed() -> torch.Tensor:
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def experimental(make: Any) -> Any:
+    """What torch warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make()
+
+
+class Level(IntEnum):
+    """A number, and more than that."""
+
+    LOW = 1
+
+
 class Custom:
     """Something no checkpoint can hold."""
 
@@ -117,6 +139,17 @@ class Custom:
         (torch.ones(2, 2).to_sparse(), "torch.sparse_coo"),
         (torch.ones(2, device="meta"), "on meta"),
         (torch.nn.UninitializedParameter(), "UninitializedParameter"),
+        (
+            experimental(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+            "nested torch.strided tensor",
+        ),
+        (torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "NestedTensor"),
+        (freed(), "a tensor whose memory has been freed"),
+        (torch.empty(0, 1 << 61), "a tensor of shape (0, 2305843009213693952)"),
+        pytest.param(1 << 14_000, "an integer of more than 14000 bits", id="large"),
+        pytest.param(-(1 << 20_000), "an integer of more than 14000 bits", id="low"),
+        (torch.Size([1]), "torch.Size"),
+        (Level.LOW, "Level"),
         ({torch.ones(1): 1}, "tensors as keys"),
         ({(1, torch.ones(1)): 1}, "tensors as keys"),
     ],
@@ -135,6 +168,45 @@ def test_as_deep_as_can_be_read_is_as_deep_as_can_be_saved(wrap: Any) -> None:
     assert same(through_json(tree), tree)
     with pytest.raises(StateError, match="more than 100 levels deep"):
         Flattener().encode(wrap(tree), "state")
+
+
+@pytest.mark.parametrize("leaf", [1, 1.5, "text", [1], [], {"a": 1}, (1, 2), Counter("ab"), torch.ones(1)])
+def test_what_is_saved_at_any_depth_can_be_read(leaf: Any) -> None:
+    for depth in range(MAX_DEPTH - 3, MAX_DEPTH + 2):
+        tree = leaf
+        for _ in range(depth):
+            tree = [tree]
+        with suppress(StateError):
+            assert same(through_json(tree), tree)
+
+
+def test_what_lies_in_itself_is_refused() -> None:
+    cycle: list[Any] = []
+    cycle.append({"again": cycle})
+    with pytest.raises(
+        StateError, match=r"state/0/again/0/again/0.*: a checkpoint cannot hold what is more than 100 lev"
+    ):
+        Flattener().encode(cycle, "state")
+
+
+def test_lists_of_lists_of_the_same_list_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "MAX_CONTAINERS", 1000)
+    bomb: list[Any] = []
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    with pytest.raises(StateError, match=r"state/0/0.*more than 1000 lists, dicts and tuples"):
+        Flattener().encode(bomb, "state")
+
+
+@pytest.mark.parametrize("key", [1 << 14_000, (1, 1 << 20_000), 1 << 20_000], ids=["number", "pair", "larger"])
+def test_a_key_too_large_for_words_is_refused(key: Any) -> None:
+    with pytest.raises(StateError, match=r"^state.*: a checkpoint cannot hold an? (key|integer)"):
+        Flattener().encode({key: 1}, "state")
+
+
+@pytest.mark.parametrize("number", [(1 << 14_000) - 1, 1 << 64, -(1 << 64)], ids=["largest", "large", "low"])
+def test_large_numbers_survive(number: int) -> None:
+    assert through_json([number, {"a": number, number: 1}]) == [number, {"a": number, number: 1}]
 
 
 json_values = st.recursive(

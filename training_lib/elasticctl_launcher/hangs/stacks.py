@@ -55,10 +55,10 @@ Stacks = tuple[ThreadStack, ...]
 
 
 class StackReader:
-    """Reads stacks; says once in the log why it cannot."""
+    """Reads stacks; says once in the log why it cannot. `trouble` is that too; "" while nothing is in the way."""
 
     def __init__(self) -> None:
-        self._told = False
+        self.trouble = ""
 
     def read(self, pid: int) -> Stacks | None:
         """The Python threads of the first Python process at or below `pid`; None if they cannot be read."""
@@ -99,8 +99,8 @@ class StackReader:
         return None
 
     def _tell(self, why: str) -> None:
-        if not self._told:
-            self._told = True
+        if not self.trouble:
+            self.trouble = why
             log.warning("the ranks' Python stacks cannot be read, so a hang is named and ended less surely: %s", why)
 
 

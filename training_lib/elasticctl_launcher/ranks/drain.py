@@ -14,6 +14,8 @@ from pathlib import Path
 from elasticctl_launcher.rank_reports import RankReports
 
 DEFAULT_GRACE_S = 20.0
+LEAVE = "leave"
+"""What the file that asks ranks to drain says to those of a worker that has to go."""
 FAREWELL_S = 5.0
 """What the launcher needs for itself before it is killed: to tell the service, and to upload the last lines."""
 
@@ -29,10 +31,9 @@ class Limits:
     hang_timeout_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
 
-    @property
-    def drain_s(self) -> float:
-        """How long the ranks of a worker that has to go may take to commit a step: what stopping them leaves of it."""
-        return max(self.grace_s / 2, self.grace_s - self.stop_grace_s - FAREWELL_S)
+    def drain_s(self, left_s: float) -> float:
+        """How long the ranks of a worker may take to commit a step that is killed in `left_s` and stops them first."""
+        return max(left_s / 2, left_s - self.stop_grace_s - FAREWELL_S)
 
 
 class Drain:
@@ -48,11 +49,17 @@ class Drain:
         """True once the ranks have made their last step: there is none left to agree on."""
         return self._reports.finished_generation >= self._generation
 
-    def request(self) -> bool:
-        """Ask the ranks; False if their script does not, or no longer, use the training library."""
+    def request(self, *, to_leave: bool = False) -> bool:
+        """Ask the ranks; False if their script does not, or no longer, use the training library.
+
+        `to_leave`: it is this worker that has to go, and not another that comes or goes.
+        """
         if self._reports.newest_generation < self._generation or self.is_exporting:
             return False
-        Path(self._reports.notice_file(self._generation)).touch()
+        notice = Path(self._reports.notice_file(self._generation))
+        words = notice.with_suffix(".new")
+        words.write_text(LEAVE if to_leave else "")
+        words.replace(notice)
         return True
 
     def limit(self, limit_s: float) -> None:

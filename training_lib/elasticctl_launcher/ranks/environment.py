@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from elasticctl_launcher.rank_reports import RankReports
 
+PLACE_VARIABLE, LATER = "ELASTICCTL_PLACE", "later"
+"""Says to a rank that it has been started before it has a place in a group, and is to wait for one."""
+
 
 def rank_environments(
-    group: WorkerGroup, run_id: str, generation: int, reports: RankReports, shared: Mapping[str, str]
+    group: WorkerGroup, run_id: str, generation: int, reports: RankReports
 ) -> Sequence[tuple[int, Mapping[str, str]]]:
-    """(global rank, environment) of every rank of this worker; `shared` is what they have in common beside this."""
+    """(global rank, its place in this generation as an environment) of every rank of this worker."""
     common = {
-        **shared,
         "GROUP_RANK": str(group.group_rank),
         "GROUP_WORLD_SIZE": str(group.group_world_size),
         "LOCAL_WORLD_SIZE": str(group.spec.local_world_size),
@@ -26,10 +29,43 @@ def rank_environments(
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "ELASTICCTL_GENERATION": str(generation),
+        **run_identity(run_id, generation),
         "ELASTICCTL_AGENT_SOCKET": reports.path,
         "ELASTICCTL_NOTICE_FILE": reports.notice_file(generation),
     }
     return [(worker.global_rank, {**common, **_of_rank(worker, generation, reports)}) for worker in group.workers]
+
+
+def run_identity(run_id: str, generation: int) -> Mapping[str, str]:
+    """What experiment trackers need to go on with one run: its id, the same for as long as the job lives, and which
+    attempt this is.
+    """
+    return {"ELASTICCTL_RUN_ID": os.environ.get("ELASTICCTL_JOB_UID") or run_id, "ELASTICCTL_ATTEMPT": str(generation)}
+
+
+def provisional_environments(
+    others: int, local_world_size: int, run_id: str, reports: RankReports
+) -> Sequence[tuple[int, Mapping[str, str]]]:
+    """The same for ranks that are started before they have a place: the one they would have behind the `others`."""
+    numbers = range(others, others + local_world_size)
+    workers = [
+        Worker(number - others, number, number, others + local_world_size, others + local_world_size)
+        for number in numbers
+    ]
+    common = {
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "ELASTICCTL_GENERATION": "0",
+        **run_identity(run_id, 0),
+        "ELASTICCTL_AGENT_SOCKET": reports.path,
+        PLACE_VARIABLE: LATER,
+    }
+    return [(worker.global_rank, {**common, **_of_rank(worker, 0, reports)}) for worker in workers]
 
 
 def _of_rank(worker: Worker, generation: int, reports: RankReports) -> Mapping[str, str]:

@@ -34,8 +34,10 @@ OWN_SIGNS = (
     "ncclInternalError",
 )
 """What NCCL says of a fault of this very process, also in a DistBackendError: no peer's loss explains it."""
-PERMANENT = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
-"""Exceptions that the same script raises again wherever and whenever it is started."""
+PERMANENT = frozenset(
+    {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "NotFiniteError"}
+)
+"""Exceptions that the same script raises again wherever and whenever it is started, and the one that was to end it."""
 
 _RANK_PREFIX = re.compile(r"\[rank\d+\]: ?(?!\[)")
 """What torch's excepthook puts before each line of a traceback; its C++ log has a bracket in place of the blank."""
@@ -44,6 +46,12 @@ _LOG = re.compile(r"(\[rank\d+\]:)?\[?[IWEF]\d{4} |\[rank\d+\]:\[|\[[IWEF]\d* ")
 _CODE_LINE = re.compile(r'\s+File ".*", line \d+')
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(: |$)")
 _TERMINATED = "terminate called"
+_USAGE, _NO_PROGRAM = 2, (126, 127)
+_USAGE_LINES = 100
+_NO_PROGRAM_ENDS = ("not found", "no such file or directory", "permission denied", "exec format error")
+_TRACEBACK = "Traceback (most recent call last):"
+_CPP_LINES = ("frame #", "Exception raised from ", "C++ CapturedTraceback:")
+"""How the lines of a C++ backtrace begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,41 @@ def find_final_exception(lines: Sequence[str]) -> FinalException | None:
     return _find_of_cpp(lines) or _find_of_python(lines)
 
 
+def is_wrong_use(code: int, lines: Sequence[str]) -> bool:
+    """True for a command that cannot work as it is typed: arguments that a script refuses, a file or program not there.
+
+    argparse and click exit with 2, and shells with 126 or 127. A script may do so for reasons of its own, so the words
+    that go with it have to be there too.
+    """
+    last = [line.strip().lower() for line in lines[-_USAGE_LINES:] if line.strip()]
+    if code == _USAGE:
+        has_usage = any(line.startswith("usage:") for line in last) and any("error" in line for line in last)
+        return has_usage or any(line.startswith("cannot open ") or "can't open file " in line for line in last[-1:])
+    return code in _NO_PROGRAM and any(line.endswith(_NO_PROGRAM_ENDS) for line in last[-1:])
+
+
+def begins_last_words(line: str) -> bool:
+    """Is this the first line of a traceback, or of C++ that ends the process?"""
+    return _plain(line) == _TRACEBACK or (_TERMINATED in line and "throwing" in line)
+
+
+def beside_last_words(lines: Sequence[str], final: FinalException) -> list[str]:
+    """Of lines from a traceback on, those that are no part of it, nor of what torch prints about it."""
+    last = max((at for at, line in enumerate(lines) if final.line in line), default=len(lines) - 1)
+    return [line for line in lines[last + 1 :] if line.strip() and not _is_of_exception(line)]
+
+
+def _is_of_exception(line: str) -> bool:
+    plain = _plain(line)
+    marked = plain is not line or line[0].isspace() or _TERMINATED in line
+    return bool(marked or _LOG.match(line) or line.startswith(_CPP_LINES))
+
+
+def _plain(line: str) -> str:
+    """A line without what torch's excepthook puts before it."""
+    return _RANK_PREFIX.sub("", line, count=1) if _RANK_PREFIX.match(line) else line
+
+
 def last_error_line(lines: Sequence[str]) -> str:
     """What comes nearest to an error without a traceback: the last line that is not blank."""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -83,7 +126,7 @@ def last_error_line(lines: Sequence[str]) -> str:
 
 def _find_of_python(lines: Sequence[str]) -> FinalException | None:
     """The last traceback's exception: its first line that is not indented, and what belongs to its message."""
-    plain = [_RANK_PREFIX.sub("", line, count=1) if _RANK_PREFIX.match(line) else line for line in lines]
+    plain = [_plain(line) for line in lines]
     codes = (at for at in reversed(range(len(plain))) if _CODE_LINE.match(plain[at]))
     firsts = (_first_not_indented(plain, at + 1) for at in codes)
     first = next((at for at in firsts if at is not None and _EXCEPTION.match(plain[at])), None)

@@ -5,16 +5,22 @@ Everything that happens to them is put into the agent's notifications, from thre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from elasticctl_launcher.hangs.look import note_ranks
 from elasticctl_launcher.hangs.watch import HangWatch
 from elasticctl_launcher.notifications import (
     Notification,
+    RankDeclined,
     RankDrained,
     RankExited,
+    RankLostPeers,
     RanksHung,
     RanksStandStill,
     TrainingDone,
@@ -22,11 +28,17 @@ from elasticctl_launcher.notifications import (
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.rank_reports import RankReports
 from elasticctl_launcher.ranks.drain import Drain, Limits
-from elasticctl_launcher.ranks.environment import rank_environments
+from elasticctl_launcher.ranks.environment import provisional_environments, rank_environments
+from elasticctl_launcher.ranks.links import RankLinks
 from elasticctl_launcher.ranks.starter import RankStarter
 from elasticctl_launcher.service.client import ServiceClient
 from elasticctl_launcher.worker_output import WorkerOutput
 from elasticctl_launcher.workspace import create_folder_for_sockets, create_shared_memory_folder
+
+LOOK_S = 0.1
+"""While ranks are prepared, it is looked this often whether one has ended."""
+
+log = logging.getLogger(__name__)
 
 
 class LocalRanks:
@@ -49,6 +61,14 @@ class LocalRanks:
         self.reports = RankReports(
             client, self._folder.path, lambda generation, rank: notify(RankDrained(generation, rank))
         )
+        self._links = RankLinks(
+            self._folder.path,
+            on_lost=lambda generation, why: notify(RankLostPeers(generation, why)),
+            on_declined=lambda generation, why: notify(RankDeclined(generation, why)),
+        )
+        self._generation = 0
+        self._began: float | None = None
+        self._unreported_s = 0.0
         self.reports.on_finished = lambda generation: notify(TrainingDone(generation))
         self._hangs = HangWatch(
             limits.hang_timeout_s,
@@ -67,12 +87,18 @@ class LocalRanks:
         return self._group.ranks
 
     def start(self, group: WorkerGroup, run_id: str, generation: int) -> None:
-        """Start those of a generation, from the main thread. Raises OSError."""
-        self.drain = Drain(generation, self.reports)
-        shared = dict(self._starter.environment)
-        if self._local_tier is not None:
-            shared["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
-        self._group.start(rank_environments(group, run_id, generation, self.reports, shared))
+        """Give those that have stayed a place in a generation, or start them, from the main thread. Raises OSError."""
+        self.drain, self._generation = Drain(generation, self.reports), generation
+        places = rank_environments(group, run_id, generation, self.reports)
+        if self.can_stay():
+            self._group.renumber([number for number, _ in places])
+            for local_rank, (_, place) in enumerate(places):
+                self._links.give_place(local_rank, place)
+        else:
+            self.stop()
+            self._note_start(is_first=group.group_rank == 0)
+            self._start_processes(places)
+        note_ranks(self._folder.path, {rank.rank: rank.process.pid for rank in self._group.ranks})
         store: Any = group.store  # torch's annotations know none
         self._hangs.begin(generation, self._group.ranks, store, group.group_world_size or 1)
 
@@ -84,10 +110,60 @@ class LocalRanks:
         """True once all of them have committed the step that they agreed on."""
         return self.drain.is_done(rank.rank for rank in self._group.ranks)
 
-    def stop(self) -> list[Rank]:
-        """Stop them, those that have drained at once; returns all, in the order in which they ended."""
+    def prepare(self, others: int, local_world_size: int, run_id: str) -> bool:
+        """Start them before they have a place behind the `others`, from the main thread, and wait until they need one.
+
+        False if one of them ends before. Raises OSError.
+        """
+        self._generation = 0
+        self._start_processes(provisional_environments(others, local_world_size, run_id, self.reports))
+        while not self.can_stay():
+            if any(rank.code is not None for rank in self._group.ranks):
+                self.stop()
+                return False
+            self._links.wait_for_change(LOOK_S)
+        return True
+
+    def _note_start(self, *, is_first: bool) -> None:
+        """Ranks start from nothing; `is_first`: rank 0, which speaks for all, is among them."""
+        self._began = time.monotonic()
+        if is_first and self._unreported_s and self.reports.newest_generation < 0:
+            log.info(
+                "the script has reported no steps and no checkpoints: unless it keeps its own, it begins at 0 again"
+                " (redone so far: %s)",
+                timedelta(seconds=round(self._unreported_s)),
+            )
+
+    def _start_processes(self, places: Sequence[tuple[int, Mapping[str, str]]]) -> None:
+        shared = {**self._starter.environment, "ELASTICCTL_LINK": self._links.path}
+        if self._local_tier is not None:
+            shared["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
+        self._group.start([(number, {**shared, **place}) for number, place in places])
+
+    def release(self) -> bool:
+        """The generation is over: keep the ranks, and tell them; False if one cannot stay, and all must stop."""
+        if not self.can_stay():
+            return False
         self._hangs.end()
-        stopped = self._group.stop(0.0 if self.have_drained() else self._limits.stop_grace_s)
+        self._links.say_over(self._generation)
+        self.reports.flush()
+        return True
+
+    def can_stay(self) -> bool:
+        """Are they all ready to go on in another generation?"""
+        ranks = self._group.ranks
+        alive = bool(ranks) and all(rank.code is None for rank in ranks)
+        return alive and not self._group.suspended() and self._links.are_attached(rank.local_rank for rank in ranks)
+
+    def stop(self, *, peers_ended: bool = False) -> list[Rank]:
+        """Stop them, those that have drained at once; returns all, in the order in which they ended.
+
+        `peers_ended`: others ended before, which explains broken connections, so they are told of in one line.
+        """
+        self._hangs.end()
+        if self._began is not None:
+            self._unreported_s, self._began = self._unreported_s + time.monotonic() - self._began, None
+        stopped = self._group.stop(0.0 if self.have_drained() else self._limits.stop_grace_s, peers_ended=peers_ended)
         self.reports.flush()
         return stopped
 
@@ -98,6 +174,7 @@ class LocalRanks:
     def close(self) -> None:
         """Send their last reports, stop listening for more, and remove the folders."""
         self.reports.close()
+        self._links.close()
         self._folder.close()
         if self._local_tier is not None:
             self._local_tier.close()

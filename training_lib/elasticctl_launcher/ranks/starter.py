@@ -211,5 +211,6 @@ class RankStarter:
 def shared_environment() -> dict[str, str]:
     """What all ranks and spares of a worker share: this process's environment, with defaults for what is not set."""
     on_loopback = os.environ.get("ELASTICCTL_POD_IP", "127.0.0.1") in ("127.0.0.1", "::1")
-    interface = {"GLOO_SOCKET_IFNAME": "lo"} if on_loopback and os.path.exists("/sys/class/net/lo") else {}
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    interface = dict.fromkeys(names, "lo") if on_loopback and os.path.exists("/sys/class/net/lo") else {}
     return {**interface, "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}

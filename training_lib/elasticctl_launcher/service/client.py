@@ -13,6 +13,8 @@ import logging
 import os
 import random
 import socket
+import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -85,6 +87,18 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+        uid = peer_uid(self.sock)
+        if uid not in (None, os.geteuid()):
+            self.close()  # before the token is sent
+            raise ConnectionRefusedError(f"a process of user {uid} answers on {self._path}, and not one of this user's")
+
+
+def peer_uid(connected: socket.socket) -> int | None:
+    """The user at the other end of a Unix socket; None where the system does not tell."""
+    if sys.platform != "linux":
+        return None
+    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", told)[1])
 
 
 @dataclass(frozen=True, slots=True)

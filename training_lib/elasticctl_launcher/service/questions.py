@@ -11,17 +11,31 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from elasticctl_launcher.service.client import Backoff, Poll, ServiceAway, ServiceClient, ServiceError, ServiceRefused
+from elasticctl_launcher.spot_notice import SpotNotice
 
 REJOIN, EXIT, DONE = "rejoin", "exit", "done"
+EXCUSED = "rejoin, excused"
+"""REJOIN where another member was lost, or is to blame."""
 LEAST_POLL_S = 0.5
 """A service that has no answer yet holds the question; one that does not is not asked more often than this."""
 TELL_TIMEOUT_S = 2.0
 """How long a worker that leaves waits to have said so: the service finds out by itself too."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """How long a worker that has to go may stay at most (None: until it is told to go), and in how many seconds it is
+    killed (None: not known).
+    """
+
+    stay_s: float | None = None
+    left_s: float | None = None
 
 
 class Question:
@@ -79,7 +93,7 @@ class Inquiries:
         self._client, self._poll, self._uid, self._on_answer = client, poll, uid, on_answer
 
     def ask_for_verdict(self, report: Callable[[], Mapping[str, Any]]) -> Question:
-        """Report that ranks have ended by themselves: is this worker to REJOIN, or to EXIT?"""
+        """Report that ranks have ended by themselves: is this worker to REJOIN (perhaps EXCUSED), or to EXIT?"""
         return Question("fail", lambda: {"uid": self._uid, **report()}, _read_verdict, EXIT, self._on_answer).ask(
             self._poll
         )
@@ -89,6 +103,20 @@ class Inquiries:
         body = {"uid": self._uid, "generation": generation}
         return Question("finish", lambda: body, _read_state, DONE, self._on_answer).ask(self._poll)
 
+    def ask_to_stay(self, reason: str, notice: SpotNotice | None) -> Stay:
+        """This worker has to go, by its cloud's notice, or (None) for a reason that the cluster knows: may it stay?
+
+        A service that is away, or too old to know, does not let it.
+        """
+        body = {"uid": self._uid, "reason": reason[:200] or "no reason given", "stays": True}
+        told = {} if notice is None else {"in_s": notice.left_s()}
+        try:
+            answer = self._client.call("notice", body | told, TELL_TIMEOUT_S)
+        except ServiceError as error:
+            log.warning("notice: %s", error)
+            return Stay(0.0)
+        return Stay(_seconds(answer.get("stay_s", 0.0)), _seconds(answer.get("left_s")))
+
     def tell(self, verb: str, reason: str) -> None:
         """Send `notice` or `leave`; if that fails, the service finds out by itself."""
         try:
@@ -97,10 +125,15 @@ class Inquiries:
             log.warning("%s: %s", verb, error)
 
 
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _read_verdict(answer: Mapping[str, Any]) -> str:
     """Empty while the service still hears the others; a service that gives no verdict has none for this worker."""
     verdict = answer.get("verdict")
-    return "" if verdict == "pending" else REJOIN if verdict == "rejoin" else EXIT
+    rejoin = EXCUSED if answer.get("excused") is True else REJOIN
+    return "" if verdict == "pending" else rejoin if verdict == "rejoin" else EXIT
 
 
 def _read_state(answer: Mapping[str, Any]) -> str:

@@ -1,18 +1,17 @@
-"""The journal in a storage: take over, append commits, find the newest, retire the old. See `commits` for the rules."""
+"""The journal in a storage: take over, append commits, find the newest. See `entries` for the rules."""
 
 from __future__ import annotations
 
 import logging
-import random
 import secrets
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from elasticctl_store.checkpoints import entries
-from elasticctl_store.checkpoints.entries import Commit, Generation, Moved, Retention
+from elasticctl_store.checkpoints.entries import Commit, Generation, Moved
 from elasticctl_store.errors import (
     DamagedError,
     ExistsError,
@@ -24,6 +23,7 @@ from elasticctl_store.errors import (
 )
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import Patience, Storage, all_keys
+from elasticctl_store.storage.waiting import JITTER
 
 log = logging.getLogger("elasticctl_train")
 
@@ -57,12 +57,13 @@ def first_generation(storage: Storage) -> Generation | None:
 
 
 def delete_commit(storage: Storage, commit: Commit) -> None:
-    """Delete a commit: the entry first, then its data, so that what is listed is whole.
+    """Delete a commit: the entry first, then its data, so that what is listed is whole; but its marker before all, so
+    that nobody takes it for one that has lost its entry.
 
     Not the newest entry of a journal that a run still appends to: its position would be taken once more, and the fence
     between two runs is that this never happens. Raises StorageError.
     """
-    storage.delete([entries.key_of(commit.position)])
+    storage.delete([entries.marker_key(commit.folder), entries.key_of(commit.position)])
     storage.delete(list(all_keys(storage, commit.folder)))
 
 
@@ -74,9 +75,7 @@ class CommitWriter:
         self._mine = mine
         self._tail = mine.position
         self._number = commits_so_far
-        self._commits: list[Commit] | None = None
-        self._saves = 0
-        self._swept = False
+        self._appended: list[Commit] = []
 
     @classmethod
     def take_over(cls, storage: Storage) -> CommitWriter:
@@ -101,6 +100,11 @@ class CommitWriter:
         """This run's own entry."""
         return self._mine
 
+    @property
+    def appended(self) -> Sequence[Commit]:
+        """The commits of this run, oldest first, those that have been deleted since too."""
+        return self._appended
+
     def append(self, commit: Commit) -> Commit:
         """Make a checkpoint visible, behind this run's last entry; returns it with the position and number it got.
 
@@ -117,6 +121,23 @@ class CommitWriter:
                 return earlier
             # It is of a save that failed because the storage never said that it had worked.
 
+    def adopt(self, commit: Commit, position: int | None = None) -> Commit:
+        """Make a whole checkpoint whose entry is lost visible again: at the `position` of its damaged entry, or now.
+
+        Raises FencedError when another run has taken over.
+        """
+        self.check_fence()
+        if position is not None:
+            commit = replace(commit, position=position)
+            self._storage.put(entries.key_of(position), [entries.encode(commit)])
+            self._number = max(self._number, commit.number)
+            return commit
+        commit = replace(commit, position=self._tail + 1, number=self._number + 1, generation=self._mine.generation)
+        if not self._create(commit):
+            raise self._fenced()
+        self._tail, self._number = commit.position, commit.number
+        return commit
+
     def close(self, to: str) -> None:
         """Append that the job continues at the URL `to`: no run can take over or commit here any more.
 
@@ -126,53 +147,22 @@ class CommitWriter:
         if not self._create(entry):
             raise self._fenced()
 
-    def retire(self, keep: Retention) -> None:
-        """Delete the commits that `keep` does not keep: the entry first, then its data. Call after an append only.
+    def check_fence(self) -> None:
+        """Raise FencedError when another run has taken over: this one may delete nothing any more."""
+        if self._is_followed():
+            raise self._fenced()
 
-        The first call also deletes what killed runs left: data no commit refers to, entries half-written. Raises
-        FencedError, and deletes nothing more, when another run has taken over: that is looked at before each commit
-        that goes.
-        """
-        if self._commits is None:
-            self._commits = list(read_commits(self._storage))
-        strays = [] if self._swept else self._strays({commit.folder for commit in self._commits})
-        for old in entries.commits_to_delete(self._commits, keep):
-            self._check_fence()
-            delete_commit(self._storage, old)
-            self._commits.remove(old)
-        if strays:
-            self._check_fence()  # they were listed before it, so nothing is among them that a younger run stores
-            self._storage.delete(strays)
-        self._swept = True
-
-    def sweep_again(self) -> None:
-        """Let the next `retire` look for leftovers once more: a save of this run has failed half-way."""
-        self._swept = False
-
-    def _strays(self, kept: Collection[str]) -> list[str]:
-        """What saves have left outside the folders `kept`, but for later saves of this run: ranks may be at one.
-
-        And entries that older runs were killed at.
-        """
-        found = []
-        for key in all_keys(self._storage, entries.DATA):
-            folder = entries.folder_of(key)
-            number = entries.number_of(folder)
-            if number is None or folder in kept:
-                continue
-            if number <= self._saves or entries.run_of(folder) != self._mine.run_id:
-                found.append(key)
-        for key in all_keys(self._storage, entries.JOURNAL):
-            position = entries.position_of_partial(key)
-            if position is not None and position <= self._mine.position:  # those behind it are younger runs' or our own
-                found.append(key)
-        return found
+    def look_for_younger(self) -> None:
+        """Raise FencedError when another run has taken over; another thread may ask while this run appends."""
+        for _, entry in read_entries(self._storage):
+            if not isinstance(entry, DamagedError):
+                if isinstance(entry, Moved) or entry.generation > self._mine.generation:
+                    raise self._fenced()
+                return
 
     def _add(self, commit: Commit) -> None:
         self._tail, self._number = commit.position, commit.number
-        self._saves = entries.number_of(commit.folder) or 0
-        if self._commits is not None:
-            self._commits.append(commit)
+        self._appended.append(commit)
 
     def _own_commit(self, position: int) -> Commit | None:
         """The entry at `position`, if it is a commit of this very run."""
@@ -200,10 +190,6 @@ class CommitWriter:
         """Is there an entry behind this run's last?"""
         return next(positions(self._storage), None) != self._tail
 
-    def _check_fence(self) -> None:
-        if self._is_followed():
-            raise self._fenced()
-
     def _fenced(self) -> FencedError:
         who = ""
         for _, entry in read_entries(self._storage):
@@ -221,7 +207,7 @@ def _count_tries(storage: Storage) -> Iterator[int]:
     tries = 1
     yield tries
     while tries < PATIENCE.tries:
-        time.sleep(PATIENCE.pause_s(tries, random.random()))  # noqa: S311 - jitter, no secret
+        time.sleep(PATIENCE.pause_s(tries, JITTER.random()))
         tries += 1
         yield tries
     raise StorageError(

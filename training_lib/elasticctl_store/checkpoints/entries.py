@@ -3,6 +3,7 @@
     journal/<999999999999 - position>.json    one entry each; a listing gives the newest first
     data/<save>/share-00000-of-00003.json     what one rank wrote: its digests, and its part of the state tree
     data/<save>/share-00000-of-00003.safetensors
+    data/<save>/committed                             a copy of its entry, written behind it: see `repair`
 
 An entry is created only if its position is free, and there are three kinds. A run *takes over* by appending a
 `Generation`; a checkpoint becomes visible when its `Commit` is appended, after all its data; a `Moved` closes the
@@ -24,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from elasticctl_store.errors import DamagedError, FormatError
+from elasticctl_store.storage.base import MOST_ENTRY_BYTES
 
 FORMAT = 2
 JOURNAL = "journal/"
@@ -32,7 +34,7 @@ _TOP = 999_999_999_999
 _MAX_COUNT = 1 << 62
 _MAX_TIME = 1e11  # some thousand years
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}", re.ASCII)
-_SAVE = re.compile(rf"{DATA}g\d{{6,}}-n(\d{{6,}})-step\d{{9,}}-[^/]+/", re.ASCII)
+_SAVE = re.compile(rf"{DATA}g(\d{{6,18}})-n(\d{{6,18}})-step(\d{{9,18}})-([^/]+)/", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,21 @@ class ObjectRef:
     key: str
     size_bytes: int
     checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What the name of a save's folder says: of the run `run_id`, generation `generation`, the `number`-th one."""
+
+    generation: int
+    number: int
+    step: int
+    run_id: str
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Saves of one URL in the order in which they were made."""
+        return self.generation, self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +77,7 @@ class Commit:
     """A whole checkpoint. `shares` holds one share document for each rank that wrote, in order of rank.
 
     `number` counts the commits of this URL from 1; `size_bytes` is all its data; `metrics` the user's own numbers.
+    `not_finite` names the model's parameters that have a NaN or an infinity in them.
     """
 
     position: int
@@ -71,6 +89,7 @@ class Commit:
     size_bytes: int
     at: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -134,18 +153,29 @@ def save_folder(generation: int, number: int, step: int, run_id: str) -> str:
     return f"{DATA}g{generation:06d}-n{number:06d}-step{step:09d}-{run_id}/"
 
 
-def number_of(folder: str) -> int | None:
-    """Which save of its run a folder is of; None for one that no save has made.
+def save_of(folder: str) -> Save | None:
+    """The save that a folder is of; None for one that no save has made.
 
     What is not named as a save is somebody else's, a dataset in `data/` perhaps, and never deleted.
     """
     found = _SAVE.fullmatch(folder)
-    return int(found[1]) if found else None
+    return Save(int(found[1]), int(found[2]), int(found[3]), found[4]) if found else None
+
+
+def number_of(folder: str) -> int | None:
+    """Which save of its run a folder is of; None for one that no save has made."""
+    save = save_of(folder)
+    return save.number if save else None
 
 
 def run_of(folder: str) -> str:
     """The id of the run that a save folder is of."""
     return folder.rstrip("/").rpartition("-")[2]
+
+
+def marker_key(folder: str) -> str:
+    """The key of the copy of a commit's entry: a save without it may never have been committed."""
+    return f"{folder}committed"
 
 
 def share_key(folder: str, rank: int, world_size: int) -> str:
@@ -180,11 +210,15 @@ def encode(entry: Entry) -> bytes:
     """An entry as JSON, with a digest of itself."""
     kind = next(name for name, kind in _KINDS.items() if isinstance(entry, kind))
     body = {"format": FORMAT, "kind": kind, **asdict(entry)}
+    if not body.get("not_finite"):
+        body.pop("not_finite", None)  # most have none, and older versions know of none
     return _canonical({**body, "sha256": digest_of(body)})
 
 
 def decode(data: bytes, position: int) -> Entry:
     """Read the entry found at `position`; DamagedError unless it is, to the bit, one that was encoded for it."""
+    if len(data) > MOST_ENTRY_BYTES:
+        raise DamagedError(f"journal entry {position}: it has {len(data)} bytes, more than any entry")
     try:
         body = json.loads(data)
         same = data.removesuffix(b"\n") == _canonical(body)  # the digest is of what is meant, not of how it is written
@@ -198,6 +232,7 @@ def decode(data: bytes, position: int) -> Entry:
         kind = _KINDS[body.pop("kind")]
         if kind is Commit:
             body["shares"] = tuple(parse_ref(fields) for fields in body["shares"])
+            body["not_finite"] = tuple(body.get("not_finite", ()))
         entry = kind(**body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise DamagedError(f"journal entry {position}: not an entry ({e!s:.80})") from e
@@ -215,6 +250,11 @@ def parse_ref(fields: Any) -> ObjectRef | None:
             if _is_count(size_bytes) and _CHECKSUM.fullmatch(checksum):
                 return ObjectRef(key, size_bytes, checksum)
     return None
+
+
+def not_finite_of(documents: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The parameters that any rank's share document says are not finite. Raises TypeError for what is no document."""
+    return tuple(sorted({name for document in documents for name in document.get("not_finite", ())}))
 
 
 def decode_commit(data: bytes, position: int) -> Commit:
@@ -281,6 +321,7 @@ def _is_valid(entry: Entry) -> bool:
         and None not in entry.shares
         and isinstance(entry.metrics, dict)
         and all(_is_number(value) for value in entry.metrics.values())
+        and all(isinstance(name, str) for name in entry.not_finite)
     )
 
 

@@ -7,6 +7,9 @@ holds *pieces*: whole tensors, or boxes of tensors that are sharded or large.
      "tensors": {"key": …, "size_bytes": …, "checksum": …},
      "pieces": [[TENSOR, DTYPE, OFFSET, SHAPE, FIRST BYTE IN THE FILE], …]}
 
+A document also has a `label`, what its checkpoint says about itself (step, epoch, metrics, time), and ends with a
+digest of itself, its *seal*: so the entry of the journal can be made again out of the documents (see `repair`).
+
 `state` is the state tree (see `state_trees`), which rank 0 writes, `local` the rank's own. `verify` and a restore both
 read through this module, so what one accepts the other accepts. Nothing is believed before it has been checked:
 checksums, the types and ranges of all numbers, that the documents belong together, that the pieces fill their file
@@ -15,6 +18,7 @@ without gaps, and that they hold every element of every tensor exactly once.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -40,6 +44,8 @@ OWN = "$rank"
 _AT_ONCE = 16
 _FOLDER = re.compile(rf"{entries.DATA}[A-Za-z0-9._-]{{1,200}}/", re.ASCII)
 _MIN_FILE_BYTES = tensor_files.PREFIX_BYTES + len("{}")
+_SEAL = b', "sha256": "%s"}'
+_SEAL_BYTES = len(_SEAL % bytes(64))
 _FIELDS = ("rank", "world_size", "fingerprint", "state", "local", "tensors", "pieces")
 
 
@@ -107,7 +113,7 @@ def fetch_documents(storage: Storage, commit: Commit) -> list[Any]:
     def fetch(ref: ObjectRef) -> Any:
         data = storage.get(ref.key)
         check_bytes(ref, data)
-        return _load_json(ref.key, data)
+        return load_document(ref.key, data)
 
     found: list[Any] = [None] * len(commit.shares)
 
@@ -143,6 +149,18 @@ def parse(commit: Commit, documents: Sequence[Any]) -> Contents:
     return Contents(state, tensors, tuple(shares))
 
 
+def seal(document: Mapping[str, Any]) -> bytes:
+    """A share document as it is stored: JSON that ends with a digest of what is before it."""
+    body = json.dumps(document).encode()[:-1]
+    return body + _SEAL % hashlib.sha256(body).hexdigest().encode()
+
+
+def is_sealed(data: bytes) -> bool:
+    """Is this a document to the byte as it was sealed?"""
+    body = data[:-_SEAL_BYTES]
+    return data[-_SEAL_BYTES:] == _SEAL % hashlib.sha256(body).hexdigest().encode()
+
+
 def check_bytes(ref: ObjectRef, data: bytes | memoryview) -> None:
     """Raise DamagedError unless these are the bytes that were committed."""
     if len(data) != ref.size_bytes or entries.as_checksum(checksums.crc32(data)) != ref.checksum:
@@ -167,7 +185,8 @@ def retry_damaged(read: Callable[[], T]) -> T:
         return read()
 
 
-def _load_json(key: str, data: bytes) -> Any:
+def load_document(key: str, data: bytes) -> Any:
+    """A share document as JSON data. Raises DamagedError."""
     try:
         return json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as e:

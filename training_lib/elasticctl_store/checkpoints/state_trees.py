@@ -3,6 +3,7 @@
 What JSON lacks is an object with a key that starts with `$`:
 
     {"$tensor": NAME, "dtype": …, "shape": […]}     two references to one name are one shared tensor
+        and, where it is so: "stride": […] if it does not lie row by row, "requires_grad": true, "parameter": true
     {"$map": [[KEY, VALUE], …]}                     a dict with keys that are not text (optimizer states), in order
     {"$tuple": […]}  {"$counter": [[KEY, COUNT], …]}  {"$float": "nan" | "inf" | "-inf"}
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -27,6 +29,7 @@ MAX_TENSOR_BYTES = 1 << 62
 OnTensor = Callable[[str, TensorType], Any]
 """Returns what takes the place of a reference to the tensor of this name."""
 
+_REFERENCE, _SPECIALS = {"$tensor", "dtype", "shape"}, {"stride", "requires_grad", "parameter"}
 _FLOATS = {"nan", "inf", "-inf"}
 
 
@@ -51,9 +54,35 @@ def decode(data: Any, on_tensor: OnTensor, depth: int = 0) -> Any:
 def parse_reference(data: dict[str, Any]) -> tuple[str, TensorType]:
     """The name and the type of the tensor that `{"$tensor": …}` refers to. Raises DamagedError."""
     name = data["$tensor"]
-    if data.keys() != {"$tensor", "dtype", "shape"} or type(name) is not str:
+    if not _REFERENCE <= data.keys() <= _REFERENCE | _SPECIALS or type(name) is not str:
         raise DamagedError("not a state tree: $tensor is not a reference to a tensor")
-    return name, parse_type(name, data["dtype"], data["shape"])
+    kind = parse_type(name, data["dtype"], data["shape"])
+    return (name, kind) if len(data) == len(_REFERENCE) else (name, _parse_special(name, kind, data))
+
+
+def _parse_special(name: str, kind: TensorType, data: dict[str, Any]) -> TensorType:
+    """The type with what only some references say. Raises DamagedError for what no tensor can have."""
+    stride = parse_lengths(name, data["stride"]) if "stride" in data else None
+    if stride is not None and not _is_dense(kind.shape, stride):
+        raise DamagedError(f"tensor {name!r:.100}: its stride is not one of a tensor of its shape without gaps")
+    flags = [data[flag] for flag in ("requires_grad", "parameter") if flag in data]
+    if any(flag is not True for flag in flags):
+        raise DamagedError("not a state tree: $tensor is not a reference to a tensor")
+    if "requires_grad" in data and not kind.dtype.startswith(("float", "bfloat", "complex")):
+        raise DamagedError(f"tensor {name!r:.100}: only floating-point tensors can require gradients")
+    return replace(kind, stride=stride, requires_grad="requires_grad" in data, is_parameter="parameter" in data)
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Are these the strides, in elements, of a tensor that fills its memory and has each element once?"""
+    if len(stride) != len(shape) or 0 in shape or any(step > MAX_TENSOR_BYTES for step in stride):
+        return False
+    expected = 1
+    for step, length in sorted((step, length) for step, length in zip(stride, shape, strict=True) if length > 1):
+        if step != expected:
+            return False
+        expected *= length
+    return True
 
 
 def parse_type(name: str, dtype: Any, shape: Any) -> TensorType:

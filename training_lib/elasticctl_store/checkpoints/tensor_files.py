@@ -1,8 +1,9 @@
 """Tensor files: the safetensors format, laid out so that a tensor is copied once, straight to its place in the file.
 
 The format (https://github.com/huggingface/safetensors) is eight bytes of header length, a JSON header, and the tensors'
-bytes without gaps. Tensors lie in order of falling element size, so each is aligned. Complex numbers are stored as
-pairs of floats: older readers of the format have no complex type. Dtypes go by name, because torch is not needed here.
+bytes without gaps. Tensors whose size is a multiple of 64 bytes come first, so that they start where torch would put
+them; the others follow in order of falling element size, so that each is aligned. Complex numbers are stored as pairs
+of floats: older readers of the format have no complex type. Dtypes go by name, because torch is not needed here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -52,10 +53,17 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A tensor's dtype, one of `DTYPES`, and its shape."""
+    """A tensor's dtype, one of `DTYPES`, and its shape.
+
+    `stride` is how it lies in memory where it is used, None: row by row; in the file it always lies row by row. The
+    rest belongs to a reference to the tensor: torch's `requires_grad`, and whether it is an `nn.Parameter`.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+    stride: tuple[int, ...] | None = None
+    requires_grad: bool = field(default=False, compare=False)
+    is_parameter: bool = field(default=False, compare=False)
 
     @property
     def elements(self) -> int:
@@ -82,8 +90,7 @@ def lay_out(tensors: Mapping[str, TensorType]) -> Layout:
     starts: dict[str, int] = {}
     entries: dict[str, Any] = {}
     end = 0
-    for name in sorted(tensors, key=lambda name: (-DTYPES[tensors[name].dtype].item_bytes, name)):
-        tensor = tensors[name]
+    for name, tensor in sorted(tensors.items(), key=_place):
         code, shape = _entry(tensor)
         starts[name] = end
         end += tensor.size_bytes
@@ -92,6 +99,11 @@ def lay_out(tensors: Mapping[str, TensorType]) -> Layout:
     text += b" " * (-(len(text) + PREFIX_BYTES) % _ALIGNMENT)
     header = struct.pack("<Q", len(text)) + text
     return Layout(header, {name: len(header) + start for name, start in starts.items()}, len(header) + end)
+
+
+def _place(named: tuple[str, TensorType]) -> tuple[bool, int, str]:
+    name, tensor = named
+    return tensor.size_bytes % _ALIGNMENT != 0, -DTYPES[tensor.dtype].item_bytes, name
 
 
 def is_header_of(header: bytes, tensors: Mapping[int, list[TensorType]]) -> bool:

@@ -13,12 +13,13 @@ import os
 import tempfile
 import threading
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from elasticctl_store.checkpoints import commits, entries, verify
-from elasticctl_store.checkpoints.entries import Commit, Generation, ObjectRef
+from elasticctl_store.checkpoints import arrival, entries, verify
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import read_contents, retry_damaged
-from elasticctl_store.checkpoints.verify import OnBytes
+from elasticctl_store.checkpoints.verify import CheckedCommit, OnBytes
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import Storage, all_keys
@@ -51,22 +52,21 @@ class CopyResult:
     found: int
 
 
+def newest_first(
+    source: Storage, on_damage: Callable[[CheckedCommit], None] = lambda finding: None
+) -> Iterator[CheckpointObjects]:
+    """The checkpoints that look whole, newest first; `on_damage` is called with each that is passed over."""
+    for finding in verify.findings(source):
+        if finding.commit is None or finding.damage:
+            on_damage(finding)
+            continue
+        contents = read_contents(source, finding.commit)
+        yield CheckpointObjects(finding.commit, (*finding.commit.shares, *(share.file for share in contents.shares)))
+
+
 def find_newest(source: Storage) -> CheckpointObjects | None:
     """The newest checkpoint that looks whole, from which a job would resume; None if there is none."""
-    for finding in verify.findings(source):
-        if finding.commit is not None and not finding.damage:
-            contents = read_contents(source, finding.commit)
-            return CheckpointObjects(
-                finding.commit, (*finding.commit.shares, *(share.file for share in contents.shares))
-            )
-    return None
-
-
-def check_target(target: Storage) -> None:
-    """Raise StorageError where a run has been: only an earlier copy may have left something in the target."""
-    for _, entry in commits.read_entries(target):
-        if isinstance(entry, Generation | entries.Moved):
-            raise StorageError(f"{target.url}: a job has been running there. FIX: choose an empty target")
+    return next(newest_first(source), None)
 
 
 def copy_checkpoint(
@@ -76,7 +76,7 @@ def copy_checkpoint(
 
     Raises StorageError; DamagedError or MissingError for a checkpoint that is not what was committed.
     """
-    check_target(target)
+    arrival.check(source, target)
     there = set(all_keys(target, checkpoint.commit.folder))
     lock, sent = threading.Lock(), 0
 

@@ -6,6 +6,7 @@ accepts, because both go through `reader`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +54,7 @@ def findings(storage: Storage) -> Iterator[CheckedCommit]:
     """
     pool = ThreadPoolExecutor(_GLANCES_AT_ONCE)
     try:
-        for finding in pool.map(lambda position: _glance(storage, position), commits.positions(storage)):
+        for finding in pool.map(lambda position: _look_at(storage, position), commits.positions(storage)):
             if finding is not None:
                 yield finding
     finally:
@@ -63,6 +64,17 @@ def findings(storage: Storage) -> Iterator[CheckedCommit]:
 def verify(storage: Storage, commit: Commit, on_bytes: OnBytes) -> None:
     """Read every byte of a checkpoint. Raises DamagedError or MissingError unless all is there as it was written."""
     _read_all(storage, read_contents(storage, commit), lambda piece, at, data: None, on_bytes)
+
+
+def check(storage: Storage, finding: CheckedCommit, on_bytes: OnBytes) -> CheckedCommit | None:
+    """The finding after every byte has been read; None where its job has deleted it meanwhile. Raises StorageError."""
+    if finding.commit is None or finding.damage:
+        return finding
+    try:
+        verify(storage, finding.commit, on_bytes)
+    except (DamagedError, MissingError) as e:
+        return dataclasses.replace(finding, damage=str(e)) if is_listed(storage, finding.position) else None
+    return finding
 
 
 def pull(storage: Storage, commit: Commit, part: str, target: Path, on_bytes: OnBytes) -> int:
@@ -99,7 +111,25 @@ def pull(storage: Storage, commit: Commit, part: str, target: Path, on_bytes: On
     return len(layout.starts)
 
 
-def _glance(storage: Storage, position: int) -> CheckedCommit | None:
+def is_listed(storage: Storage, position: int) -> bool:
+    """True unless the entry has been deleted: what was missed of its data went with it. Raises StorageError."""
+    try:
+        commits.read_entry(storage, position)
+    except MissingError:
+        return False
+    except DamagedError:
+        return True
+    return True
+
+
+def glance(storage: Storage, commit: Commit) -> None:
+    """Read and check a checkpoint's documents, and look for its files. Raises DamagedError or MissingError."""
+    last_byte = memoryview(bytearray(1))
+    for share in read_contents(storage, commit).shares:
+        storage.read_into(share.file.key, share.file.size_bytes - 1, last_byte)
+
+
+def _look_at(storage: Storage, position: int) -> CheckedCommit | None:
     """What is wrong with a commit as far as a glance tells; None for an entry that is none."""
     try:
         entry = commits.read_entry(storage, position)
@@ -110,11 +140,9 @@ def _glance(storage: Storage, position: int) -> CheckedCommit | None:
     if not isinstance(entry, Commit):
         return None
     try:
-        last_byte = memoryview(bytearray(1))
-        for share in read_contents(storage, entry).shares:
-            storage.read_into(share.file.key, share.file.size_bytes - 1, last_byte)
+        glance(storage, entry)
     except (DamagedError, MissingError) as e:
-        return CheckedCommit(position, entry, str(e))
+        return CheckedCommit(position, entry, str(e)) if is_listed(storage, position) else None
     return CheckedCommit(position, entry)
 
 

@@ -19,6 +19,10 @@ from elasticctl_store.errors import StorageError
 
 PAGE_KEYS = 1000
 """At most this many keys in one page of a listing."""
+MOST_GOT_BYTES = 1 << 28
+"""The largest object that is read in one go: a share document of some million tensors."""
+MOST_ENTRY_BYTES = 1 << 24
+"""The largest below `journal/`: more than the entry of a checkpoint by a hundred thousand ranks."""
 
 
 class Storage(Protocol):
@@ -35,7 +39,7 @@ class Storage(Protocol):
         """
 
     def get(self, key: str) -> bytes:
-        """Return a small object; MissingError when it is not there."""
+        """Return a small object; MissingError when it is not there, DamagedError for one beyond `most_bytes`."""
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         """Fill `into` from byte `start` of an object; MissingError, or DamagedError when the object ends too early."""
@@ -59,6 +63,11 @@ def all_keys(storage: Storage, prefix: str) -> Iterator[str]:
     while page:
         yield from page
         page = storage.list(prefix, after=page[-1])
+
+
+def most_bytes(key: str) -> int:
+    """How many bytes of an object are read in one go at most: what is larger is none of ours."""
+    return MOST_ENTRY_BYTES if key.startswith("journal/") else MOST_GOT_BYTES
 
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
 from elasticctl_store.parallel import each
-from elasticctl_store.storage.base import is_key
-from elasticctl_store.storage.http import HttpResponse
+from elasticctl_store.storage.base import is_key, most_bytes
+from elasticctl_store.storage.http import Doubt, HttpResponse
 
 RANGE_BYTES = 16 << 20
 """Size of the ranges an object is read in: S3 advises 8 to 16 MiB."""
@@ -187,6 +187,34 @@ class CloudStorage:
         except MissingError:
             return False
         return True
+
+
+def doubt_range(answer: HttpResponse, start: int, into: memoryview) -> str:
+    """What is wrong with the answer to a request for a range; blank: nothing."""
+    try:
+        total_bytes(answer, start, into)
+    except StorageError as e:
+        return str(e)
+    return ""
+
+
+def refuse_too_large(answer: HttpResponse, url: str, key: str) -> None:
+    """Raise DamagedError for an object that is larger than what is read in one go."""
+    if answer.is_too_large:
+        raise DamagedError(f"{url}: {key} has more than {most_bytes(key)} bytes: more than is read in one go")
+
+
+def doubt_listing(parsed: Callable[[HttpResponse], Sequence[str]], prefix: str) -> Doubt:
+    """What says that an answer is no page of a listing below `prefix`; `parsed` gives its names, or StorageError."""
+
+    def doubt(answer: HttpResponse) -> str:
+        try:
+            strange = next((name for name in parsed(answer) if not name.startswith(prefix)), None)
+        except StorageError as e:
+            return str(e)
+        return "" if strange is None else f"it lists {strange!r:.100}, which is not below {prefix!r}"
+
+    return doubt
 
 
 def total_bytes(answer: HttpResponse, start: int, into: memoryview) -> int:

@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -25,11 +26,22 @@ import urllib3
 
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import base, gcs_responses
-from elasticctl_store.storage.base import PAGE_KEYS, Location
-from elasticctl_store.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
+from elasticctl_store.storage.base import PAGE_KEYS, Location, most_bytes
+from elasticctl_store.storage.cloud import (
+    Action,
+    Body,
+    CloudStorage,
+    Outcome,
+    Service,
+    doubt_listing,
+    doubt_range,
+    refuse_too_large,
+    total_bytes,
+)
 from elasticctl_store.storage.http import (
     Caller,
     Connections,
+    Doubt,
     HttpRequest,
     HttpResponse,
     Reply,
@@ -43,7 +55,6 @@ OPTIONS = ("endpoint",)
 ORIGIN = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _CRC_CHUNK_BYTES = 1 << 18  # google_crc32c takes nothing but `bytes`: copied in pieces that stay in the cache
-_REREADS = 3
 
 
 def connect(url: str, patience: Patience, waits: Waits) -> CloudStorage:
@@ -88,26 +99,34 @@ class Gcs:
         query = {"uploadType": "multipart"} | ({"ifGenerationMatch": "0"} if if_absent else {})
         target = f"/upload/storage/v1/b/{self._bucket}/o"
         headers = {"content-type": f"multipart/related; boundary={boundary}"}
-        reply = self._call("POST", target, query, (gcs_responses.WRITE, key), headers=headers, body=whole.views)
+        sent = about.get("crc32c", "") if not if_absent else ""
+
+        def doubt(answer: HttpResponse) -> str:
+            told = gcs_responses.stored_crc32c(answer)
+            return "what it has stored is not what was sent" if sent and told and told != sent else ""
+
+        action = (gcs_responses.WRITE, key)
+        reply = self._call("POST", target, query, action, doubt=doubt, headers=headers, body=whole.views)
         if if_absent and reply.answer.status == 412:
             return Outcome.UNSURE if reply.unsure else Outcome.TAKEN
         self._raise_unless(reply, gcs_responses.WRITE, key, 200)
         return Outcome.STORED
 
     def get(self, key: str) -> bytes:
-        for _ in range(_REREADS):
-            reply = self._call("GET", self._media(key), {"alt": "media"}, (gcs_responses.READ, key))
-            self._raise_unless(reply, gcs_responses.READ, key, 200)
-            body = reply.answer.body
-            expected = gcs_responses.crc32c(reply.answer)
-            if not expected or expected == _crc32c(Body.of([body])):
-                break
-        return body  # as it is: the reader has checksums of its own to judge it by
+        action = (gcs_responses.READ, key)
+        reply = self._call(
+            "GET", self._media(key), {"alt": "media"}, action, doubt=_doubt_object, most_bytes=most_bytes(key)
+        )
+        self._raise_unless(reply, gcs_responses.READ, key, 200)
+        refuse_too_large(reply.answer, self.url, key)
+        return reply.answer.body  # as it is: the reader has checksums of its own to judge it by
 
     def read(self, key: str, start: int, into: memoryview) -> int:
         headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
         action = (gcs_responses.READ, key)
-        reply = self._call("GET", self._media(key), {"alt": "media"}, action, headers=headers, into=into)
+        doubt = partial(doubt_range, start=start, into=into)
+        query = {"alt": "media"}
+        reply = self._call("GET", self._media(key), query, action, doubt=doubt, headers=headers, into=into)
         self._raise_unless(reply, gcs_responses.READ, key, 200, 206, 416)
         return total_bytes(reply.answer, start, into)
 
@@ -115,13 +134,13 @@ class Gcs:
         query = {
             "maxResults": str(PAGE_KEYS),
             "prefix": self._place.prefix + prefix,
-            "fields": "items(name),nextPageToken",
+            "fields": "kind,items(name),nextPageToken",
         }
         if after:
             query["startOffset"] = self._place.prefix + after  # inclusive: the caller drops `after` itself
         while True:
             found = self._ask(query)
-            names = [item["name"] for item in found.get("items", [])]
+            names = gcs_responses.names(found)
             token = found.get("nextPageToken")
             if names or not token:
                 return [name.removeprefix(self._place.prefix) for name in names], not token
@@ -157,25 +176,29 @@ class Gcs:
         return f"/download/storage/v1/b/{self._bucket}/o/{quote(self._place.prefix + key, safe='')}"
 
     def _ask(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """A page of a listing; asked for again if it cannot be read."""
-        for left in reversed(range(_REREADS)):
-            reply = self._call("GET", f"/storage/v1/b/{self._bucket}/o", query, (gcs_responses.LIST, ""))
-            self._raise_unless(reply, gcs_responses.LIST, "", 200)
-            try:
-                found = gcs_responses.parse(reply.answer)
-                break
-            except StorageError:
-                if not left:
-                    raise
-        return found
+        """A page of a listing; asked for again if it cannot be, or is not one."""
+
+        def names(answer: HttpResponse) -> list[str]:
+            return gcs_responses.names(gcs_responses.parse_listing(answer))
+
+        doubt = doubt_listing(names, query["prefix"])
+        reply = self._call("GET", f"/storage/v1/b/{self._bucket}/o", query, (gcs_responses.LIST, ""), doubt=doubt)
+        self._raise_unless(reply, gcs_responses.LIST, "", 200)
+        return gcs_responses.parse_listing(reply.answer)
 
     def _call(
-        self, method: str, target: str, query: Mapping[str, str], about: tuple[Action, str], **request: Any
+        self,
+        method: str,
+        target: str,
+        query: Mapping[str, str],
+        about: tuple[Action, str],
+        doubt: Doubt = lambda answer: "",
+        **request: Any,
     ) -> Reply:
         action, key = about
         doing = f"{action.verb} {key or 'the keys'} {action.preposition} {self.url}"
         target += "?" + urlencode(query, quote_via=quote) if query else ""
-        return self._caller.call(HttpRequest(method, target, **request), doing)
+        return self._caller.call(HttpRequest(method, target, **request), doing, doubt=doubt)
 
     def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
         if reply.answer.status not in good:
@@ -233,6 +256,16 @@ def _is_passing(error: google.auth.exceptions.GoogleAuthError) -> bool:
         status = getattr(cause.args[-1], "status", None) if cause.args else None
         return status is None or is_temporary(status)
     return bool(error.retryable)
+
+
+def _doubt_object(answer: HttpResponse) -> str:
+    """Does an object contradict its checksum, or is there nothing, without a checksum that says so?"""
+    told = gcs_responses.crc32c(answer)
+    if answer.is_too_large:
+        return ""
+    if not told:
+        return "" if answer.body else "its answer is empty"
+    return "" if told == _crc32c(Body.of([answer.body])) else "its answer does not match its checksum"
 
 
 def _crc32c(body: Body) -> str:

@@ -42,6 +42,31 @@ def parse(answer: HttpResponse) -> Mapping[str, Any]:
     return found
 
 
+def parse_listing(answer: HttpResponse) -> Mapping[str, Any]:
+    """A page of a listing. Raises StorageError for what is none: an empty one says at least of which kind it is."""
+    found = parse(answer)
+    if not found:
+        raise StorageError("the endpoint answers with nothing where a listing was asked for")
+    names(found)
+    return found
+
+
+def names(listing: Mapping[str, Any]) -> list[str]:
+    """The names of the objects in a listing. Raises StorageError."""
+    try:
+        return [str(item["name"]) for item in listing.get("items", [])]
+    except (TypeError, KeyError) as e:
+        raise StorageError("the endpoint answers with something that is not GCS's listing: check its URL") from e
+
+
+def stored_crc32c(answer: HttpResponse) -> str:
+    """The checksum of an object that has just been written, base64; "" when it is not told."""
+    try:
+        return str(parse(answer).get("crc32c") or "")
+    except StorageError:
+        return ""
+
+
 def judge(answer: HttpResponse) -> Verdict:
     """Is it worth trying again?"""
     if answer.status == 401:

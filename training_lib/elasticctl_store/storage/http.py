@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.request
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -39,27 +39,39 @@ def has_ended(idle: socket.socket) -> bool:
 _CHUNK_BYTES = 1 << 20  # a socket's timeout is for a whole `sendall`, so it is given pieces that any network can take
 _IDLE_AGE_S = 15.0  # servers close idle connections after 5 to 60 s, some without a word
 _KEPT_CONNECTIONS = 16
+MOST_ANSWER_BYTES = 16 << 20
+"""More than any page of a listing."""
+_MOST_DOUBTS = 5
+"""An answer that contradicts itself so often in a row is what the service has to say."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """`target` is path and query, percent-encoded. With `into`, the body of a success is written there."""
+    """`target` is path and query, percent-encoded. With `into`, the body of a success is written there.
+
+    Of a larger answer than `most_bytes` nothing is kept.
+    """
 
     method: str
     target: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: tuple[memoryview, ...] = ()
     into: memoryview | None = None
+    most_bytes: int = MOST_ANSWER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What a server said. Header names are in lower case; `filled_bytes` were written into the request's `into`."""
+    """What a server said. Header names are in lower case; `filled_bytes` were written into the request's `into`.
+
+    `is_too_large`: there was more than the request's `most_bytes`, and `body` is empty.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     filled_bytes: int = 0
+    is_too_large: bool = False
 
 
 class WireError(Exception):
@@ -157,7 +169,8 @@ def _exchange(connection: http.client.HTTPConnection, request: HttpRequest) -> t
         filled = _fill(response, request.into)
         answer = HttpResponse(response.status, headers, b"", filled)
     else:
-        answer = HttpResponse(response.status, headers, response.read())
+        body = _read(response, request.most_bytes)
+        answer = HttpResponse(response.status, headers, body or b"", is_too_large=body is None)
     return answer, whole and response.isclosed() and not response.will_close
 
 
@@ -175,6 +188,17 @@ def _send(connection: http.client.HTTPConnection, request: HttpRequest) -> bool:
     except (BrokenPipeError, ConnectionResetError):
         return False
     return True
+
+
+def _read(response: http.client.HTTPResponse, most_bytes: int) -> bytes | None:
+    """The whole body; None, and the connection is closed, where there is more than so many bytes."""
+    if response.length is None or response.length <= most_bytes:
+        body = response.read(most_bytes + 1) if response.length is None else response.read()
+        if len(body) <= most_bytes:
+            return body
+    response.close()
+    response.will_close = True
+    return None
 
 
 def _fill(response: http.client.HTTPResponse, into: memoryview) -> int:
@@ -268,18 +292,25 @@ class Dialect(Protocol):
         """The refusal in a few words."""
 
 
+Doubt = Callable[[HttpResponse], str]
+
+
 class Caller:
     """Sends requests of one dialect over the connections to one origin, until there is a final answer."""
 
     def __init__(self, connections: Connections, dialect: Dialect, waiter: Waiter) -> None:
         self._connections, self._dialect, self._waiter = connections, dialect, waiter
 
-    def call(self, request: HttpRequest, doing: str, patience: Patience | None = None) -> Reply:
+    def call(
+        self, request: HttpRequest, doing: str, patience: Patience | None = None, doubt: Doubt = lambda answer: ""
+    ) -> Reply:
         """Send until the answer is final; `doing` ("write data/x to s3://b") is for errors.
 
-        Raises StorageError when it never is within the patience (by default the storage's own).
+        `doubt` says what is wrong with a success that contradicts itself (blank: nothing): that is asked for again,
+        like a refusal that is temporary, and returned as it is when it does not change. Raises StorageError when no
+        answer is final within the patience (by default the storage's own).
         """
-        unsure, renew, renewed = False, False, False
+        unsure, renew, renewed, doubts = False, False, False, 0
         with self._waiter.request(doing, patience) as tries:
             while True:
                 try:
@@ -295,6 +326,15 @@ class Caller:
                     continue
                 verdict = self._dialect.judge(answer)
                 renew = verdict is Verdict.STALE_CREDENTIALS
+                wrong = doubt(answer) if 200 <= answer.status < 300 and doubts < _MOST_DOUBTS else ""
+                if wrong:
+                    doubts += 1
+                    unsure = True
+                    try:
+                        tries.failed(wrong)
+                    except StorageError:
+                        return Reply(answer, unsure)
+                    continue
                 if verdict is Verdict.FINAL or (renew and renewed):
                     return Reply(answer, unsure)
                 if not renew:

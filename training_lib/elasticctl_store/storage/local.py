@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import errno
 import heapq
+import io
 import itertools
+import logging
 import os
 import secrets
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from elasticctl_store.errors import DamagedError, ExistsError, MissingError, StorageError
-from elasticctl_store.storage.base import PAGE_KEYS, is_key
+from elasticctl_store.errors import DamagedError, ExistsError, FullError, MissingError, StorageError
+from elasticctl_store.storage.base import PAGE_KEYS, is_key, most_bytes
 from elasticctl_store.storage.waiting import Patience, Waiter, Waits
 
+log = logging.getLogger("elasticctl_train")
 T = TypeVar("T")
 
 _AWAY = {
@@ -41,6 +45,23 @@ _AWAY = {
     errno.ENOTCONN,
 }
 """What a file system answers while its server, or in user space its process, is out of reach."""
+
+_UNREADABLE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.EINVAL,
+    errno.EOVERFLOW,
+}
+"""What is refused of one object, while others may well be readable."""
+
+_FILES = (".json", ".safetensors")
+"""What ends like this is meant to be a file: a folder in its place is listed, as an object that cannot be read."""
 
 _FIXES = {
     errno.ENOSPC: "the disk is full: free some space or choose another storage URL",
@@ -88,14 +109,22 @@ class LocalStorage:
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
-        return self._patiently("read", path, path.read_bytes)
+
+        def read() -> bytes:
+            with _open(path) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes > most_bytes(key):
+                    raise DamagedError(f"{path} has {size_bytes} bytes: more than anything that is read in one go")
+                return file.read(size_bytes)
+
+        return self._patiently("read", path, read)
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         path = self._path(key)
 
         def read() -> int:
             done = 0
-            with path.open("rb", buffering=0) as file:
+            with _open(path) as file:
                 file.seek(start)
                 while done < len(into) and (count := file.readinto(into[done:])):
                     done += count
@@ -117,13 +146,34 @@ class LocalStorage:
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             path = self._path(key)
-            self._patiently("delete", path, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
+            below = itertools.takewhile(lambda folder: folder != self._root, path.parents)
+            link = next((folder for folder in below if folder.is_symlink()), None)
+            if link is not None:
+                log.warning("%s is not deleted: %s is a link", path, link)
+                continue
+            self._patiently("delete", path, lambda path=path: _remove(path))  # type: ignore[misc]
             if path.parent != self._root:
                 with suppress(OSError):  # not empty yet, or somebody else was faster
                     path.parent.rmdir()
 
+    def free_bytes(self) -> int | None:
+        """How much room the disk has left for this user, as far as it tells; a quota may leave less."""
+        folder = self._root
+        while not folder.exists():
+            folder = folder.parent
+        try:
+            disk = os.statvfs(folder)
+        except OSError:
+            return None
+        return disk.f_bavail * disk.f_frsize
+
     def discard_unfinished(self, is_ours: Callable[[str], bool]) -> None:
-        """Partial files show up in listings."""
+        """Partial files show up in listings; what does not are folders without any."""
+        with suppress(OSError), os.scandir(self._root / "data") as found:
+            for folder in found:
+                if folder.is_dir(follow_symlinks=False) and is_ours(f"data/{folder.name}/"):
+                    with suppress(OSError):  # not empty
+                        os.rmdir(folder)
 
     def _path(self, key: str) -> Path:
         """The file of a key; refuses a key (from a forged manifest) that would lead out of the folder."""
@@ -151,10 +201,28 @@ class LocalStorage:
             return
         with entries:
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False) and not entry.name.endswith(_FILES):
                     yield from self._keys(Path(entry.path), f"{prefix}{entry.name}/")
                 else:
                     yield prefix + entry.name
+
+
+def _open(path: Path) -> io.FileIO:
+    """Open a file to be read. Raises DamagedError for what is none (a pipe, a device): it might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedError(f"{path} is not a file")
+    return io.FileIO(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Delete a file, or an empty folder in a file's place."""
+    if path.is_dir() and not path.is_symlink():
+        with suppress(OSError):  # not empty: not ours
+            path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_and_sync(path: Path, parts: Sequence[bytes | memoryview]) -> int:
@@ -203,4 +271,9 @@ def _sync_folder(folder: Path) -> None:
 
 def _as_error(verb: str, path: Path, error: OSError) -> StorageError:
     fix = _FIXES.get(error.errno or 0, "check the path and the filesystem")
-    return StorageError(f"cannot {verb} {path}: {error.strerror}. FIX: {fix}")
+    kind = StorageError
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        kind = FullError
+    elif verb == "read" and error.errno in _UNREADABLE:
+        kind = DamagedError
+    return kind(f"cannot {verb} {path}: {error.strerror}. FIX: {fix}")

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
@@ -28,11 +29,22 @@ from elasticctl_store.checksums import combine_all
 from elasticctl_store.errors import StorageError
 from elasticctl_store.parallel import each
 from elasticctl_store.storage import base, s3_responses
-from elasticctl_store.storage.base import PAGE_KEYS, Location
-from elasticctl_store.storage.cloud import Action, Body, CloudStorage, Outcome, Service, total_bytes
+from elasticctl_store.storage.base import PAGE_KEYS, Location, most_bytes
+from elasticctl_store.storage.cloud import (
+    Action,
+    Body,
+    CloudStorage,
+    Outcome,
+    Service,
+    doubt_listing,
+    doubt_range,
+    refuse_too_large,
+    total_bytes,
+)
 from elasticctl_store.storage.http import (
     Caller,
     Connections,
+    Doubt,
     HttpRequest,
     HttpResponse,
     Reply,
@@ -56,7 +68,6 @@ _UNREACHABLE = (exceptions.ConnectionError, exceptions.HTTPClientError, exceptio
 _MACHINE = "iam-role"
 """What botocore calls the role of a machine."""
 _RESTARTS = 3
-_REREADS = 3
 
 _descriptions = loaders.create_loader(os.environ.get("AWS_DATA_PATH"))
 for _kind in ("service-2", "endpoint-rule-set-1"):  # takes 0.1 s: here, so that a spare does it ahead of a restore
@@ -67,6 +78,31 @@ def connect(url: str, patience: Patience, waits: Waits) -> CloudStorage:
     """The storage an s3:// URL names. Raises StorageError for a wrong URL; sends nothing yet."""
     place = base.parse(url, OPTIONS)
     return CloudStorage(S3(place, Waiter(place.url, patience, waits)))
+
+
+def endpoint_of_environment() -> str:
+    """The endpoint of a URL that names none: of the variables, of the profile, or Amazon's own. Sends nothing.
+
+    Raises StorageError where the settings cannot be used.
+    """
+    try:
+        return str(_client(None, None).meta.endpoint_url)
+    except (exceptions.BotoCoreError, ValueError) as e:
+        raise StorageError(f"the AWS settings cannot be used: {e}") from e
+
+
+def _client(region: str | None, endpoint: str | None) -> Any:
+    """boto3's client, which is only asked where the bucket is: credentials are found on the first request."""
+    session = sessions.get_session()
+    session.register_component("data_loader", _descriptions)
+    return boto3.session.Session(botocore_session=session).client(
+        "s3",
+        region_name=region or os.environ.get("AWS_REGION"),  # which boto3 itself ignores
+        endpoint_url=endpoint,
+        config=Config(signature_version="s3v4"),
+        aws_access_key_id="none",
+        aws_secret_access_key="none",  # noqa: S106
+    )
 
 
 class S3:
@@ -93,22 +129,23 @@ class S3:
             return self._put_in_parts(key, body, if_absent)
         headers = {"if-none-match": "*"} if if_absent else {}
         headers |= self._checksum_headers(body)
-        reply = self._call("PUT", key, {}, s3_responses.WRITE, headers=headers, body=body.views)
+        doubt = _doubt_write(headers) if not if_absent else lambda answer: ""
+        reply = self._call("PUT", key, {}, s3_responses.WRITE, doubt=doubt, headers=headers, body=body.views)
         return self._outcome(reply, key, if_absent)
 
     def get(self, key: str) -> bytes:
-        for _ in range(_REREADS):
-            reply = self._call("GET", key, {}, s3_responses.READ, headers={"x-amz-checksum-mode": "ENABLED"})
-            self._raise_unless(reply, s3_responses.READ, key, 200)
-            body = reply.answer.body
-            expected = reply.answer.headers.get("x-amz-checksum-crc32", "-")
-            if "-" in expected or expected == _crc32(Body.of([body])):  # with a dash: a checksum of parts' checksums
-                break
-        return body  # as it is: the reader has checksums of its own to judge it by
+        headers = {"x-amz-checksum-mode": "ENABLED"}
+        reply = self._call(
+            "GET", key, {}, s3_responses.READ, doubt=_doubt_object, headers=headers, most_bytes=most_bytes(key)
+        )
+        self._raise_unless(reply, s3_responses.READ, key, 200)
+        refuse_too_large(reply.answer, self.url, key)
+        return reply.answer.body  # as it is: the reader has checksums of its own to judge it by
 
     def read(self, key: str, start: int, into: memoryview) -> int:
         headers = {"range": f"bytes={start}-{start + len(into) - 1}"}
-        reply = self._call("GET", key, {}, s3_responses.READ, headers=headers, into=into)
+        doubt = partial(doubt_range, start=start, into=into)
+        reply = self._call("GET", key, {}, s3_responses.READ, doubt=doubt, headers=headers, into=into)
         self._raise_unless(reply, s3_responses.READ, key, 200, 206, 416)
         return total_bytes(reply.answer, start, into)
 
@@ -117,7 +154,7 @@ class S3:
         if after:
             query["start-after"] = self._place.prefix + after
         found = self._ask(query, s3_responses.LIST)
-        names = [item.findtext("Key", "") for item in found.iter("Contents")]
+        names = s3_responses.names(found)
         last = found.findtext("IsTruncated") != "true"
         return [name.removeprefix(self._place.prefix) for name in names], last
 
@@ -197,7 +234,8 @@ class S3:
             part = pieces[index]
             headers = self._checksum_headers(part)
             query = {"partNumber": str(index + 1), "uploadId": upload}
-            reply = self._call("PUT", key, query, s3_responses.WRITE, headers=headers, body=part.views)
+            doubt = _doubt_write(headers)
+            reply = self._call("PUT", key, query, s3_responses.WRITE, doubt=doubt, headers=headers, body=part.views)
             self._raise_unless(reply, s3_responses.WRITE, key, 200)
             done[index] = reply.answer.headers.get("etag", ""), headers.get("x-amz-checksum-crc32", "")
 
@@ -242,17 +280,15 @@ class S3:
         return {"x-amz-checksum-crc32": _crc32(body), "x-amz-sdk-checksum-algorithm": "CRC32"}
 
     def _ask(self, query: Mapping[str, str], action: Action) -> ElementTree.Element:
-        """A listing; asked for again if it cannot be read."""
-        for left in reversed(range(_REREADS)):
-            reply = self._call("GET", None, query, action)
-            self._raise_unless(reply, action, "", 200)
-            try:
-                found = s3_responses.parse(reply.answer.body)
-                break
-            except StorageError:
-                if not left:
-                    raise
-        return found
+        """A listing; asked for again if it cannot be, or is not one."""
+
+        def names(answer: HttpResponse) -> list[str]:
+            return s3_responses.names(s3_responses.parse_listing(answer.body))
+
+        doubt = doubt_listing(names, query["prefix"])
+        reply = self._call("GET", None, query, action, doubt=doubt)
+        self._raise_unless(reply, action, "", 200)
+        return s3_responses.parse_listing(reply.answer.body)
 
     def _call(
         self,
@@ -261,6 +297,7 @@ class S3:
         query: Mapping[str, str],
         action: Action,
         patience: Patience | None = None,
+        doubt: Doubt = lambda answer: "",
         **request: Any,
     ) -> Reply:
         """Send a request about an object, or with `key` None about the bucket."""
@@ -269,7 +306,7 @@ class S3:
         if query:
             target += "?" + urlencode(query, quote_via=quote, safe="~")
         doing = f"{action.verb} {key or 'the keys'} {action.preposition} {self.url}"
-        return self._caller.call(HttpRequest(method, target, **request), doing, patience)
+        return self._caller.call(HttpRequest(method, target, **request), doing, patience, doubt)
 
     def _raise_unless(self, reply: Reply, action: Action, key: str, *good: int) -> None:
         failed = reply.answer.status == 200 and s3_responses.code(reply.answer)
@@ -283,16 +320,7 @@ class Signer:
     def __init__(self, place: Location) -> None:
         self._lock = threading.Lock()
         self._place = place
-        session = sessions.get_session()
-        session.register_component("data_loader", _descriptions)
-        client = boto3.session.Session(botocore_session=session).client(
-            "s3",
-            region_name=place.options.get("region") or os.environ.get("AWS_REGION"),  # which boto3 itself ignores
-            endpoint_url=place.options.get("endpoint"),
-            config=Config(signature_version="s3v4"),
-            aws_access_key_id="none",  # only asked where the bucket is: credentials are found on the first request
-            aws_secret_access_key="none",  # noqa: S106
-        )
+        client = _client(place.options.get("region"), place.options.get("endpoint"))
         endpoint = urlsplit(client.meta.endpoint_url)
         example = urlsplit(client.generate_presigned_url("head_bucket", Params={"Bucket": place.bucket}))
         in_host = example.netloc.startswith(f"{place.bucket}.")  # its host is no use: outside any region
@@ -360,6 +388,27 @@ def _is_passing(error: BaseException | None) -> bool:
             return True  # it has given credentials before: its metadata service is away
         error = error.__context__  # what a container's agent has said
     return isinstance(error, _UNREACHABLE)
+
+
+def _doubt_write(headers: Mapping[str, str]) -> Doubt:
+    """Says whether the service has stored something else than what was sent, where it tells a checksum."""
+    sent = headers.get("x-amz-checksum-crc32", "")
+
+    def doubt(answer: HttpResponse) -> str:
+        told = answer.headers.get("x-amz-checksum-crc32", "")
+        return "what it has stored is not what was sent" if sent and told and told != sent else ""
+
+    return doubt
+
+
+def _doubt_object(answer: HttpResponse) -> str:
+    """Does an object contradict its checksum, or is there nothing, without a checksum that says so?"""
+    told = answer.headers.get("x-amz-checksum-crc32", "")
+    if answer.is_too_large:
+        return ""
+    if not told or "-" in told:  # with a dash: a checksum of parts' checksums
+        return "" if answer.body else "its answer is empty"
+    return "" if told == _crc32(Body.of([answer.body])) else "its answer does not match its checksum"
 
 
 def _crc32(body: Body) -> str:

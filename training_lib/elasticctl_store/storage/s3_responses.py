@@ -51,6 +51,23 @@ def parse(body: bytes) -> ElementTree.Element:
     return root
 
 
+def parse_listing(body: bytes) -> ElementTree.Element:
+    """A page of a listing. Raises StorageError for what is none, or has not as many keys as it says."""
+    found = parse(body)
+    if found.tag not in ("ListBucketResult", "ListMultipartUploadsResult"):
+        raise StorageError(f"the endpoint answers with {found.tag!r:.60}, which is no listing of S3's: check its URL")
+    count = found.findtext("KeyCount")
+    if count is not None and count != str(len(names(found))):
+        raise StorageError(f"its listing has {len(names(found))} keys, and says that there are {count[:20]}")
+    return found
+
+
+def names(listing: ElementTree.Element) -> list[str]:
+    """The names of the objects, or of the uploads in parts, in a listing."""
+    kinds = ("Contents", "Upload")
+    return [item.findtext("Key", "") for kind in kinds for item in listing.iter(kind)]
+
+
 def code(answer: HttpResponse) -> str:
     """The error code of a refusal; also of one that comes with status 200, as the end of an upload in parts may."""
     return _field(answer, "Code")

@@ -22,6 +22,8 @@ log = logging.getLogger("elasticctl_train")
 
 TOLD_AFTER_S = 3.0
 """A request that has failed for so long waits for its storage; what passes sooner is nothing to speak of."""
+JITTER = random.Random()  # noqa: S311 - no secret
+"""Of its own: a script draws the same random numbers whether its storage answers or not."""
 _SAID_AGAIN_S, _SAID_RARELY_S = 60.0, 1800.0
 _MOST_DOUBLINGS = 60
 
@@ -139,7 +141,7 @@ class Tries:
         spent_s = now_s - self._failing_since_s
         if math.isinf(patience.total_s):
             asked_s = min(asked_s, patience.longest_pause_s)
-        pause_s = max(asked_s, patience.pause_s(self._made, random.random()))  # noqa: S311 - jitter, no secret
+        pause_s = max(asked_s, patience.pause_s(self._made, JITTER.random()))
         if self._made >= patience.tries or spent_s + pause_s > patience.total_s:
             times = "once" if self._made == 1 else f"{self._made} times in {spent_s:.0f} s"
             raise StorageError(f"cannot {self._doing}: {reason}; tried {times}; check the storage and the network")

@@ -1,100 +1,23 @@
-"""What a run saves: the model, the optimizer and the others, by name, and how ranks share the writing of them."""
+"""What a run saves: the model, the optimizer and the others, by name, and what is said of them."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from elasticctl_store.errors import RestoreError, TrainError
-from elasticctl_train.checkpoint import dtensor, tree
-
-_SHOWN = 4
-_EXTRA = "_extra_state"
-"""How the keys end under which `state_dict` has what `get_extra_state` returns: of any kind, another one each time."""
-
-
-def module_mismatch(module: torch.nn.Module, state: Any) -> str:
-    """What keeps `state` from being loaded into this module; empty: nothing.
-
-    Tensors may be without data (on the meta device). A module that loads its state in a way of its own is not judged.
-    """
-    if type(module).load_state_dict is not torch.nn.Module.load_state_dict:
-        return ""
-    if not isinstance(state, Mapping):
-        return f"it holds a {type(state).__name__} in its place"
-    live = module.state_dict()
-    differing = [
-        f"{name} ({_shape(state[name])} in the checkpoint, {_shape(here)} here)"
-        for name, here in live.items()
-        if name in state and not name.endswith(_EXTRA) and _shape(state[name]) != _shape(here)
-    ]
-    found = [
-        _counted("missing in it", [name for name in live if name not in state]),
-        _counted("unexpected", [name for name in state if name not in live]),
-        _counted("of another shape", differing),
-    ]
-    return "; ".join(text for text in found if text)
-
-
-def optimizer_mismatch(optimizer: torch.optim.Optimizer, state: Any) -> str:
-    """What keeps `state` from being loaded into this optimizer: other groups or parameters; empty: nothing."""
-    try:
-        there = [len(group["params"]) for group in state["param_groups"]]
-    except (KeyError, TypeError):
-        return "what it holds in its place is no optimizer's state"
-    here = [len(group["params"]) for group in optimizer.param_groups]
-    if len(there) != len(here):
-        return f"it has {len(there)} groups of parameters, this optimizer {len(here)}"
-    differing = [
-        f"group {index}: {a} in the checkpoint, {b} here"
-        for index, (a, b) in enumerate(zip(there, here, strict=True))
-        if a != b
-    ]
-    return f"numbers of parameters differ ({_listed(differing)})" if differing else ""
-
-
-def optimizer_sharding(optimizer: torch.optim.Optimizer, state: Any) -> dict[str, Any]:
-    """The optimizer's state as far as it is to be spread like the parameters: a sharded one in each tensor's place.
-
-    An optimizer has no state before its first step, so this cannot be seen in the live one. States of another shape
-    than their parameter (steps, factored moments) are whole on every rank.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    spread: dict[Any, dict[str, torch.Tensor]] = {}
-    for index, entry in state["state"].items():
-        parameter = parameters[index] if isinstance(index, int) and index < len(parameters) else None
-        if parameter is not None and dtensor.is_sharded(parameter) and isinstance(entry, Mapping):
-            spread[index] = {key: parameter for key, value in entry.items() if _shape(value) == _shape(parameter)}
-    return {"state": spread}
-
-
-def _shape(value: Any) -> tuple[int, ...] | str:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _counted(what: str, names: list[str]) -> str:
-    verb = "is" if len(names) == 1 else "are"
-    return f"{len(names)} {verb} {what}: {_listed(names)}" if names else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown}, …"
-
-
-log = logging.getLogger("elasticctl_train")
+from elasticctl_store.errors import TrainError
+from elasticctl_train.checkpoint import optimizers, tree
 
 MODEL = "model"
 """The part that training steps, in DistributedDataParallel where there are several ranks."""
 
 OWN = "run"
-"""The part of the state that is `Run`'s own: counters and the position in the data."""
+"""The part of the state that is `Run`'s own: counters, the position in the data, and what `describe` says."""
 
 
 class Stateful(Protocol):
@@ -135,7 +58,8 @@ def unwrap(**given: Stateful | None) -> dict[str, Stateful]:
 def check(parts: Mapping[str, Stateful]) -> None:
     """Raise StateError now rather than at the first save when a part holds what a checkpoint cannot."""
     for name, part in parts.items():
-        tree.Flattener().encode(part.state_dict(), name)
+        tree.check_part_name(name)
+        tree.Flattener().encode(part.state_dict(), name, depth=1)
 
 
 def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
@@ -145,8 +69,7 @@ def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
     average of the weights mostly, nobody knows; many scripts keep that on rank 0 alone.
     """
     alone = {OWN}
-    optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
-    stepped = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+    stepped = _stepped(parts)
     for name, part in parts.items():
         if isinstance(part, torch.nn.Module):
             alone |= {f"{name}/{buffer}" for buffer, _ in part.named_buffers()}
@@ -157,41 +80,58 @@ def rank_0_only(parts: Mapping[str, Stateful]) -> set[str]:
     return alone
 
 
-def check_fit(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Check that a checkpoint's state can be loaded into the parts, before anything is changed.
+def all_stepped(parts: Mapping[str, Stateful]) -> bool:
+    """Is each parameter of the model that has gradients stepped by one of these optimizers?"""
+    model, stepped = parts[MODEL], _stepped(parts)
+    trained = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return all(id(one) in stepped for one in trained if one.requires_grad)
 
-    Tensors may be without data (on the meta device). `where` names the checkpoint; RestoreError, with what is missing,
-    unexpected or of another shape, when it does not fit. Returns the live state as far as it is sharded.
+
+def _stepped(parts: Mapping[str, Stateful]) -> set[int]:
+    """The ids of the parameters that these optimizers step."""
+    optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
+    return {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+
+
+def until_step(parts: Mapping[str, Stateful]) -> set[str]:
+    """The parts whose tensors nothing but a step of theirs writes to."""
+    return {name for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
+
+
+def names_of_parameters(parts: Mapping[str, Stateful]) -> dict[int, str]:
+    """The names, with that of their part, of all modules' parameters by id; of several names the first in the alphabet.
+
+    So it does not matter which of two layers that share a parameter comes first.
     """
-    live: dict[str, Any] = {}
-    for name, part in parts.items():
-        if name not in state:
-            has = ", ".join(sorted(state.keys() - {OWN}))
-            raise RestoreError(f"{where}: the checkpoint has no {name!r}, only {has}. FIX: use another storage URL")
-        misfit = ""
-        if isinstance(part, torch.nn.Module):
-            misfit = module_mismatch(part, state[name])
-            live[name] = part.state_dict() if dtensor.has_sharded(part) else {}
-        elif isinstance(part, torch.optim.Optimizer):
-            misfit = optimizer_mismatch(part, state[name])
-            live[name] = {} if misfit else optimizer_sharding(part, state[name])
-        if misfit:
-            fix = "use another storage URL, or restore the code"
-            raise RestoreError(f"{where}: the checkpoint does not fit this {name}: {misfit}. FIX: {fix}")
-    return live
+    known: dict[int, str] = {}
+    for part, module in parts.items():
+        if isinstance(module, torch.nn.Module):
+            for key, parameter in module.named_parameters(remove_duplicate=False):
+                name = f"{part}/{key}"
+                known[id(parameter)] = min(name, known.get(id(parameter), name))
+    return known
 
 
-def load(parts: Mapping[str, Stateful], state: Mapping[str, Any], where: str) -> None:
-    """Load a checkpoint's state into the parts; raises the errors of `check_fit`, before anything is changed."""
-    check_fit(parts, state, where)
-    for name, part in parts.items():
-        try:
-            part.load_state_dict(state[name])
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise RestoreError(f"{where}: the checkpoint does not fit this {name}: {e}") from e
-        if isinstance(part, torch.optim.Optimizer):
-            # What a step sets. At the end of an epoch the next call is the scheduler's, and torch would warn, wrongly,
-            # that the optimizer has made no step yet.
-            part._opt_called = True  # type: ignore[attr-defined]
-    for name in sorted(state.keys() - parts.keys() - {OWN}):
-        log.warning("%s: the checkpoint also holds %r, which this run does not use and will not save", where, name)
+class Describer:
+    """Says what the parts are, for `fitting` to compare: their classes, and the names of optimizers' parameters."""
+
+    def __init__(self, parts: Mapping[str, Stateful]) -> None:
+        self._parts = parts
+        self._seen: list[list[list[int]]] = []
+        self._said: dict[str, Any] = {}
+
+    def __call__(self) -> dict[str, Any]:
+        """The description, as JSON data; made anew for new parameters only, for to walk through a model takes long."""
+        stepping = [part for part in self._parts.values() if isinstance(part, torch.optim.Optimizer)]
+        seen = [[[id(one) for one in group["params"]] for group in each.param_groups] for each in stepping]
+        if seen != self._seen or not self._said:
+            known = names_of_parameters(self._parts)
+            self._seen, self._said = seen, {name: _describe(part, known) for name, part in self._parts.items()}
+        return self._said
+
+
+def _describe(part: Stateful, known: Mapping[int, str]) -> dict[str, Any]:
+    said: dict[str, Any] = {"class": type(part).__qualname__}
+    if isinstance(part, torch.optim.Optimizer):
+        said["names"] = optimizers.names(part, known)
+    return said

@@ -30,8 +30,10 @@ from elasticctl_store.checkpoints.state_trees import decode
 from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
-from elasticctl_train.checkpoint import buffers, dtensor, local_tier, tree
-from elasticctl_train.checkpoint.local_tier import FileAddress, Tier
+from elasticctl_train.checkpoint import dtensor, tree
+from elasticctl_train.checkpoint.memory import local_tier
+from elasticctl_train.checkpoint.memory.landing import Landing
+from elasticctl_train.checkpoint.memory.local_tier import FileAddress, Tier
 from elasticctl_train.dist import World
 
 PARCEL_BYTES = 16 << 20
@@ -49,20 +51,24 @@ class Filling:
         self._world, self._contents, self._alike, self._own_of = world, contents, alike, own_of
         self._spread: dict[str, dict[int, Box]] = {}
         self._filled: dict[str, torch.Tensor] = {}
+        self._finish = tree.Finisher()
 
-    def take(self, index: int, data: torch.Tensor, *, may_keep: bool) -> None:
+    def take(self, index: int, data: torch.Tensor, landing: Landing | None = None) -> None:
         """Take what this rank wants from share number `index`, whose bytes are `data`.
 
-        With `may_keep`, a tensor that lies there in one piece stays there: nothing is copied.
+        With the `landing` that these are in, large tensors that lie there in one piece stay there: nothing is copied.
         """
         for piece in self._contents.shares[index].pieces:
             wanted = self._wanted(index, piece, self._world.rank)
             if wanted is None:
                 continue
-            source = tree.view(data, piece.start, piece.dtype, piece.box.shape)
-            if may_keep and not piece.is_own and wanted == piece.box == self._target(piece, self._world.rank):
-                self._filled[piece.name] = source
+            kept = None
+            if landing is not None and wanted == piece.box == self._target(piece, self._world.rank):
+                kept = landing.keep(piece.start, tree.DTYPES[piece.dtype], piece.box.shape)
+            if kept is not None:
+                self._filled[piece.name] = kept
             else:
+                source = tree.view(data, piece.start, piece.dtype, piece.box.shape)
                 self._put(piece, wanted, _slice(source, wanted.within(piece.box)))
 
     def hand_on(self, index: int, supplier: int, receivers: Sequence[int], data: torch.Tensor | None) -> None:
@@ -100,7 +106,7 @@ class Filling:
             self._filled[name] = torch.empty(box.shape, dtype=tree.DTYPES[kind.dtype])
         if name in self._alike and not dtensor.is_sharded(self._filled[name]):
             self._filled[name] = dtensor.spread_like(self._alike[name], self._filled[name])
-        return self._filled[name]
+        return self._finish(name, kind, self._filled[name])
 
     def _target(self, piece: Piece, rank: int) -> Box | None:
         """What a rank wants of the tensor a piece is of; None: nothing."""
@@ -207,12 +213,12 @@ class RestoreSource:
 class Held:
     """A share's bytes, found whole, and where other ranks of this node find them, if they can.
 
-    `in_tier`: they are the tier's own, and will be overwritten one day.
+    `landing`: where they are in memory of this process's own, which the tensors can keep.
     """
 
     data: torch.Tensor
-    spot: FileAddress | None
-    in_tier: bool
+    spot: FileAddress | None = None
+    landing: Landing | None = None
 
 
 def read_alone(storage: Storage, commit: Commit, rank: int = 0) -> tuple[dict[str, Any], Any]:
@@ -238,17 +244,20 @@ def read(
     suppliers = choose(sizes_bytes, world.gather(list(files)))
     mine = [index for index, supplier in enumerate(suppliers) if supplier == world.rank]
     with ExitStack() as opened:
-        held, in_tier, spots = _agree(world, _acquire(place, contents, mine, files, opened))
+        held, spots = _agree(world, _acquire(place, contents, mine, files, opened))
         seen = {index: local_tier.map_address(spot) for index, spot in spots.items() if index not in held}
         near = {index: data for index, data in seen.items() if data is not None}
         near_of = world.gather(list(near))
     filling = Filling(world, contents, alike, world.rank if own_of is None else own_of)
     for index, supplier in enumerate(suppliers):
-        data = held.pop(index).data if supplier == world.rank else near.pop(index, None)
+        own = held.pop(index, None)
+        data = own.data if own is not None else near.pop(index, None)
         if data is not None:
-            filling.take(index, data, may_keep=supplier == world.rank and index not in in_tier)
+            filling.take(index, data, own.landing if own is not None else None)
         far = [rank for rank in range(world.size) if rank != supplier and index not in near_of[rank]]
         filling.hand_on(index, supplier, far, data)
+        if own is not None and own.landing is not None:
+            own.landing.close()
     world.highest(0)  # nobody writes to what another still reads from
     return filling.state(), filling.own()
 
@@ -289,32 +298,35 @@ def _from_tier(path: Path, share: ShareContents, opened: ExitStack) -> Held | No
     try:
         file = opened.enter_context(path.open("rb", buffering=0))
         data = local_tier.map_file(file)[: share.file.size_bytes]
-        _check(share, data)
+        check(share, data)
     except (OSError, ValueError, DamagedError):  # deleted or truncated meanwhile, or torn
         return None
-    return Held(data, local_tier.address_of(file), in_tier=True)
+    return Held(data, local_tier.address_of(file))
 
 
 def _from_storage(place: RestoreSource, share: ShareContents, opened: ExitStack) -> Held:
-    """The bytes as stored, in memory that other ranks of this node can map."""
+    """The bytes as stored, where there are other ranks in memory that those of this node can map."""
     key, size_bytes = share.file.key, share.file.size_bytes
     shared = local_tier.reserve(size_bytes) if place.world.size > 1 else None
-    try:
-        data, file = shared or (buffers.anonymous(size_bytes), None)
-    except NoMemoryError:
-        place.storage.read_into(key, size_bytes - 1, memoryview(bytearray(1)))  # raises if there are not so many bytes
-        raise
-    spot = local_tier.address_of(opened.enter_context(file)) if file is not None else None
+    if shared is not None:
+        held = Held(shared[0], local_tier.address_of(opened.enter_context(shared[1])))
+    else:
+        try:
+            landing = Landing(size_bytes)
+        except NoMemoryError:
+            place.storage.read_into(key, size_bytes - 1, memoryview(bytearray(1)))  # raises if there are fewer bytes
+            raise
+        held = Held(landing.data, landing=landing)
 
     def fill() -> Held:
-        place.storage.read_into(key, 0, data.numpy().data)
-        _check(share, data)
-        return Held(data, spot, in_tier=False)
+        place.storage.read_into(key, 0, held.data.numpy().data)
+        check(share, held.data)
+        return held
 
     return retry_damaged(fill)
 
 
-def _check(share: ShareContents, data: torch.Tensor) -> None:
+def check(share: ShareContents, data: torch.Tensor) -> None:
     """Raise DamagedError unless these are the bytes of the share's tensor file."""
     view = data.numpy().data
     check_bytes(share.file, view)
@@ -323,8 +335,8 @@ def _check(share: ShareContents, data: torch.Tensor) -> None:
 
 def _agree(
     world: World, acquired: Iterable[tuple[int, Held | StorageError]]
-) -> tuple[dict[int, Held], set[int], dict[int, FileAddress]]:
-    """This rank's shares, which of all ranks' lie in tiers, and the spots; raises, on every rank, what any has met."""
+) -> tuple[dict[int, Held], dict[int, FileAddress]]:
+    """This rank's shares, and the spots of all ranks'; raises, on every rank, what any has met."""
     held: dict[int, Held] = {}
     error: StorageError | None = None
     for index, found in acquired:
@@ -332,11 +344,9 @@ def _agree(
             error = found if error is None or isinstance(error, _DAMAGE) else error
         else:
             held[index] = found
-    tier = [index for index, share in held.items() if share.in_tier]
     spots = [(index, astuple(share.spot)) for index, share in held.items() if share.spot is not None]
-    said = world.gather([tier, spots, "" if error is None else str(error), isinstance(error, _DAMAGE)])
+    said = world.gather([spots, "" if error is None else str(error), isinstance(error, _DAMAGE)])
     for *_, message, is_damage in sorted(said, key=lambda one: bool(one[-1])):  # first what cannot be read at all
         if message:
             raise (DamagedError if is_damage else StorageError)(message) from error
-    in_tier = {index for indices, *_ in said for index in indices}
-    return held, in_tier, {index: FileAddress(*spot) for _, found, *_ in said for index, spot in found}
+    return held, {index: FileAddress(*spot) for found, *_ in said for index, spot in found}

@@ -8,10 +8,11 @@ the others nothing to hang on.
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
+import math
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -19,14 +20,24 @@ import torch
 from elasticctl_store.checkpoints import boxes, entries, tensor_files
 from elasticctl_store.checkpoints.boxes import Box, Holding
 from elasticctl_store.checkpoints.entries import ObjectRef
-from elasticctl_store.checkpoints.reader import OWN, Piece
+from elasticctl_store.checkpoints.reader import OWN, Piece, is_sealed, load_document, seal
 from elasticctl_store.checkpoints.tensor_files import TensorType
-from elasticctl_store.errors import SaveError, StateError
+from elasticctl_store.errors import MissingError, SaveError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_train.checkpoint import dtensor, tree
-from elasticctl_train.checkpoint.buffers import Buffer, Copier, CopyTarget
+from elasticctl_train.checkpoint.memory.buffers import Buffer
+from elasticctl_train.checkpoint.memory.copying import Copier, CopyTarget, LateCopy
 
+State = Mapping[str, Any]
+"""What is saved: parts by name, each a tree (see `tree`)."""
+
+_MAX_NAMED = 10
+"""Of parameters that are not finite, by each rank: where there are more, the first tell as much."""
 _POLL_S, _POLL_MAX_S = 0.005, 0.5
+_FENCE_FROM_S = 0.2
+"""Shares that have not come after some polls may never come: from pauses of this length on, the fence is looked at."""
+_READS = 10
+"""A share document that is damaged at so many reads in a row is so in the storage, not on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +78,13 @@ class Plan:
         """Is this the plan for such a state too?"""
         return self.kinds == flat.kinds and self.rank_0_only == rank_0_only
 
-    def fill(self, buffer: Buffer, flat: Flat, copier: Copier) -> list[torch.cuda.Event]:
-        """Copy this rank's share to its place in the file that `buffer` is.
+    def fill(
+        self, buffer: Buffer, flat: Flat, copier: Copier, until_step: Collection[str] = ()
+    ) -> list[torch.cuda.Event | LateCopy]:
+        """Copy this rank's share to its place in the file that `buffer` is; of the parts `until_step` perhaps later.
 
         From a GPU to page-locked memory, the copies are only queued: on the training's own stream, so that nothing
-        training queues next can overtake them. The file is whole once the events returned have come to pass.
+        training queues next can overtake them. The file is whole once what is returned has been waited for.
         """
         if buffer.plan is not self:
             buffer.plan = self
@@ -81,8 +94,11 @@ class Plan:
         with torch.no_grad():
             found = [self._part(source, flat) for source in self.sources]
             if not buffer.pinned:
-                copier.copy(buffer.targets, found)
-                return []
+                may_wait = (
+                    [source.name.split("/", 1)[0] in until_step for source in self.sources] if until_step else None
+                )
+                late = copier.copy(buffer.targets, found, may_wait)
+                return [late] if late is not None else []
             torch._foreach_copy_([target.view for target in buffer.targets], found, non_blocking=True)
         devices = {tensor.device for tensor in found if tensor.is_cuda}
         return [torch.cuda.current_stream(device).record_event(_waitable()) for device in devices]
@@ -95,13 +111,12 @@ class Plan:
         return part if source.cut is None else part.narrow(*source.cut)
 
 
-def flatten(state: Mapping[str, Any], local: Mapping[str, Any]) -> Flat:
+def flatten(state: State, local: State) -> Flat:
     """Take a state apart. Raises StateError for what a checkpoint cannot hold."""
     flat, own = tree.Flattener(), tree.Flattener()
     for part in state:
-        if part.startswith("$"):
-            raise StateError(f"the state's part {part!r} needs another name: those that start with $ are taken")
-    state_tree = {part: flat.encode(value, part) for part, value in state.items()}
+        tree.check_part_name(part)
+    state_tree = {part: flat.encode(value, part, depth=1) for part, value in state.items()}
     local_tree = own.encode(dict(local), OWN)
     return Flat(flat.tensors, own.tensors, flat.kinds + own.kinds, state_tree, local_tree)
 
@@ -129,20 +144,11 @@ def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[s
     """The file of these boxes and this rank's own tensors."""
     todo = [(name, flat.shared[name], box) for name, box in mine]
     todo += [(name, tensor, boxes.whole(tensor.shape)) for name, tensor in flat.own.items()]
-    parts: dict[str, tuple[str, torch.Tensor, Box]] = {}
-    for name, tensor, box in todo:
-        whole = box.shape == tensor.shape
-        part = name if whole else f"{name}@{','.join(map(str, box.offset))}"
-        while part in parts:
-            part += "~"
-        parts[part] = (name, tensor, box)
-    types = {part: TensorType(tree.NAMES[tensor.dtype], box.shape) for part, (_, tensor, box) in parts.items()}
-    layout = tensor_files.lay_out(types)
-    pieces, sources = [], []
-    for part, start in layout.starts.items():
-        name, tensor, box = parts[part]
-        pieces.append(Piece(name, types[part].dtype, box, start))
-        sources.append(CopySource(name, _cut(tensor, box)))
+    layout, placed = lay_out(
+        [(name, TensorType(tree.NAMES[tensor.dtype], tuple(tensor.shape)), box) for name, tensor, box in todo]
+    )
+    pieces = [piece for piece, _ in placed]
+    sources = [CopySource(todo[index][0], _cut(todo[index][1], todo[index][2])) for _, index in placed]
     return Plan(
         kinds=flat.kinds,
         rank_0_only=rank_0_only,
@@ -153,9 +159,32 @@ def _laid_out(flat: Flat, mine: list[tuple[str, Box]], rank_0_only: Collection[s
         document={
             **said,
             "fingerprint": _fingerprint(flat.shared),
-            "pieces": [[p.name, p.dtype, p.box.offset, p.box.shape, p.start] for p in pieces],
+            "pieces": rows_of(pieces),
         },
     )
+
+
+def lay_out(todo: Sequence[tuple[str, TensorType, Box]]) -> tuple[tensor_files.Layout, list[tuple[Piece, int]]]:
+    """Lay out a tensor file for boxes of tensors (name, type of the whole, box).
+
+    Returns its pieces in order of their places, each with the index of its box.
+    """
+    parts: dict[str, int] = {}
+    for index, (name, kind, box) in enumerate(todo):
+        part = name if box.shape == kind.shape else f"{name}@{','.join(map(str, box.offset))}"
+        while part in parts or part == tree.RESERVED_NAME:
+            part += "~"
+        parts[part] = index
+    layout = tensor_files.lay_out(
+        {part: TensorType(todo[at][1].dtype, todo[at][2].shape) for part, at in parts.items()}
+    )
+    found = ((todo[parts[part]], start, parts[part]) for part, start in layout.starts.items())
+    return layout, [(Piece(name, kind.dtype, box, start), index) for (name, kind, box), start, index in found]
+
+
+def rows_of(pieces: Sequence[Piece]) -> list[list[Any]]:
+    """The pieces of a tensor file as its document lists them."""
+    return [[p.name, p.dtype, p.box.offset, p.box.shape, p.start] for p in pieces]
 
 
 def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
@@ -170,44 +199,77 @@ def _cut(tensor: torch.Tensor, box: Box) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank writes, its tensors already copied: training may change them meanwhile."""
+    """What one rank writes, its tensors already copied: training may change them meanwhile.
+
+    `label` is what the checkpoint says about itself (see `repair.label`).
+    """
 
     plan: Plan
     buffer: Buffer
     state: Mapping[str, Any]
     local: Any
-    copied: Collection[torch.cuda.Event] = ()
+    copied: Collection[torch.cuda.Event | LateCopy] = ()
+    label: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, storage: Storage, key: str) -> ObjectRef:
-        """Store the tensor file, then the document at `key`; returns what the tensor file is. Raises StorageError."""
-        for event in self.copied:
-            event.synchronize()
+    def write(self, storage: Storage, key: str, parameters: Collection[str] = ()) -> ObjectRef:
+        """Store the tensor file, then the document at `key`; returns what the tensor file is. Raises StorageError.
+
+        Of `parameters` the document names those that are not finite.
+        """
+        for copy in self.copied:
+            copy.synchronize()
         data = self.buffer.data.numpy().data[: self.plan.size_bytes]
         tensors_key = entries.tensors_key(key)
         file = ObjectRef(tensors_key, len(data), entries.as_checksum(storage.put(tensors_key, [data])))
         state = self.state if self.plan.document["rank"] == 0 else None
-        document = {**self.plan.document, "state": state, "local": self.local, "tensors": asdict(file)}
-        storage.put(key, [json.dumps(document).encode()])
+        said: dict[str, Any] = {"label": dict(self.label), "tensors": asdict(file)}
+        if lost := self._not_finite(parameters):
+            said["not_finite"] = lost
+        storage.put(key, [seal({**self.plan.document, **said, "state": state, "local": self.local})])
         return file
+
+    def _not_finite(self, names: Collection[str]) -> list[str]:
+        """The first of these tensors that have a NaN or an infinity in this rank's part of them."""
+        pieces = (piece for piece in self.plan.pieces if piece.name in names)
+        views = (
+            (piece.name, tree.view(self.buffer.data, piece.start, piece.dtype, piece.box.shape)) for piece in pieces
+        )
+        return list(itertools.islice((name for name, view in views if not _is_finite(view)), _MAX_NAMED))
 
 
 def gather(
-    storage: Storage, folder: str, world_size: int, abandon: threading.Event
-) -> tuple[tuple[ObjectRef, ...], int]:
-    """Wait until every rank's share is stored; returns the documents' refs in order of rank and the size of it all.
+    storage: Storage,
+    folder: str,
+    world_size: int,
+    abandon: threading.Event,
+    check_fence: Callable[[], None] = lambda: None,
+) -> tuple[tuple[ObjectRef, ...], int, tuple[str, ...]]:
+    """Wait until every rank's share is stored; returns the documents' refs in order of rank, the size of it all, and
+    which parameters are not finite.
 
-    Another rank may have to wait for its storage, however long. Raises SaveError when `abandon` is set, and when the
-    ranks' states are not of one shape.
+    Another rank may have to wait for its storage, however long. But a younger run has swept what was there, and what
+    it sweeps does not come again: so this raises what `check_fence` does, which is asked again and again meanwhile.
+    Raises SaveError when `abandon` is set, when a share is deleted, and when the ranks' states are not of one shape.
     """
     found: dict[int, tuple[ObjectRef, Any]] = {}
+    misread: dict[int, int] = {}
     pause_s = _POLL_S
     while True:
         listed = set(all_keys(storage, folder))
+        gone = [ref.key for ref, _ in found.values() if ref.key not in listed]
+        if gone or pause_s >= _FENCE_FROM_S:
+            check_fence()
+        _refuse_without(storage, gone)
         for rank in range(world_size):
             key = entries.share_key(folder, rank, world_size)
             if rank not in found and key in listed:
-                data = storage.get(key)
-                found[rank] = ObjectRef(key, len(data), entries.checksum([data])), json.loads(data)
+                data = _get_listed(storage, key, check_fence)
+                if is_sealed(data):
+                    found[rank] = ObjectRef(key, len(data), entries.checksum([data])), load_document(key, data)
+                    continue
+                misread[rank] = misread.get(rank, 0) + 1
+                if misread[rank] == _READS:
+                    raise SaveError(f"{storage.url}: the storage does not return {key} as it was written")
         if len(found) == world_size:
             break
         missing = sorted(set(range(world_size)) - found.keys())
@@ -220,7 +282,30 @@ def gather(
             f"{storage.url}: not saved: the ranks' states differ in names, shapes or shards of tensors; a sharded one "
             "needs the same mesh of ranks on all of them"
         )
-    return tuple(ref for ref, _ in shares), sum(ref.size_bytes + doc["tensors"]["size_bytes"] for ref, doc in shares)
+    size_bytes = sum(ref.size_bytes + doc["tensors"]["size_bytes"] for ref, doc in shares)
+    return tuple(ref for ref, _ in shares), size_bytes, entries.not_finite_of(document for _, document in shares)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    low, high = torch.aminmax(tensor if tensor.itemsize > 1 else tensor.float())  # a NaN becomes both
+    return math.isfinite(low) and math.isfinite(high)
+
+
+def _refuse_without(storage: Storage, gone: Sequence[str]) -> None:
+    if gone:
+        raise SaveError(f"{storage.url}: {gone[0]} was deleted while the other ranks' shares were waited for")
+
+
+def _get_listed(storage: Storage, key: str, check_fence: Callable[[], None]) -> bytes:
+    try:
+        return storage.get(key)
+    except MissingError:  # deleted since it was listed
+        check_fence()
+        raise
 
 
 def _waitable() -> torch.cuda.Event:

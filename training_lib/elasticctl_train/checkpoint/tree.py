@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from elasticctl_store.checkpoints import tensor_files
-from elasticctl_store.checkpoints.state_trees import MAX_DEPTH
+from elasticctl_store.checkpoints import boxes, tensor_files
+from elasticctl_store.checkpoints.state_trees import MAX_DEPTH, MAX_TENSOR_BYTES
+from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import StateError
 from elasticctl_train.checkpoint import dtensor
 
@@ -24,9 +25,14 @@ DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in tens
 """The dtypes a checkpoint can hold, by the names it uses for them."""
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
+MAX_CONTAINERS = 1 << 24
+"""How many dicts, lists and tuples a state may have: lists of lists of the same list have more than any memory."""
+MAX_INT_BITS = 14_000
+"""Python reads no number of more than 4300 digits."""
+
 _AS_THEY_ARE = frozenset({type(None), bool, int, str})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_RESERVED_NAME = "__metadata__"  # of safetensors
+RESERVED_NAME = "__metadata__"  # of safetensors
 
 Kind = tuple[str, torch.dtype, torch.Size, object]
 
@@ -42,19 +48,26 @@ class Flattener:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     kinds: list[Kind] = field(default_factory=list)
     _names: dict[object, list[str]] = field(default_factory=dict)
+    _containers: int = 0
 
     def encode(self, value: object, path: str, depth: int = 0) -> Any:
         """Return `value` as JSON data. `path` is where it is in the whole state, for names and errors."""
+        if depth > MAX_DEPTH:
+            raise StateError(f"{path:.60}…: a checkpoint cannot hold what is more than {MAX_DEPTH} levels deep")
         kind = type(value)
         if kind in _AS_THEY_ARE:
-            return value
+            return value if kind is not int else _checked(value, path)  # type: ignore[arg-type]
         if isinstance(value, torch.Tensor):
             return self._encode_tensor(value, path)
         if kind is float:
             return value if math.isfinite(value) else {"$float": str(value)}  # type: ignore[arg-type]
-        if depth > MAX_DEPTH:
-            raise StateError(f"{path:.60}…: a checkpoint cannot hold what is more than {MAX_DEPTH} levels deep")
         depth += 1
+        self._containers += 1
+        if self._containers > MAX_CONTAINERS:
+            raise StateError(
+                f"{path:.60}…: a checkpoint cannot hold more than {MAX_CONTAINERS} lists, dicts and tuples; one that "
+                "lies in several others counts each time"
+            )
         if kind is dict or kind is OrderedDict:
             return self._encode_dict(value, path, depth)  # type: ignore[arg-type]
         if kind is list:
@@ -67,7 +80,7 @@ class Flattener:
         raise StateError(f"{path}: a checkpoint cannot hold a {name}. FIX: use numbers, text, lists, dicts or tensors")
 
     def _encode_items(self, value: list[Any] | tuple[Any, ...], path: str, depth: int) -> list[Any]:
-        if all(type(item) in _AS_THEY_ARE for item in value):  # Python's generator has 625 numbers
+        if depth <= MAX_DEPTH and all(_is_plain(item) for item in value):  # Python's generator has 625 numbers
             return list(value)
         return [self.encode(item, f"{path}/{index}", depth) for index, item in enumerate(value)]
 
@@ -79,6 +92,8 @@ class Flattener:
     def _encode_pairs(self, value: Mapping[Any, Any], path: str, depth: int) -> list[Any]:
         pairs, keys = [], Flattener()
         for key, item in value.items():
+            if type(key) is not str:
+                _check_key(key, path)
             pairs.append([keys.encode(key, f"{path}/{key!r}", depth), self.encode(item, f"{path}/{key}", depth)])
         if keys.tensors:
             raise StateError(f"{path}: a checkpoint cannot hold a dict with tensors as keys")
@@ -94,22 +109,28 @@ class Flattener:
             raise StateError(f"{path}: a checkpoint cannot hold a {type(tensor).__qualname__}, only plain tensors")
         dtype = tensor.dtype
         said = NAMES.get(dtype)
-        if said is None or part.layout is not torch.strided or part.is_meta:
-            kind = f"{part.layout} tensor of {dtype} on {part.device}"
-            raise StateError(f"{path}: a checkpoint cannot hold a {kind}. FIX: use a dense tensor of a common dtype")
+        if said is None or part.layout is not torch.strided or part.is_meta or part.is_nested:
+            raise _odd_tensor(part, path)
         shape = tensor.shape
         # An empty part has no address, and yet all ranks have to come to the same names.
         where = part.data_ptr() if spread is None else part.untyped_storage()._cdata
         name = self._known(where, tensor) if where in self._names else None
+        if not where:
+            _check_empty(tensor, path)
         if name is None:
             name = path
-            while name in self.tensors or name == _RESERVED_NAME:
+            while name in self.tensors or name == RESERVED_NAME:
                 name += "~"
             self.tensors[name] = tensor
             self.kinds.append((name, dtype, shape, spread))
             if where:  # without elements there is nothing to share
                 self._names.setdefault(where, []).append(name)
-        return {"$tensor": name, "dtype": said, "shape": list(shape)}
+        reference: dict[str, Any] = {"$tensor": name, "dtype": said, "shape": list(shape)}
+        if tensor.requires_grad:
+            reference["requires_grad"] = True
+        if spread is None:
+            _note_specials(reference, tensor)
+        return reference
 
     def _known(self, where: object, tensor: torch.Tensor) -> str | None:
         """The name of the same memory, seen in the same way."""
@@ -124,6 +145,92 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
     whole = (tensor.shape, dtensor.layout_of(tensor)) if sharded else None
     seen = (part.data_ptr(), part.dtype, part.shape, part.stride(), part.is_conj(), part.is_neg())
     return *seen, part.device, whole
+
+
+def check_part_name(name: object) -> None:
+    """Raise StateError for what no part of a state can be called."""
+    if type(name) is not str:
+        raise StateError(f"the state's part {name!r:.100} needs a name that is text")
+    if name.startswith("$"):
+        raise StateError(f"the state's part {name!r:.100} needs another name: those that start with $ are taken")
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    return kind in _AS_THEY_ARE and (kind is not int or value.bit_length() <= MAX_INT_BITS)
+
+
+def _checked(value: int, path: str) -> int:
+    if value.bit_length() > MAX_INT_BITS:
+        raise StateError(f"{path}: a checkpoint cannot hold an integer of more than {MAX_INT_BITS} bits")
+    return value
+
+
+def _check_key(key: object, path: str) -> None:
+    """Raise StateError for a key that not even a message can name."""
+    try:
+        repr(key)
+    except ValueError as e:
+        raise StateError(f"{path}: a checkpoint cannot hold a key with so large an integer: {e}") from e
+
+
+def _odd_tensor(tensor: torch.Tensor, path: str) -> StateError:
+    kind = f"{tensor.layout} tensor of {tensor.dtype} on {tensor.device}"
+    nested = "nested " if tensor.is_nested else ""
+    return StateError(f"{path}: a checkpoint cannot hold a {nested}{kind}. FIX: use a dense tensor of a common dtype")
+
+
+def _check_empty(tensor: torch.Tensor, path: str) -> None:
+    """Raise StateError for a tensor without memory that has elements, or a shape that no reader believes."""
+    if dtensor.is_sharded(tensor):
+        return
+    if tensor.numel():
+        raise StateError(f"{path}: a checkpoint cannot hold a tensor whose memory has been freed")
+    if math.prod(max(1, length) for length in tensor.shape) > MAX_TENSOR_BYTES // tensor.itemsize:
+        raise StateError(f"{path}: a checkpoint cannot hold a tensor of shape {tuple(tensor.shape)}")
+
+
+def _note_specials(reference: dict[str, Any], tensor: torch.Tensor) -> None:
+    """Note that it is a parameter, and how it lies in memory if that is not row by row.
+
+    What has gaps is closed up, as torch's copies are.
+    """
+    if type(tensor) is torch.nn.Parameter:
+        reference["parameter"] = True
+    if tensor.is_contiguous() and 1 not in tensor.shape:  # one row may be said to lie anywhere
+        return
+    usual = boxes.contiguous_strides(tensor.shape)
+    if tensor.numel() and tensor.stride() != usual:
+        dense = torch.empty_like(tensor, device="meta").stride()
+        if dense != usual:
+            reference["stride"] = list(dense)
+
+
+class Finisher:
+    """Gives tensors, which are stored row by row, back what else was noted of them; references to one share it."""
+
+    def __init__(self) -> None:
+        self._laid_out: dict[str, torch.Tensor] = {}
+        self._made: dict[tuple[str, bool, bool], torch.Tensor] = {}
+
+    def __call__(self, name: str, kind: TensorType, stored: torch.Tensor) -> torch.Tensor:
+        """The tensor of this name, of which `stored` has the elements."""
+        seen = name, kind.is_parameter, kind.requires_grad
+        if seen not in self._made:
+            self._made[seen] = self._make(name, kind, stored)
+        return self._made[seen]
+
+    def _make(self, name: str, kind: TensorType, stored: torch.Tensor) -> torch.Tensor:
+        if kind.stride is not None and not dtensor.is_sharded(stored):
+            if name not in self._laid_out:
+                with torch.no_grad():
+                    self._laid_out[name] = torch.empty_strided(kind.shape, kind.stride, dtype=stored.dtype).copy_(
+                        stored
+                    )
+            stored = self._laid_out[name]
+        if kind.is_parameter:
+            return torch.nn.Parameter(stored, requires_grad=kind.requires_grad)
+        return stored.detach().requires_grad_() if kind.requires_grad else stored
 
 
 def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -176,15 +176,22 @@ class ElasticLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        cursor = self._begin()
-        if (cursor.epoch, cursor.position) != (self._plan.epoch, self._position):
-            self._go_to(replace(self._plan, epoch=cursor.epoch), cursor.position)
-        for batch, samples in zip(self._batches, self._loader, strict=True):
-            self._feed.hand_over(batch)
-            yield samples
+        is_done = False
+        while not is_done:
+            cursor = self._begin()
+            place = cursor.epoch, cursor.position, self._feed.moves
+            if place != self._place:
+                self._go_to(replace(self._plan, epoch=cursor.epoch), cursor.position)
+            is_done = True
+            for batch, samples in self._feed.watch_fetches(zip(self._batches, self._loader, strict=True)):
+                self._feed.hand_over(batch)
+                yield samples
+                if self._feed.moves != place[-1]:
+                    is_done = False
+                    break
 
     def _go_to(self, plan: EpochPlan, position: int) -> None:
-        self._plan, self._position = plan, position
+        self._plan, self._place = plan, (plan.epoch, position, self._feed.moves)
         self._loader, self._batches = self._make(plan, position), plan.batches(position)
 
 

@@ -14,13 +14,16 @@ gradients' all-reduce.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from elasticctl_store.errors import DataError
 from elasticctl_train import rng
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Feed:
     """Counts what the loader handed to the training loop; DataLoader workers' prefetch is not in it.
 
     `pending` samples were handed over since the last step; `own` of the newest global batch of `total` are this rank's.
-    `mark` is the state of a stream behind that batch, where it has one to tell.
+    `mark` is the state of a stream behind that batch, where it has one to tell. `moves` counts those to another group.
     """
 
     rank: int = 0
@@ -94,6 +97,24 @@ class Feed:
     own: int = 0
     total: int = 0
     mark: Any = None
+    moves: int = 0
+    on_fetch: Callable[[], None] | None = None
+
+    def watch_fetches(self, batches: Iterator[T]) -> Iterator[T]:
+        """`batches`, with `on_fetch()` called before the first one of each step is fetched."""
+        while True:
+            if self.on_fetch is not None and not self.pending:
+                self.on_fetch()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+    def move(self, rank: int, world_size: int) -> None:
+        """This process is another rank from now on, and begins again with what follows the last step."""
+        self.rank, self.world_size = rank, world_size
+        self.moves += 1
 
     def hand_over(self, batch: range) -> None:
         """Note that this rank's slice of a global batch goes to the training loop now."""

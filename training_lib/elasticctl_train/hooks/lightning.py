@@ -18,8 +18,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from elasticctl_store.errors import TrainError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import parts
-from elasticctl_train.checkpoint.checkpointer import Restored
+from elasticctl_train.checkpoint import fitting, parts
+from elasticctl_train.checkpoint.newest import Restored
 from elasticctl_train.data.loaders import is_shared_position
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.policy import SavePolicy
@@ -51,7 +51,7 @@ class ElasticCallback(Callback):
 
         Raises StateError, StorageError and RestoreError.
         """
-        fit = partial(parts.check_fit, {_MODEL: pl_module})
+        fit = partial(fitting.check, {_MODEL: pl_module})
         self._session = Session(self._url, dist.join(), self._policy, lambda: self._snapshot(trainer, pl_module), fit)
         restored = self._session.restored
         if restored is not None:

@@ -29,7 +29,7 @@ from transformers.training_args import TrainingArguments
 
 from elasticctl_store.errors import TrainError
 from elasticctl_train import dist, rng
-from elasticctl_train.checkpoint import parts
+from elasticctl_train.checkpoint import fitting, parts
 from elasticctl_train.checkpoint.parts import Stateful
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.policy import SavePolicy
@@ -59,7 +59,7 @@ class ElasticCallback(TrainerCallback):
         Every rank must call it. Raises StorageError, and RestoreError where the checkpoint is of another model.
         """
         self._trainer = trainer
-        fit = partial(parts.check_fit, {"model": self._parts()["model"]})
+        fit = partial(fitting.check, {"model": self._parts()["model"]})
         self._session = Session(self._url, dist.join(), self._policy, self._snapshot, fit)
         restored = self._session.restored
         if restored is None:
@@ -145,7 +145,7 @@ class ElasticCallback(TrainerCallback):
         if restored is not None:
             wanted = {name: part for name, part in self._parts().items() if name in names}
             state = {name: value for name, value in restored.state.items() if name in names}
-            parts.load(wanted, state, f"{session.url}, step {restored.commit.step}")
+            fitting.load(wanted, state, f"{session.url}, step {restored.commit.step}")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         session = self._running()

@@ -84,8 +84,9 @@ class Claim:
     """A job that wants to run on at least `least` workers or none at all, and at most `most` (equal: a fixed size).
 
     `granted` is what the last decision gave it (0: it waits or was suspended), `changed_at` when that last changed (for
-    a new claim: when it was submitted). Jobs that have ended, are suspended by their owner, or belong to another
-    scheduler make no claims.
+    a new claim: when it was submitted). `ran`: it has trained before.
+
+    Jobs that have ended, are suspended by their owner, or belong to another scheduler make no claims.
     """
 
     key: str
@@ -98,6 +99,7 @@ class Claim:
     submitted_at: float = 0.0
     granted: int = 0
     changed_at: float = 0.0
+    ran: bool = False
     workers: tuple[Worker, ...] = ()
 
 
@@ -245,6 +247,7 @@ def build_claim(job: ElasticJob, pool: str, last: LastGrant) -> Claim:
         submitted_at=created_at,
         granted=last.workers,
         changed_at=last.since or created_at,
+        ran=job.status.generation > 0,
         workers=tuple(Worker(w.uid, w.started_at if w.started_at is not None else NOT_YET, w.node) for w in active),
     )
 

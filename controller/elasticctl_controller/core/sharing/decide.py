@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from elasticctl.api.text import plural, quote
+from elasticctl.api.text import join_and, plural, quote
 from elasticctl_controller.core.sharing import division, packing
 from elasticctl_controller.core.sharing.claims import (
     DEFAULT_RULES,
@@ -150,7 +150,7 @@ def _shrink_to_fit(divided: Division, fitting: Mapping[str, int]) -> None:
 
 def _grants(outcome: _Outcome) -> dict[str, Grant]:
     divided = DividedPool.of(outcome.pool, outcome.accounts, outcome.allocations)
-    changed = explain_changes(outcome.allocations)
+    changed = explain_changes(outcome.allocations, outcome.pool)
     left = {account.project.name: _left(account) for account in outcome.accounts}
     found: dict[str, Grant] = {}
     for one in outcome.allocations:
@@ -238,13 +238,18 @@ def _normalize(claim: Claim) -> Claim:
 
 @dataclass(frozen=True, slots=True)
 class DividedPool:
-    """A pool after its division. `by_priority`: the slots of claims by priority, and the largest claim of each."""
+    """A pool after its division.
+
+    `by_priority`: the slots of claims by priority, and the largest claim of each. `loans`: how many slots of claims are
+    those that other projects are guaranteed and do not use, by claim and project.
+    """
 
     pool: Pool
     slots: int
     accounts: Sequence[ProjectAccount]
     running: int
-    by_priority: dict[int, tuple[int, str]] = field(default_factory=dict)
+    by_priority: Mapping[int, tuple[int, str]]
+    loans: Mapping[str, Mapping[str, int]]
 
     @classmethod
     def of(cls, pool: Pool, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]) -> DividedPool:
@@ -259,7 +264,7 @@ class DividedPool:
                     most[priority], key = slots, one.claim.key
                 by_priority[priority] = (total + slots, key)
         running = sum(one.given > 0 for one in allocations)
-        return cls(pool, pool.slots, accounts, running, by_priority)
+        return cls(pool, pool.slots, accounts, running, by_priority, _loans(pool.slots, accounts, allocations))
 
     @property
     def used(self) -> int:
@@ -269,6 +274,34 @@ class DividedPool:
     def amount(self, slots: int) -> str:
         """The number of slots in words: `2 GPUs`."""
         return plural(slots, self.pool.unit)
+
+
+def _loans(
+    slots: int, accounts: Sequence[ProjectAccount], allocations: Sequence[Allocation]
+) -> dict[str, dict[str, int]]:
+    """Who lends to whom: what nobody is guaranteed goes to the claims that come first, and does not count."""
+    nobodys = max(0, slots - sum(account.guaranteed for account in accounts))
+    idle = {one.project.name: one.guaranteed - one.used for one in accounts if one.guaranteed > one.used}
+    over = {account.project.name: account.over for account in accounts}
+    loans: dict[str, dict[str, int]] = {}
+    for one in sorted(allocations, key=lambda one: (-one.claim.priority, one.place)):
+        project = one.account.project.name
+        wanted = min(_beyond(one), over[project])
+        over[project] -= wanted
+        free = min(wanted, nobodys)
+        nobodys, wanted = nobodys - free, wanted - free
+        for lender in sorted(idle, key=lambda name: (-idle[name], name)):
+            lent = min(wanted, idle[lender])
+            if lent:
+                loans.setdefault(one.claim.key, {})[lender] = lent
+                idle[lender] -= lent
+                wanted -= lent
+    return loans
+
+
+def _beyond(one: Allocation) -> int:
+    """The slots of a claim beyond its project's guarantee."""
+    return min(one.borrowed * one.claim.slots_per_worker, one.account.over)
 
 
 def explain(one: Allocation, divided: DividedPool) -> Explanation:
@@ -294,15 +327,33 @@ def _explain_waiting(one: Allocation, divided: DividedPool) -> Explanation:
             Reason.NO_ROOM, f"waits for nodes: a worker needs {each} on one node, and too few nodes have that"
         )
     waits = f"waits for {divided.amount(missing)}"
+    owned = {
+        other.project.name: min(other.used, other.guaranteed)
+        for other in divided.accounts
+        if other is not account and other.guaranteed and other.used
+    }
+    barred = one.need - (divided.slots - sum(owned.values()))  # so many it could not have if all others gave way
+    if barred > 0:
+        names, part = _owners(owned, barred), "that" if barred >= missing else f"{barred} of which"
+        be = "is" if len(names) == 1 else "are"
+        comma = "" if barred >= missing else ","
+        return Explanation(Reason.WAITS_GUARANTEE, f"{waits}{comma} {part} {join_and(names)} {be} guaranteed")
     higher = {priority: had for priority, had in divided.by_priority.items() if priority > one.claim.priority}
-    others = [other for other in divided.accounts if other is not account and other.guaranteed and other.used]
-    if others and sum(min(other.used, other.guaranteed) for other in others) >= missing:
-        owner = max(others, key=lambda other: (min(other.used, other.guaranteed), other.project.name))
-        return Explanation(Reason.WAITS_GUARANTEE, f"{waits} that {owner.project.name} is guaranteed")
     if sum(slots for slots, _ in higher.values()) >= missing:
         holder = higher[max(higher)][1]
         return Explanation(Reason.WAITS_PRIORITY, f"{waits} held by jobs of higher priority, such as {holder}", holder)
     return Explanation(Reason.WAITS_TURN, f"{waits} held by jobs that come first")
+
+
+def _owners(owned: Mapping[str, int], slots: int) -> list[str]:
+    """The projects that are guaranteed so many slots together, those with the most first."""
+    found: list[str] = []
+    for name in sorted(owned, key=lambda name: (-owned[name], name)):
+        if slots <= 0:
+            break
+        found.append(name)
+        slots -= owned[name]
+    return found
 
 
 def _explain_running(one: Allocation, divided: DividedPool) -> Explanation:
@@ -330,11 +381,13 @@ def _explain_running(one: Allocation, divided: DividedPool) -> Explanation:
 
 
 def _borrowing(one: Allocation, divided: DividedPool) -> str:
-    slots = min(one.borrowed * one.claim.slots_per_worker, one.account.over)
+    slots = _beyond(one)
     if slots <= 0:
         return ""
-    lenders = [other for other in divided.accounts if other is not one.account and other.guaranteed > other.used]
-    if not lenders:
-        return f"; {divided.amount(slots)} beyond what {one.account.project.name} is guaranteed"
-    lender = max(lenders, key=lambda other: (other.guaranteed - other.used, other.project.name))
-    return f"; borrows {divided.amount(slots)} from {lender.project.name}"
+    loans = divided.loans.get(one.claim.key, {})
+    lent = sum(loans.values())
+    beyond = f"{divided.amount(slots - lent)} beyond what {one.account.project.name} is guaranteed"
+    if not loans:
+        return f"; {beyond}"
+    borrows = join_and([f"{divided.amount(count)} from {lender}" for lender, count in loans.items()])
+    return f"; borrows {borrows}" + (f", and has {beyond}" if lent < slots else "")

@@ -17,12 +17,14 @@ that can wait. So the result does not depend on history, and dividing again give
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from elasticctl_controller.core.sharing.claims import Claim, Project, SharingRules
 
+_Wanting = dict[int, list[tuple[bool, int, int, bool, int, "Allocation"]]]
+"""A project's claims that want more, by slots per worker: each time a heap."""
 LEAST_WEIGHT = 1e-9
 RELEASES = 16
 """How often step 2 is repeated because reserved slots have been released."""
@@ -211,7 +213,7 @@ def _reserve(account: ProjectAccount, queue: Iterable[Allocation]) -> int:
 def _admit(slots: int, accounts: Sequence[ProjectAccount], queues: Mapping[str, Sequence[Allocation]]) -> Division:
     """Give claims their least, in order of precedence, if they fit."""
     division = Division.start(slots, accounts)
-    next_of = {name: iter(queue) for name, queue in queues.items()}
+    next_of = {name: _in_turn(queue) for name, queue in queues.items()}
     heads = [_precedence(one, name) for name, queue in next_of.items() if (one := next(queue, None))]
     heapify(heads)
     while heads:
@@ -230,27 +232,49 @@ def _admit(slots: int, accounts: Sequence[ProjectAccount], queues: Mapping[str, 
     return division
 
 
+def _in_turn(queue: Sequence[Allocation]) -> Iterator[Allocation]:
+    """A project's claims: those that are within its guarantee when their turn comes, then the others.
+
+    A claim that the guarantee does not cover would keep those behind it from what it does cover. As the project only
+    gets more, what is not covered once never is.
+    """
+    beyond = []
+    for one in queue:
+        if _is_within(one, one.need):
+            yield one
+        else:
+            beyond.append(one)
+    yield from beyond
+
+
+def _is_within(one: Allocation, slots: int) -> bool:
+    """True if its project's guarantee covers so many slots more."""
+    return one.account.used + slots <= one.account.reserved
+
+
 def _precedence(one: Allocation, name: str) -> tuple[int, int, bool, float, int, str, Allocation]:
     """The precedence of a project's next claim for its least: the lowest comes first."""
-    within = one.account.used + one.need <= one.account.reserved
+    within = _is_within(one, one.need)
     return (0 if within else 1, -one.claim.priority, one.fresh, one.account.share(within), one.place, name, one)
 
 
 def _grow(division: Division) -> None:
     """Give what is left, worker by worker, to claims that have their least and want more."""
-    queues: dict[str, list[tuple[bool, int, int, bool, int, Allocation]]] = {}
+    wanting: dict[str, _Wanting] = {}
     for one in division.admitted:
         if one.given < one.most:
-            queues.setdefault(one.account.project.name, []).append(_precedence_in_project(one))
-    for queue in queues.values():
-        heapify(queue)
-    heads = [_project_precedence(queue[0][-1], name) for name, queue in queues.items()]
+            wanting.setdefault(one.account.project.name, {}).setdefault(one.claim.slots_per_worker, []).append(
+                _precedence_in_project(one)
+            )
+    for queues in wanting.values():
+        for queue in queues.values():
+            heapify(queue)
+    heads = [_next_of(queues, name) for name, queues in wanting.items()]
     heapify(heads)
     while heads and division.free > 0:
-        tier, *_, name = heads[0]
-        queue = queues[name]
-        one = queue[0][-1]
-        each = one.claim.slots_per_worker
+        tier, *_, name, one = heads[0]
+        queues, each = wanting[name], one.claim.slots_per_worker
+        queue = queues[each]
         one.limited = not one.account.allows(each)
         if one.limited or each > (division.free if tier == 0 else division.room(one.account)):
             heappop(queue)
@@ -260,10 +284,19 @@ def _grow(division: Division) -> None:
                 heapreplace(queue, _precedence_in_project(one))
             else:
                 heappop(queue)
-        if queue:
-            heapreplace(heads, _project_precedence(queue[0][-1], name))
+        if not queue:
+            del queues[each]
+        if queues:
+            heapreplace(heads, _next_of(queues, name))
         else:
             heappop(heads)
+
+
+def _next_of(queues: _Wanting, name: str) -> tuple[int, float, bool, str, Allocation]:
+    """The project's next worker, with its precedence: one within the guarantee before a larger one beyond it."""
+    heads = [queue[0] for queue in queues.values()]
+    one = min(heads, key=lambda head: (not _is_within(head[-1], head[-1].claim.slots_per_worker), head[:-1]))[-1]
+    return (*_project_precedence(one, name), one)
 
 
 def _precedence_in_project(one: Allocation) -> tuple[bool, int, int, bool, int, Allocation]:
@@ -274,6 +307,6 @@ def _precedence_in_project(one: Allocation) -> tuple[bool, int, int, bool, int, 
 
 def _project_precedence(one: Allocation, name: str) -> tuple[int, float, bool, str]:
     """The precedence among projects for the next worker, which would be this claim's: the lowest comes first."""
-    within = one.account.used + one.claim.slots_per_worker <= one.account.reserved
+    within = _is_within(one, one.claim.slots_per_worker)
     tier = 0 if within else 1 if one.given < one.keeps else 2
     return (tier, one.account.share(within), not one.holds, name)

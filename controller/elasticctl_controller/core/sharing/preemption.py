@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticctl.api.text import plural
-from elasticctl_controller.core.sharing.claims import Claim, Reason, Worker
+from elasticctl_controller.core.sharing.claims import Claim, Pool, Reason, Worker
 from elasticctl_controller.core.sharing.division import Allocation
 
 
@@ -42,7 +42,7 @@ def select_preempted(one: Allocation, kept: Mapping[str, tuple[Worker, ...]]) ->
     return tuple(sorted(worker.name for worker in workers if worker.name not in names))
 
 
-def explain_changes(seeking: Sequence[Allocation]) -> dict[str, Explanation]:
+def explain_changes(seeking: Sequence[Allocation], pool: Pool) -> dict[str, Explanation]:
     """What changes for each claim whose size changes, by key; those that lose workers name who gains them."""
     gainers = [(one, one.given - one.claim.granted) for one in seeking if one.given > one.claim.granted]
     losers = [one for one in seeking if one.given < one.claim.granted]
@@ -55,7 +55,7 @@ def explain_changes(seeking: Sequence[Allocation]) -> dict[str, Explanation]:
         gainer = gainers[turn][0] if turn < len(gainers) and _is_preempted(one) else None
         if gainer is not None:
             left[turn] -= (one.claim.granted - one.given) * one.claim.slots_per_worker
-        found[one.claim.key] = _explain_loss(one, gainer)
+        found[one.claim.key] = _explain_loss(one, gainer, pool)
     return found
 
 
@@ -67,11 +67,10 @@ def _is_preempted(one: Allocation) -> bool:
 def _explain_gain(one: Allocation, workers: int) -> str:
     if one.claim.granted > 0:
         return f"gets {plural(workers, 'more worker')}"
-    resumed = one.claim.changed_at > one.claim.submitted_at
-    return f"{'resumes' if resumed else 'starts'} with {plural(workers, 'worker')}"
+    return f"{'resumes' if one.claim.ran else 'starts'} with {plural(workers, 'worker')}"
 
 
-def _explain_loss(one: Allocation, gainer: Allocation | None) -> Explanation:
+def _explain_loss(one: Allocation, gainer: Allocation | None, pool: Pool) -> Explanation:
     lost = plural(one.claim.granted - one.given, "worker")
     if gainer is None:
         if one.limited:
@@ -79,7 +78,7 @@ def _explain_loss(one: Allocation, gainer: Allocation | None) -> Explanation:
         elif one.claim.granted > one.claim.most:
             cause = "it asks for fewer"
         else:
-            cause = "there are fewer nodes"
+            cause = f"{pool.name} has only {plural(pool.slots, pool.unit)}"
         return Explanation(Reason.SHARED, f"gives up {lost}: {cause}" if one.given else f"is suspended: {cause}")
     key, owner = gainer.claim.key, gainer.account
     if owner is not one.account and owner.guaranteed and not gainer.borrowed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from elasticctl.api.errors import JobStorageError, UsageError
+from elasticctl.api.errors import NotFoundError, UsageError
 from elasticctl.api.text import plural
 from elasticctl.cli import job_storage
 from elasticctl.cli.framework import options
@@ -19,6 +20,8 @@ from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import emit, hint, print_data, print_table, say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elasticctl_store.checkpoints.entries import Commit
     from elasticctl_store.checkpoints.verify import CheckedCommit
 
@@ -82,7 +85,7 @@ def list_checkpoints(*, target: JobOrUrl, output: options.Output = "table", wher
 def verify(
     *,
     target: JobOrUrl,
-    step: Annotated[int | None, options.count("Only the checkpoint of this step.", low=0)] = None,
+    step: Annotated[int | None, options.count("Only the checkpoints of this step.", low=0)] = None,
     output: Output = "table",
     where: Where,
 ) -> int:
@@ -95,15 +98,20 @@ def verify(
     place = job_storage.find_storage(target, where)
     found = job_storage.list_checkpoints(place)
     if step is not None:
-        wanted = job_storage.checkpoint_of_step(found, step)
-        found = [finding for finding in found if finding.commit == wanted]
-    checked = [_verify_checkpoint(place, finding) for finding in found]
+        wanted = job_storage.checkpoints_of_step(found, step)
+        found = [finding for finding in found if finding.commit in wanted]
+    if not found:
+        raise NotFoundError(f"{place.name}: there are no checkpoints at {place.storage.url} to verify")
+    looked_at = [job_storage.proved(place, finding) for finding in found]
+    checked = [finding for finding in looked_at if finding is not None]
     if output in ("json", "yaml"):
         _print_list(place, checked, output)
     elif checked:
         print_table(job_storage.checkpoints_table(checked, time.time(), wide=output == "wide"))
     damaged = sum(bool(finding.damage) for finding in checked)
-    say(f"{place.name}: {plural(len(checked), 'checkpoint')}, {damaged} damaged")
+    gone = len(looked_at) - len(checked)
+    meanwhile = f", {gone} deleted by the job meanwhile" if gone else ""
+    say(f"{place.name}: {plural(len(checked), 'checkpoint')}, {damaged} damaged{meanwhile}")
     return 1 if damaged else 0
 
 
@@ -124,15 +132,31 @@ def pull(
       elasticctl checkpoints pull digits adam.safetensors --part optimizer
       elasticctl checkpoints pull s3://bucket/run best.safetensors --step 1200
     """
+    from elasticctl_store.errors import DamagedError, MissingError
+
     path = job_storage.target_file(file, force)
     place = job_storage.find_storage(target, where)
-    commit = job_storage.pick_checkpoint(place, step)
-    from elasticctl_store.checkpoints import verify as archive
+    pulled = 0
 
-    with job_storage.storage_errors(), job_storage.progress_bar(f"step {commit.step}", commit.size_bytes) as on_bytes:
-        count = archive.pull(place.storage, commit, part, path, on_bytes)
+    def try_pull(place: job_storage.JobStorage, finding: CheckedCommit) -> CheckedCommit:
+        nonlocal pulled
+        if finding.commit is not None and not finding.damage:
+            try:
+                pulled = _pull(place, finding.commit, part, path)
+            except (DamagedError, MissingError) as e:
+                return dataclasses.replace(finding, damage=str(e))
+        return finding
+
+    commit = job_storage.pick_checkpoint(place, step, try_pull)
     size = job_storage.size(path.stat().st_size)
-    say(f"{path}: {plural(count, 'tensor')} of {part}, step {commit.step}, {size}")
+    say(f"{path}: {plural(pulled, 'tensor')} of {part}, step {commit.step}, {size}")
+
+
+def _pull(place: job_storage.JobStorage, commit: Commit, part: str, path: Path) -> int:
+    from elasticctl_store.checkpoints import verify
+
+    with job_storage.progress_bar(f"step {commit.step}", commit.size_bytes) as on_bytes:
+        return verify.pull(place.storage, commit, part, path, on_bytes)
 
 
 @verb(checkpoints, "rm")
@@ -140,29 +164,24 @@ def rm(
     *,
     target: JobOrUrl,
     steps: Annotated[tuple[int, ...], typer.Argument(metavar="STEP...", parser=options.whole(0))],
+    number: Annotated[
+        int | None, options.count("Of several checkpoints of the step, the one with this number (list -o wide).")
+    ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete the newest one too, though the job may be running: it restarts.")
+        bool, typer.Option("--force", help="Delete the newest whole one too; a job that is running restarts.")
     ] = False,
     yes: options.Yes = False,
     where: Where,
 ) -> None:
-    """Delete the checkpoints of these steps."""
+    """Delete the checkpoints of these steps; without --force, the newest whole one stays."""
     place = job_storage.find_storage(target, where)
     found = job_storage.list_checkpoints(place)
-    doomed = [job_storage.checkpoint_of_step(found, step) for step in dict.fromkeys(steps)]
-    whole, last = job_storage.newest_whole(found), job_storage.newest(found)
-    if place.running and not force:
-        if whole in doomed:
-            raise UsageError(
-                f"step {whole.step} is the newest whole checkpoint, from which {place.name} would continue. "
-                f"FIX: add --force to delete it anyway"
-            )
-        if last in doomed:
-            raise UsageError(
-                f"step {last.step} is the newest checkpoint, though damaged. Deleting it stops a run of {place.name} "
-                f"that is saving there, which starts again. FIX: add --force to delete it anyway"
-            )
-    _delete(place, doomed, found, yes)
+    if number is not None and len(set(steps)) > 1:
+        raise UsageError("--number says which checkpoint of one step is meant. FIX: give one step")
+    doomed = [job_storage.one_of_step(found, step, number) for step in dict.fromkeys(steps)]
+    if not force:
+        _refuse_the_newest(place, doomed, found)
+    _delete(place, doomed, found, yes, where)
 
 
 @verb(checkpoints, "prune")
@@ -171,26 +190,90 @@ def prune(
     target: JobOrUrl,
     keep: KeepRules,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Do not read what stays: trust a glance.")] = False,
     yes: options.Yes = False,
     where: Where,
 ) -> None:
-    """Delete checkpoints by age and metric; the newest whole one, and damaged ones, always stay."""
+    """Delete checkpoints by age and metric; the newest whole one, and damaged ones, always stay.
+
+    Every byte of what stays is read first, and damaged checkpoints do not count.
+    """
     if bool(keep.metric) != bool(keep.keep_best):
         raise UsageError("--keep-best and --metric need each other. FIX: give both or neither")
     place = job_storage.find_storage(target, where)
     found = job_storage.list_checkpoints(place)
-    whole = [finding.commit for finding in found if finding.commit is not None and not finding.damage]
-    from elasticctl_store.checkpoints.entries import Retention, commits_to_delete
+    from elasticctl_store.checkpoints.entries import Retention
 
     rules = Retention(keep.keep_last, keep.keep_every, keep.keep_best or 0, keep.metric, keep.mode)
-    doomed = commits_to_delete(whole, rules)
+    doomed = job_storage.choose_doomed(place, found, rules, unread=force)
     if not doomed:
-        say(f"{place.name}: nothing to delete, {plural(len(whole), 'checkpoint')} stay")
+        say(f"{place.name}: nothing to delete, {plural(len(found), 'checkpoint')} stay")
     elif dry_run:
         print_table(job_storage.checkpoints_table([f for f in found if f.commit in doomed], time.time()))
         say(f"{place.name}: would delete {_describe_checkpoints(doomed)}")
     else:
-        _delete(place, doomed, found, yes)
+        _delete(place, doomed, found, yes, where)
+
+
+@verb(checkpoints, "repair")
+def repair(
+    *,
+    target: JobOrUrl,
+    start_over: Annotated[
+        bool, typer.Option("--start-over", help="If no checkpoint is whole, delete them all: the job starts at step 0.")
+    ] = False,
+    yes: options.Yes = False,
+    where: Where,
+) -> int:
+    """Make entries of the journal that are lost or damaged again; exit code 1 if something stays damaged.
+
+    A run does so itself when it starts, for what is newer than its newest checkpoint. A run that is saving there is
+    stopped by it, and restarts.
+    """
+    from elasticctl_store.checkpoints import repair as archive
+    from elasticctl_store.checkpoints.retention import take_over
+
+    place = job_storage.find_storage(target, where)
+    with job_storage.storage_errors():
+        writer = take_over(place.storage)
+        rebuilt = archive.rebuild(place.storage, writer, everything=True)
+    for commit in rebuilt.commits:
+        say(f"{place.name}: step {commit.step} is listed again")
+    found = job_storage.list_checkpoints(place)
+    if not start_over:
+        damaged = [finding for finding in found if finding.damage]
+        for finding in damaged:
+            job_storage.say_damage(place, finding)
+        for line in rebuilt.rejected:
+            say(f"{place.name}: not listed: {line}")
+        say(f"{place.name}: {plural(len(found), 'checkpoint')}, {len(damaged)} damaged")
+        return 1 if damaged or rebuilt.rejected else 0
+    seen = job_storage.prove_newest(place, found)
+    if seen and not seen[-1].damage and seen[-1].commit is not None:
+        step = seen[-1].commit.step
+        raise UsageError(f"step {step} is whole, and {place.name} continues from it. FIX: leave out --start-over")
+    if _confirm(place, "delete all checkpoints, none of which is whole,", yes):
+        with job_storage.storage_errors():
+            archive.start_over(place.storage, writer)
+        _note(place, "all", where)
+        say(f"{place.name}: starts at step 0")
+    return 0
+
+
+def _refuse_the_newest(place: job_storage.JobStorage, doomed: list[Commit], found: list[CheckedCommit]) -> None:
+    """Raise UsageError if the newest checkpoint that is whole to the last byte is to go, or what a run builds on."""
+    seen = job_storage.prove_newest(place, found)
+    whole, last = seen[-1].commit if seen and not seen[-1].damage else None, job_storage.newest(found)
+    if whole is not None and whole in doomed:
+        raise UsageError(
+            f"step {whole.step} is the newest whole checkpoint, from which {place.name} would continue. "
+            f"FIX: add --force to delete it anyway"
+        )
+    if place.running and last in doomed:
+        raise UsageError(
+            f"step {last.step} is the newest checkpoint, though damaged. Deleting it stops a run of {place.name} "
+            f"that is saving there, which starts again. FIX: add --force to delete it anyway"
+        )
 
 
 def _print_list(place: job_storage.JobStorage, found: list[CheckedCommit], output: str) -> None:
@@ -198,38 +281,37 @@ def _print_list(place: job_storage.JobStorage, found: list[CheckedCommit], outpu
     print_data("CheckpointList", data, output)
 
 
-def _verify_checkpoint(place: job_storage.JobStorage, finding: CheckedCommit) -> CheckedCommit:
-    """The finding after every byte has been read."""
-    from elasticctl_store.checkpoints import verify as archive
-    from elasticctl_store.errors import DamagedError, MissingError
-
-    commit = finding.commit
-    if commit is None or finding.damage:
-        return finding
-    try:
-        with (
-            job_storage.progress_bar(f"step {commit.step}", commit.size_bytes) as on_bytes,
-            job_storage.storage_errors(),
-        ):
-            archive.verify(place.storage, commit, on_bytes)
-    except JobStorageError as e:
-        if isinstance(e.__cause__, DamagedError | MissingError):
-            return archive.CheckedCommit(finding.position, commit, str(e))
-        raise
-    return finding
+def _delete(
+    place: job_storage.JobStorage, doomed: list[Commit], found: list[CheckedCommit], yes: bool, where: Where
+) -> None:
+    if _confirm(place, f"delete {_describe_checkpoints(doomed)}", yes):
+        job_storage.delete_checkpoints(place, doomed, found)
+        _note(place, _describe_checkpoints(doomed), where)
+        say(f"{place.name}: deleted {_describe_checkpoints(doomed)}")
 
 
-def _delete(place: job_storage.JobStorage, doomed: list[Commit], found: list[CheckedCommit], yes: bool) -> None:
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError(
-                f"{place.name}: this deletes {_describe_checkpoints(doomed)} for good. FIX: add --yes to confirm"
-            )
-        if not typer.confirm(f"{place.name}: delete {_describe_checkpoints(doomed)} for good?", err=True):
-            say(f"{place.name}: nothing deleted")
-            return
-    job_storage.delete_checkpoints(place, doomed, found)
-    say(f"{place.name}: deleted {_describe_checkpoints(doomed)}")
+def _note(place: job_storage.JobStorage, deleted: str, where: Where) -> None:
+    """Record who deleted them; with the job where one was named."""
+    from elasticctl.cli.framework.target import reach
+    from elasticctl.cluster import ledger
+
+    if not place.of_job:
+        ledger.note_here("delete checkpoints", "storage", place.storage.url, was=deleted)
+        return
+    target = reach(where)
+    ledger.note_deleted_checkpoints(target.cluster, target.namespace, place.name, deleted)
+
+
+def _confirm(place: job_storage.JobStorage, doing: str, yes: bool) -> bool:
+    """Is it to be done? Raises UsageError where nobody can answer."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"{place.name}: this would {doing} for good. FIX: add --yes to confirm")
+    if typer.confirm(f"{place.name}: {doing} for good?", err=True):
+        return True
+    say(f"{place.name}: nothing deleted")
+    return False
 
 
 def _describe_checkpoints(doomed: list[Commit]) -> str:

@@ -52,10 +52,13 @@ def dashboard(
     import asyncio
 
     from elasticctl.cluster import connect
+    from elasticctl.cluster.ledger import name_client
     from elasticctl.dashboard.server import HOST, Dashboard, Scope, serve
 
     context, namespace = locate(where)
-    place = Scope(connect(context, starts=False), context.name, None if all_namespaces else namespace)
+    cluster = connect(context, starts=False)
+    name_client(cluster, "dashboard")
+    place = Scope(cluster, context.name, None if all_namespaces else namespace)
 
     with _private_folder() as folder:
         address = ""

@@ -6,6 +6,7 @@ import shutil
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -15,7 +16,9 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import emit, hint, on_terminal, print_data
+from elasticctl.cli.framework.place import with_place
 from elasticctl.cli.framework.target import Target, reach
+from elasticctl.cli.views.job import look_around
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
@@ -50,7 +53,7 @@ def explain(
 
     target = reach(where)
     case = read_case(target, target.find(job))
-    findings = diagnose(case)
+    findings = tuple(_placed(finding) for finding in diagnose(case))
     if output == "text":
         emit(
             "\n".join(
@@ -64,16 +67,22 @@ def explain(
     print_data("Explanation", {"job": case.name, "phase": case.status.phase.value, "findings": found}, output)
 
 
+def _placed(finding: Finding) -> Finding:
+    """The finding with commands that name the place of this one."""
+    return replace(finding, mends=tuple(replace(mend, command=with_place(mend.command)) for mend in finding.mends))
+
+
 def read_case(target: Target, manifest: Manifest) -> Case:
-    """All that is asked about a job: itself, its pods, and who holds the GPUs that it waits for."""
+    """All that is asked about a job: itself, its pods, what is said of those that wait, and who holds their GPUs."""
     from elasticctl.api.spec import ElasticJob
     from elasticctl.diagnosis import Case
 
     job = ElasticJob.from_manifest(manifest)
     pods = tuple(target.cluster.pods_of([job])[job.uid])
-    case = Case(job, pods, time.time())
+    seen = replace(look_around(target, job, pods), budgets=tuple(target.cluster.list_budgets(job.namespace)))
+    case = Case(job, pods, time.time(), seen=seen)
     if case.hardware.gpus_per_worker and any(case.pod_waits()):
-        return Case(job, pods, case.now, _holders(target, job))
+        return replace(case, holders=_holders(target, job))
     return case
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from elasticctl.api.errors import UsageError
+from elasticctl.api.text import plural
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
@@ -27,7 +28,7 @@ from elasticctl.cli.framework.target import Target, reach
 
 if TYPE_CHECKING:
     from elasticctl.api.codec import Manifest
-    from elasticctl.api.history import TimelineEntry
+    from elasticctl.api.observed.timeline import TimelineEntry
 
 POLL_EVERY_S = 0.5
 
@@ -60,7 +61,7 @@ def events(
         from elasticctl.cli.submit.follow import code_of_followed
 
         return code_of_followed(target, manifest)
-    found, _ = _read(target, manifest)
+    found, _ = _read(target, manifest, counted=True)
     if output == "table":
         from elasticctl.cli.views.history import events_table
 
@@ -74,13 +75,17 @@ def events(
     return 0
 
 
-def _read(target: Target, manifest: Manifest) -> tuple[list[TimelineEntry], bool]:
-    """What has happened up to now, and whether the job has ended."""
-    from elasticctl.api.history import timeline
+def _read(target: Target, manifest: Manifest, *, counted: bool = False) -> tuple[list[TimelineEntry], bool]:
+    """What has happened up to now, and whether the job has ended; `counted`: with how often each warning was given."""
+    from elasticctl.api.observed.changes import changes_of
+    from elasticctl.api.observed.timeline import fold_repeated, timeline
     from elasticctl.api.spec import ElasticJob
 
-    job = ElasticJob.from_manifest(target.reread(manifest))
-    return timeline(job, target.cluster.list_events(target.namespace, job.name)), job.status.phase.terminal
+    found = target.reread(manifest)
+    job = ElasticJob.from_manifest(found)
+    said = target.cluster.list_events(target.namespace, job.name)
+    entries = timeline(job, said, changes_of(found))
+    return fold_repeated(entries, said, counted=counted), job.status.phase.terminal
 
 
 def _watch(target: Target, manifest: Manifest) -> None:
@@ -109,25 +114,53 @@ def _watch(target: Target, manifest: Manifest) -> None:
 @verb(app, "history")
 def history(
     *,
-    job: options.Job,
+    job: options.MaybeJob = None,
     output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
     where: Where,
 ) -> None:
-    """Show a job's interruptions and scalings in order of time, and what they cost in all."""
+    """Show a job's interruptions, scalings and changes in order of time, who made them, and what they cost in all.
+
+    Without JOB: all changes that this user has made from this machine, in any context.
+
+    \b
+      elasticctl history digits
+      elasticctl history
+    """
+    if job is None:
+        _print_audit(output)
+        return
     from elasticctl.api.codec import to_json
+    from elasticctl.api.observed.changes import changes_of
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.views.history import history_table, totals, totals_lines
 
-    found = ElasticJob.from_manifest(reach(where).find(job))
+    manifest = reach(where).find(job)
+    found, changes = ElasticJob.from_manifest(manifest), changes_of(manifest)
     now = time.time()
     if output != "table":
-        entries = {"interruptions": found.status.interruptions, "scalings": found.status.scalings}
+        entries = {"interruptions": found.status.interruptions, "scalings": found.status.scalings, "changes": changes}
         kept = {name: to_json(items) for name, items in entries.items()}
         print_data("History", {"job": found.name, **kept, "totals": to_json(totals(found, now))}, output)
         return
-    table = history_table(found)
+    table = history_table(found, changes)
     if table.rows:
         print_table(table)
     for line in totals_lines(found, now):
         say(line)
     hint(f"Next: see what else happened: elasticctl events {found.name}")
+
+
+def _print_audit(output: str) -> None:
+    """Print what this user has changed from this machine."""
+    from elasticctl.cluster.ledger import audit_file, read_audit
+
+    path = audit_file()
+    found = read_audit(path)
+    if output != "table":
+        print_data("ChangeList", {"changes": found}, output)
+        return
+    if found:
+        from elasticctl.cli.views.history import audit_table
+
+        print_table(audit_table(found))
+    say(f"{plural(len(found), 'change')} made from this machine, in {path}")

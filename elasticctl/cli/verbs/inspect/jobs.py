@@ -12,6 +12,7 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, print_objects, print_table, say
+from elasticctl.cli.framework.selection import JobFilter
 from elasticctl.cli.framework.target import Target, reach
 
 app = new_app()
@@ -25,16 +26,17 @@ def list_jobs(
     ] = False,
     output: options.Output = "table",
     watch: options.Watch = False,
+    chosen: JobFilter,
     where: Where,
 ) -> None:
     """List jobs, oldest first.
 
     \b
-      elasticctl list
       elasticctl list -A -w
-      elasticctl list -o name
+      elasticctl list --status failed --since 7d -o name
+      elasticctl list --label team=vision --user me --sort cost --limit 10
     """
-    _list(reach(where), all_namespaces, output, watch)
+    _list(reach(where), all_namespaces, output, watch, chosen)
 
 
 @verb(app, "status")
@@ -51,7 +53,7 @@ def status(
     """
     target = reach(where)
     if job is None:
-        _list(target, False, output, watch)
+        _list(target, False, output, watch, JobFilter())
         return 0
     _check_watchable(output, watch)
     manifest = target.find(job)
@@ -65,11 +67,12 @@ def status(
         print_objects([manifest], output, one=True)
         return 0
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.views.job import bar_encoding, next_line, status_table
+    from elasticctl.cli.views.job import bar_encoding, look_around, next_line, status_table
 
     found = ElasticJob.from_manifest(manifest)
     pods = target.cluster.pods_of([found])[found.uid]
-    print_table(status_table(manifest, pods, time.time(), bar_encoding=bar_encoding()))
+    seen = look_around(target, found, pods)
+    print_table(status_table(manifest, pods, time.time(), bar_encoding=bar_encoding(), seen=seen))
     hint(next_line(manifest))
     return 0
 
@@ -79,24 +82,24 @@ def _check_watchable(output: str, watch: bool) -> None:
         raise UsageError(f"--watch shows tables and does not go with --output {output}")
 
 
-def _list(target: Target, everywhere: bool, output: str, watch: bool) -> None:
+def _list(target: Target, everywhere: bool, output: str, watch: bool, chosen: JobFilter) -> None:
     _check_watchable(output, watch)
     namespace = None if everywhere else target.namespace
     if output in ("json", "yaml", "name"):
-        print_objects(target.cluster.list_jobs(namespace), output, one=False)
+        print_objects(chosen.of(target.cluster.list_jobs(namespace), time.time()), output, one=False)
         return
-    from elasticctl.cli.views.job import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
+    from elasticctl.cli.views.jobs import Shape, job_table, next_of_list, no_jobs_line, waiting_reasons
 
     shape = Shape(wide=output == "wide", namespaces=everywhere)
     if watch:
         from elasticctl.cli.views.watch import watch_list
 
-        watch_list(target, namespace, shape)
-        return
-    jobs = target.cluster.list_jobs(namespace)
-    if not jobs:
-        say(no_jobs_line(target, namespace))
+        watch_list(target, namespace, shape, chosen)
         return
     now = time.time()
+    jobs = chosen.of(target.cluster.list_jobs(namespace), now)
+    if not jobs:
+        say(no_jobs_line(target, namespace, chosen))
+        return
     print_table(job_table(jobs, now, shape, waiting_reasons(target, jobs, now)))
     hint(next_of_list(jobs))

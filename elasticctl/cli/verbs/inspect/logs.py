@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticctl.api.errors import JobStorageError, UsageError
-from elasticctl.api.text import quote
+from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
+from elasticctl.api.text import join_and, quote
 from elasticctl.cli.framework import options, output
 from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.log_lines import print_log_lines
 from elasticctl.cli.framework.options import Where
-from elasticctl.cli.framework.output import print_log_lines
-from elasticctl.cli.framework.target import full_worker_name, reach, worker_of_rank
-from elasticctl.cluster.base import LogLine, LogQuery
+from elasticctl.cli.framework.selection import Labels, chosen_names
+from elasticctl.cli.framework.target import Target, full_worker_name, reach, worker_of_rank
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
@@ -81,46 +83,126 @@ class LogFlags:
             prefix = f"[rank{self.rank}] "
             lines = (line for line in lines if line.text.startswith(prefix))
         grep = self.grep
-        return lines if grep is None else (line for line in lines if grep.search(line.text))
+        return lines if grep is None else (line for line in lines if grep.search(line.text.rstrip("\r")))
 
 
 @verb(app, "logs")
 def logs(
     *,
-    job: options.Job,
+    jobs: options.Jobs = (),
+    label: Labels = (),
     lines: LogFlags,
     timestamps: Annotated[bool, typer.Option("--timestamps", help="Put the time, in UTC, before each line.")] = False,
     where: Where,
 ) -> int:
     """Print the output of a job's workers, also of those that are gone.
 
-    With -f the exit code is 1 when the job fails.
+    With -f the exit code is 1 when the job fails. Of several jobs, each line comes under its job's name too.
 
     \b
       elasticctl logs -f train
       elasticctl logs train --since 10m --grep 'loss|nan'
       elasticctl logs train --all --rank 0
+      elasticctl logs -f --label sweep=lr
     """
-    from elasticctl.api.podtemplate import hardware
-    from elasticctl.api.spec import ElasticJob
-
     target = reach(where)
-    manifest = target.find(job)
-    found = ElasticJob.from_manifest(manifest)
-    said = target.cluster.logs(target.namespace, found.name, lines.query(found, time.time()))
-    print_log_lines(lines.of(said, hardware(found).ranks_per_worker), found.name, timestamps=timestamps)
+    found = [target.find(name) for name in chosen_names(target, jobs, label)]
+    if len(found) == 1:
+        (manifest,) = found
+        print_log_lines(_lines_of(target, manifest, lines), manifest["metadata"]["name"], timestamps=timestamps)
+    else:
+        sources = [partial(_lines_of, reach(where), manifest, lines) for manifest in found]
+        print_log_lines(merged(sources) if lines.follow else in_turn(sources), "", timestamps=timestamps)
     if not lines.follow:
         return 0
     from elasticctl.cli.submit.follow import code_of_followed
 
-    return code_of_followed(target, manifest)
+    return max(code_of_followed(target, manifest) for manifest in found)
+
+
+def _lines_of(target: Target, manifest: Manifest, lines: LogFlags) -> Iterator[LogLine]:
+    """What is wanted of a job's lines. Raises NotFoundError at their end for a worker that the job never had."""
+    from elasticctl.api.podtemplate import hardware
+    from elasticctl.api.spec import ElasticJob
+
+    found = ElasticJob.from_manifest(manifest)
+    query = lines.query(found, time.time())
+    unknown = [name for name in query.workers if name not in known_workers(found)]
+    if unknown and lines.follow:
+        output.say(f"waiting for {join_and(unknown)}: {workers_line(found)}")
+    said = target.cluster.logs(target.namespace, found.name, query)
+    heard: set[str] = set()
+    yield from lines.of(_noting(said, heard), hardware(found).ranks_per_worker)
+    never = [name for name in unknown if name not in heard]
+    if never:
+        raise NotFoundError(f"{found.name} has no worker {join_and(never)}: {workers_line(found)}")
+
+
+def in_turn(sources: Sequence[Callable[[], Iterator[LogLine]]]) -> Iterator[LogLine]:
+    """The lines of one after the other."""
+    for source in sources:
+        yield from source()
+
+
+def merged(sources: Sequence[Callable[[], Iterator[LogLine]]]) -> Iterator[LogLine]:
+    """The lines of all as they come, each read by a thread of its own; raises what any of them raises."""
+    import queue
+    import threading
+
+    waiting: queue.Queue[LogLine | Exception | None] = queue.Queue(maxsize=1000)
+
+    def read(source: Callable[[], Iterator[LogLine]]) -> None:
+        try:
+            for line in source():
+                waiting.put(line)
+            waiting.put(None)
+        except Exception as e:  # noqa: BLE001 - it is raised again where somebody hears it
+            waiting.put(e)
+
+    for source in sources:
+        threading.Thread(target=read, args=(source,), name="logs", daemon=True).start()
+    reading = len(sources)
+    while reading:
+        line = waiting.get()
+        if isinstance(line, Exception):
+            raise line
+        if line is None:
+            reading -= 1
+        else:
+            yield line
+
+
+def known_workers(job: ElasticJob) -> list[str]:
+    """The workers that the job has or, as far as its status tells, has had; in order of their numbers."""
+    from elasticctl.api.spec import worker_name
+
+    status = job.status
+    names = {worker_name(job.name, index) for index in range(job.desired)}
+    names |= {worker.name for worker in status.workers}
+    names |= {name for generation in status.generations for name in generation.workers}
+    names |= {interruption.worker for interruption in status.interruptions}
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def workers_line(job: ElasticJob) -> str:
+    """Which workers the job has, as the end of a sentence."""
+    known = known_workers(job)
+    return f"it has {join_and(known) if len(known) <= 3 else f'{known[0]} to {known[-1]}'}"
+
+
+def _noting(lines: Iterable[LogLine], heard: set[str]) -> Iterator[LogLine]:
+    """The lines; `heard` gets the names of the workers that have printed any."""
+    for line in lines:
+        heard.add(line.worker)
+        yield line
 
 
 def delete_stored_logs(job: ElasticJob) -> None:
-    """Delete what a job that has been deleted kept of its logs in its storage; says so where that cannot be done."""
+    """Delete what a job that has been deleted kept of its logs in its storages; says so where that cannot be done."""
     from elasticctl.cluster.stored_logs import StoredLogs
 
-    try:
-        StoredLogs(job, output.say).delete()
-    except JobStorageError as e:
-        output.say(f"{job.name}: the logs in its storage stay: {e}")
+    for former in ("", *job.former_storages):
+        try:
+            StoredLogs(job, output.say, former).delete()
+        except JobStorageError as e:
+            output.say(f"{job.name}: the logs in {former or 'its storage'} stay: {e}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,8 +21,9 @@ from elasticctl.cli.framework.output import emit, on_terminal, print_data, print
 from elasticctl.cli.framework.target import locate, reach
 
 if TYPE_CHECKING:
-    from elasticctl.api.cost import Rate
+    from elasticctl.api.observed.cost import Rate
     from elasticctl.cli.views.simulation import Basis
+    from elasticctl.simulation import Forecast
 
 app = new_app()
 
@@ -70,12 +73,22 @@ class Assumed:
     save_every: Annotated[int | None, options.time("Time between saves; chosen as in training by default.")] = None
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """By when, for how much, on which recorded spot machines."""
+
+    finish_by: Annotated[str, options.text("36h, 18:00, 'Fri 18:00': replay the deadline on --traces.", "TIME")] = ""
+    budget: Annotated[float | None, typer.Option(metavar="USD", help="What may be spent, in US dollars.")] = None
+    traces: Annotated[Path | None, typer.Option(metavar="DIR", help="Recorded availability, a file a zone.")] = None
+
+
 @verb(app, "simulate")
 def simulate(
     *,
     job: options.MaybeJob = None,
     size: SimulatedSizes,
     assumed: Assumed,
+    deadline: Deadline,
     output: Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")] = "table",
     where: Where,
 ) -> None:
@@ -87,13 +100,23 @@ def simulate(
     \b
       elasticctl simulate digits
       elasticctl simulate --table rates.csv --gpus 4,16,64 --gpu-type t4
+      elasticctl simulate digits --finish-by 'Fri 18:00' --traces traces/
     """
     from elasticctl.cli.views import simulation
 
+    if size.work == 0:
+        raise UsageError("--work 0s: must be longer than 0s")
     if (job is None) == (not size.table):
         raise UsageError("give either a job or a scaling curve with --table FILE")
+    if bool(deadline.finish_by) != (deadline.traces is not None) or (deadline.budget and not deadline.finish_by):
+        raise UsageError("--finish-by and --traces go together, and --budget with both")
+    if deadline.budget is not None and not 0 < deadline.budget < math.inf:
+        raise UsageError(f"--budget {deadline.budget:g}: has to be above 0")
     basis = _basis_of_table(size, assumed, where) if job is None else _basis_of_job(job, size, assumed, where)
     outlooks = simulation.outlooks(basis, parse_gpu_counts(size.gpus) if size.gpus else ())
+    if deadline.finish_by:
+        _replay(basis, outlooks, deadline, output)
+        return
     if output != "table":
         print_data("Simulation", simulation.as_data(basis, outlooks), output)
         return
@@ -105,9 +128,27 @@ def simulate(
         say(line)
 
 
+def _replay(basis: Basis, outlooks: Sequence[Forecast], deadline: Deadline, output: str) -> None:
+    from datetime import datetime
+
+    from elasticctl.cli.views import deadlines, simulation
+
+    folder = deadline.traces or Path()
+    finish_by_s = deadlines.seconds_until(deadline.finish_by, datetime.now().astimezone())
+    gpus = [item.gpus for item in outlooks]
+    found = deadlines.prospects_of(basis, gpus, folder, finish_by_s, deadline.budget)
+    if output != "table":
+        data = simulation.as_data(basis, outlooks) | {"deadlines": deadlines.as_data(found)}
+        print_data("Simulation", data, output)
+        return
+    print_table(deadlines.table(basis, found))
+    for line in deadlines.notes(basis, found, folder):
+        say(line)
+
+
 def _basis_of_table(size: SimulatedSizes, assumed: Assumed, where: Where) -> Basis:
-    from elasticctl.api.cost import rate
     from elasticctl.api.gpu_types import gpu_type
+    from elasticctl.api.observed.cost import rate
     from elasticctl.cli.views.cost import with_live_spot
     from elasticctl.cli.views.simulation import basis_of_table
     from elasticctl.simulation import scaling
@@ -131,7 +172,7 @@ def _basis_of_table(size: SimulatedSizes, assumed: Assumed, where: Where) -> Bas
 
 
 def _basis_of_job(name: str, size: SimulatedSizes, assumed: Assumed, where: Where) -> Basis:
-    from elasticctl.api.cost import rate_of
+    from elasticctl.api.observed.cost import rate_of
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.views.cost import with_live_spot
     from elasticctl.cli.views.simulation import basis_of_job

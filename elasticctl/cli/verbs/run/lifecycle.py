@@ -14,6 +14,7 @@ from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, say
+from elasticctl.cli.framework.selection import SUSPENDED, UNENDED, Labels, chosen_names
 from elasticctl.cli.framework.target import Target, full_worker_name, reach, worker_of_rank
 from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
 
@@ -26,7 +27,7 @@ app = new_app()
 
 
 @verb(app, "suspend")
-def suspend(*, jobs: options.Jobs, where: Where) -> None:
+def suspend(*, jobs: options.Jobs = (), label: Labels = (), where: Where) -> None:
     """Stop a job's workers; `resume` continues from the last checkpoint."""
     target = reach(where)
 
@@ -35,24 +36,40 @@ def suspend(*, jobs: options.Jobs, where: Where) -> None:
         say(f"{job.name}: stopping its workers")
         hint(f"Next: resume it: elasticctl resume {job.name}")
 
-    _for_each(jobs, stop)
+    _for_each(chosen_names(target, jobs, label, UNENDED), stop)
 
 
 @verb(app, "resume")
-def resume(*, jobs: options.Jobs, where: Where) -> None:
+def resume(
+    *,
+    jobs: options.Jobs = (),
+    label: Labels = (),
+    here: Annotated[
+        bool, typer.Option("--here", help="Call a move off that is not finished: the job continues here.")
+    ] = False,
+    where: Where,
+) -> None:
     """Start the workers of a suspended job again."""
     target = reach(where)
 
     def go_on(name: str) -> None:
-        _check_here(target, name)
-        job = _patch_spec(target, name, {"suspend": False}, "resumed")
+        if not here:
+            _check_here(target, name)
+        ended = _end_move(target, name) if here else None
+        job = _patch_spec(target, name, {"suspend": False}, "resumed", ended)
         say(f"{job.name}: resuming with {plural(job.desired, 'worker')}")
 
-    _for_each(jobs, go_on)
+    _for_each(chosen_names(target, jobs, label, SUSPENDED), go_on)
 
 
 @verb(app, "cancel")
-def cancel(*, jobs: options.Jobs, where: Where) -> None:
+def cancel(
+    *,
+    jobs: options.Jobs = (),
+    label: Labels = (),
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="For scripts, as with delete: cancel never asks.")] = False,
+    where: Where,
+) -> None:
     """Stop a job for good; its status, logs and checkpoints stay."""
     target = reach(where)
 
@@ -61,11 +78,11 @@ def cancel(*, jobs: options.Jobs, where: Where) -> None:
         say(f"{job.name}: cancelled")
         hint(f"Next: delete it: elasticctl delete {job.name}")
 
-    _for_each(jobs, end)
+    _for_each(chosen_names(target, jobs, label, UNENDED), end)
 
 
 @verb(app, "delete")
-def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> None:
+def delete(*, jobs: options.Jobs = (), label: Labels = (), yes: options.Yes = False, where: Where) -> None:
     """Delete a job, its workers and its logs; its checkpoints stay."""
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
@@ -81,10 +98,14 @@ def delete(*, jobs: options.Jobs, yes: options.Yes = False, where: Where) -> Non
         target.reread(found)  # whoever was asked may have taken long to answer
         target.cluster.delete_job(target.namespace, job.name)
         delete_stored_logs(job)
+        if job.moving_to:
+            from elasticctl.cli.submit import moving
+
+            moving.clean_up(job)
         storage = hardware(job).storage
         say(f"{job.name}: deleted" + (f"; its checkpoints stay in {storage}" if storage else ""))
 
-    _for_each(jobs, remove)
+    _for_each(chosen_names(target, jobs, label), remove)
 
 
 def _for_each(names: Sequence[str], act: Callable[[str], None]) -> None:
@@ -105,7 +126,7 @@ def _for_each(names: Sequence[str], act: Callable[[str], None]) -> None:
 
 
 def _check_here(target: Target, name: str) -> None:
-    """Raise ConflictError for a job that continues elsewhere: here it can no longer restore or commit."""
+    """Raise ConflictError for a job that continues elsewhere, where alone it can restore and commit, or may do so."""
     from elasticctl.api.spec import ElasticJob
 
     found = ElasticJob.from_manifest(target.find(name))
@@ -113,16 +134,39 @@ def _check_here(target: Target, name: str) -> None:
     if context:
         there = f"`elasticctl resume {found.name} --context {context}`"
         raise ConflictError(f"{found.name} runs in context {context} now. FIX: {there}")
+    if found.is_moving:
+        from elasticctl.cli.submit import moving
+
+        raise ConflictError(moving.describe_open(found))
 
 
-def _patch_spec(target: Target, name: str, spec: dict[str, Any], done: str) -> ElasticJob:
-    """The job with its spec changed; ConflictError once it has ended."""
+def _end_move(target: Target, name: str) -> dict[str, Any] | None:
+    """Call a move off that is open; returns what to change in the job's metadata for that."""
+    from elasticctl.api.spec import ANNOTATION_MOVING_FROM, ANNOTATION_MOVING_TO, ElasticJob
+
+    found = ElasticJob.from_manifest(target.find(name))
+    if not found.is_moving or found.status.phase.terminal:
+        _check_here(target, name)
+        return None
+    from elasticctl.cli.submit import moving
+
+    moving.call_off(found)
+    return {"annotations": {ANNOTATION_MOVING_TO: None, ANNOTATION_MOVING_FROM: None}}
+
+
+def _patch_spec(
+    target: Target, name: str, spec: dict[str, Any], done: str, metadata: dict[str, Any] | None = None
+) -> ElasticJob:
+    """The job with its spec, and its `metadata`, changed; ConflictError once it has ended."""
     from elasticctl.api.spec import ElasticJob
 
     job = ElasticJob.from_manifest(target.find(name))
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be {done}")
-    return ElasticJob.from_manifest(target.cluster.patch_job(target.namespace, job.name, {"spec": spec}))
+    if job.cancel and "cancel" not in spec:
+        raise ConflictError(f"{job.name} is being cancelled and cannot be {done}. FIX: `elasticctl rerun {job.name}`")
+    patch = {"spec": spec} if metadata is None else {"metadata": metadata, "spec": spec}
+    return ElasticJob.from_manifest(target.cluster.patch_job(target.namespace, job.name, patch))
 
 
 def _confirm_delete(job: ElasticJob) -> bool:
@@ -134,19 +178,26 @@ def _confirm_delete(job: ElasticJob) -> bool:
 @verb(app, "wait")
 def wait(
     *,
-    job: options.Job,
+    jobs: options.Jobs = (),
+    label: Labels = (),
     until: Annotated[Literal["done", "running"], typer.Option("--for", help="What to wait for.")] = "done",
     timeout: options.Timeout = None,
     where: Where,
 ) -> int:
-    """Wait until a job ends.
+    """Wait until jobs end.
 
-    The exit code tells how: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out.
+    The exit code tells how: 0 succeeded, 1 failed, 3 not found or unreachable, 4 cancelled, 124 timed out; of several
+    jobs, the first of 1, 3, 124 and 4 that is true of any.
+
+    \b
+      elasticctl wait train --timeout 2h
+      elasticctl wait --label sweep=lr
     """
-    from elasticctl.cli.submit.follow import await_end
+    from elasticctl.cli.submit.follow import await_all
 
     target = reach(where)
-    return await_end(target, target.find(job), timeout_s=timeout, running=until == "running")
+    found = [target.find(name) for name in chosen_names(target, jobs, label)]
+    return await_all(target, found, timeout_s=timeout, running=until == "running")
 
 
 NOTICE_S = 120

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticctl.api.errors import ConflictError, UsageError
+from elasticctl.api.errors import ConflictError, JobStorageError, UsageError
 from elasticctl.api.text import plural, quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import new_app, verb
@@ -16,7 +17,7 @@ from elasticctl.cli.framework.options import Assignment, Where
 from elasticctl.cli.framework.output import print_objects, say
 from elasticctl.cli.framework.target import Target, reach
 from elasticctl.cli.verbs.inspect.logs import delete_stored_logs
-from elasticctl.cli.verbs.run.submit import DryRunVerb, SubmitOptions, follow_up
+from elasticctl.cli.verbs.run.submit import DryRunVerb, SubmitOptions, follow_up, refuse_taken_name
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob
@@ -46,6 +47,9 @@ class Changes:
         typer.Option(parser=step_or_latest, metavar="STEP|latest", help="Continue from this step of the old job."),
     ] = None
     storage: Annotated[str, options.text("Where its state is kept; a new place by default.", "URL")] = ""
+    same_code: Annotated[
+        bool, typer.Option("--same-code", help="Run the code that was submitted, not the folder as it is now.")
+    ] = False
     settings: Annotated[
         tuple[Assignment, ...],
         options.assignments("--set", "PATH=VALUE", "Change a field of the manifest: spec.backoffLimit=10"),
@@ -54,28 +58,40 @@ class Changes:
 
 @verb(app, "rerun", cls=DryRunVerb)
 def rerun(*, job: options.Job, changes: Changes, how: SubmitOptions, where: Where) -> int:
-    """Run a job again: a new job that runs the same, from step 0, with state of its own.
+    """Run a job again: a new job with the same command, from step 0, with state of its own.
 
-    With --from-checkpoint it continues from a checkpoint of the old job, which is only read. With the old job's own
-    --name, the old one has to have ended, and is deleted; its checkpoints stay.
+    Its folder goes along as it is now, if it is there; --same-code runs what was submitted. With --from-checkpoint the
+    job continues from a checkpoint of the old one, which is only read. With the old job's own --name, the old one has
+    to have ended, and is deleted; its checkpoints stay.
 
     \b
       elasticctl rerun digits
       elasticctl rerun digits --from-checkpoint latest --set spec.backoffLimit=10
     """
+    from elasticctl.api.podtemplate import WORKSPACE_VARIABLE, hardware
     from elasticctl.api.spec import ElasticJob
-    from elasticctl.cli.submit.draft import manifest_with_notifications, with_settings
+    from elasticctl.cli.submit.asked.settings import with_settings
+    from elasticctl.cli.submit.draft import manifest_with_notifications
 
     how.check()
     target = reach(where)
     old = target.find(job)
     found = ElasticJob.from_manifest(old)
-    made = with_settings(_new_manifest(target, old, changes), changes.settings)
+    made, workspace = _new_manifest(target, old, changes), None
+    if not changes.same_code and hardware(found).env.get(WORKSPACE_VARIABLE):
+        from elasticctl.cli.submit.renewed import renew_workspace  # what packs a folder
+
+        made, workspace = renew_workspace(made, [Path.cwd()])
+    made = with_settings(made, changes.settings)
     made = manifest_with_notifications(made, how.notify, target.context)
     if how.dry_run == "client":
         print_objects([made], how.output or "yaml", one=True)
         return 0
     replaces = made["metadata"]["name"] == found.name
+    if changes.name and not replaces:
+        refuse_taken_name(target, made)
+    if workspace is not None and not how.dry_run:
+        workspace.send()
     if replaces or how.dry_run:
         checked = _create_dry_run(target, made, replaces)  # before anything is deleted
     if replaces:
@@ -119,20 +135,37 @@ def _start_from(old: ElasticJob, wanted: str) -> str:
     url = hardware(old).storage
     if not url:
         raise UsageError(f"{old.name} has no storage URL, so it has no checkpoint to start from")
-    if url.startswith("file://"):  # a bucket may be open to the job and closed to this machine
-        from elasticctl.cli import job_storage
-
-        place = job_storage.find_storage(url, Where())
-        job_storage.checkpoint_of_step(job_storage.list_checkpoints(place), None if wanted == LATEST else int(wanted))
-    elif old.status.checkpoint.step is None:
+    if not url.startswith("file://") and old.status.checkpoint.step is None:
         raise UsageError(f"{old.name} has committed no checkpoint. FIX: leave out --from-checkpoint to start at step 0")
+    _check_there(old, url, None if wanted == LATEST else int(wanted))
     if not old.status.phase.terminal:
         say(f"{old.name} is still {old.status.phase.value}: it may delete that checkpoint before the new job reads it")
     return f"{url}#{wanted}"
 
 
+def _check_there(old: ElasticJob, url: str, step: int | None) -> None:
+    """Raise NotFoundError unless the checkpoint is there: in a folder read to the last byte, in a bucket at a glance.
+
+    A bucket may be open to the job and closed to this machine: then that is said, and the job itself will find out.
+    """
+    from elasticctl.cli import job_storage
+    from elasticctl.cluster.job_storages import open_job_storage
+    from elasticctl_store.storage import Patience
+
+    if url.startswith("file://"):
+        job_storage.pick_checkpoint(job_storage.find_storage(url, Where()), step)
+        return
+    soon = Patience(tries=3, total_s=10.0, connect_s=5.0, silence_s=15.0)
+    try:
+        with job_storage.storage_errors():
+            place = job_storage.JobStorage(old.name, open_job_storage(url, soon), running=False)
+        job_storage.pick_checkpoint(place, step, lambda place, finding: finding)
+    except JobStorageError as e:
+        say(f"{old.name}: whether that checkpoint is there cannot be seen from this machine: {e}")
+
+
 def _say_plan(old: ElasticJob, made: Manifest, from_checkpoint: str | None) -> None:
-    from elasticctl.api.cost import rate_of
+    from elasticctl.api.observed.cost import rate_of
     from elasticctl.api.podtemplate import hardware
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.views.cost import plan_line, with_live_spot

@@ -219,8 +219,9 @@ app = new_app()
 
 @dataclass(frozen=True, slots=True)
 class ScaleFlags:
-    """What was asked for; exactly one field is set."""
+    """What was asked for; exactly one field is set. `bare` is N without an option, which is short for --to N."""
 
+    bare: Annotated[int | None, typer.Argument(metavar="N", parser=options.whole(1), show_default=False)] = None
     auto: Annotated[bool, typer.Option("--auto", help="As many as fit, within the job's bounds.")] = False
 
     to: Annotated[int | None, options.count("N workers in all.")] = None
@@ -231,6 +232,14 @@ class ScaleFlags:
         tuple[str, ...],
         typer.Option("--remove-worker", metavar="NAME", help="This worker: its name or number."),
     ] = ()
+
+    def with_bare_number(self) -> ScaleFlags:
+        """The wish with N as --to N; UsageError where an option says something too."""
+        if self.bare is None:
+            return self
+        if self != ScaleFlags(self.bare):
+            raise UsageError(f"two sizes given, {self.bare} and an option. FIX: leave one of them out")
+        return ScaleFlags(to=self.bare)
 
     @property
     def clear(self) -> bool:
@@ -253,14 +262,15 @@ def scale(
     ] = False,
     where: Where,
 ) -> int:
-    """Change the number of workers of a running job; it keeps running from where it is.
+    """Change the number of workers of a running job; it keeps running from where it is. N is short for --to N.
 
     \b
-      elasticctl scale digits --to 4
+      elasticctl scale digits 4
       elasticctl scale digits --remove-worker 2 --wait
       elasticctl scale digits --add 4 --timeout 10m --rollback
       elasticctl scale digits --auto
     """
+    wish = wish.with_bare_number()
     _check(wish, wait, timeout, rollback)
     target = reach(where)
     found = target.find(job)

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
 from elasticctl.api.errors import ConflictError, UsageError
+from elasticctl.api.text import quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import Verb, new_app, verb
 from elasticctl.cli.framework.options import Assignment, Where
 from elasticctl.cli.framework.output import hint, print_objects, say
 from elasticctl.cli.framework.target import Target, locate
 from elasticctl.cli.submit import failover
+from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.follow import attach, await_end, code_of_followed
-from elasticctl.cli.submit.plan import JobFlags
 from elasticctl.cluster import connect
 from elasticctl.cluster.base import Manifest
 
 if TYPE_CHECKING:
+    from elasticctl.cli.submit.commands import Command
     from elasticctl.cli.submit.draft import Draft
+    from elasticctl.cli.submit.job_file import JobFile
     from elasticctl.settings.contexts import Context
 
 _ATTEMPTS = 5
@@ -42,8 +49,21 @@ class ManifestSource:
     file: Annotated[
         str,
         typer.Option(
-            "-f", "--file", metavar="FILE", show_default=False, help="Submit this ElasticJob manifest; - reads stdin."
+            "-f",
+            "--file",
+            metavar="FILE",
+            show_default=False,
+            help="Submit this job file or ElasticJob manifest; - reads stdin.",
         ),
+    ] = ""
+    module: Annotated[
+        str, typer.Option("-m", "--module", metavar="NAME", show_default=False, help="Run a module, as python -m does.")
+    ] = ""
+    same_code: Annotated[
+        bool, typer.Option("--same-code", help="With -f: run the code that the manifest names, not the folder's.")
+    ] = False
+    save: Annotated[
+        str, options.text("Write what is typed to a file for -f, beside the code, and submit nothing.", "FILE")
     ] = ""
     settings: Annotated[
         tuple[Assignment, ...],
@@ -94,8 +114,13 @@ class DryRunVerb(Verb):
         return super().parse_args(ctx, ours + args[end:])
 
 
+JOB_FILE = "elasticctl.job_file"
+AFTER_DASHES = "elasticctl.after_dashes"
+"""Where the parsed job file, and the words after `--`, are among the context's meta data."""
+
+
 class SubmitVerb(DryRunVerb):
-    """Has its many options in sections, those of docs/cli.md."""
+    """Has its many options in sections, those of docs/cli.md, and takes what is not typed from files."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "How large": (
@@ -103,12 +128,44 @@ class SubmitVerb(DryRunVerb):
             "spot", "priority", "queue",
         ),
         "What, and where its state goes": (
-            "name", "workspace", "no_workspace", "workspace_limit", "env", "secrets", "mounts", "storage", "image",
-            "service_account", "template", "file", "settings",
+            "name", "workspace", "no_workspace", "workspace_limit", "env", "env_file", "secrets", "mounts", "storage",
+            "image", "setup", "template", "module", "file", "same_code", "settings",
         ),
-        "How long, and how often": ("backoff_limit", "restart_policy", "deadline", "hang_timeout", "ttl"),
-        "What happens next": ("detach", "wait", "notify", "dry_run", "output"),
+        "On what nodes, and how it is marked": (
+            "cpus", "memory", "shm", "node_selector", "tolerations", "service_account", "labels", "annotations",
+        ),
+        "How long, and how often": ("backoff_limit", "restart_policy", "deadline", "hang_timeout", "on_nan", "ttl"),
+        "What happens next": ("detach", "wait", "notify", "dry_run", "save", "output"),
     }  # fmt: skip
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What is typed goes before the job file, and that before the project file."""
+        ours = args[: args.index("--")] if "--" in args else args
+        ctx.meta[AFTER_DASHES] = tuple(args[len(ours) + 1 :])
+        if not (ctx.resilient_parsing or {"-h", "--help"} & {*ours}):
+            from elasticctl.cli.submit import job_file
+
+            known = job_file.options_of_files([str(param.name) for param in self.params])
+            path = _file_of(ours)
+            found = job_file.read_job_file(path, known) if path else None
+            ctx.meta[JOB_FILE] = found
+            folder = Path(os.path.abspath(path)).parent if found else Path.cwd()
+            defaults = job_file.read_project_file(folder, known).options if found or not path else {}
+            ctx.default_map = {**defaults, **(found.options if found else {})}
+        return super().parse_args(ctx, args)
+
+
+def _file_of(args: list[str]) -> str:
+    """The value of -f, before anything is parsed; "" for none, and for stdin."""
+    for at, word in enumerate(args):
+        name, mark, value = word.partition("=")
+        if name == "--file" and mark:
+            return value
+        if word in ("-f", "--file") and args[at + 1 :]:
+            return args[at + 1].removeprefix("-")
+        if word.startswith("-f") and not word.startswith("--"):
+            return word[2:]
+    return ""
 
 
 @verb(app, "submit", cls=SubmitVerb)
@@ -124,30 +181,19 @@ def submit(
 ) -> int:
     """Run SCRIPT as an elastic job: workers may be lost and added while it trains.
 
-    ARGS, after --, are the script's own. The exit code is that of `elasticctl wait`; Ctrl-C asks whether to let go of
-    the job, which leaves it running, or to cancel it. Of several contexts (--context aws,gcp) the cheapest is tried
-    first, and the next when capacity does not come.
+    ARGS, after --, are the script's own; without SCRIPT they are any command, such as a line of torchrun. The exit code
+    is that of `elasticctl wait`; Ctrl-C asks whether to let go of the job, which leaves it running, or to cancel it. Of
+    several contexts (--context aws,gcp) the cheapest is tried first, and the next when capacity does not come.
 
     \b
       elasticctl submit train.py -- --epochs 90
       elasticctl submit train.py --gpus 16 --gpu-type t4 --min-gpus 4
+      elasticctl submit -- torchrun --nproc-per-node 2 train.py
       elasticctl submit -f job.yaml --set spec.backoffLimit=10
     """
-    from elasticctl.cli.submit.draft import from_file, from_script, with_notifications
-
     how.check()
-    if source.file:
-        _check_alone(ctx, script)
-    elif script is None:
-        raise UsageError("nothing to run. FIX: give a script, or a manifest with -f")
-
-    def draft_in(context: Context) -> Draft:
-        if source.file:
-            draft = from_file(source.file, source.settings, request.name, where.namespace, context)
-        else:
-            draft = from_script(script or "", args, request, context, source.settings, template=source.template)
-        return with_notifications(draft, how.notify, context)
-
+    command = _what_to_run(ctx, source, script, args)
+    draft_in = partial(_draft, command, request, source, how.notify, where.namespace)
     places = [
         dataclasses.replace(context, namespace=namespace)
         for context, namespace in (
@@ -155,21 +201,102 @@ def submit(
         )
     ]
     context = places[0]
+    if source.save:
+        draft_in(context)  # what cannot be is not written
+        if command is not None:
+            _save(ctx, source.save, command)
+        if not how.dry_run:
+            return 0
     if len(places) > 1 or where.capacity_timeout is not None:
-        if source.file == "-":
+        if command is None and source.file == "-":
             raise UsageError(
                 "stdin can be read only once, but several contexts and --capacity-timeout read the"
                 " manifest again. FIX: give -f a file"
             )
         search = _new_search(where)
-        plan = failover.planner(request, None if source.file else script, draft_in)
+        plan = failover.planner(request, command, draft_in)
         if not how.dry_run:
             target, manifest = search.first(places, plan)
             code = follow_up(target, manifest, how)
             # One that ended while the search waited for its workers is not handed on as if it ran.
             return code_of_followed(target, manifest) if how.detach else code
         context = search.cheapest(places, plan)
-    return _submit_to(context, draft_in(context), how)
+    draft = draft_in(context)
+    if draft.doubt and not how.dry_run:
+        _confirm(draft.doubt)
+    return _submit_to(context, draft, how)
+
+
+def _what_to_run(
+    ctx: typer.Context, source: ManifestSource, script: str | None, args: tuple[str, ...]
+) -> Command | None:
+    """The command as typed or from the job file; None for a manifest, which says it itself."""
+    from elasticctl.cli.submit.commands import Command, of_words
+
+    written: JobFile | None = ctx.meta.get(JOB_FILE)
+    after: tuple[str, ...] = ctx.meta[AFTER_DASHES]
+    words = (*([script] if script is not None else []), *args)
+    typed = words[: len(words) - len(after)]
+    if source.file and written is None:
+        _check_alone(ctx, script)
+        if source.save:
+            raise UsageError("--save writes what is typed, and a manifest is a file already. FIX: leave out --save")
+        return None
+    if source.module:
+        if typed:
+            raise UsageError(f"-m {source.module} and {quote(typed[0])} contradict each other. FIX: give one of them")
+        return Command("", ("python", "-m", source.module, *after))
+    if typed:
+        return Command(typed[0], (*typed[1:], *after))
+    if written is not None:
+        return Command(written.script, after or written.args) if written.script else of_words(written.command)
+    if not after:
+        raise UsageError("nothing to run. FIX: give a script, or a manifest with -f")
+    return of_words(after)
+
+
+def _draft(
+    command: Command | None,
+    request: JobFlags,
+    source: ManifestSource,
+    notify: str,
+    namespace: str,
+    context: Context,
+) -> Draft:
+    """The job as it would be in a context; `command` None: that of a manifest."""
+    from elasticctl.cli.submit.draft import from_command, from_file, with_notifications
+
+    if command is None:
+        draft = from_file(source.file, source.settings, request.name, namespace, context, same_code=source.same_code)
+    else:
+        draft = from_command(command, request, context, source.settings, template=source.template)
+    return with_notifications(draft, notify, context)
+
+
+def _save(ctx: typer.Context, path: str, command: Command) -> None:
+    """Write a job file with what was typed, and what the job file says that it was typed for."""
+    from elasticctl.cli.submit import job_file
+
+    written: JobFile | None = ctx.meta.get(JOB_FILE)
+    options = {**command.options, **(written.options if written is not None else {})}
+    if command.env:
+        options["env"] = [f"{name}={value}" for name, value in command.env]
+    known = job_file.options_of_files([str(param.name) for param in ctx.command.params])
+    for name in known:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            options[name] = job_file.as_typed(ctx.params[name])
+    job_file.write_job_file(path, command.script, command.args, options)
+    say(f"{path}: written, nothing submitted")
+    hint(f"Next: submit it: elasticctl submit -f {path}")
+
+
+def _confirm(doubt: str) -> None:
+    """Ask whether to go on; UsageError where nobody can answer, or where the answer is no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(doubt)
+    if not typer.confirm(f"{doubt.partition(' FIX: ')[0]} Run it there anyway?", err=True):
+        raise UsageError(f"not submitted: {doubt}")
 
 
 def _submit_to(context: Context, draft: Draft, how: SubmitOptions) -> int:
@@ -180,7 +307,7 @@ def _submit_to(context: Context, draft: Draft, how: SubmitOptions) -> int:
         print_objects([manifest], how.output or "yaml", one=True)
         return 0
     target = Target(context, context.namespace, connect(context))
-    manifest = _create(target, draft, dry_run=how.dry_run == "server")
+    manifest = create(target, draft, dry_run=how.dry_run == "server")
     if how.dry_run:
         print_objects([manifest], how.output or "yaml", one=True)
         return 0
@@ -192,7 +319,7 @@ def _new_search(where: Places) -> failover.Search:
     timeout_s = failover.CAPACITY_TIMEOUT_S if where.capacity_timeout is None else where.capacity_timeout
     return failover.Search(
         connect=lambda context: Target(context, context.namespace, connect(context)),
-        create=lambda target, draft: _create(target, draft, dry_run=False),
+        create=lambda target, draft: create(target, draft, dry_run=False),
         timeout_s=timeout_s,
     )
 
@@ -208,7 +335,7 @@ def _check_alone(ctx: typer.Context, script: str | None) -> None:
             raise UsageError(f"{parameter.opts[0]} does not go with -f. FIX: change the manifest with --set PATH=VALUE")
 
 
-def _create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
+def create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
     """Create the job; under another name when ours is taken."""
     jobs = target.cluster.list_jobs(target.namespace) if draft.name_is_ours else []
     taken = {job["metadata"]["name"] for job in jobs}
@@ -216,6 +343,8 @@ def _create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
         name = _free_name(draft.name, taken)
         try:
             manifest = draft.make(name)
+            if not draft.name_is_ours:
+                refuse_taken_name(target, manifest)
             draft.deliver(manifest, not dry_run)
             return target.cluster.create_job(manifest, dry_run=dry_run)
         except ConflictError:
@@ -224,6 +353,17 @@ def _create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
                 raise
             taken.add(name)
     raise AssertionError("unreachable")
+
+
+def refuse_taken_name(target: Target, manifest: Manifest) -> None:
+    """Raise ConflictError before anything is uploaded that the job will never run."""
+    name, namespace = manifest["metadata"]["name"], manifest["metadata"].get("namespace") or target.namespace
+    if all(job["metadata"]["name"] != name for job in target.cluster.list_jobs(namespace)):
+        return
+    raise ConflictError(
+        f"job {namespace}/{name} already exists. FIX: choose another name,"
+        f" or delete it first (elasticctl delete {name})"
+    )
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -44,6 +44,14 @@ class InstallOptions:
         tuple[Assignment, ...],
         options.assignments("--capacity", "KIND=N", "With --sharing: GPUs of a type that an autoscaler may go up to."),
     ] = ()
+    webhook_to: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--webhook-to",
+            metavar="HOST",
+            help="Call webhooks of this host, *.DOMAIN or network only, and again; any: every public one.",
+        ),
+    ] = ()
     replicas: Annotated[int, options.count("How many controllers to run; one of them is active.", default=True)] = 2
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied, or removed.")] = False
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the controller runs.")] = False
@@ -68,13 +76,15 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
       elasticctl install --context prod --dry-run
       elasticctl install --context prod --uninstall
     """
-    from elasticctl.kubeapi.installation import NAMESPACE, image_of, manifests, sharing_of
+    from elasticctl.kubeapi.installation import NAMESPACE, image_of, manifests, sharing_of, webhooks_of
 
     context, _ = locate(where)
     namespace = where.namespace or NAMESPACE
     if context.provider == LOCAL:
         raise UsageError("the local cluster needs no installation. FIX: choose a cluster with --context NAME")
-    wanted = manifests(namespace=namespace, image=how.image, replicas=how.replicas, sharing=_flags(how))
+    webhooks = _webhooks(how)
+    flags = [*_flags(how, None), *webhooks]
+    wanted = manifests(namespace=namespace, image=how.image, replicas=how.replicas, flags=flags)
     if how.dry_run and not how.uninstall:
         _print(wanted)
         return
@@ -89,24 +99,47 @@ def install(*, how: InstallOptions, yes: options.Yes = False, where: System) -> 
     image = how.image or (image_of(running) if running else "")
     if not image:
         raise UsageError("--image is needed the first time. FIX: build it as docs/kubernetes.md says")
-    sharing = sharing_of(running) if how.sharing is None and running else _flags(how)
-    installer.apply(manifests(namespace=namespace, image=image, replicas=how.replicas, sharing=sharing))
+    if running and not how.webhook_to:
+        webhooks = webhooks_of(running)
+    flags = [*_flags(how, sharing_of(running) if running else []), *webhooks]
+    installer.apply(manifests(namespace=namespace, image=image, replicas=how.replicas, flags=flags))
     if not how.no_wait:
         installer.await_available(namespace, how.timeout)
     hint(f"Next: try it: elasticctl submit train.py --context {context.name}")
 
 
-def _flags(how: InstallOptions) -> list[str]:
-    """The controller's flags about sharing; UsageError for capacities that are none, or of no use."""
+def _webhooks(how: InstallOptions) -> list[str]:
+    """The controller's flags about webhooks; UsageError for a network that is none."""
+    import ipaddress
+
+    from elasticctl.kubeapi.installation import webhook_flags
+
+    for host in how.webhook_to:
+        try:
+            ipaddress.ip_network(host if "/" in host else "::")
+        except ValueError as e:
+            raise UsageError(f"--webhook-to {host}: {e}. FIX: give a host, *.DOMAIN or a network") from e
+    return webhook_flags([host for host in how.webhook_to if host != "any"])
+
+
+def _flags(how: InstallOptions, running: Sequence[str] | None) -> list[str]:
+    """The controller's flags about sharing: those it is `running` with (None: not known), but for what is given.
+
+    UsageError for capacities that are none, or of no use.
+    """
     from elasticctl.api.quota import POOLS
-    from elasticctl.kubeapi.installation import sharing_flags
+    from elasticctl.kubeapi.installation import capacity_of, sharing_flags
 
     for kind, slots in how.capacity:
-        if not how.sharing:
-            raise UsageError("--capacity is for a cluster that shares. FIX: add --sharing")
         if kind not in POOLS or not (slots.isascii() and slots.isdigit()):
             raise UsageError(f"--capacity {kind}={slots}: KIND=N is needed, with a KIND of {join_or(POOLS)}")
-    return sharing_flags({kind: int(slots) for kind, slots in how.capacity}) if how.sharing else []
+    shares = bool(running) if how.sharing is None else how.sharing
+    if how.capacity and not shares and (running is not None or how.sharing is False):
+        raise UsageError("--capacity is for a cluster that shares. FIX: add --sharing")
+    if not shares and not how.capacity:
+        return []
+    capacity = capacity_of(running or ()) | {kind: int(slots) for kind, slots in how.capacity}
+    return sharing_flags({kind: slots for kind, slots in capacity.items() if slots})
 
 
 def _uninstall(installer: Installer, wanted: list[Manifest], how: InstallOptions, *, yes: bool) -> None:

@@ -54,6 +54,7 @@ def local_down(
     yes: options.Yes = False,
 ) -> None:
     """Stop the workers and the supervisor; jobs go on from their checkpoints when it next starts."""
+    from elasticctl.cluster.ledger import note_here
     from elasticctl.cluster.local.paths import local_paths
     from elasticctl.cluster.local.supervisor import shut_down
 
@@ -62,6 +63,8 @@ def local_down(
             raise UsageError("--delete-jobs deletes every job of the local cluster. FIX: add --yes to confirm")
         typer.confirm("Delete every job of the local cluster?", abort=True, err=True)
     stopped = shut_down(local_paths(), keep_jobs=not delete_jobs, say=say)
+    if delete_jobs:
+        note_here("delete all jobs", "cluster", "local")
     gone = "; its jobs are deleted" if delete_jobs else ""
     say(("the local cluster is down" if stopped else "the local cluster is not running") + gone)
 
@@ -79,13 +82,18 @@ def local_sharing(
       elasticctl local sharing on --cpu-slots 4
       elasticctl local sharing off
     """
+    from elasticctl.cluster.ledger import note_here
     from elasticctl.cluster.local.capacity import LocalSharing
     from elasticctl.cluster.local.client import LocalCluster
 
     if cpu_slots is not None and state != "on":
         raise UsageError("--cpu-slots goes with `on`: elasticctl local sharing on --cpu-slots N")
     cluster = LocalCluster()
-    found = cluster.sharing() if state is None else cluster.set_sharing(LocalSharing(state == "on", cpu_slots))
+    if state is None:
+        found = cluster.sharing()
+    else:
+        found = cluster.set_sharing(LocalSharing(state == "on", cpu_slots))
+        note_here("set sharing", "sharing", "local", now=state)
     slots = "" if found.cpu_slots is None else f", {plural(found.cpu_slots, 'CPU slot')}"
     say(f"sharing is {'on' if found.on else 'off'}{slots if found.on else ''}")
     if found.on:

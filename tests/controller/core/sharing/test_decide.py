@@ -96,11 +96,44 @@ def test_what_nobody_uses_is_borrowed_and_said_so() -> None:
     assert [(one.project, one.used, one.borrowed) for one in found.usage] == [("a", 4, 2), ("b", 0, 0)]
 
 
+def test_who_lends_is_named_with_what_it_lends() -> None:
+    projects = [guaranteed("b", 2), guaranteed("c", 1)]
+    words = {most: decided(a_pool(8), [a_claim("a/x", most)], *projects).grants["a/x"].words for most in (5, 6, 8)}
+    assert words[5] == "has all 5 workers that it asks for; 5 GPUs beyond what a is guaranteed"
+    beyond = ", and has 5 GPUs beyond what a is guaranteed"
+    assert words[6] == f"has all 6 workers that it asks for; borrows 1 GPU from b{beyond}"
+    assert words[8] == f"has all 8 workers that it asks for; borrows 2 GPUs from b and 1 GPU from c{beyond}"
+
+
+def test_a_guarantee_is_the_reason_only_for_what_it_keeps_from_others() -> None:
+    holder = a_claim("ma/x", 8, granted=8)
+    waits = a_claim("b/y", 1, submitted_at=5.0)
+    grant = decided(a_pool(8), [holder, waits], guaranteed("ma", 2)).grants["b/y"]
+    assert (grant.reason, grant.words) == (Reason.WAITS_TURN, "waits for 1 GPU held by jobs that come first")
+    both = [a_claim("b/x", 2), a_claim("c/x", 3), a_claim("a/y", 6, submitted_at=5.0), a_claim("c/z", 1)]
+    words = decided(a_pool(8), both, guaranteed("b", 2), guaranteed("c", 3)).grants["a/y"].words
+    assert words == "waits for 4 GPUs, 3 of which c is guaranteed"
+
+
 def test_a_guarantee_outranks_priority() -> None:
     urgent = a_claim("a/urgent", 4, priority=9, granted=4)
     found = decided(a_pool(4), [urgent, a_claim("b/y", 2)], guaranteed("b", 2))
     assert sizes(found) == {"a/urgent": 0, "b/y": 2}
     assert found.grants["a/urgent"].words == "waits for 2 GPUs that b is guaranteed"
+
+
+@pytest.mark.parametrize("large", [{"priority": 3}, {"granted": 4}])
+def test_a_guarantee_is_for_the_jobs_that_it_covers_whatever_waits_before_them(large: dict[str, Any]) -> None:
+    claims = [a_claim("b/x", 2, granted=2), a_claim("a/large", 4, **large), a_claim("a/small", 2, submitted_at=5.0)]
+    assert sizes(decided(a_pool(4), claims, guaranteed("a", 2))) == {"b/x": 2, "a/large": 0, "a/small": 2}
+
+
+def test_a_guarantee_grows_the_workers_that_it_covers() -> None:
+    wide = a_claim("a/wide", 1, 2, slots_per_worker=4)
+    narrow = a_claim("a/narrow", 1, 3, submitted_at=1.0)
+    claims = [wide, narrow, a_claim("b/y", 1, 9, submitted_at=2.0)]
+    found = decided(a_pool(10), claims, guaranteed("a", 7))
+    assert sizes(found) == {"a/wide": 1, "a/narrow": 3, "b/y": 3}, "the second wide worker is not covered"
 
 
 def test_a_guarantee_that_fits_no_job_is_lent_rather_than_left_idle() -> None:
@@ -161,10 +194,12 @@ def test_priority_suspends_the_lowest_when_parts_do_not_do() -> None:
 
 
 def test_who_was_suspended_comes_back_by_itself() -> None:
-    low = a_claim("a/low", 3, priority=-1, submitted_at=1.0, changed_at=NOW - 5)
+    low = a_claim("a/low", 3, priority=-1, submitted_at=1.0, changed_at=NOW - 5, ran=True)
     found = decided(a_pool(8), [low])
     assert sizes(found) == {"a/low": 3}
     assert found.grants["a/low"].change == "resumes with 3 workers"
+    never = replace(low, ran=False)
+    assert decided(a_pool(8), [never]).grants["a/low"].change == "starts with 3 workers", "it only waited"
 
 
 # Patience and fairness.
@@ -247,7 +282,7 @@ def test_a_pool_that_is_not_there_is_waited_for(pool: Pool, reason: Reason, word
 def test_less_for_want_of_nodes_says_so() -> None:
     assert decided(a_pool(4), [a_claim("a/x", 2, 6)]).grants["a/x"].words == "has 4 of 6 workers: t4 has 4 GPUs in all"
     shrunk = decided(a_pool(4), [a_claim("a/x", 2, 6, granted=6)]).grants["a/x"]
-    assert shrunk.change == "gives up 2 workers: there are fewer nodes"
+    assert shrunk.change == "gives up 2 workers: t4 has only 4 GPUs"
 
 
 def test_a_limit_that_was_lowered_is_named() -> None:

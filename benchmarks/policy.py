@@ -1,0 +1,189 @@
+"""What a job with a deadline costs on recorded spot machines, under each policy.
+
+    python benchmarks/policy.py DIR [--starts 200] [--ratio 1.2 ...] [--spot-share 0.3 ...] [--json FILE]
+
+DIR holds traces (docs/simulate.md). Those that were looked at while the policy was made are told from the others by
+their names (`TUNED_ON`), and reported apart. Each start is a tick by chance, the same for every contender; what came
+before it in the trace is known to all. Rigid contenders get the size that was cheapest for them over all starts without
+being late (spot only: the cheapest). docs/performance.md has results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import random
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.commandline import count
+from benchmarks.deadlines.clairvoyant import most_there, with_changes, without_changes
+from benchmarks.deadlines.contenders import RIGID
+from benchmarks.results import Spread
+from elasticctl.planning.decide import decide
+from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.simulation.replay import Plan, Policy, Replay
+from elasticctl.simulation.traces import Recording, Trace, parse_trace
+
+TUNED_ON = re.compile(r"02-15-2023-us-east")
+RATIOS = (1.2, 1.5, 2.0, 3.0, 4.0)
+SHARES = (0.2, 0.3, 0.5)
+MOST, EXPONENT, SHORTEST_H = 16, 0.92, 12.0
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
+RIGID_SIZES = (6, 8, 12, 16)
+SPEEDS = Speeds.of({workers: workers**EXPONENT / 3600 for workers in SIZES})
+COSTS = Costs()
+OURS = "elastic"
+BOUND, FREE = "clairvoyant, changes cost", "clairvoyant, changes are free"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One place at one spot share and deadline: `ratio` times the shortest time."""
+
+    place: str
+    tuned_on: bool
+    zones: int
+    share: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One run; `workers` 0: any size."""
+
+    case: Case
+    start: int
+    contender: str
+    workers: int
+    usd: float
+    late: bool
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if ours was ever late."""
+    args = _arguments(argv)
+    traces = [parse_trace(file.read_text("utf-8"), file.stem) for file in sorted(args.traces.glob("*.json"))]
+    jobs = [
+        (traces_there, Case(place, tuned, len(traces_there), share, ratio), args.starts)
+        for place, tuned, traces_there in places(traces)
+        for share in args.spot_share
+        for ratio in args.ratio
+    ]
+    random.Random(1).shuffle(jobs)  # one that is interrupted has seen a part of everything
+    found: list[Found] = []
+    with multiprocessing.Pool(args.processes) as pool, contextlib.suppress(KeyboardInterrupt):
+        for some in pool.imap_unordered(_run_case, jobs, chunksize=1):
+            found += some
+    rows = list(summaries(found))
+    Console(width=None if sys.stdout.isatty() else 160).print(_table(rows))
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(any(one.late for one in found if one.contender == OURS))
+
+
+def places(traces: Iterable[Trace]) -> Iterator[tuple[str, bool, tuple[Trace, ...]]]:
+    """Each trace alone, and with the others of its campaign, three at most."""
+    campaigns: dict[str, list[Trace]] = defaultdict(list)
+    for trace in traces:
+        if trace.lasts_s < 4 * SHORTEST_H * 3600 * 1.25:
+            continue
+        yield trace.name, bool(TUNED_ON.search(trace.name)), (trace,)
+        campaigns[re.sub(r"-us-[a-z0-9-]+_", "_", trace.name)].append(trace)
+    for name, members in campaigns.items():
+        for tuned in (True, False):
+            some = [trace for trace in members if bool(TUNED_ON.search(trace.name)) == tuned][:3]
+            if len(some) > 1:
+                yield f"{name} ({len(some)} zones)", tuned, tuple(some)
+
+
+def _run_case(job: tuple[tuple[Trace, ...], Case, int]) -> list[Found]:
+    traces, case, starts = job
+    recording = Recording.of(traces, MOST, case.share)
+    work = SPEEDS.per_s[-1] * SHORTEST_H * 3600
+    deadline_s = case.ratio * SHORTEST_H * 3600
+    plan = Plan(work, SPEEDS, COSTS, 1.0, deadline_s)
+    chance = random.Random(f"{case.place} {case.ratio}")
+    ticks = int(deadline_s / recording.gap_s)
+    found = []
+    for _ in range(starts):
+        start = chance.randrange(recording.ticks - ticks - 1)
+        there = most_there([trace.there[start : start + ticks] for trace in recording.traces])
+        free = without_changes(there, recording.gap_s, work, SPEEDS, case.share, 1.0)
+        bound = with_changes(there, recording.gap_s, work, SPEEDS, COSTS, (case.share, 1.0))
+        found += [Found(case, start, FREE, 0, free, False), Found(case, start, BOUND, 0, bound, False)]
+        found.append(_run(case, plan, recording, start, OURS, 0, decide))
+        for name, make in RIGID.items():
+            for workers in RIGID_SIZES:
+                if SPEEDS.rate(workers) * deadline_s > work:
+                    found.append(_run(case, plan, recording, start, name, workers, make(workers)))
+    return found
+
+
+def _run(case: Case, plan: Plan, recording: Recording, start: int, name: str, workers: int, policy: Policy) -> Found:
+    outcome = Replay(plan, recording, start, policy).run()
+    late = outcome.finished_s is None or outcome.finished_s > (plan.deadline_s or 0.0)
+    return Found(case, start, name, workers, outcome.usd, late)
+
+
+def summaries(found: Iterable[Found]) -> Iterator[dict[str, object]]:
+    """For each contender, traces seen or not, share and deadline: what it costs against the clairvoyant's bound."""
+    by_case: dict[Case, dict[str, dict[int, list[Found]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for one in found:
+        by_case[one.case][one.contender][one.workers].append(one)
+    ratios: dict[tuple[str, bool, float, float], list[tuple[float, bool]]] = defaultdict(list)
+    for case, contenders in by_case.items():
+        bounds = {one.start: one.usd for one in contenders[BOUND][0]}
+        for name, sizes in contenders.items():
+            punctual = [runs for runs in sizes.values() if not any(one.late for one in runs)] or list(sizes.values())
+            best = min(punctual, key=lambda runs: sum(one.usd for one in runs) / len(runs))
+            pairs = [(one.usd / bounds[one.start], one.late) for one in best]
+            for key in ((name, case.tuned_on, case.share, case.ratio), (name, case.tuned_on, 0.0, 0.0)):
+                ratios[key] += pairs
+    for (name, tuned_on, share, ratio), pairs in sorted(ratios.items(), key=lambda item: item[0][1:] + item[0][:1]):
+        spread = Spread.of(value for value, _ in pairs)
+        yield {
+            "contender": name,
+            "tunedOn": tuned_on,
+            "spotShare": share,
+            "deadlineRatio": ratio,
+            "runs": len(pairs),
+            "late": sum(late for _, late in pairs),
+            "mean": sum(value for value, _ in pairs) / len(pairs),
+            **asdict(spread),
+        }
+
+
+def _table(rows: Iterable[dict[str, object]]) -> Table:
+    table = Table(title="cost over the clairvoyant's with costs of change; share and deadline 0: all of them")
+    for name in ("traces", "share", "deadline", "contender", "runs", "late", "mean", "p50", "p95"):
+        table.add_column(name)
+    for row in rows:
+        figures = [f"{row[key]:.3f}" for key in ("mean", "p50", "p95")]
+        where = ["seen" if row["tunedOn"] else "not seen", f"{row['spotShare']:g}", f"{row['deadlineRatio']:g}"]
+        table.add_row(*where, str(row["contender"]), str(row["runs"]), str(row["late"]), *figures)
+    return table
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("traces", type=Path, metavar="DIR", help="a folder with traces")
+    parser.add_argument("--starts", type=count, default=200, metavar="N", help="of each place and deadline; 200")
+    parser.add_argument("--ratio", type=float, nargs="+", default=RATIOS, metavar="X", help="deadlines; 1.2 to 4")
+    parser.add_argument("--spot-share", type=float, nargs="+", default=SHARES, metavar="X", help="0.2, 0.3 and 0.5")
+    parser.add_argument("--processes", type=count, default=None, metavar="N", help="as many as there are processors")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What the loop acts on, and how it acts: pods are deleted, then created, several at a time.
+
+`Workload` is what the loop needs of the place where jobs run; it knows neither Kubernetes nor processes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from typing import Any, Protocol, TypeVar
+
+from elasticctl.api.errors import BusyError, ConflictError, CredentialsError, ElasticctlError, UnreachableError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus
+from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteJob, DeleteWorker
+from elasticctl_controller.core.manifests import build_pod
+from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.placement import avoid_nodes, prefer_node
+
+_OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
+"""Errors that say nothing about the worker that is to be created."""
+_REQUEST = re.compile(r" \([A-Z]+ /[^ )]*\)$")
+"""What our client adds to the words of an API server."""
+
+T = TypeVar("T")
+
+
+class Workload(Protocol):
+    """The jobs and pods of a cluster, as the loop reads and changes them. All methods may raise ElasticctlError."""
+
+    @property
+    def rendezvous_endpoint(self) -> str:
+        """The URL at which workers reach the rendezvous service."""
+
+    def subscribe(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(key)` for every job now, and from now on whenever a job or one of its pods changes."""
+
+    def get_job(self, key: str) -> Mapping[str, Any] | None:
+        """Return the job's manifest, or None if it is gone."""
+
+    def list_pods(self, job: ElasticJob) -> Iterable[Mapping[str, Any]]:
+        """Return the pods with the job's label, whoever owns them. A returned manifest is never modified."""
+
+    def lost_nodes(self) -> frozenset[str]:
+        """Return the names of nodes that are gone or NotReady."""
+
+    def node_notices(self) -> Mapping[str, Notice]:
+        """Return the nodes that workers will have to leave, and why."""
+
+    def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
+        """Create a pod of the job. Raises ConflictError if its name is taken."""
+
+    def delete_pod(self, job: ElasticJob, name: str, uid: str, *, force: bool) -> None:
+        """Delete the pod with this uid, without its grace period if forced. Does nothing if it is gone."""
+
+    def write_status(self, job: ElasticJob, status: JobStatus) -> None:
+        """Store the status. Raises ConflictError if the job has changed since it was read, or is gone."""
+
+    def delete_job(self, job: ElasticJob) -> None:
+        """Delete the job with this uid and all it owns. Does nothing if it is gone."""
+
+    def record_event(self, job: ElasticJob, type_: str, reason: str, message: str) -> None:
+        """Record an event about the job."""
+
+
+def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: Decision) -> str | None:
+    """Delete and create pods, or delete the job: "", or why a worker cannot be created; None where none was to be.
+
+    Raises the first error that says nothing about a worker; the actions after it are not carried out.
+    """
+    deletions = [action for action in decision.actions if isinstance(action, DeleteWorker)]
+    creations = [action for action in decision.actions if isinstance(action, CreateWorker)]
+
+    def delete(action: DeleteWorker) -> None:
+        workload.delete_pod(job, action.name, action.uid, force=action.force)
+
+    def create(action: CreateWorker) -> None:
+        pod = build_pod(job, action.index, workload.rendezvous_endpoint)
+        pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
+        workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
+
+    call_all(calls, delete, deletions)
+    refused = ""
+    try:
+        slow_start(lambda batch: call_all(calls, create, batch), creations)
+    except _OF_THE_SERVER:
+        raise  # among them: its predecessor of the same name still exists
+    except ElasticctlError as e:
+        refused = _REQUEST.sub("", str(e))
+    if any(isinstance(action, DeleteJob) for action in decision.actions):
+        workload.delete_job(job)
+    return refused if creations else None
+
+
+def call_all(calls: Executor, call: Callable[[T], None], items: list[T]) -> None:
+    """Make all calls, several in parallel; raises the first error after all have been made."""
+    errors = [future.exception() for future in [calls.submit(call, item) for item in items]]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def slow_start(call: Callable[[list[T]], None], items: list[T]) -> None:
+    """Pass `items` to `call` in batches of 1, 2, 4, …: a call that cannot succeed is not made thousands of times."""
+    done, size = 0, 1
+    while done < len(items):
+        call(items[done : done + size])
+        done, size = done + size, size * 2

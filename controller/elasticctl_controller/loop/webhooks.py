@@ -1,0 +1,214 @@
+"""Calls webhooks: where an administrator allows it, at an address that was looked at and at no other.
+
+A webhook's URL comes from a Secret of a project, whose users must not reach through the controller what its network
+reaches: other services of the cluster, the machines' metadata, the controller itself. A host's name is resolved once;
+the addresses are checked, and the connection goes to one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from elasticctl_controller.core.notifications import WebhookError
+
+THREADS = 64
+LOOKUPS = 4
+"""Of one project at a time, in threads: secrets and names, whose servers may take their time."""
+_METADATA = ("168.63.129.16", "192.0.0.192", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254")
+"""Of Azure, Oracle, Alibaba, AWS and Google, where it is not link-local."""
+_NOT_PUBLIC = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("64:ff9b:1::/48"))
+"""Which Python takes for public, or does in some of its versions."""
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRules:
+    """Which hosts may be called; without `hosts` and `networks` every public one, with them these alone.
+
+    `hosts`: names, or `*.domain`; they may be of internal addresses, but not of this machine's own or link-local ones.
+    `networks` may be any. `own_machine`: loopback is this user's own.
+    """
+
+    hosts: tuple[str, ...] = ()
+    networks: tuple[Network, ...] = ()
+    own_machine: bool = False
+
+    @classmethod
+    def parse(cls, texts: list[str]) -> WebhookRules:
+        """From `HOST`, `*.DOMAIN`, an address or a network each. Raises ValueError for a network that is none."""
+        networks = [ipaddress.ip_network(text) for text in texts if _is_network(text)]
+        hosts = [text.lower().rstrip(".") for text in texts if not _is_network(text)]
+        return cls(tuple(hosts), tuple(networks))
+
+    def check(self, host: str, address: str) -> None:
+        """Raise WebhookError unless `host` may be called at `address`, which its text does not tell."""
+        for ip in _meanings(ipaddress.ip_address(address.partition("%")[0])):
+            if self.own_machine and ip.is_loopback:
+                continue
+            if any(ip in network for network in self.networks):
+                continue
+            named = any(_matches(host, pattern) for pattern in self.hosts)
+            if (self.hosts or self.networks) and not named:
+                raise WebhookError("its host is not among those that the controller may call (--webhook-to)")
+            if not _is_public(ip) and not (named and _is_internal(ip)):
+                raise WebhookError(
+                    "its host has an address inside of the cluster or machine, which is not called. FIX: an"
+                    " administrator can allow it (elasticctl install --webhook-to)"
+                )
+
+
+EVERY_PUBLIC_HOST = WebhookRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a receiver said; `retry_after_s` is how long it asks to wait."""
+
+    status: int
+    retry_after_s: float
+
+
+class NoAnswer(Exception):
+    """The receiver did not answer; the message contains no secret."""
+
+
+class Caller:
+    """Sends messages to webhooks. What blocks runs in threads, of which each project has a share. Not thread-safe."""
+
+    def __init__(self, rules: WebhookRules, answer_s: float) -> None:
+        self._rules, self._answer_s = rules, answer_s
+        self._threads = ThreadPoolExecutor(THREADS, "notify")
+        self._shares: dict[str, asyncio.Semaphore] = {}
+
+    def close(self) -> None:
+        """Take no more calls."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, project: str, function: Callable[..., T], *args: object) -> T:
+        """Run what may block in a thread of the project's share, which it holds until it has really ended."""
+        share = self._shares.setdefault(project, asyncio.Semaphore(LOOKUPS))
+        await share.acquire()
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except BaseException:
+            share.release()
+            raise
+
+        def ended(future: asyncio.Future[T]) -> None:
+            share.release()
+            if not future.cancelled():
+                future.exception()  # whoever waited for it may be gone
+
+        running.add_done_callback(ended)
+        return await asyncio.shield(running)
+
+    async def post(self, project: str, url: str, message: bytes) -> Answer:
+        """Send one message. Raises NoAnswer, or WebhookError where the URL may not be called."""
+        host = urlsplit(url).hostname or ""
+        if _is_address(host):  # which nobody resolves
+            self._rules.check(host, host)
+        proxy = _proxy_for(url, host)
+        resolver = None if proxy else _CheckedResolver(self._rules, lambda *args: self.run(project, *args))
+        headers = {"Content-Type": "application/json", "User-Agent": "elasticctl"}
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    timeout=aiohttp.ClientTimeout(total=self._answer_s),
+                    connector=aiohttp.TCPConnector(resolver=resolver),
+                ) as session,
+                session.post(url, data=message, headers=headers, allow_redirects=False, proxy=proxy) as response,
+            ):
+                asked = response.headers.get("Retry-After", "")
+                return Answer(response.status, float(asked) if asked.isascii() and asked.isdigit() else 0.0)
+        except TimeoutError:
+            raise NoAnswer(f"no answer within {self._answer_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            raise NoAnswer(f"no connection ({type(e).__name__})") from None  # its text may hold the URL
+
+
+class _CheckedResolver(AbstractResolver):
+    """Resolves a name to addresses that may be called: the connection goes to these, whatever DNS says later."""
+
+    def __init__(self, rules: WebhookRules, run: Callable[..., Awaitable[Any]]) -> None:
+        self._rules, self._run = rules, run
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._run(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
+        results: list[ResolveResult] = []
+        for kind, _, protocol, _, address in found:
+            self._rules.check(host, str(address[0]))  # one that may not be called spoils all
+            results.append(
+                ResolveResult(
+                    hostname=host,
+                    host=str(address[0]),
+                    port=int(address[1]),
+                    family=kind,
+                    proto=protocol,
+                    flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+                )
+            )
+        return results
+
+    async def close(self) -> None:
+        return
+
+
+def _proxy_for(url: str, host: str) -> str | None:
+    """The proxy that the environment names for a URL, which then decides what is reached; None: there is none."""
+    return None if proxy_bypass(host) else getproxies_environment().get(urlsplit(url).scheme)
+
+
+def _meanings(ip: Address) -> tuple[Address, ...]:
+    """The address, and the IPv4 address that one of IPv6 stands for."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return (ip,)
+    inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
+    if ip in _NAT64:
+        inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+    found = tuple(one for one in inner if one is not None)
+    return found if ip.ipv4_mapped is not None or ip in _NAT64 else (ip, *found)
+
+
+def _is_public(ip: Address) -> bool:
+    special = ip.is_multicast or ip.is_reserved or any(ip in network for network in _NOT_PUBLIC)
+    return ip.is_global and not special and str(ip) not in _METADATA
+
+
+def _is_internal(ip: Address) -> bool:
+    """Is it of another machine of a private network, and none that gives out credentials?"""
+    own = ip.is_loopback or ip.is_link_local or ip.is_unspecified
+    return ip.is_private and not own and str(ip) not in _METADATA
+
+
+def _matches(host: str, pattern: str) -> bool:
+    host = host.lower().rstrip(".")
+    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_network(text: str) -> bool:
+    return "/" in text or _is_address(text)

@@ -1,0 +1,80 @@
+"""The bodies of requests: how large, how slow and how much work they may be.
+
+A small one is read and parsed at once. Of a large one, each job has one under way at a time, and it is parsed beside
+the event loop, one after the other: thousands of members take a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from elasticctl_controller.rendezvous.requests import Caller, Refused, parse_body
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""A `watch` may list its whole generation: some 100 bytes per member."""
+BODY_S = 10.0
+"""How long a body may take to arrive; a launcher that is cut off tries again."""
+SMALL_BYTES = 32 * 1024
+_DRAINED_BYTES = 2 * MAX_BODY_BYTES
+
+T = TypeVar("T")
+
+
+class Bodies:
+    """Reads bodies, of workers that have shown their token."""
+
+    def __init__(self) -> None:
+        self._large: dict[str, asyncio.Lock] = {}  # by job uid
+        self._worker = ThreadPoolExecutor(1, "bodies")
+
+    async def read(self, request: web.Request, caller: Caller) -> Mapping[str, Any]:
+        """The JSON object in a request. Raises Refused, also for one that takes too long."""
+        size = request.content_length
+        if "Transfer-Encoding" in request.headers or size is None:
+            raise Refused(411, "a body needs a Content-Length")
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise Refused(415, "the body must not be encoded")
+        if size > MAX_BODY_BYTES:
+            await _drain(request)
+            raise Refused(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+        if size <= SMALL_BYTES:
+            return parse_body(await _receive(request))
+        async with self._large.setdefault(caller.job_uid, asyncio.Lock()):
+            raw = await _receive(request)
+            return await self.work(lambda: parse_body(raw))
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Do something that takes long beside the event loop; returns and raises what it does."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    def forget(self, job_uid: str) -> None:
+        """Drop what is remembered of a job that has ended."""
+        self._large.pop(job_uid, None)
+
+
+async def _receive(request: web.Request) -> bytes:
+    try:
+        return await asyncio.wait_for(request.read(), BODY_S)
+    except TimeoutError as error:
+        raise Refused(408, "the body did not arrive in time") from error
+    except (ConnectionError, RuntimeError) as error:  # the worker has died meanwhile: nobody reads this
+        raise Refused(400, "the body is not whole") from error
+
+
+async def _drain(request: web.Request) -> None:
+    """Read some of a body that is too large, so that who sends it comes to read the refusal."""
+
+    async def drain() -> None:
+        left = _DRAINED_BYTES
+        while left > 0 and (chunk := await request.content.readany()):
+            left -= len(chunk)
+
+    try:
+        await asyncio.wait_for(drain(), BODY_S)
+    except (TimeoutError, ConnectionError, RuntimeError):
+        return

@@ -1,0 +1,90 @@
+"""Whose turn it is: each job's share of the one thread that serves all of them.
+
+What a job has to have done waits in a queue, and the job that has used the least time is next: a job alone has all
+of it, and one that floods the service delays nobody but itself. As many turns are given at a time as take a couple of
+milliseconds; in between, the event loop reads and writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SLICE_S = 0.002
+LEAST_S = 0.0002
+_WEIGHT = 0.2
+"""How much one turn counts in an average."""
+
+
+class Turns:
+    """Gives turns on the event loop. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
+        self._usual_s = LEAST_S  # with what follows a turn unmeasured: HTTP, for one
+        self._given, self._given_at = 0, 0.0
+        self._queues: dict[str, deque[Callable[[], None]]] = {}
+        self._used_s: dict[str, float] = {}  # only differences count
+        self._turn_s: dict[str, float] = {}
+        self._ready: list[tuple[float, int, str]] = []
+        self._numbers = itertools.count()
+        self._least_s = 0.0
+        self._due: asyncio.Handle | None = None
+
+    def queue(self, job: str, work: Callable[[], None]) -> None:
+        """Have `work` done at the job's next turn; it must not raise."""
+        queue = self._queues.get(job)
+        if queue is None:
+            queue = self._queues[job] = deque()
+            # Whoever was away saves up no time.
+            used_s = self._used_s[job] = max(self._used_s.get(job, 0.0), self._least_s)
+            heapq.heappush(self._ready, (used_s, next(self._numbers), job))
+        queue.append(work)
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_soon(self._give)
+
+    @contextmanager
+    def measured(self, job: str) -> Iterator[None]:
+        """What is done inside is what a turn of the job costs."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            spent_s, before_s = self._clock() - began, self._turn_s.get(job, LEAST_S)
+            self._turn_s[job] = max(LEAST_S, before_s + _WEIGHT * (spent_s - before_s))
+
+    def forget(self, job: str) -> None:
+        """Drop what is remembered of a job that has ended."""
+        self._turn_s.pop(job, None)
+        if job not in self._queues:
+            self._used_s.pop(job, None)
+
+    def _give(self) -> None:
+        self._due = None
+        now = self._clock()
+        if self._given:  # nothing but these turns has been done since
+            self._usual_s += _WEIGHT * ((now - self._given_at) / self._given - self._usual_s)
+            self._usual_s = min(SLICE_S, max(LEAST_S, self._usual_s))
+        self._given, self._given_at = 0, now
+        left_s = SLICE_S
+        while self._ready and left_s > 0:
+            self._least_s, _, job = heapq.heappop(self._ready)
+            queue = self._queues[job]
+            cost_s = max(self._usual_s, self._turn_s.get(job, 0.0))
+            self._used_s[job] = self._least_s + cost_s
+            left_s -= cost_s
+            self._given += 1
+            queue.popleft()()
+            if queue:
+                heapq.heappush(self._ready, (self._used_s[job], next(self._numbers), job))
+            else:
+                del self._queues[job]
+        if self._ready:
+            self._due = asyncio.get_running_loop().call_soon(self._give)
+        else:
+            self._given = 0

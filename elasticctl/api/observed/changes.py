@@ -1,0 +1,144 @@
+"""Who changed an object, when, with what, and from what to what: records that are kept on the object as annotations.
+
+Each record has an annotation of its own, so that two clients that write at once lose neither's. They say what
+the client said: whoever may write to the object can write others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticctl.api.codec import Timestamp, from_json, to_json, to_rfc3339
+from elasticctl.api.objects import as_mapping, as_text, at
+from elasticctl.api.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY, GROUP
+from elasticctl.api.text import shorten
+
+PREFIX = f"change.{GROUP}/"
+"""Of the annotations' names; after it comes the time, so that they sort by it."""
+KEPT = 20
+"""Records that an object keeps."""
+_VALUE_CHARS = 200
+_FIELDS = 12
+_OWN = ("metadata.resourceVersion", f"metadata.annotations.{ANNOTATION_SCALED_BY}")
+"""Say how something is written, not what it is to be."""
+_VERBS: Mapping[str, Mapping[Any, str]] = {
+    "spec.cancel": {True: "cancel"},
+    "spec.suspend": {True: "suspend", False: "resume"},
+}
+_SIZES = ("spec.replicaSpecs.Worker.replicas", "spec.sharing.automatic", "spec.removeWorkers")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field of an object, before and after as JSON; "" where it was not set, or is not any more."""
+
+    field: str
+    before: str = ""
+    after: str = ""
+
+    @property
+    def words(self) -> str:
+        """`priority 0 -> 10`."""
+        return f"{self.field} {self.before or '-'} -> {self.after or '-'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`by` is a user, `client` a program and its version, `verb` what they did."""
+
+    at: Timestamp | None = None
+    by: str = ""
+    client: str = ""
+    verb: str = ""
+    fields: tuple[FieldChange, ...] = field(default=())
+
+    @property
+    def words(self) -> str:
+        """`priority 0 -> 10, max 4 -> 8`."""
+        return ", ".join(item.words for item in self.fields)
+
+
+def changes_of(manifest: object) -> list[Change]:
+    """The records on an object, oldest first; what cannot be read is left out."""
+    return [change for _, change in sorted(_read(manifest), key=lambda item: (item[1].at or 0.0, item[0]))]
+
+
+def with_change(manifest: Mapping[str, Any], change: Change, mark: str) -> dict[str, Any]:
+    """A new object with its first record, and with none that it was copied with; `mark` sets it apart from others."""
+    metadata = as_mapping(manifest.get("metadata"))
+    others = {key: value for key, value in _annotations(manifest).items() if not key.startswith(PREFIX)}
+    return {**manifest, "metadata": {**metadata, "annotations": {**others, **annotation(change, mark)}}}
+
+
+def patch_with_change(before: object, patch: Mapping[str, Any], change: Change, mark: str) -> dict[str, Any]:
+    """The merge patch that also writes a record, and removes the oldest of more than KEPT."""
+    old = sorted(key for key in _annotations(before) if key.startswith(PREFIX))
+    dropped = dict.fromkeys(old[: max(0, len(old) - KEPT + 1)])
+    metadata = as_mapping(patch.get("metadata"))
+    annotations = {**as_mapping(metadata.get("annotations")), **dropped, **annotation(change, mark)}
+    return {**patch, "metadata": {**metadata, "annotations": annotations}}
+
+
+def annotation(change: Change, mark: str) -> dict[str, str]:
+    """A record as an annotation of its own."""
+    stamp = "".join(char for char in to_rfc3339(change.at or 0.0) if char not in "-:")
+    return {f"{PREFIX}{stamp}-{mark}": json.dumps(to_json(change), ensure_ascii=False)}
+
+
+def differences(before: object, patch: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+    """What a merge patch changes; of templates only that they change, for they may hold anything."""
+    found = list(_differences("", as_mapping(before), patch))
+    if len(found) > _FIELDS:
+        found = [*found[: _FIELDS - 1], FieldChange(f"and {len(found) - _FIELDS + 1} more")]
+    return tuple(found)
+
+
+def verb_of(patch: Mapping[str, Any], fields: tuple[FieldChange, ...]) -> str:
+    """`cancel`, `suspend`, `resume` or `scale`, for a patch that does that; `change` for any other."""
+    for path, verbs in _VERBS.items():
+        verb = verbs.get(at(patch, *path.split("."))) if any(item.field == path for item in fields) else None
+        if verb:
+            return verb
+    return "scale" if any(item.field in _SIZES for item in fields) else "change"
+
+
+def verb_of_new(manifest: Mapping[str, Any]) -> str:
+    """`rerun` for a job that runs another again, else `submit`."""
+    return "rerun" if ANNOTATION_RERUN_OF in _annotations(manifest) else "submit"
+
+
+def _differences(path: str, before: object, patch: Mapping[str, Any]) -> Iterator[FieldChange]:
+    for key, value in patch.items():
+        here = f"{path}.{key}" if path else str(key)
+        old = as_mapping(before).get(key)
+        if here in _OWN or old == value:
+            continue
+        if key == "template":
+            yield FieldChange(here, "one", "another")
+        elif isinstance(value, Mapping):
+            yield from _differences(here, old, value)
+        else:
+            yield FieldChange(here, _as_text(old), _as_text(value))
+
+
+def _as_text(value: object) -> str:
+    return "" if value is None else shorten(json.dumps(value, ensure_ascii=False), _VALUE_CHARS)
+
+
+def _annotations(manifest: object) -> Mapping[str, Any]:
+    return as_mapping(at(manifest, "metadata", "annotations"))
+
+
+def _read(manifest: object) -> Iterator[tuple[str, Change]]:
+    for key, text in _annotations(manifest).items():
+        if not (isinstance(key, str) and key.startswith(PREFIX)):
+            continue
+        try:
+            told = json.loads(as_text(text))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(told, Mapping):
+            yield key, from_json(Change, told)

@@ -1,0 +1,282 @@
+"""A job's activity, pace, goodput and curve, from its status."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.status import Activity, Curve, GroupGeneration, JobStatus, Phase
+from elasticctl.api.text import span
+
+T = TypeVar("T")
+
+_LEAST_S = 1.0
+"""Over less time than this, a group's steps say little about its pace."""
+
+
+STEADY = ("training", "running")
+"""What a group does without an end in sight."""
+_FIRST_STEP = "first step"
+
+
+def reports_steps(status: JobStatus) -> bool:
+    """True once a rank has reported a step, or from which one it goes on; scripts that use nothing of ours never do."""
+    stepped = any(g.first_step_at is not None or g.resumed_step is not None for g in status.generations)
+    return stepped or status.progress.step is not None
+
+
+def redone_s(status: JobStatus) -> float | None:
+    """Seconds of training that a script which reports no steps has begun again from 0; None: nothing that is known.
+
+    Of the groups that are kept: of a very long job, those are the newest.
+    """
+    if reports_steps(status) or status.checkpoint.step is not None:
+        return None
+    spans = [
+        max(0.0, later.opened_at - group.formed_at)
+        for group, later in itertools.pairwise(status.generations)
+        if group.formed_at is not None and later.opened_at is not None
+    ]
+    return sum(spans) if spans else None
+
+
+def knows_groups(status: JobStatus) -> bool:
+    """False for a job that brings its own rendezvous: nobody tells when its workers have met again."""
+    return bool(status.generations) or reports_steps(status)
+
+
+def is_training(status: JobStatus) -> bool:
+    """True while the newest group makes steps: it has made one, and has not been stopped or lost a member since."""
+    if status.phase is not Phase.RUNNING or not status.generations:
+        return status.phase is Phase.RUNNING and status.progress.step is not None
+    group = status.generations[-1]
+    if group.first_step_at is None:
+        return False
+    if status.activity is not None:
+        return status.activity.doing in ("training", "draining")
+    there = {worker.name for worker in status.workers if worker.cause is None and not worker.removal}
+    return there.issuperset(group.workers)  # nobody says more: a job of an older controller
+
+
+def activity_text(status: JobStatus, now: float) -> str:
+    """`first step (4m00s so far; last time 6m00s)`: what the group does, and for how long; "" if nobody has said."""
+    doing = status.activity
+    if doing is None or not doing.doing:
+        return ""
+    words = activity_words(doing)
+    if doing.since is None:
+        return words
+    took = span(max(0.0, now - doing.since))
+    if doing.doing in STEADY:
+        return f"{words} for {took}"
+    last_s = first_step_took_s(status, doing)
+    last = "" if last_s is None else f"; last time {span(last_s)}"
+    return f"{words} ({took} so far{last})"
+
+
+def activity_words(doing: Activity) -> str:
+    """`loading step 657`, without how long it has taken."""
+    return f"{doing.doing}{':' if doing.doing == 'hung' else ''} {doing.detail}".rstrip(": ")
+
+
+def first_step_took_s(status: JobStatus, doing: Activity) -> float | None:
+    """Seconds that an earlier group took from its forming to its first step, if that is what the group is at now."""
+    if doing.doing != _FIRST_STEP:
+        return None
+    for group in reversed(status.generations[:-1]):
+        if group.formed_at is not None and group.first_step_at is not None:
+            return max(0.0, group.first_step_at - group.formed_at)
+    return None
+
+
+def not_finite_text(status: JobStatus) -> str:
+    """`loss NaN since step 81`: the metrics that are no finite numbers; "" where all are."""
+    lost = status.progress.not_finite.items()
+    return ", ".join(f"{name} {item.value} since step {item.step}" for name, item in lost)
+
+
+def steps_per_s(status: JobStatus) -> float | None:
+    """Steps per second of the current group since its first step; None while that is unknown.
+
+    Earlier groups do not count: one of another size had another pace.
+    """
+    group = status.generations[-1] if status.generations else None
+    step, at = status.progress.step, status.progress.at
+    if status.phase is not Phase.RUNNING or group is None or group.first_step_at is None or step is None or at is None:
+        return None
+    took_s = at - group.first_step_at
+    done = step - (group.resumed_step or 0) - 1  # the first step had ended by then
+    return done / took_s if done > 0 and took_s >= _LEAST_S else None
+
+
+def samples_per_s(status: JobStatus) -> float | None:
+    """Samples a second over the whole group, the last ones of a job that has ended; None while it does not train."""
+    return status.progress.samples_per_s if status.phase is Phase.RUNNING or status.phase.terminal else None
+
+
+def fraction_done(status: JobStatus) -> float | None:
+    """The share of all steps that is done, from 0 to 1; None if the script does not report their total."""
+    step, total = status.progress.step, status.progress.total_steps
+    if step is None or not total or total < 0:
+        return None
+    return min(1.0, max(0.0, step / total))
+
+
+def remaining_s(status: JobStatus) -> float | None:
+    """Seconds until the last step at the current pace; None if that is unknown."""
+    pace, step, total = steps_per_s(status), status.progress.step, status.progress.total_steps
+    if pace is None or step is None or total is None:
+        return None
+    return max(0, total - step) / pace
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Wall time in seconds, and how much of it moved training forward or was spent on steps that were lost.
+
+    `whole` is True if this covers the job's whole life, False if only the groups that its status still lists.
+    """
+
+    wall_s: float
+    forward_s: float
+    redone_s: float
+    whole: bool = True
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return min(1.0, self.forward_s / self.wall_s) if self.wall_s > 0 else 0.0
+
+
+def goodput(status: JobStatus, now: float) -> Goodput | None:
+    """The goodput of a job up to `now` (seconds since the epoch) or its end; None before the first step."""
+    groups = status.generations
+    end = status.completion_time if status.completion_time is not None else now
+    begin = _begin(status)
+    if begin is None or end <= begin or not any(group.first_step_at is not None for group in groups):
+        return None
+    forward_s = redone_s = 0.0
+    for position, group in enumerate(groups):
+        spent_s = training_s(status, position, end)
+        lost_s = spent_s * _lost_share(group, groups[position + 1 :])
+        forward_s += spent_s - lost_s
+        redone_s += lost_s
+    return Goodput(end - begin, forward_s, redone_s, whole=groups[0].generation <= 1)
+
+
+def _begin(status: JobStatus) -> float | None:
+    """When the clock started: with the job, or with the oldest group still listed."""
+    if not status.generations:
+        return None
+    first = status.generations[0]
+    moments = [first.opened_at, first.formed_at, first.first_step_at]
+    if first.generation <= 1:
+        moments.append(status.start_time)  # a resumed job's is later than its first group
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def training_s(status: JobStatus, position: int, end: float) -> float:
+    """Seconds from the first step of a group until it was stopped, or until `end`; 0 before that step."""
+    group, later = status.generations[position], status.generations[position + 1 :]
+    if group.first_step_at is None:
+        return 0.0
+    moments: tuple[float | None, ...] = (end if status.progress.at is None else min(end, status.progress.at),)
+    if later:
+        moments = (later[0].opened_at, later[0].formed_at, later[0].first_step_at, group.first_step_at)
+    stop = next(moment for moment in moments if moment is not None)
+    return max(0.0, stop - group.first_step_at)
+
+
+def _lost_share(group: GroupGeneration, later: Sequence[GroupGeneration]) -> float:
+    """The share of a group's steps that a later group redid."""
+    resumed = next((item.resumed_step for item in later if item.resumed_step is not None), None)
+    if resumed is None or group.last_step is None:
+        return 0.0
+    taken = group.last_step - (group.resumed_step or 0)
+    return min(1.0, max(0, group.last_step - resumed) / taken) if taken > 0 else 0.0
+
+
+MAX_POINTS = 120
+"""Some 4 KB of JSON with two metrics, and as many points as a small chart can show apart."""
+MAX_METRICS = 6
+
+
+def add_point(
+    curve: Curve,
+    at: Timestamp | None,
+    step: int | None,
+    samples_per_s: float | None,
+    metrics: Mapping[str, float],
+    not_finite: Collection[str] = (),
+) -> Curve:
+    """The curve with one more point; the same one where the point is not later, or says nothing.
+
+    `not_finite` are metrics that are no numbers at this point: there is a gap in their columns.
+    Beyond `MAX_POINTS` the point goes whose neighbours are nearest to each other in time: what is left is spread
+    evenly, however the points came. The first and the last always stay.
+    """
+    if at is None or step is None:
+        return curve
+    since = at if curve.since is None else curve.since
+    at_s = round(at - since, 1)
+    if curve.at_s and at_s < curve.at_s[-1]:
+        return curve
+    if curve.at_s and at_s == curve.at_s[-1]:
+        curve = _drop_point(curve, len(curve.at_s) - 1)
+    known = {name: values for name, values in curve.metrics.items() if values}
+    told: dict[str, float | None] = {**metrics, **dict.fromkeys(not_finite)}
+    names = [*known, *(name for name in told if name not in known)][:MAX_METRICS]
+    longer = Curve(
+        since=since,
+        at_s=(*curve.at_s, at_s),
+        step=(*curve.step, step),
+        samples_per_s=_append(curve.samples_per_s, samples_per_s),
+        metrics={name: _append_or_gap(known.get(name, ()), metrics.get(name), name in not_finite) for name in names},
+    )
+    return longer if len(longer.at_s) <= MAX_POINTS else _drop_point(longer, _least(longer.at_s))
+
+
+def _append(column: tuple[float, ...], value: float | None) -> tuple[float, ...]:
+    """With one more value; a number that was not told this time is what it was."""
+    if value is None:
+        return (*column, *column[-1:])
+    return (*column, _rounded(value))
+
+
+def _append_or_gap(column: tuple[float | None, ...], value: float | None, gap: bool) -> tuple[float | None, ...]:
+    if gap or value is None:
+        return (*column, None) if gap else (*column, *column[-1:])
+    return (*column, _rounded(value))
+
+
+def _rounded(value: float) -> float:
+    rounded = float(f"{value:.5g}")
+    # The largest floats round up to infinity, which JSON cannot hold; scripts begin a best loss with them.
+    return rounded if math.isfinite(rounded) else value
+
+
+def _least(at_s: tuple[float, ...]) -> int:
+    """Which inner point says least."""
+    return min(range(1, len(at_s) - 1), key=lambda i: at_s[i + 1] - at_s[i - 1])
+
+
+def _drop_point(curve: Curve, point: int) -> Curve:
+    from_end = point - len(curve.at_s)
+    return Curve(
+        since=curve.since,
+        at_s=_drop_value(curve.at_s, from_end),
+        step=_drop_value(curve.step, from_end),
+        samples_per_s=_drop_value(curve.samples_per_s, from_end),
+        metrics={name: _drop_value(values, from_end) for name, values in curve.metrics.items()},
+    )
+
+
+def _drop_value(column: tuple[T, ...], from_end: int) -> tuple[T, ...]:
+    """Without the value so far from the end; as it is where it does not reach back to there."""
+    if -from_end > len(column):
+        return column
+    return column[:from_end] + column[len(column) + from_end + 1 :]

@@ -1,0 +1,209 @@
+"""A job's workers as the cluster reports them: each one's pod, what keeps it from starting, and how many are where.
+
+A worker that is wanted is *placed* once it has a node, which is what is paid for. Placed workers are *starting* until
+their group makes steps, and *training* from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticctl.api.codec import Timestamp, from_rfc3339
+from elasticctl.api.objects import as_list, as_mapping, as_text
+from elasticctl.api.observed.history import knows_groups, reports_steps
+from elasticctl.api.spec import ANNOTATION_PREEMPTED, LABEL_INDEX, WORKER_CONTAINER, PodPhase
+from elasticctl.api.status import GroupGeneration, JobStatus, Phase, WorkerStatus
+
+UNSCHEDULABLE, GATED = "Unschedulable", "SchedulingGated"
+"""Kubernetes' reasons of a pod without a node."""
+FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER = "FailedCreate", "NameTaken", "NoScheduler"
+"""Reasons of the condition WorkersWaiting that the controller finds: the API server refuses a pod, a stranger's has its
+name, the scheduler that it names has not looked at it."""
+UNTOLD = (FAILED_CREATE, NAME_TAKEN, NO_SCHEDULER)
+"""Of these Kubernetes keeps no event about a pod."""
+_WAITING_IS_NORMAL = frozenset({"", "ContainerCreating", "PodInitializing"})
+_BY_EVICTION = "EvictionByEvictionAPI"
+"""Kubernetes' reason of a pod that was asked to go through its API, as `kubectl drain` and autoscalers do."""
+_BEFORE_STEPS = frozenset({"waiting", "preparing", "starting", "loading", "first step"})
+"""What a group does before its steps; see `elasticctl.api.status.Activity`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodWait:
+    """What keeps a pod from starting: Kubernetes' reason in one word, and its message."""
+
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One worker's pod as observed; `index` is None when its labels are garbage.
+
+    `message` is the container's termination message (a `Failure` as JSON when our launcher wrote it). `wait` is None
+    unless the cluster says what keeps it from starting; `considered`: its `scheduler` has looked at it. `deadline`:
+    when one that is being deleted is killed. `disruption_target`: the cluster ends it, for no reason of its own;
+    `drained`: because its node is being emptied.
+    """
+
+    name: str
+    uid: str
+    index: int | None
+    owner_uid: str
+    phase: PodPhase
+    created_at: Timestamp | None = None
+    started_at: Timestamp | None = None
+    finished_at: Timestamp | None = None
+    deleting: bool = False
+    deadline: Timestamp | None = None
+    node: str = ""
+    scheduler: str = ""
+    considered: bool = False
+    wait: PodWait | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    disruption_target: bool = False
+    drained: bool = False
+    has_stopped: bool = False
+    """All its containers have ended. Kubernetes tells of it a second before it changes the phase."""
+
+    @property
+    def ended(self) -> bool:
+        """True once no container of it will run again."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> Pod:
+        """Read a Kubernetes Pod object of any content; never raises."""
+        meta, status = as_mapping(manifest.get("metadata")), as_mapping(manifest.get("status"))
+        owner = next(
+            (as_mapping(ref) for ref in as_list(meta.get("ownerReferences")) if as_mapping(ref).get("controller")), {}
+        )
+        spec = as_mapping(manifest.get("spec"))
+        ended = as_mapping(as_mapping(_worker_status(spec, status).get("state")).get("terminated"))
+        exit_code = ended.get("exitCode")
+        disruption = _condition(status, "DisruptionTarget")
+        is_target = disruption.get("status") == "True"
+        preempted = ANNOTATION_PREEMPTED in as_mapping(meta.get("annotations"))
+        return cls(
+            name=as_text(meta.get("name")),
+            uid=as_text(meta.get("uid")),
+            index=_index(as_mapping(meta.get("labels")).get(LABEL_INDEX)),
+            owner_uid=as_text(owner.get("uid")),
+            phase=_phase(status),
+            created_at=from_rfc3339(meta.get("creationTimestamp")),
+            started_at=from_rfc3339(status.get("startTime")),
+            finished_at=from_rfc3339(ended.get("finishedAt")),
+            deleting=meta.get("deletionTimestamp") is not None,
+            deadline=from_rfc3339(meta.get("deletionTimestamp")),
+            node=as_text(spec.get("nodeName")),
+            scheduler=as_text(spec.get("schedulerName")),
+            considered=bool(_condition(status, "PodScheduled")),
+            wait=read_wait(manifest),
+            exit_code=exit_code if isinstance(exit_code, int) else None,
+            reason=as_text(status.get("reason")) or as_text(ended.get("reason")),
+            message=as_text(ended.get("message")) or as_text(status.get("message")),
+            disruption_target=preempted or is_target,
+            drained=is_target and not preempted and disruption.get("reason") == _BY_EVICTION,
+            has_stopped=_has_stopped(spec, status),
+        )
+
+
+def read_wait(pod: Mapping[str, Any]) -> PodWait | None:
+    """What keeps a pod of any content from starting, as far as its object says; None if nothing does."""
+    spec, status = as_mapping(pod.get("spec")), as_mapping(pod.get("status"))
+    if _phase(status) is not PodPhase.PENDING:
+        return None
+    placing = _condition(status, "PodScheduled")
+    if placing.get("status") == "False":
+        reason, message = as_text(placing.get("reason")) or UNSCHEDULABLE, as_text(placing.get("message"))
+        gates = [as_text(as_mapping(gate).get("name")) for gate in as_list(spec.get("schedulingGates"))]
+        return PodWait(reason, f"{message or 'scheduling gates'}: {', '.join(gates)}" if gates else message)
+    for part in ("initContainerStatuses", "containerStatuses"):
+        for container in as_list(status.get(part)):
+            waiting = as_mapping(as_mapping(as_mapping(container).get("state")).get("waiting"))
+            if as_text(waiting.get("reason")) not in _WAITING_IS_NORMAL:
+                return PodWait(as_text(waiting.get("reason")), as_text(waiting.get("message")))
+    reason = as_text(status.get("reason"))
+    return PodWait(reason, as_text(status.get("message"))) if reason else None
+
+
+@dataclass(frozen=True, slots=True)
+class Headcount:
+    """How many workers have a node, and of these, how many run, are starting, and train."""
+
+    placed: int = 0
+    running: int = 0
+    starting: int = 0
+    training: int = 0
+
+
+def count_workers(status: JobStatus) -> Headcount:
+    """Count the workers of a status: those that are there to stay, by what the cluster and their group say of each.
+
+    A script that reports no steps trains as soon as its ranks run; a job that brings its own rendezvous, as soon as its
+    workers do. A status without a roster, as other programs write it, is taken at its word.
+    """
+    if not status.workers:
+        number = status.active if status.phase is Phase.RUNNING else 0
+        members = len(status.generations[-1].workers) if status.generations else number
+        training = min(number, members) if _steps(status) else 0
+        return Headcount(number, number, number - training, training)
+    present = [worker for worker in status.workers if worker.cause is None and not worker.removal]
+    running = [worker for worker in present if worker.phase == PodPhase.RUNNING]
+    placed = sum(bool(worker.node) or worker.phase == PodPhase.RUNNING for worker in present)
+    training = sum(_is_in_group(worker, status) for worker in running) if _steps(status) else 0
+    return Headcount(placed, len(running), placed - training, training)
+
+
+def is_member(worker: WorkerStatus, generation: GroupGeneration) -> bool:
+    """True for a member of that generation, but not for a later worker of the same name."""
+    if worker.started_at is None or generation.formed_at is None:
+        return worker.name in generation.workers
+    return worker.name in generation.workers and worker.started_at <= generation.formed_at
+
+
+def _is_in_group(worker: WorkerStatus, status: JobStatus) -> bool:
+    return not status.generations or is_member(worker, status.generations[-1])
+
+
+def _steps(status: JobStatus) -> bool:
+    """True while the job's newest group makes steps, as far as anybody knows."""
+    if status.phase is not Phase.RUNNING:
+        return False
+    if not status.generations:
+        return not knows_groups(status) or status.progress.step is not None
+    if status.activity is not None:
+        return status.activity.doing not in _BEFORE_STEPS
+    return not reports_steps(status) or status.generations[-1].first_step_at is not None
+
+
+def _condition(status: Mapping[str, Any], type_: str) -> Mapping[str, Any]:
+    found = (as_mapping(item) for item in as_list(status.get("conditions")))
+    return next((item for item in found if item.get("type") == type_), {})
+
+
+def _phase(status: Mapping[str, Any]) -> PodPhase:
+    return next((phase for phase in PodPhase if phase.value == status.get("phase")), PodPhase.PENDING)
+
+
+def _worker_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Status of the worker's container; the statuses come in another order than the containers of the spec."""
+    names = [as_mapping(item).get("name") for item in as_list(spec.get("containers"))]
+    wanted = WORKER_CONTAINER if WORKER_CONTAINER in names or not names else names[0]
+    statuses = [as_mapping(item) for item in as_list(status.get("containerStatuses"))]
+    return next((item for item in statuses if item.get("name") == wanted), statuses[0] if len(statuses) == 1 else {})
+
+
+def _has_stopped(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """True when there is an end of each container; no worker's is started again."""
+    states = [as_mapping(as_mapping(item).get("state")) for item in as_list(status.get("containerStatuses"))]
+    ended = sum(isinstance(state.get("terminated"), Mapping) for state in states)
+    return 0 < ended >= max(len(states), len(as_list(spec.get("containers"))))
+
+
+def _index(value: object) -> int | None:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6 else None

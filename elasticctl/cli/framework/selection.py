@@ -1,0 +1,199 @@
+"""Which of many jobs are meant: by labels, phase, owner and age."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import typer
+
+from elasticctl.api.errors import NotFoundError, UsageError
+from elasticctl.api.text import did_you_mean, join_and, quote
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.target import ENDED, Target
+
+if TYPE_CHECKING:
+    from elasticctl.cluster.base import Manifest
+
+_REQUIREMENT = re.compile(
+    r"(?P<not>!)?(?P<key>[A-Za-z0-9][-A-Za-z0-9_./]*)(?:(?P<sign>==|!=|=)(?P<value>[-A-Za-z0-9_.]*))?"
+)
+_PHASES = ("Pending", "Running", "Restarting", "Suspended", *ENDED)
+_GROUPS = {"active": tuple(phase for phase in _PHASES if phase not in ENDED), "ended": ENDED}
+
+
+class Requirement(NamedTuple):
+    """What the label `key` has to be: `value`, or anything where that is None; `wanted` False: it must not.
+
+    Ours need no prefix: `user` is `elastic.pytorch.org/user`.
+    """
+
+    key: str
+    value: str | None
+    wanted: bool
+
+    def holds(self, labels: dict[str, str]) -> bool:
+        """Is it so?"""
+        from elasticctl.api.spec import GROUP
+
+        found = labels.get(self.key, labels.get(f"{GROUP}/{self.key}"))
+        return (found is not None and self.value in (None, found)) == self.wanted
+
+
+class Selector(NamedTuple):
+    """Requirements that all have to hold."""
+
+    requirements: tuple[Requirement, ...]
+
+
+def selector(text: str) -> Selector:
+    """KEY=VALUE, KEY!=VALUE, KEY or !KEY, several apart by commas."""
+    found = []
+    for part in text.split(","):
+        match = _REQUIREMENT.fullmatch(part.strip())
+        if match is None or (match["not"] and match["sign"]):
+            raise typer.BadParameter(f"{quote(part)} is not of the form KEY=VALUE, KEY!=VALUE, KEY or !KEY.")
+        found.append(Requirement(match["key"], match["value"], not match["not"] and match["sign"] != "!="))
+    return Selector(tuple(found))
+
+
+class Phases(NamedTuple):
+    """Phases of jobs."""
+
+    names: tuple[str, ...]
+
+
+def phases(text: str) -> Phases:
+    """Phases apart by commas, in any case; `active` and `ended` are several."""
+    found: tuple[str, ...] = ()
+    known = {phase.lower(): (phase,) for phase in _PHASES} | _GROUPS
+    for word in text.split(","):
+        if word.strip().lower() not in known:
+            raise typer.BadParameter(f"{quote(word)} is no phase of a job{did_you_mean(word, known)}.")
+        found += known[word.strip().lower()]
+    return Phases(found)
+
+
+Labels = Annotated[
+    tuple[Selector, ...],
+    typer.Option("-l", "--label", parser=selector, metavar="KEY=VALUE", help="Jobs with this label instead of names."),
+]
+
+
+def phase_of(job: Manifest) -> str:
+    """A job's phase; Pending before anybody has seen it."""
+    return str((job.get("status") or {}).get("phase") or "Pending")
+
+
+def fits(job: Manifest, selectors: Sequence[Selector]) -> bool:
+    """Has the job labels for which all of them hold?"""
+    labels = job["metadata"].get("labels") or {}
+    return all(requirement.holds(labels) for chosen in selectors for requirement in chosen.requirements)
+
+
+def chosen_names(
+    target: Target, names: Sequence[str], selectors: Sequence[Selector], among: Sequence[str] = _PHASES
+) -> tuple[str, ...]:
+    """The jobs that a verb is for: those named, or all with the labels that are in one of the phases `among`.
+
+    Raises UsageError where neither or both are said, NotFoundError where no job has the labels.
+    """
+    if bool(names) == bool(selectors):
+        what = "job names and --label contradict each other" if names else "no job is named"
+        raise UsageError(f"{what}. FIX: name jobs, or choose them with --label KEY=VALUE")
+    if names:
+        return tuple(dict.fromkeys(names))
+    with_labels = [job for job in target.cluster.list_jobs(target.namespace) if fits(job, selectors)]
+    found = tuple(job["metadata"]["name"] for job in with_labels if phase_of(job) in among)
+    if not found:
+        states = [f"{job['metadata']['name']} is {phase_of(job)}" for job in with_labels[:3]]
+        but = f", but {join_and(states)}" if states else ""
+        raise NotFoundError(f"no job with these labels in namespace {target.namespace} can be meant{but}")
+    return found
+
+
+UNENDED = _GROUPS["active"]
+SUSPENDED = ("Suspended",)
+Order = Literal["age", "newest", "name", "status", "step", "cost"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """What `list` shows, and in which order; `since` is in seconds."""
+
+    status: Annotated[
+        tuple[Phases, ...],
+        typer.Option("--status", parser=phases, metavar="PHASE", help="Only jobs in this phase, or active, or ended."),
+    ] = ()
+    label: Annotated[
+        tuple[Selector, ...],
+        typer.Option("-l", "--label", parser=selector, metavar="KEY=VALUE", help="Only jobs with this label."),
+    ] = ()
+    user: Annotated[str, options.text("Only jobs that this user has submitted; `me` is you.")] = ""
+    since: Annotated[int | None, options.time("Only jobs made in the last 90m, 12h, 7d.")] = None
+    limit: Annotated[int | None, options.count("Only so many: the newest, or the first in another order.")] = None
+    sort: Annotated[Order, typer.Option("--sort", help="In which order; the oldest first by default.")] = "age"
+
+    def of(self, jobs: list[Manifest], now: float) -> list[Manifest]:
+        """The jobs that are wanted, in order; `now` is in seconds since the epoch."""
+        wanted = [job for job in jobs if self._wants(job, now)]
+        if self.sort == "age":  # as they come
+            return wanted[-self.limit :] if self.limit is not None else wanted
+        return _sorted(wanted, self.sort, now)[: self.limit]
+
+    def _wants(self, job: Manifest, now: float) -> bool:
+        if self.status and phase_of(job) not in [name for phase in self.status for name in phase.names]:
+            return False
+        if self.user:
+            from elasticctl.api.spec import USER_LABEL
+
+            name = user_name() if self.user == "me" else self.user
+            if (job["metadata"].get("labels") or {}).get(USER_LABEL) != name:
+                return False
+        return fits(job, self.label) and (self.since is None or _age_s(job, now) <= self.since)
+
+
+def user_name() -> str:
+    """Who types, in the letters that a label may have: $ELASTICCTL_USER, or who is logged in; "" where nobody knows."""
+    import getpass
+
+    try:
+        name = os.environ.get("ELASTICCTL_USER") or getpass.getuser()
+    except (OSError, KeyError):
+        return ""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:63].strip("-_.")
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A sort key by which `run-9` comes before `run-10`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _age_s(job: Manifest, now: float) -> float:
+    from elasticctl.api.codec import from_rfc3339
+
+    made = from_rfc3339(job["metadata"].get("creationTimestamp"))
+    return 0.0 if made is None else now - made
+
+
+def _sorted(jobs: list[Manifest], order: Order, now: float) -> list[Manifest]:
+    """Names and phases from the first on; the newest, furthest and dearest first."""
+    from elasticctl.api.observed.cost import cost
+    from elasticctl.api.spec import ElasticJob
+
+    def dollars(job: Manifest) -> float:
+        spent = cost(ElasticJob.from_manifest(job), now)
+        return 0.0 if spent is None else -spent.spent
+
+    if order == "newest":
+        return jobs[::-1]
+    if order == "name":
+        return sorted(jobs, key=lambda job: _natural(job["metadata"]["name"]))
+    if order == "status":
+        return sorted(jobs, key=lambda job: _PHASES.index(phase_of(job)) if phase_of(job) in _PHASES else len(_PHASES))
+    if order == "cost":
+        return sorted(jobs, key=dollars)
+    return sorted(jobs, key=lambda job: -(ElasticJob.from_manifest(job).status.progress.step or -1))

@@ -1,0 +1,105 @@
+"""The flags of `submit`: what somebody may say about a job."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from elasticctl.api.spec import DEFAULT_BACKOFF_LIMIT, MAX_PRIORITY, OnNan, RestartPolicy
+from elasticctl.api.text import quote
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
+from elasticctl.cli.submit.asked.pod_flags import PodFlags
+
+WORKSPACE_LIMIT_BYTES = 100_000_000
+"""Code is smaller; data, which is larger, has better ways to a cluster."""
+
+
+def _priority(text: str) -> int:
+    """-1000 to 1000."""
+    if not re.fullmatch(r"-?[0-9]{1,4}", text) or abs(int(text)) > MAX_PRIORITY:
+        raise typer.BadParameter(f"{quote(text)} is not a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}.")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFlags(PodFlags):
+    """What the flags of `submit` ask for; None or empty: not said. Times in seconds."""
+
+    gpus: Annotated[int | None, options.count("How many GPUs in all.", low=0)] = None
+    gpu_type: Annotated[str, options.text("t4, v100, a10g, l4, a100 or h100.", "TYPE")] = ""
+    gpus_per_node: Annotated[int | None, options.count("GPUs per worker.")] = None
+    workers: Annotated[int | None, options.count("How many workers; without --gpus they run on CPUs.")] = None
+    min_gpus: Annotated[int | None, options.count("Keep training with as few as N GPUs.")] = None
+    max_gpus: Annotated[int | None, options.count("Never use more than N GPUs.")] = None
+    min_workers: Annotated[int | None, options.count("Keep training with as few as N workers; 1 by default.")] = None
+    max_workers: Annotated[int | None, options.count("Never use more than N workers.")] = None
+    priority: Annotated[
+        int,
+        typer.Option(
+            "--priority",
+            parser=_priority,
+            metavar="N",
+            help="From -1000 to 1000: jobs with more get shared GPUs first.",
+        ),
+    ] = 0
+    queue: Annotated[str, options.text("The Kueue queue that admits the job.")] = ""
+    name: Annotated[str, options.text("The job's name; made from the script's by default.")] = ""
+    image: Annotated[str, options.text("The container image; unused on this machine.", "IMAGE")] = ""
+    service_account: Annotated[str, options.text("The Kubernetes service account of the workers.")] = ""
+    env: Annotated[
+        tuple[Assignment, ...], options.assignments("--env", "NAME=VALUE", "An environment variable for the script.")
+    ] = ()
+    secrets: Annotated[
+        tuple[SecretRef, ...],
+        typer.Option(
+            "--secret",
+            parser=options.secret_ref,
+            metavar="NAME[:KEY[=VARIABLE]]",
+            help="A secret's keys as variables, or one of them.",
+        ),
+    ] = ()
+    mounts: Annotated[
+        tuple[Mount, ...],
+        typer.Option(
+            "--mount", parser=options.mount, metavar="CLAIM:/PATH", help="Mount a volume claim, on Kubernetes."
+        ),
+    ] = ()
+    workspace: Annotated[str, options.text("The folder to send; the script's own by default.", "DIR")] = ""
+    no_workspace: Annotated[
+        bool, typer.Option("--no-workspace", help="Send no files: the script is already where the job runs.")
+    ] = False
+    workspace_limit: Annotated[
+        int,
+        typer.Option(
+            "--workspace-limit",
+            parser=options.size,
+            metavar="SIZE",
+            show_default=False,
+            help="How large the workspace may be; 100MB by default.",
+        ),
+    ] = WORKSPACE_LIMIT_BYTES
+    storage: Annotated[
+        str, options.text("Where state is kept: a folder, s3://…, gs://…; a new place by default.", "URL")
+    ] = ""
+    spot: Annotated[bool, typer.Option("--spot/--on-demand", help="Use spot capacity or on-demand.")] = True
+    backoff_limit: Annotated[
+        int, options.count("How many failures of the script to tolerate.", low=0, default=True)
+    ] = DEFAULT_BACKOFF_LIMIT
+    deadline: Annotated[int | None, options.time("Fail the job when it takes longer than this: 90m, 12h.")] = None
+    ttl: Annotated[int | None, options.time("Delete the job this long after its end: 1h, 7d.")] = None
+    hang_timeout: Annotated[
+        int | None,
+        options.time(
+            "Restart when nothing has moved for this long; by default the job's own pace decides, 0s is never."
+        ),
+    ] = None
+    on_nan: Annotated[
+        OnNan, typer.Option("--on-nan", help="What to do when the loss is NaN or infinite: go on, or fail the job.")
+    ] = OnNan.WARN
+    restart_policy: Annotated[
+        RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")
+    ] = RestartPolicy.ON_FAILURE

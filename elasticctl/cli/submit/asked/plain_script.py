@@ -1,0 +1,100 @@
+"""Scripts that train and save nothing: each loss sends them back to step 0, which is said before it happens."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elasticctl.cli.submit.commands import Command
+
+_TRAINS = re.compile(r"\.backward\(|optimizer\.step\(|\.training_step\(")
+_SAVES = re.compile(
+    r"elasticctl|checkpoint|ckpt|\bresume|\.save\(|save_state|save_model|save_pretrained|state_dict|Trainer|pickle"
+    r"|safetensors|torchsnapshot|composer|deepspeed",
+    re.IGNORECASE,
+)
+"""Any of these may mean that the script keeps its state somehow; only where none is found something is said."""
+_MOST_FILES = 100
+_MOST_BYTES = 1 << 20
+_FIX = (
+    "    from elasticctl_train import Run",
+    "    with Run(model=model, optimizer=optimizer) as run:",
+    "        for epoch in run.epochs(EPOCHS):",
+    "            for batch in run.loader(dataset, global_batch=64):  # as before, then: run.step(loss=loss)",
+)
+
+
+def lines_without_checkpoints(command: Command) -> tuple[str, ...]:
+    """What to say of a Python script that trains and neither saves its state nor imports anything beside it that does.
+
+    () where it does or where that cannot be known.
+    """
+    script = _python_script(command)
+    if script is None:
+        return ()
+    texts = list(_sources(script))
+    if not texts or not any(map(_TRAINS.search, texts)) or any(map(_SAVES.search, texts)):
+        return ()
+    return (
+        f"{script.name} saves no checkpoints: after each loss and each scaling it starts at step 0 again. These lines"
+        " change that (docs/training.md):",
+        *_FIX,
+    )
+
+
+def _python_script(command: Command) -> Path | None:
+    if command.script:
+        path = Path(command.script)
+        return path if path.suffix == ".py" else None
+    if command.args[:2] == ("python", "-m") and command.args[2:]:
+        parts = command.args[2].split(".")
+        found = Path(*parts).with_suffix(".py"), Path(*parts, "__main__.py")
+        return next((path for path in found if path.is_file()), None)
+    return None
+
+
+def _sources(script: Path) -> Iterator[str]:
+    """The text of the script, and of what it imports from its own folder or the current one.
+
+    Nothing at all where one of these cannot be read.
+    """
+    roots = tuple(dict.fromkeys((script.parent.resolve(), Path.cwd())))
+    todo, seen, texts = [script.resolve()], set[Path](), []
+    while todo and len(seen) < _MOST_FILES:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                return
+            text = path.read_text("utf-8")
+            tree = ast.parse(text)
+        except (OSError, ValueError, SyntaxError):
+            return
+        texts.append(text)
+        todo += [file for name in _imported(tree) for file in _files_of(name, (path.parent, *roots))]
+    if not todo:
+        yield from texts
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = f"{node.module}." if node.module else ""
+            yield from (base + alias.name for alias in node.names)
+            if node.module:
+                yield node.module
+
+
+def _files_of(name: str, roots: tuple[Path, ...]) -> list[Path]:
+    parts = name.split(".")
+    places = [place for root in roots for place in (root.joinpath(*parts).with_suffix(".py"),
+                                                    root.joinpath(*parts, "__init__.py"))]  # fmt: skip
+    return [place.resolve() for place in places if place.is_file()]

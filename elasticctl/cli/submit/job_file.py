@@ -1,0 +1,227 @@
+"""Job files and project files: the options of `submit` as YAML or TOML, to keep beside the code.
+
+A job file (`submit -f job.yaml`) says what somebody decides about a job: script, args and options, by their names on
+the command line. A project file (`elasticctl.toml`, or `[tool.elasticctl]` in `pyproject.toml`) says what is so for all
+jobs of a folder. Paths are relative to the file, so both work in every clone. The command line comes first, then the
+job file, then the project file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import did_you_mean, quote
+from elasticctl.api.yamltext import dump_yaml, parse_yaml
+from elasticctl.cli.framework.options import Assignment, Mount, SecretRef
+from elasticctl.cli.submit.asked.pod_flags import Toleration
+
+PROJECT_FILES = ("elasticctl.toml", "pyproject.toml")
+_PATHS = ("script", "workspace", "storage", "env_file")
+_SPECIAL = ("script", "args", "command")
+_NOT_OF_A_JOB = (
+    "script",
+    "args",
+    "module",
+    "file",
+    "save",
+    "same_code",
+    "detach",
+    "wait",
+    "dry_run",
+    "output",
+    "debug",
+    "help",
+)
+_NAMES = {
+    "set": "settings",
+    "secret": "secrets",
+    "mount": "mounts",
+    "toleration": "tolerations",
+    "label": "labels",
+    "annotation": "annotations",
+}
+"""Options whose parameters are called otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A script with its arguments, or a `command`.
+
+    `options`: parameter -> value as it would be typed; a list for an option that may be repeated.
+    """
+
+    script: str = ""
+    args: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def options_of_files(known: Sequence[str]) -> tuple[str, ...]:
+    """The parameters of `submit` that files may set, of those it has."""
+    return tuple(name for name in known if name not in _NOT_OF_A_JOB)
+
+
+def read_job_file(path: str, known: Sequence[str]) -> JobFile | None:
+    """The job file at `path`; None for a manifest of an object, and for what cannot be read, which others report.
+
+    `known`: the parameters of `submit`. Raises UsageError for a field that is none.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError:
+        return None
+    data = parse_yaml(text, path).data
+    if not isinstance(data, dict) or not {"script", "command"} & {*data} or "kind" in data:
+        return None
+    return _parse(data, path, known, special=True)
+
+
+def read_project_file(folder: Path, known: Sequence[str]) -> JobFile:
+    """The nearest project file in `folder` and those above it, up to the root of the git repository or home.
+
+    Raises UsageError for one that cannot be read.
+    """
+    home = Path.home()
+    for place in (folder, *folder.parents):
+        for name in PROJECT_FILES:
+            data = _read_toml(place / name)
+            if data is not None:
+                return _parse(data, str(place / name), known, special=False)
+        if (place / ".git").exists() or place == home:
+            break
+    return JobFile()
+
+
+def write_job_file(path: str, script: str, args: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Write a job file; `options` as in `JobFile`, paths relative to the current folder. Raises UsageError.
+
+    Without a script, `args` are a command.
+    """
+    base = Path(os.path.abspath(path)).parent
+    data: dict[str, Any] = {"script": _relative("script", script, base)} if script else {"command": list(args)}
+    if script and args:
+        data["args"] = list(args)
+    spelled = {parameter: name for name, parameter in _NAMES.items()}
+    for parameter, value in options.items():
+        name = spelled.get(parameter, parameter).replace("_", "-")
+        data[name] = _relative(parameter, value, base) if parameter in _PATHS else value
+    try:
+        Path(path).write_text(dump_yaml(data), "utf-8")
+    except OSError as e:
+        raise UsageError(f"cannot write {path}: {e.strerror}") from e
+
+
+def as_typed(value: Any) -> Any:
+    """The value of an option as it would be typed, and a file may give it."""
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [as_typed(item) for item in value]
+    if isinstance(value, SecretRef):
+        renamed = f"={value.variable}" if value.variable != value.key else ""
+        return f"{value.name}:{value.key}{renamed}" if value.key else value.name
+    if isinstance(value, Assignment):
+        return f"{value.name}={value.value}"
+    if isinstance(value, Mount):
+        return f"{value.claim}:{value.path}"
+    if isinstance(value, Toleration):
+        return str(value)
+    return value.value if isinstance(value, Enum) else value
+
+
+def _relative(parameter: str, value: str, base: Path) -> str:
+    if ":" in value or (parameter == "storage" and os.path.isabs(value)):
+        return value
+    return os.path.relpath(os.path.abspath(value), base)
+
+
+def _read_toml(path: Path) -> dict[str, Any] | None:
+    """What a file says of us; None for one that is not there or says nothing."""
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
+        return None
+    if path.name == "pyproject.toml" and b"elasticctl" not in data:
+        return None
+    import tomllib
+
+    try:
+        found = tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise UsageError(f"{path}: not TOML: {e}") from e
+    if path.name != "pyproject.toml":
+        return found
+    tool = found.get("tool")
+    ours = tool.get("elasticctl") if isinstance(tool, dict) else None
+    if ours is not None and not isinstance(ours, dict):
+        raise UsageError(f"{path}: tool.elasticctl has to be a table")
+    return ours
+
+
+def _parse(data: Mapping[str, Any], path: str, known: Sequence[str], *, special: bool) -> JobFile:
+    base = Path(os.path.abspath(path)).parent
+    options: dict[str, Any] = {}
+    for name, value in data.items():
+        if special and name in _SPECIAL:
+            continue
+        parameter, given = _parameter(str(name), value)
+        if parameter not in known:
+            near = did_you_mean(str(name), [*(option.replace("_", "-") for option in known), *_NAMES])
+            raise UsageError(
+                f"{path}: unknown option {quote(name)}{near}. FIX: name options as `elasticctl submit` does"
+            )
+        typed = _typed(given, f"{path}: {name}", ":" if parameter == "mounts" else "=")
+        options[parameter] = _below(base, typed, parameter) if parameter in _PATHS else typed
+    if not special:
+        return JobFile(options=options)
+    if "script" not in data or "command" in data:
+        command = data["command"]
+        if not isinstance(command, list) or not command or "script" in data or "args" in data:
+            raise UsageError(f"{path}: command: has to be a list of words, without script and args beside it")
+        return JobFile(command=tuple(_word(item, f"{path}: command") for item in command), options=options)
+    script, args = data["script"], data.get("args")
+    if not isinstance(script, str) or not script:
+        raise UsageError(f"{path}: script: has to be the path of a script")
+    if not isinstance(args, list | None):
+        raise UsageError(f'{path}: args: has to be a list, such as [--epochs, "90"]')
+    words = tuple(_word(item, f"{path}: args") for item in args or ())
+    return JobFile(_below(base, script, "script"), words, options=options)
+
+
+def _parameter(name: str, value: Any) -> tuple[str, Any]:
+    """The parameter of an option, and its value; `on-demand: true` is `spot: false`."""
+    if name in ("on-demand", "on_demand") and isinstance(value, bool):
+        return "spot", not value
+    return _NAMES.get(name, name.replace("-", "_")), value
+
+
+def _typed(value: Any, where: str, between: str) -> Any:
+    """The value as it would be typed: a text, a list of texts, or a yes or no."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Mapping):
+        return [f"{key}{between}{_word(item, where)}" for key, item in value.items()]
+    if isinstance(value, list):
+        return [_word(item, where) for item in value]
+    return _word(value, where)
+
+
+def _word(value: Any, where: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise UsageError(f"{where}: {quote(value)} is not a text or a number")
+
+
+def _below(base: Path, value: Any, parameter: str) -> Any:
+    """A path that a file gives, from where it is typed; a URL as it is."""
+    if not isinstance(value, str):
+        raise UsageError(f"{base}: {parameter}: {quote(value)} is not a path")
+    if ":" in value:
+        return value
+    return os.path.relpath(base / Path(value).expanduser(), os.getcwd())

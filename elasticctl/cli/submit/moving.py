@@ -1,0 +1,307 @@
+"""The move of a job to another place, as a transaction: whenever it is cut off, at most one place can train.
+
+Which one is the journals' to say, not the clusters': before anything is copied, the target's is held, so that nobody
+can take it over; then one write closes the source's for good. Before that write the job can go on here only, after it
+there only. The job is created there behind it, so what is cut off before leaves no job that somebody could start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from elasticctl.api.errors import (
+    ClusterError,
+    ConflictError,
+    ElasticctlError,
+    JobStorageError,
+    NotFoundError,
+    UsageError,
+)
+from elasticctl.api.objects import at
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import (
+    ANNOTATION_MOVED_FROM,
+    ANNOTATION_MOVED_TO,
+    ANNOTATION_MOVING_FROM,
+    ANNOTATION_MOVING_TO,
+    ElasticJob,
+)
+from elasticctl.api.text import plural, span
+from elasticctl.cli.framework.output import say
+from elasticctl.cli.framework.target import ENDED, Target
+from elasticctl.cli.job_storage import JobStorage, progress_bar, say_damage, size, storage_errors
+from elasticctl.cli.submit.copies import JobLocation, moved_manifest, storage_patch, workspace_of, workspaces_beside
+from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.job_storages import open_job_storage
+from elasticctl_store.checkpoints import arrival, commits, transfer, verify
+from elasticctl_store.checkpoints.retention import take_over
+from elasticctl_store.checkpoints.transfer import CheckpointObjects, CopyResult
+from elasticctl_store.errors import DamagedError, FencedError, MissingError, MovedError, StorageError
+from elasticctl_store.storage import Storage
+from elasticctl_store.workspace import transfer as workspaces
+
+_POLL_EVERY_S = 0.25
+_STOPPED_WITHIN_S = 120.0
+_LIVE = ("Pending", "Running", "Unknown")
+
+
+class OvertakenError(ConflictError):
+    """Somebody else has taken the job's storage over while it was moved."""
+
+
+def describe_open(job: ElasticJob) -> str:
+    """That a job's move is open, and the commands that end it."""
+    here, _, to = job.moving_from.partition(" ")
+    if here:
+        return (
+            f"the move of {job.name} from context {here} is not finished. FIX: finish it with `elasticctl move "
+            f"{job.name} --context {here} --to {to}`, or start it here with `elasticctl resume {job.name} --here`"
+        )
+    there, _, _ = job.moving_to.partition(" ")
+    return (
+        f"the move of {job.name} to context {there} is not finished. FIX: finish it with `elasticctl move {job.name} "
+        f"--to {there}`, or call it off with `elasticctl resume {job.name} --here`"
+    )
+
+
+def call_off(job: ElasticJob) -> None:
+    """End a move that is open, so that the job goes on where it is. ConflictError where only the move can go on."""
+    if not job.moving_to:
+        return  # it has arrived, and is nowhere else
+    there, _, url = job.moving_to.partition(" ")
+    with storage_errors():
+        here = open_job_storage(hardware(job).storage)
+        try:
+            take_over(here)  # a move that still runs cannot close it any more
+        except MovedError as e:
+            raise ConflictError(f"{e}. FIX: finish the move with `elasticctl move {job.name} --to {there}`") from e
+    discard_leftovers(here, url)
+
+
+def clean_up(job: ElasticJob) -> None:
+    """End an open move of a job that has been deleted: nobody may create it over there any more. Says what stays."""
+    there, _, url = job.moving_to.partition(" ")
+    try:
+        call_off(job)
+    except ConflictError:
+        say(f"{job.name}: its state had been moved to {url} already; it stays there, and nothing runs in {there}")
+    except JobStorageError as e:
+        say(f"{job.name}: what its move to {there} has copied to {url} stays there: {e}")
+
+
+def discard_leftovers(here: Storage, url: str, typed: str = "") -> None:
+    """Delete what a move that is over has copied to `url`, where nothing else is there; says so where it cannot."""
+    try:
+        arrival.discard(here, open_job_storage(url, typed=typed))
+    except StorageError as e:
+        say(f"what was copied to {url} stays there: {e}")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A job's way from one place to another. Each step can be done again.
+
+    `uid` is the old job's, `typed` the URL of the command line, blank where there is none; `begun` is where an earlier
+    try has copied to, blank where there was none.
+    """
+
+    source: Target
+    target: Target
+    old: JobLocation
+    new: JobLocation
+    uid: str
+    typed: str
+    begun: str = ""
+
+    def run(self, manifest: Manifest) -> None:
+        """Move the job. A failure says where things stand; the same command continues from there."""
+        name = manifest["metadata"]["name"]
+        with storage_errors():
+            here, there = (open_job_storage(place.url, typed=self.typed) for place in (self.old, self.new))
+            if here.url == there.url:
+                raise UsageError(f"--storage {here.url} is where the job's state is already")
+            moved = commits.moved_to(here)
+        if moved is not None and moved.to != there.url:
+            raise JobStorageError(
+                f"{self.old.url} has been moved to {moved.to}. FIX: finish that move with `elasticctl move {name} --to "
+                f"{self.new.context.name} --storage '{moved.to}'`"
+            )
+        say(f"{name}: from {self.old.context.name} ({here.url}) to {self.new.context.name} ({there.url})")
+        if moved is None:
+            made = self._made(manifest)
+            self._check(here, there, manifest, made)
+            with self._still_here(name):
+                self._stop(name)
+                self._carry(name, here, there, manifest)
+        with self._only_there(name):
+            with storage_errors():
+                arrival.release(here, there)
+            self._go_on(name, manifest)
+        say(f"{name}: continues in {self.new.context.name}, with its state in {there.url}")
+
+    @property
+    def _in_place(self) -> bool:
+        return self.source is self.target
+
+    def _made(self, manifest: Manifest) -> Manifest | None:
+        """The job as it will be created; None where it stays where it is."""
+        return None if self._in_place else moved_manifest(manifest, self.old, self.new)
+
+    def _check(self, here: Storage, there: Storage, manifest: Manifest, made: Manifest | None) -> None:
+        """Refuse what cannot come to an end while the job still runs."""
+        job = ElasticJob.from_manifest(manifest)
+        if job.status.phase.terminal:
+            raise _ended_error(job.name, job.status.phase.value)
+        with storage_errors():
+            arrival.check(here, there)
+            if job.status.checkpoint.step is None and transfer.find_newest(here) is None:
+                raise UsageError(f"{job.name} has committed no checkpoint in {here.url} yet: there is nothing to move")
+        if made is not None and self._there(made) is None:
+            self.target.cluster.create_job(made, dry_run=True)
+        with storage_errors():
+            arrival.try_to_write(there)
+
+    def _there(self, made: Manifest) -> Manifest | None:
+        """The job in its new place, if an earlier try has made it. ConflictError for another one of that name."""
+        name = made["metadata"]["name"]
+        try:
+            found = self.target.cluster.get_job(self.new.namespace, name)
+        except NotFoundError:
+            return None
+        if at(found, "metadata", "uid") == self.uid:
+            names = f"{self.old.context.name} and {self.new.context.name}"
+            here = f"--to {self.old.context.name} --storage URL"
+            raise UsageError(f"the contexts {names} lead to the same place: {here} moves the state alone")
+        storage = hardware(ElasticJob.from_manifest(found)).storage
+        if at(found, "metadata", "annotations", ANNOTATION_MOVED_FROM) != self.old.mark or storage != self.new.url:
+            kept = f", with its state in {storage}" if storage else ""
+            raise ConflictError(
+                f"there is another job {name} in context {self.new.context.name}{kept}. FIX: delete that one first"
+            )
+        return found
+
+    def _stop(self, name: str) -> None:
+        """Suspend the job, with a last commit, and wait until no worker is left."""
+        cluster, namespace = self.source.cluster, self.old.namespace
+        mark = {"annotations": {ANNOTATION_MOVING_TO: self.new.mark}}
+        manifest = cluster.patch_job(namespace, name, {"metadata": mark, "spec": {"suspend": True}})
+        grace = at(manifest, "spec", "replicaSpecs", "Worker", "template", "spec", "terminationGracePeriodSeconds")
+        limit_s = _STOPPED_WITHIN_S + (grace if isinstance(grace, int) else 30)
+        say(f"{name}: its workers save a last checkpoint and stop")
+        deadline = time.monotonic() + limit_s
+        while True:
+            phase = at(cluster.get_job(namespace, name), "status", "phase")
+            live = [pod for pod in cluster.list_pods(namespace, name) if at(pod, "status", "phase") in _LIVE]
+            if phase == "Suspended" and not live:
+                return
+            if phase in ENDED:
+                raise _ended_error(name, phase)
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{plural(len(live), 'worker')} of {name} did not stop within {span(limit_s)}")
+            time.sleep(_POLL_EVERY_S)
+
+    def _carry(self, name: str, here: Storage, there: Storage, manifest: Manifest) -> None:
+        """Hold the target, copy, and close the journal here; from then on the job can only go on there."""
+        with storage_errors():
+            writer = take_over(here)  # whoever still runs cannot commit any more
+            if self.begun not in ("", self.new.url):
+                discard_leftovers(here, self.begun, self.typed)
+            arrival.hold(here, there, writer.generation.position)
+            load, carried = self._copy_newest(name, here, there)
+            self._carry_workspace(manifest)
+        sent = plural(carried.sent, "object") + (f" sent, {carried.found} were there" if carried.found else " sent")
+        say(f"{name}: step {load.commit.step} copied: {sent}, {size(load.size_bytes)}")
+        with storage_errors():
+            try:
+                writer.close(there.url)
+            except FencedError as e:
+                raise self._overtaken(name, here, there) from e
+
+    def _overtaken(self, name: str, here: Storage, there: Storage) -> OvertakenError:
+        """Why nothing was closed; what was copied goes, unless another move is under way to the same place."""
+        moved = commits.moved_to(here)
+        try:
+            job = ElasticJob.from_manifest(self.source.cluster.get_job(self.old.namespace, name))
+        except NotFoundError:
+            discard_leftovers(here, self.new.url, self.typed)
+            return OvertakenError(f"{name} was not moved: it was deleted meanwhile")
+        goes_there = job.moving_to == self.new.mark if moved is None else moved.to == there.url
+        if not goes_there:
+            discard_leftovers(here, self.new.url, self.typed)
+        if moved is not None:
+            return OvertakenError(f"{name} was not moved by this command: another move has taken it to {moved.to}")
+        return OvertakenError(
+            f"{name} was not moved: it was resumed here meanwhile, or another move of it was begun. FIX: see which with"
+            f" `elasticctl status {name}`"
+        )
+
+    def _copy_newest(self, name: str, here: Storage, there: Storage) -> tuple[CheckpointObjects, CopyResult]:
+        """Copy the newest checkpoint that is whole to the last byte; says which ones it passes over."""
+        place = JobStorage(name, here, running=False)
+        for load in transfer.newest_first(here, lambda finding: say_damage(place, finding)):
+            try:
+                with progress_bar("copying", load.size_bytes) as on_bytes:
+                    return load, transfer.copy_checkpoint(here, there, load, on_bytes)
+            except (DamagedError, MissingError):
+                taken = verify.CheckedCommit(load.commit.position, load.commit)
+                found = verify.check(here, taken, lambda count: None)
+                if found is not None and not found.damage:
+                    raise  # the other storage is to blame
+                if found is not None:
+                    say_damage(place, found)
+        raise JobStorageError(f"{here.url}: there is no whole checkpoint to continue from")
+
+    def _carry_workspace(self, manifest: Manifest) -> None:
+        url, digest = workspace_of(manifest)
+        if url:
+            here, there = (
+                open_job_storage(place, typed=self.typed) for place in (url, workspaces_beside(self.new.url))
+            )
+            workspaces.copy_workspace(here, there, digest)
+
+    def _go_on(self, name: str, manifest: Manifest) -> None:
+        """Start the job in its new place, and leave word in the old one."""
+        made = self._made(manifest)
+        if made is None:
+            patch = storage_patch(manifest, self.old, self.new)
+            patch["metadata"]["annotations"][ANNOTATION_MOVING_TO] = None
+            self.source.cluster.patch_job(self.old.namespace, name, patch)
+            return
+        if self._there(made) is None:
+            self.target.cluster.create_job(made)
+        start = {"metadata": {"annotations": {ANNOTATION_MOVING_FROM: None}}, "spec": {"suspend": False}}
+        self.target.cluster.patch_job(self.new.namespace, name, start)
+        word = {ANNOTATION_MOVING_TO: None, ANNOTATION_MOVED_TO: self.new.mark}
+        patch = {"metadata": {"annotations": word}, "spec": {"suspend": True}}
+        self.source.cluster.patch_job(self.old.namespace, name, patch)
+
+    @contextmanager
+    def _still_here(self, name: str) -> Iterator[None]:
+        """Say of a failure that the job is where it was."""
+        try:
+            yield
+        except OvertakenError:
+            raise
+        except (ElasticctlError, KeyboardInterrupt):
+            again = f"Next: repeat the move, or: elasticctl resume {name} --here --context {self.old.context.name}"
+            say(f"{name} is still in {self.old.context.name}, suspended. {again}")
+            raise
+
+    @contextmanager
+    def _only_there(self, name: str) -> Iterator[None]:
+        """Say of a failure that the job can go on in its new place only."""
+        try:
+            yield
+        except (ElasticctlError, KeyboardInterrupt):
+            say(
+                f"{name} is in {self.new.url}, and can continue only from there. Next: repeat the"
+                " move to start it there"
+            )
+            raise
+
+
+def _ended_error(name: str, phase: str) -> ConflictError:
+    return ConflictError(f"{name} has ended ({phase}) and cannot be moved. FIX: run it again with `elasticctl rerun`")

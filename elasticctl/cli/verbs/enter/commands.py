@@ -1,0 +1,77 @@
+"""`exec` and `shell`: commands in a worker that runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticctl.cli.framework import options
+from elasticctl.cli.framework.command import new_app, verb
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.output import say
+from elasticctl.cli.framework.target import Target, reach
+from elasticctl.cli.verbs.enter.worker import WhichWorker, find_worker
+from elasticctl.cluster import inside_of
+
+if TYPE_CHECKING:
+    from elasticctl.cluster.base import Manifest
+
+app = new_app()
+
+SHELL = ("sh", "-c", "if command -v bash >/dev/null; then exec bash; else exec sh; fi")
+
+
+@verb(app, "exec")
+def exec_in_worker(
+    *,
+    job: options.Job,
+    command: Annotated[tuple[str, ...], typer.Argument(metavar="-- COMMAND...")],
+    which: WhichWorker,
+    stdin: Annotated[bool, typer.Option("-i", "--stdin", help="Pass stdin on to the command.")] = False,
+    tty: Annotated[bool, typer.Option("-t", "--tty", help="Run it on this terminal; implies -i.")] = False,
+    where: Where,
+) -> int:
+    """Run a command in a worker, with its environment and in its folder.
+
+    The exit code is the command's own.
+
+    \b
+      elasticctl exec train -- nvidia-smi
+      elasticctl exec train --rank 3 -t -- python
+    """
+    target = reach(where)
+    pod = find_worker(target, job, which)
+    if tty and not on_a_terminal():
+        say("stdin and stdout are not both a terminal: the command runs without one")
+        stdin, tty = True, False
+    return _run(target, pod, command, stdin=stdin or tty, tty=tty)
+
+
+@verb(app, "shell")
+def shell(*, job: options.Job, which: WhichWorker, where: Where) -> int:
+    """Open a shell in a worker; `exit` leaves it.
+
+    \b
+      elasticctl shell train --worker 2
+    """
+    target = reach(where)
+    pod = find_worker(target, job, which)
+    tty = on_a_terminal()
+    if tty:
+        say(f"a shell in {pod['metadata']['name']}; `exit` leaves it")
+    return _run(target, pod, SHELL, stdin=True, tty=tty)
+
+
+def on_a_terminal() -> bool:
+    """True when a person types here and reads the answers."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _run(target: Target, pod: Manifest, argv: Sequence[str], *, stdin: bool, tty: bool) -> int:
+    from elasticctl.cluster.inside import Streams
+
+    sys.stdout.flush()
+    return inside_of(target.context).run(pod, argv, Streams(stdin=0 if stdin else None, terminal=tty))

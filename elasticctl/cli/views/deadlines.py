@@ -1,0 +1,149 @@
+"""What `simulate --finish-by` prints: deadlines by budgets, replayed on recorded spot machines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from elasticctl.api.codec import camel
+from elasticctl.api.errors import UsageError
+from elasticctl.api.text import plural, quote, span
+from elasticctl.cli.framework.output import Table
+from elasticctl.cli.views.cost import dollars
+from elasticctl.cli.views.simulation import Basis
+from elasticctl.planning.terms import Costs, Speeds
+from elasticctl.simulation.deadlines import Prospect, prospects
+from elasticctl.simulation.forecast import interval_s
+from elasticctl.simulation.replay import Plan
+from elasticctl.simulation.traces import Recording, parse_trace
+
+STARTS, STARTS_WITH_BUDGETS = 16, 8
+"""For each deadline and budget; with budgets there are three times as many of those."""
+LATER, RICHER = (1.0, 1.5, 2.0), (0.5, 1.0, 2.0)
+"""The table's deadlines and budgets, as multiples of those asked for."""
+_FINEST_S, _LOOKS = 600.0, 100
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
+_WHEN = re.compile(r"(?:([a-z]{3})[a-z]* )?([0-2]?[0-9]):([0-5][0-9])")
+
+
+def seconds_until(text: str, now: datetime) -> float:
+    """`36h`, `18:00`, `Fri 18:00` or `2026-11-27 18:00` -> seconds from now. Raises UsageError."""
+    said = text.strip().lower()
+    if found := re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", said):
+        return float(int(found[1]) * _UNIT_S[found[2]])
+    at = _clock(said, now)
+    if at is None:
+        try:
+            at = datetime.fromisoformat(text.strip()).astimezone()
+        except (ValueError, OverflowError) as e:
+            raise UsageError(
+                f"--finish-by {quote(text)}: FIX: give a time such as 36h, 18:00, 'Fri 18:00' or 2026-11-27T18:00"
+            ) from e
+    if at <= now:
+        raise UsageError(f"--finish-by {quote(text)}: that is over")
+    return (at - now).total_seconds()
+
+
+def _clock(said: str, now: datetime) -> datetime | None:
+    """The next time that the clock shows this, on this weekday if one is given."""
+    found = _WHEN.fullmatch(said)
+    if found is None or int(found[2]) > 23 or (found[1] and found[1] not in _DAYS):
+        return None
+    at = now.replace(hour=int(found[2]), minute=int(found[3]), second=0, microsecond=0, tzinfo=None)
+    for days in range(8):
+        day = (at + timedelta(days=days)).astimezone()
+        if day > now and (not found[1] or day.weekday() == _DAYS.index(found[1])):
+            return day
+    return None
+
+
+def recording_from(folder: Path, workers: int, usd_per_h: float, longest_s: float) -> Recording:
+    """Every trace of a folder, one a zone. Raises UsageError and SpecError."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise UsageError(f"--traces {folder}: there is no *.json file")
+    traces = []
+    for file in files:
+        try:
+            traces.append(parse_trace(file.read_text("utf-8"), file.name))
+        except (OSError, UnicodeDecodeError) as e:
+            raise UsageError(f"cannot read {file}: {getattr(e, 'strerror', None) or 'it is not text'}") from e
+    shortest = min(traces, key=lambda trace: trace.lasts_s)
+    if shortest.lasts_s < 1.1 * longest_s:
+        raise UsageError(
+            f"{shortest.name} lasts {span(shortest.lasts_s)}, too short for a deadline of {span(longest_s)}."
+            " FIX: give longer traces or an earlier --finish-by"
+        )
+    gap_s = max(_FINEST_S, longest_s / _LOOKS / LATER[-1])
+    return Recording.of([trace.at_gap(max(gap_s, trace.gap_s)) for trace in traces], workers, usd_per_h)
+
+
+def prospects_of(
+    basis: Basis, gpus: Sequence[int], folder: Path, finish_by_s: float, budget_usd: float | None
+) -> list[Prospect]:
+    """Deadlines from the one asked for on, each without a budget, or with some around the one given."""
+    each = basis.conditions.gpus_per_node
+    speeds = Speeds.of({size // each: basis.curve.rate(size) for size in gpus})
+    if budget_usd is not None and basis.price is None:
+        raise UsageError("--budget: no price is known. FIX: give --gpu-type with a table, or use a context with prices")
+    on_demand = basis.price.low if basis.price else 1.0
+    spot = basis.price.spot(on_demand) if basis.price else basis.conditions.spot_share
+    conditions = basis.conditions
+    costs = Costs(
+        start_s=conditions.away_s,
+        reform_s=conditions.recovery_s,
+        loss_s=conditions.recovery_s,
+        save_every_s=interval_s(conditions, conditions.between_s / speeds.most),
+    )
+    recording = recording_from(folder, speeds.most, spot, finish_by_s * LATER[-1])
+    budgets = [None] if budget_usd is None else [budget_usd * times for times in RICHER]
+    limits = [(finish_by_s * times, budget) for times in LATER for budget in budgets]
+    return prospects(
+        Plan(basis.work, speeds, costs, on_demand),
+        recording,
+        limits,
+        STARTS if budget_usd is None else STARTS_WITH_BUDGETS,
+    )
+
+
+def table(basis: Basis, found: Sequence[Prospect]) -> Table:
+    """A row for each deadline and budget."""
+    header = ("FINISH BY", "BUDGET", "PROMISED", "IN TIME", "COST", "95 %", "DONE AFTER", "ON DEMAND")
+    rows = [
+        (
+            span(one.finish_by_s),
+            "" if one.budget_usd is None else dollars(one.budget_usd),
+            f"{one.promised:.0%}",
+            f"{one.in_time:.0%}",
+            _paid(basis, one.usd),
+            _paid(basis, one.usd_p95),
+            "never" if one.finish_s is None else span(one.finish_s),
+            f"{one.on_demand:.0%}",
+        )
+        for one in found
+    ]
+    return Table(header, rows, spare=("95 %", "DONE AFTER", "ON DEMAND"))
+
+
+def notes(basis: Basis, found: Sequence[Prospect], folder: Path) -> Iterator[str]:
+    """What all of it rests on."""
+    yield f"replayed on {folder} from {plural(found[0].starts, 'start')}, by the policy that decides about deadlines"
+    yield "promised: on-demand machines alone can keep it, whatever happens to spot machines"
+    if basis.price is None:
+        yield "no price is known: cost is in hours of one node on demand"
+    yield from basis.about
+
+
+def as_data(found: Sequence[Prospect]) -> list[dict[str, Any]]:
+    """The same for programs."""
+    rows = [{camel(name): value for name, value in asdict(one).items()} for one in found]
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def _paid(basis: Basis, usd: float) -> str:
+    return f"{usd:,.3g} h" if basis.price is None else dollars(usd)

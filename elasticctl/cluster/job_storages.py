@@ -1,0 +1,24 @@
+"""The storage that a job of a cluster names, opened with the credentials of whoever looks at the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticctl.settings.contexts import contexts_file, load_config
+from elasticctl_store.storage import AT_A_TERMINAL, Patience, Storage
+from elasticctl_store.storage.untrusted import open_untrusted
+
+
+def open_job_storage(url: str, patience: Patience = AT_A_TERMINAL, typed: str = "") -> Storage:
+    """Open a storage URL that stands in an object of a cluster or in a file that somebody wrote.
+
+    `typed` is a URL of the caller's command line. Its endpoint is trusted, and those that the caller's contexts and
+    environment name. Raises StorageError for any other, and ConfigError for contexts that cannot be read.
+    """
+
+    def chosen() -> Iterator[str]:
+        yield typed
+        for context in load_config(contexts_file()).contexts:
+            yield context.storage
+
+    return open_untrusted(url, patience, chosen)

@@ -1,0 +1,260 @@
+"""Who changed what: each change by this client goes into the object's annotations and into a file of this machine.
+
+<state>/audit.jsonl     a line of JSON for each change, of all contexts; only ever appended to, mode 0600
+
+The user is whom the API server takes the client for, on this machine the login. A change that may not be recorded is
+made all the same, and said: nobody should be kept from cancelling a job by a full disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import elasticctl
+from elasticctl.api.codec import Timestamp, to_json
+from elasticctl.api.errors import ClusterError, UnreachableError
+from elasticctl.api.objects import as_mapping, as_text, at
+from elasticctl.api.observed.changes import (
+    Change,
+    FieldChange,
+    differences,
+    patch_with_change,
+    verb_of,
+    verb_of_new,
+    with_change,
+)
+from elasticctl.cluster.base import Cluster, Manifest, SecretInfo, SecretStore, say_on_stderr
+
+if TYPE_CHECKING:
+    from elasticctl.cluster.local.paths import LocalPaths
+
+COMMAND_LINE = "elasticctl"
+
+Tell = Callable[[Manifest, str, str], None]
+"""Publishes a change as an event: the job, a reason, a message."""
+
+
+class Ledger:
+    """The records of one context. `who` is asked for the user's name once, and only when something changes."""
+
+    def __init__(
+        self,
+        context: str,
+        who: Callable[[], str],
+        client: str = COMMAND_LINE,
+        *,
+        paths: LocalPaths | None = None,
+        clock: Callable[[], float] = time.time,
+        say: Callable[[str], None] = say_on_stderr,
+    ) -> None:
+        self._context, self._who, self._paths, self._clock, self._say = context, who, paths, clock, say
+        self._name = ""
+        self.client = client
+
+    def change(self, verb: str, fields: tuple[FieldChange, ...] = ()) -> Change:
+        """A change by this user, with this client, now."""
+        self._name = self._name or self._who()
+        return Change(Timestamp(self._clock()), self._name, f"{self.client} {elasticctl.__version__}", verb, fields)
+
+    @contextmanager
+    def recording(self, change: Change, kind: str, namespace: str, name: str) -> Iterator[None]:
+        """Write a change down once it is made; also, as `unknown`, where nobody knows whether it was."""
+        about = {"context": self._context, "namespace": namespace, "kind": kind, "name": name}
+        try:
+            yield
+        except UnreachableError:
+            self._append(change, about, "unknown")
+            raise
+        except Exception:
+            raise  # it was refused
+        except BaseException:
+            self._append(change, about, "unknown")
+            raise
+        self._append(change, about, "done")
+
+    def _append(self, change: Change, about: Mapping[str, str], outcome: str) -> None:
+        line = json.dumps({**to_json(change), **about, "outcome": outcome}, ensure_ascii=False) + "\n"
+        try:
+            append_line(audit_file(self._paths), line)
+        except (OSError, ClusterError) as e:
+            self._say(f"this {change.verb} is not in the record of this machine: {e}")
+
+
+def audit_file(paths: LocalPaths | None = None) -> Path:
+    """Where this user's changes are written down."""
+    from elasticctl.cluster.local.paths import local_paths
+
+    return (paths or local_paths()).state / "audit.jsonl"
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line in one write, so that lines of several processes do not mix. Raises OSError, ClusterError."""
+    from elasticctl.cluster.local.private import make_private
+
+    make_private(path.parent)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, line.encode(errors="replace"))
+    finally:
+        os.close(descriptor)
+
+
+def read_audit(path: Path) -> list[dict[str, Any]]:
+    """The changes made from this machine, oldest first; lines that cannot be read are left out."""
+    found = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            told = json.loads(line)
+            if isinstance(told, dict):
+                found.append(told)
+    return found
+
+
+class Recorded:
+    """A `Cluster` whose changes go into a ledger; what only reads is the other's own."""
+
+    def __init__(self, inner: Cluster, ledger: Ledger, tell: Tell | None = None) -> None:
+        self._inner, self.ledger, self._tell = inner, ledger, tell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create_job(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """See Cluster.create_job."""
+        metadata = manifest.get("metadata")
+        if dry_run or not isinstance(metadata, dict):
+            return self._inner.create_job(manifest, dry_run=dry_run)
+        change = self.ledger.change(verb_of_new(manifest))
+        namespace, name = as_text(metadata.get("namespace")) or "default", as_text(metadata.get("name"))
+        with self.ledger.recording(change, "job", namespace, name):
+            return self._inner.create_job(with_change(manifest, change, _mark()))
+
+    def patch_job(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Manifest:
+        """See Cluster.patch_job."""
+        before = self._inner.get_job(namespace, name)
+        fields = differences(before, patch)
+        if not fields:
+            return self._inner.patch_job(namespace, name, patch)
+        change = self.ledger.change(verb_of(patch, fields), fields)
+        with self.ledger.recording(change, "job", namespace, name):
+            after = self._inner.patch_job(namespace, name, patch_with_change(before, patch, change, _mark()))
+        self._publish(after, change)
+        return after
+
+    def delete_job(self, namespace: str, name: str) -> None:
+        """See Cluster.delete_job."""
+        before = self._inner.get_job(namespace, name)
+        phase = FieldChange("status.phase", as_text(at(before, "status", "phase")))
+        change = self.ledger.change("delete", (phase,))
+        with self.ledger.recording(change, "job", namespace, name):
+            self._inner.delete_job(namespace, name)
+        self._publish(before, change)
+
+    def evict_pod(self, namespace: str, name: str, *, grace_s: float) -> None:
+        """See Cluster.evict_pod."""
+        change = self.ledger.change("preempt", (FieldChange("worker", name),))
+        with self.ledger.recording(change, "worker", namespace, name):
+            self._inner.evict_pod(namespace, name, grace_s=grace_s)
+        self._note(namespace, name.rpartition("-worker-")[0], change)
+
+    def put_quota(self, manifest: Manifest) -> Manifest:
+        """See Cluster.put_quota."""
+        name = as_text(at(manifest, "metadata", "name"))
+        before = next((quota for quota in self._inner.list_quotas() if at(quota, "metadata", "name") == name), {})
+        change = self.ledger.change("set quota", differences(before, {"spec": as_mapping(manifest.get("spec"))}))
+        with self.ledger.recording(change, "quota", "", name):
+            return self._inner.put_quota(manifest)
+
+    def delete_quota(self, project: str) -> None:
+        """See Cluster.delete_quota."""
+        with self.ledger.recording(self.ledger.change("delete quota"), "quota", "", project):
+            self._inner.delete_quota(project)
+
+    def note(self, namespace: str, job: str, change: Change) -> None:
+        """Record what was done to a job elsewhere, such as in its storage."""
+        with self.ledger.recording(change, "job", namespace, job):
+            pass
+        self._note(namespace, job, change)
+
+    def _note(self, namespace: str, job: str, change: Change) -> None:
+        """Write a record to a job; not where it is gone, or may not be written to."""
+        with suppress(ClusterError):
+            before = self._inner.get_job(namespace, job)
+            after = self._inner.patch_job(namespace, job, patch_with_change(before, {}, change, _mark()))
+            self._publish(after, change)
+
+    def _publish(self, job: Manifest, change: Change) -> None:
+        if self._tell is not None:
+            said = f": {change.words}" if change.words else ""
+            with suppress(ClusterError):  # whoever may change jobs need not be allowed to write events
+                self._tell(job, "Changed", f"{change.verb} by {change.by} with {change.client}{said}")
+
+
+class RecordedSecrets:
+    """A `SecretStore` whose changes go into a ledger: names of keys, no values."""
+
+    def __init__(self, inner: SecretStore, ledger: Ledger) -> None:
+        self._inner, self._ledger = inner, ledger
+
+    def merge(self, namespace: str, name: str, values: Mapping[str, str]) -> None:
+        """See SecretStore.merge."""
+        change = self._ledger.change("set secret", (FieldChange("keys", after=", ".join(sorted(values))),))
+        with self._ledger.recording(change, "secret", namespace, name):
+            self._inner.merge(namespace, name, values)
+
+    def delete(self, namespace: str, name: str) -> None:
+        """See SecretStore.delete."""
+        with self._ledger.recording(self._ledger.change("delete secret"), "secret", namespace, name):
+            self._inner.delete(namespace, name)
+
+    def list(self, namespace: str) -> list[SecretInfo]:
+        """See SecretStore.list."""
+        return self._inner.list(namespace)
+
+
+def recorded(inner: Cluster, ledger: Ledger, tell: Tell | None = None) -> Cluster:
+    """The cluster with a record of all its changes."""
+    return cast(Cluster, Recorded(inner, ledger, tell))
+
+
+def name_client(cluster: Cluster, client: str) -> None:
+    """Say which program makes the changes from now on."""
+    if isinstance(cluster, Recorded):
+        cluster.ledger.client = client
+
+
+def note_deleted_checkpoints(cluster: Cluster, namespace: str, job: str, deleted: str) -> None:
+    """Record that checkpoints of a job were deleted."""
+    if isinstance(cluster, Recorded):
+        change = cluster.ledger.change("delete checkpoints", (FieldChange("checkpoints", deleted),))
+        cluster.note(namespace, job, change)
+
+
+def note_here(verb: str, kind: str, name: str, was: str = "", now: str = "") -> None:
+    """Record, on this machine alone, what was done to something that is no object of a cluster."""
+    ledger = Ledger("", login_name)
+    fields = (FieldChange(kind, was, now),) if was or now else ()
+    with ledger.recording(ledger.change(verb, fields), kind, "", name):
+        pass
+
+
+def login_name() -> str:
+    """Whoever this process runs as on this machine."""
+    from elasticctl.cluster.local.private import owner_name
+
+    return f"{owner_name(os.getuid())} (login)"
+
+
+def _mark() -> str:
+    return secrets.token_hex(3)

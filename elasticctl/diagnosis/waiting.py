@@ -1,0 +1,240 @@
+"""Rules about workers that cannot start: refused, without a place, or with a container that cannot be made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from elasticctl.api.codec import Manifest, from_rfc3339
+from elasticctl.api.objects import as_list, as_text, at
+from elasticctl.api.observed.workers import FAILED_CREATE, GATED, NAME_TAKEN, NO_SCHEDULER, UNSCHEDULABLE
+from elasticctl.api.podtemplate import covering_budgets
+from elasticctl.api.spec import PodPhase
+from elasticctl.api.text import join_and, one_line, plural, shorten, span
+from elasticctl.diagnosis.case import Case, Finding, NextStep, Severity, WorkerWait, short_worker_name
+
+_SHOWN_HOLDERS = 3
+_SECRET = re.compile(r'[Ss]ecret "?(?:[-a-z0-9]+/)?([-a-z0-9.]+)"?')
+_ACCOUNT = re.compile(r'serviceaccount "([-a-z0-9.]+)" not found')
+_STRANGER = re.compile(r"pod ([-a-z0-9.]+) exists, and it does not belong to this job")
+_CLAIM = re.compile(r"nodeclaim/([-a-z0-9.]+)")
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+_COMING, _NOT_COMING = ("Nominated", "TriggeredScaleUp"), ("NotTriggerScaleUp", "FailedScheduling")
+"""Reasons of the events in which Karpenter and the cluster autoscaler say whether a node comes for a pod."""
+_AUTOSCALERS = ("karpenter", "cluster-autoscaler")
+_MOUNTS = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedMapVolume")
+_COMES_WITHIN_S = 900.0
+"""Karpenter gives up a node that has not joined the cluster by then."""
+_STAGES = (("Launched", "launching {}"), ("Registered", "launched {}, which joins the cluster"))
+
+
+def refused(case: Case) -> Finding | None:
+    """The API server refuses to create workers: a quota, an admission rule, something that their template names."""
+    words = _held(case, FAILED_CREATE)
+    if words is None:
+        return None
+    missing = max(1, case.job.desired - case.status.active)
+    text = f"{plural(missing, 'worker')} of {case.job.desired} cannot be created: {words}. It goes on by itself, within"
+    account, stranger = _ACCOUNT.search(words), _STRANGER.match(words)
+    if stranger is not None:
+        step = NextStep("if nobody needs it, delete it", f"kubectl delete pod {stranger[1]} -n {case.job.namespace}")
+    elif account is not None:
+        step = NextStep("create it", f"kubectl create serviceaccount {account[1]} -n {case.job.namespace}")
+    elif "exceeded quota" in words:
+        step = NextStep("see the quota", f"kubectl describe resourcequota -n {case.job.namespace}")
+    elif "LimitRange" in words or "per Container" in words or "per Pod" in words:
+        step = NextStep("see the limits", f"kubectl describe limitrange -n {case.job.namespace}")
+    else:
+        step = NextStep("or submit it again with what it needs", f"elasticctl rerun {case.name} --set PATH=VALUE")
+    return Finding("refused", Severity.ERROR, f"{text} seconds of that being changed.", (step,), decisive=case.waiting)
+
+
+def name_taken(case: Case) -> Finding | None:
+    """A pod that is not the job's has a worker's name."""
+    words = _held(case, NAME_TAKEN)
+    if words is None:
+        return None
+    pod = words.removeprefix("pod ").partition(" ")[0]
+    step = NextStep("if nobody needs it, delete it", f"kubectl delete pod {pod} -n {case.job.namespace}")
+    return Finding(
+        "name-taken", Severity.ERROR, f"A worker cannot be created: {words}.", (step,), decisive=case.waiting
+    )
+
+
+def no_scheduler(case: Case) -> Finding | None:
+    """The scheduler that the pods name does nothing."""
+    words = _held(case, NO_SCHEDULER)
+    if words is None:
+        return None
+    path = "spec.replicaSpecs.Worker.template.spec.schedulerName"
+    step = NextStep("name another", f"elasticctl rerun {case.name} --set {path}=default-scheduler")
+    text = f"{short_worker_name(words, case.name)}: perhaps none of that name runs."
+    return Finding("no-scheduler", Severity.ERROR, text, (step,), decisive=case.waiting)
+
+
+def gated(case: Case) -> Finding | None:
+    """Somebody holds its pods back from the scheduler."""
+    wait = next((wait for wait in case.pod_waits() if wait.reason == GATED), None)
+    if wait is None or case.status.phase.terminal:
+        return None
+    text = f"{_who(case, wait)} is held back until whoever set them removes its scheduling gates: {wait.message}."
+    return Finding("gated", Severity.WARNING, text, decisive=case.waiting)
+
+
+def not_startable(case: Case) -> Finding | None:
+    """A worker's container cannot be created: its image, a secret, its configuration."""
+    if case.status.phase.terminal:
+        return None
+    wait = next((wait for wait in case.pod_waits() if wait.reason not in (UNSCHEDULABLE, GATED)), None)
+    if wait is None:
+        return None
+    secret = _SECRET.search(wait.message) if wait.reason == "CreateContainerConfigError" else None
+    if secret is not None:
+        step = NextStep("create it; the worker then starts by itself", f"elasticctl secret set {secret[1]} KEY")
+        text = f"{_who(case, wait)} cannot start: {shorten(wait.message)}."
+        return Finding("secret-missing", Severity.ERROR, text, (step,), decisive=case.waiting)
+    image = "Image" in wait.reason or "ErrImage" in wait.reason
+    what = f"its image {case.hardware.image} cannot be pulled" if image else "its container cannot be created"
+    said = f": {shorten(wait.message)}" if wait.message else ""
+    again = NextStep("submit it again with what it needs", f"elasticctl rerun {case.name} --set PATH=VALUE")
+    return Finding(
+        "image-not-pulled" if image else "container-not-made",
+        Severity.ERROR,
+        f"{_who(case, wait)} cannot start, because {what} ({wait.reason}{said}).",
+        (again, NextStep("see what the cluster said", f"elasticctl events {case.name}")),
+        decisive=case.waiting,
+    )
+
+
+def not_mounted(case: Case) -> Finding | None:
+    """A worker's node cannot give it what its pod mounts, which only its events tell."""
+    if case.status.phase.terminal:
+        return None
+    for pod in case.pods:
+        if at(pod, "status", "phase") not in (None, PodPhase.PENDING) or not at(pod, "spec", "nodeName"):
+            continue
+        failed = [event for event in _events_about(case, pod) if at(event, "reason") in _MOUNTS]
+        if failed:
+            words = one_line(as_text(at(failed[-1], "message"))).removesuffix(".")
+            name = short_worker_name(str(at(pod, "metadata", "name")), case.name)
+            text = f"{name} cannot start on {at(pod, 'spec', 'nodeName')}: {words}. It is tried again by itself."
+            step = NextStep("see what the cluster said", f"elasticctl events {case.name}")
+            return Finding("not-mounted", Severity.ERROR, text, (step,), decisive=case.waiting)
+    return None
+
+
+def unschedulable(case: Case) -> Finding | None:
+    """No node has room for a worker: whether one is on its way, or which jobs hold the GPUs."""
+    if case.status.phase.terminal:
+        return None
+    waits = [wait for wait in case.pod_waits() if wait.reason == UNSCHEDULABLE]
+    if not waits:
+        return None
+    message = shorten(waits[0].message).removesuffix(".")
+    text = f"{_who(case, waits[0])} {message if message.startswith('waits ') else f'has no place: {message}'}."
+    if len(waits) > 1:
+        text = f"{plural(len(waits), 'worker')} wait for a place. {text}"
+    coming, words = _autoscaler(case, {wait.worker for wait in waits})
+    if coming:
+        return Finding("node-coming", Severity.INFO, f"{text} {words}", decisive=case.waiting)
+    steps = []
+    if max(1, case.job.min) <= case.running < case.job.desired:
+        steps.append(NextStep("ask for fewer", f"elasticctl scale {case.name} --to {case.running}"))
+    holders = sorted(case.holders.items(), key=lambda item: (-item[1], item[0]))
+    if holders:
+        named = [f"{name} ({plural(gpus, 'GPU')})" for name, gpus in holders[:_SHOWN_HOLDERS]]
+        if len(holders) > _SHOWN_HOLDERS:
+            named.append(f"{len(holders) - _SHOWN_HOLDERS} more jobs")
+        text += f" Held by {join_and(named)}."
+        steps.insert(0, NextStep("make room", f"elasticctl suspend {holders[0][0]}"))
+    text = f"{text} {words}" if words else text
+    return Finding("no-room", Severity.WARNING, text, tuple(steps), decisive=case.waiting)
+
+
+def budget_of_others(case: Case) -> Finding | None:
+    """Somebody else's PodDisruptionBudget decides how many of its workers a drain may take."""
+    others = [str(at(item, "metadata", "name")) for item in covering_budgets(case.job, case.seen.budgets)]
+    if not others or case.status.phase.terminal:
+        return None
+    if len(others) == 1:
+        text = f"PodDisruptionBudget {others[0]} covers its workers, so the controller keeps none of its own."
+        return Finding("budget-of-others", Severity.INFO, text)
+    text = f"PodDisruptionBudgets {join_and(sorted(others))} cover its workers: of two, Kubernetes evicts nobody."
+    step = NextStep("leave one of them", f"kubectl delete pdb {sorted(others)[-1]} -n {case.job.namespace}")
+    return Finding("budgets-of-others", Severity.WARNING, text, (step,))
+
+
+def _held(case: Case, reason: str) -> str | None:
+    """The controller's words on what its workers wait for, if they wait for that."""
+    wait = case.wait
+    if wait is None or wait.reason != reason or case.status.phase.terminal or case.job.suspend:
+        return None
+    return wait.message.removesuffix(".")
+
+
+def _autoscaler(case: Case, workers: set[str]) -> tuple[bool, str]:
+    """Is a node on its way for one of these workers? And what there is to say about it, if anything."""
+    waiting = [pod for pod in case.pods if at(pod, "metadata", "name") in workers]
+    said = [event for pod in waiting for event in _events_about(case, pod) if _is_of_autoscaler(event)]
+    asked = [event for event in said if at(event, "reason") in _COMING and _is_pending(case, event)]
+    if asked:
+        newest = asked[-1]
+        claim = _claim_of(case, newest)
+        return (
+            True,
+            f"A node is on its way: {_describe_claim(case, claim) if claim else _describe_event(case, newest)}.",
+        )
+    refusals = [event for event in said if at(event, "reason") in _NOT_COMING]
+    if not refusals:
+        return False, ""
+    return False, f"The autoscaler brings no node: {one_line(as_text(at(refusals[-1], 'message'))).removesuffix('.')}."
+
+
+def _is_of_autoscaler(event: Manifest) -> bool:
+    who = at(event, "source", "component") or at(event, "reportingComponent")
+    return who in _AUTOSCALERS
+
+
+def _is_pending(case: Case, event: Manifest) -> bool:
+    """True while the node that this event speaks of may still come."""
+    moment = _seen_at(event)
+    if moment is None or case.now - moment > _COMES_WITHIN_S:
+        return False
+    named = _CLAIM.search(as_text(at(event, "message")))
+    return named is None or case.seen.claims is None or _claim_of(case, event) is not None
+
+
+def _claim_of(case: Case, event: Manifest) -> Manifest | None:
+    named = _CLAIM.search(as_text(at(event, "message")))
+    claims = case.seen.claims or ()
+    return next((claim for claim in claims if named and at(claim, "metadata", "name") == named[1]), None)
+
+
+def _describe_claim(case: Case, claim: Manifest) -> str:
+    """`nodeclaim default-dwdn5 launching g4dn.xlarge, asked 40s ago`."""
+    done = {at(item, "type") for item in as_list(at(claim, "status", "conditions")) if at(item, "status") == "True"}
+    kind = at(claim, "metadata", "labels", _INSTANCE_TYPE) or "a node"
+    stage = next((words for condition, words in _STAGES if condition not in done), "has {}, which gets ready")
+    asked = from_rfc3339(at(claim, "metadata", "creationTimestamp"))
+    ago = "" if asked is None else f", asked {span(case.since(asked))} ago"
+    return f"nodeclaim {at(claim, 'metadata', 'name')} {stage.format(kind)}{ago}"
+
+
+def _describe_event(case: Case, event: Manifest) -> str:
+    message = one_line(as_text(at(event, "message"))).removesuffix(".")
+    return f"{message}, said {span(case.since(_seen_at(event)))} ago"
+
+
+def _events_about(case: Case, pod: Manifest) -> Iterator[Manifest]:
+    """The events about this very pod, oldest first."""
+    uid = at(pod, "metadata", "uid")
+    yield from (event for event in case.seen.events if uid and at(event, "involvedObject", "uid") == uid)
+
+
+def _seen_at(event: Manifest) -> float | None:
+    stamps = (at(event, "series", "lastObservedTime"), at(event, "lastTimestamp"), at(event, "eventTime"))
+    return next((moment for moment in map(from_rfc3339, stamps) if moment is not None), None)
+
+
+def _who(case: Case, wait: WorkerWait) -> str:
+    return short_worker_name(wait.worker, case.name)

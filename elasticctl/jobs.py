@@ -1,0 +1,267 @@
+"""The Python API: submit jobs from notebooks and pipelines, follow them and change them. docs/python-api.md shows it.
+
+It calls what the verbs of the command line call, and raises the errors that they print (`elasticctl.api.errors`). What
+those verbs say on stderr, the plan of a submit for example, is said here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import os
+import time
+import typing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
+
+import typer
+
+from elasticctl.api.errors import JobFailedError, UsageError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus, Phase
+from elasticctl.api.text import did_you_mean, quote
+from elasticctl.cli.framework.options import Where
+from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
+from elasticctl.cli.submit.asked.flags import JobFlags
+from elasticctl.cluster.base import LogLine, LogQuery, Manifest
+from elasticctl.cluster.ledger import name_client
+
+POLL_EVERY_S = 1.0
+
+
+class JobOptions(TypedDict, total=False):
+    """Options of `elasticctl submit`; times in seconds or as `"12h"`, sizes as `"16GiB"`."""
+
+    gpus: int
+    gpu_type: str
+    gpus_per_node: int
+    workers: int
+    min_gpus: int
+    max_gpus: int
+    min_workers: int
+    max_workers: int
+    priority: int
+    queue: str
+    name: str
+    image: str
+    service_account: str
+    env: Mapping[str, str]
+    env_file: str
+    setup: str
+    secrets: Sequence[str]
+    mounts: Sequence[str]
+    workspace: str | os.PathLike[str]
+    no_workspace: bool
+    workspace_limit: int | str
+    storage: str
+    spot: bool
+    backoff_limit: int
+    deadline: int | str
+    ttl: int | str
+    hang_timeout: int | str
+    on_nan: Literal["warn", "stop"]
+    restart_policy: Literal["OnFailure", "ExitCode", "Always", "Never"]
+    cpus: int | float | str
+    memory: str
+    shm: str
+    node_selector: Mapping[str, str]
+    tolerations: Sequence[str]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+def submit(
+    script: str | os.PathLike[str] | Sequence[str],
+    args: Sequence[object] = (),
+    *,
+    context: str = "",
+    namespace: str = "",
+    template: str = "default",
+    **options: Unpack[JobOptions],
+) -> Job:
+    """Submit a script with its arguments, or a command (a list of words), and return the job; see `elasticctl submit`.
+
+    Project files are not read: what a pipeline runs is in the pipeline. Raises UsageError for options that make no
+    sense, also for more ranks on this machine than it has GPUs, and ClusterError where the job cannot be created.
+    """
+    from elasticctl.cli.submit.commands import Command, of_words
+    from elasticctl.cli.submit.draft import from_command, with_notifications
+    from elasticctl.cli.verbs.run.submit import create
+
+    target = _reach(context, namespace)
+    words = tuple(map(str, args))
+    if isinstance(script, str | os.PathLike):
+        command = Command(os.fspath(script), words)
+    else:
+        command = of_words([*map(str, script), *words])
+    place = target.context
+    request = read_options(options)
+    draft = with_notifications(from_command(command, request, place, (), template=template), "", place)
+    if draft.doubt:
+        raise UsageError(draft.doubt)
+    return Job(create(target, draft, dry_run=False), target)
+
+
+def read_options(options: Mapping[str, Any]) -> JobFlags:
+    """The flags of `submit` for these options; values are read as those that are typed. Raises UsageError."""
+    hints = typing.get_type_hints(JobFlags, include_extras=True)
+    read: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in hints:
+            raise UsageError(f"submit has no option {quote(name)}{did_you_mean(name, hints)}")
+        if value is None:
+            continue
+        kind, *notes = typing.get_args(hints[name])
+        parse = next((note.parser for note in notes if getattr(note, "parser", None)), None)
+        try:
+            read[name] = _read(value, kind, parse)
+        except (typer.BadParameter, TypeError, ValueError) as e:
+            raise UsageError(f"{name}: {getattr(e, 'message', None) or e}") from e
+    return JobFlags(**read)
+
+
+def _read(value: Any, kind: Any, parse: Any) -> Any:
+    if typing.get_origin(kind) is tuple:
+        if isinstance(value, str):
+            raise TypeError(f"{quote(value)} must be in a list")
+        items = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else value
+        return tuple(parse(str(item)) for item in items)
+    if isinstance(value, bool) or kind is bool:
+        if kind is not bool or not isinstance(value, bool):
+            raise TypeError(
+                f"{quote(value)} must be {'True or False' if kind is bool else 'a value, not True or False'}"
+            )
+        return value
+    if parse is not None:
+        return parse(str(value))
+    return kind(os.fspath(value) if isinstance(value, os.PathLike) else value)
+
+
+class Job:
+    """A job: this very one, and not another that gets its name later. Its methods ask the cluster each time.
+
+    `await job` waits for its end without holding up the event loop; with `asyncio.to_thread`, so does any method.
+    Every method may raise ClusterError, and NotFoundError once the job is deleted.
+    """
+
+    def __init__(self, manifest: Manifest, target: Target) -> None:
+        self._found, self._target = manifest, target
+        self.name: str = manifest["metadata"]["name"]
+        self.namespace: str = manifest["metadata"].get("namespace") or target.namespace
+        self.context = target.context.name
+
+    @classmethod
+    def get(cls, name: str, *, context: str = "", namespace: str = "") -> Job:
+        """The job of this name, which may be shortened as on the command line. Raises NotFoundError."""
+        target = _reach(context, namespace)
+        return cls(target.find(name), target)
+
+    @classmethod
+    def list(cls, *, context: str = "", namespace: str = "") -> Sequence[Job]:
+        """The jobs of a namespace, oldest first."""
+        target = _reach(context, namespace)
+        return [cls(manifest, target) for manifest in target.cluster.list_jobs(target.namespace)]
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, context={self.context!r}, namespace={self.namespace!r})"
+
+    def __await__(self) -> Generator[Any, None, JobStatus]:
+        return self._done().__await__()
+
+    async def _done(self) -> JobStatus:
+        answers = self._answers(math.inf)
+        while True:
+            status = await asyncio.to_thread(lambda: self._read(next(answers)).status)
+            if status.phase.terminal:
+                return status
+
+    def manifest(self) -> Manifest:
+        """The job as the cluster has it, in Kubernetes' JSON."""
+        return self._target.reread(self._found)
+
+    def status(self) -> JobStatus:
+        """What is known of it now: phase, workers, progress and metrics, checkpoint, interruptions."""
+        return self._read(self.manifest()).status
+
+    def wait(self, *, timeout_s: float | None = None, running: bool = False, check: bool = False) -> JobStatus:
+        """Wait until it has ended (`running`: or enough workers run) and return its status then.
+
+        Raises TimeoutError, and with `check` JobFailedError unless it has succeeded, or runs.
+        """
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        for manifest in self._answers(until):
+            status = self._read(manifest).status
+            if running and status.phase is Phase.RUNNING:
+                return status
+            if status.phase.terminal:
+                if check and status.phase is not Phase.SUCCEEDED:
+                    why = ": ".join(part for part in (status.reason, status.message) if part)
+                    raise JobFailedError(f"{self.name} has ended ({status.phase.value}){f': {why}' if why else ''}")
+                return status
+            if time.monotonic() >= until:
+                raise TimeoutError(f"{self.name} is still {status.phase.value} after {timeout_s:g} s; it keeps running")
+        raise AssertionError("unreachable")
+
+    def logs(
+        self, *, follow: bool = False, workers: Sequence[str | int] = (), tail: int | None = None
+    ) -> Iterator[LogLine]:
+        """Yield what its workers print, of all or of some (by name or number); `tail`: the last lines of each.
+
+        With `follow`, until the job has ended.
+        """
+        self.manifest()
+        named = tuple(full_worker_name(self.name, str(worker)) for worker in workers)
+        query = LogQuery(follow=follow, workers=named, tail=tail)
+        return self._target.cluster.logs(self.namespace, self.name, query)
+
+    def scale(self, workers: int) -> None:
+        """Change the number of its workers. Raises UsageError outside of its bounds, ConflictError once it is over."""
+        from elasticctl.cli.verbs.run.scale import ScaleFlags, apply_change
+
+        apply_change(self._target, self._found, ScaleFlags(to=workers))
+
+    def suspend(self) -> None:
+        """Stop its workers after a last commit, until it is resumed. Raises ConflictError once it has ended."""
+        from elasticctl.cli.verbs.run import lifecycle
+
+        lifecycle.suspend(jobs=self._names(), where=self._where())
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint. Raises ConflictError once it has ended, or has moved."""
+        from elasticctl.cli.verbs.run import lifecycle
+
+        lifecycle.resume(jobs=self._names(), where=self._where())
+
+    def cancel(self) -> None:
+        """Stop it for good; its status, logs and checkpoints stay. Raises ConflictError once it has ended."""
+        from elasticctl.cli.verbs.run import lifecycle
+
+        lifecycle.cancel(jobs=self._names(), where=self._where())
+
+    def delete(self) -> None:
+        """Delete it, its workers and its logs, also while it runs; its checkpoints stay."""
+        from elasticctl.cli.verbs.run import lifecycle
+
+        lifecycle.delete(jobs=self._names(), yes=True, where=self._where())
+
+    def _names(self) -> tuple[str, ...]:
+        """Its name, for verbs, while it is still its own."""
+        self.manifest()
+        return (self.name,)
+
+    def _where(self) -> Where:
+        return Where(self.context, self.namespace)
+
+    def _answers(self, until: float) -> Iterator[Manifest]:
+        return Poller(self.manifest, POLL_EVERY_S, until, PATIENCE_S).each()
+
+    @staticmethod
+    def _read(manifest: Manifest) -> ElasticJob:
+        return ElasticJob.from_manifest(manifest)
+
+
+def _reach(context: str, namespace: str) -> Target:
+    target = reach(Where(context or os.environ.get("ELASTICCTL_CONTEXT", ""), namespace))
+    name_client(target.cluster, "Python API")
+    return dataclasses.replace(target, context=dataclasses.replace(target.context, namespace=target.namespace))

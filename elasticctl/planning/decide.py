@@ -1,0 +1,167 @@
+"""How many workers of which kind to have now: the least expected cost of all choices that leave a way out."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from elasticctl.planning.belief import GUESS_LEAVES
+from elasticctl.planning.outlook import Outlook, outlook, passing, rules_for, state_of
+from elasticctl.planning.safety import burn_usd_per_h, is_safe, spare_s, way_out
+from elasticctl.planning.terms import AGES_H, ON_DEMAND, Choice, Decision, Pool, Reason, Situation
+
+HOLD_H = 1.0
+"""A choice is valued as if it stayed for this long, so that changes have to pay within it."""
+_LONGEST_H = 24.0 * 60
+_OF_THE_MONEY = 0.9
+
+
+def decide(now: Situation) -> Decision:
+    """The choice for now. The same situation has the same answer."""
+    if now.work_left <= 0:
+        return Decision(Choice(), Reason.DONE, now.look_s, kept=True)
+    safe = [choice for choice in _choices(now) if is_safe(now, choice)]
+    if safe:
+        return Decision(_cheapest(now, safe), Reason.CHEAPEST, now.look_s, kept=True)
+    for spare in (True, False):
+        workers = way_out(now, now.work_left, now.time_left_s, now.money_left_usd, now.held, spare=spare)
+        if workers is not None:
+            return _affordable(now, Choice(on_demand=workers), Reason.DEADLINE, kept=True)
+    return _best_effort(now)
+
+
+def _best_effort(now: Situation) -> Decision:
+    """Neither can be promised: the budget is a limit, and the deadline is missed by as little as it allows."""
+    pool = _pool(now)
+    most = now.speeds.most
+    spot = min(pool.there, most) if pool else 0
+    name = pool.name if pool and spot else ON_DEMAND
+    if way_out(now, now.work_left, None, now.money_left_usd, now.held, spare=False) is not None:
+        return _affordable(now, Choice(name, spot, most - spot), Reason.LATE, kept=False)
+    if not spot:
+        return Decision(Choice(), Reason.POOR, now.look_s, kept=False)
+    return _affordable(now, Choice(name, spot, 0), Reason.POOR, kept=False)
+
+
+def _affordable(now: Situation, choice: Choice, reason: Reason, *, kept: bool) -> Decision:
+    """This choice for as long as there is money for it and for leaving with a checkpoint; else none."""
+    money = now.money_left_usd
+    if money is None:
+        return Decision(choice, reason, now.look_s, kept)
+    burn = burn_usd_per_h(now, choice)
+    lasts_s = money / burn * 3600 - now.costs.reform_s if burn else math.inf
+    grows = any(choice.of(name) > now.workers(name) for name in (ON_DEMAND, choice.pool))
+    if lasts_s <= (max(now.costs.billed_s, now.costs.start_s) if grows else 0.0):
+        return Decision(Choice(), Reason.SPENT, now.look_s, kept=False)
+    return Decision(choice, reason, min(now.look_s, lasts_s), kept)
+
+
+def _pool(now: Situation) -> Pool | None:
+    """The spot pool to be in: the cheapest; of equals the one in use, then the one with the most machines."""
+    there = [pool for pool in now.pools if pool.there > 0]
+    if not there:
+        return None
+    return min(there, key=lambda pool: (pool.usd_per_h, -now.workers(pool.name), -pool.there, pool.name))
+
+
+def _choices(now: Situation) -> Iterator[Choice]:
+    """All that are worth a thought: of the pool in use and of the best one; the rest on demand."""
+    yield Choice()
+    for workers in now.speeds.sizes:
+        yield Choice(on_demand=workers)
+    best = _pool(now)
+    pools = [pool for pool in now.pools if pool is best or (pool.there > 0 and now.workers(pool.name))]
+    for pool in pools:
+        whole = min(pool.there, now.speeds.most)
+        if whole not in now.speeds.sizes:
+            yield Choice(pool.name, whole, 0)
+        for workers in now.speeds.sizes:
+            spot = min(workers, whole)
+            yield Choice(pool.name, spot, workers - spot)
+
+
+def aim_h(now: Situation, table: Outlook, weights: tuple[float, ...]) -> float:
+    """The hours to plan for: until the deadline, or as few as the money lasts for if that is what is wanted."""
+    if now.time_left_s is None:
+        longest = min(4 * now.work_left / now.speeds.per_s[0] / 3600, _LONGEST_H)
+    else:
+        longest = (now.time_left_s - reserve_s(now)) / 3600
+    money = now.money_left_usd
+    if money is None or not (now.soon or now.time_left_s is None):
+        return longest
+    low, high = now.work_left / now.speeds.per_s[-1] / 3600, longest
+    if low >= high or table.usd(weights, now.work_left, high) > _OF_THE_MONEY * money:
+        return longest
+    for _ in range(12):
+        middle = (low + high) / 2
+        if table.usd(weights, now.work_left, middle) <= _OF_THE_MONEY * money:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def reserve_s(now: Situation) -> float:
+    """Time that the plan leaves to the way out."""
+    return now.costs.start_s + now.costs.reform_s + spare_s(now.costs) + now.look_s
+
+
+def table_for(now: Situation) -> Outlook:
+    """The table that this situation looks into."""
+    return outlook(rules_for(now.speeds, now.costs, now.on_demand_usd_per_h, now.market))
+
+
+def weights_of(now: Situation) -> tuple[float, ...]:
+    """Certainty: the state that the market is in."""
+    state = state_of(any(pool.there for pool in now.pools), now.market.since_h)
+    return tuple(float(index == state) for index in range(2 * len(AGES_H)))
+
+
+def _cheapest(now: Situation, choices: list[Choice]) -> Choice:
+    """By what is paid while the choice is held, what changing to it costs, and the outlook from there on."""
+    table, weights = table_for(now), weights_of(now)
+    time_h = aim_h(now, table, weights)
+    hold_h = now.look_s / 3600
+    while 2 * hold_h <= min(HOLD_H, time_h / 12):
+        hold_h *= 2
+    then = passing(table.rules, hold_h)[weights.index(1.0)]
+    age = bisect_right(AGES_H, now.market.since_h) - 1
+    leaves_per_h = now.market.leaves * GUESS_LEAVES[age]
+    prices = {pool.name: pool.usd_per_h for pool in now.pools} | {ON_DEMAND: now.on_demand_usd_per_h}
+    best, least = choices[0], math.inf
+    for choice in choices:
+        usd, gained = _held(now, choice, prices, leaves_per_h, hold_h)
+        total = usd + table.usd(then, now.work_left - gained, time_h - hold_h)
+        if total < least - 1e-9:
+            best, least = choice, total
+    return best
+
+
+def _held(
+    now: Situation, choice: Choice, prices: dict[str, float], leaves_per_h: float, hold_h: float
+) -> tuple[float, float]:
+    """Dollars and work of a choice that is held for so long, with what changing to it costs."""
+    rate_h = now.speeds.rate(choice.workers) * 3600
+    stays = sum(min(choice.of(name), now.ready(name)) for name in {ON_DEMAND, choice.pool})
+    up_h, lost = hold_h, 0.0
+    if choice.spot and leaves_per_h > 0:
+        up_h = -math.expm1(-leaves_per_h * hold_h) / leaves_per_h
+        if not choice.on_demand:
+            lost = -math.expm1(-leaves_per_h * hold_h) * rate_h * now.costs.save_every_s / 2 / 3600
+    alone_h = now.speeds.rate(choice.on_demand) * 3600
+    gained = rate_h * up_h + alone_h * (hold_h - up_h) - lost
+    usd = choice.spot * prices[choice.pool] * up_h + choice.on_demand * prices[ON_DEMAND] * hold_h
+    if choice.workers > stays:
+        meanwhile = sum(now.ready(name) for name in {part.pool for part in now.held})
+        waits_h = min(now.costs.start_s / 3600, up_h)
+        gained -= max(0.0, rate_h - now.speeds.rate(meanwhile) * 3600) * waits_h
+    if choice.workers and (choice.workers != stays or sum(part.workers for part in now.held) != stays):
+        gained -= rate_h * now.costs.reform_s / 3600
+    if gained >= now.work_left > 0:
+        usd *= now.work_left / gained
+        gained = now.work_left
+    if choice.workers > stays:  # those that leave stay until the new ones are ready
+        leave = [(part.pool, max(0, part.workers - choice.of(part.pool))) for part in now.held]
+        usd += sum(workers * prices.get(name, 0.0) for name, workers in leave) * now.costs.start_s / 3600
+    return usd, gained

@@ -1,0 +1,89 @@
+"""The way out: finishing on demand, in time and within the budget, whatever happens to spot machines.
+
+A choice is safe if after the worst of its time until the next look there still is a way out: all spot machines lost at
+its end, nothing done since the last save. A way out has room for its own start, and to spare for the loss of one
+on-demand machine; that is what makes the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elasticctl.planning.terms import ON_DEMAND, Choice, Costs, Held, Situation
+
+_ROUNDING_S = 1e-3
+
+
+def spare_s(costs: Costs) -> float:
+    """What the loss of one on-demand machine takes at most."""
+    return costs.start_s + costs.save_every_s + costs.loss_s + costs.reform_s
+
+
+def ready_in_s(held: Iterable[Held], workers: int, costs: Costs) -> float:
+    """When so many on-demand workers could train; those that are missing are asked for now."""
+    longest = 0.0
+    for part in sorted((part for part in held if part.pool == ON_DEMAND), key=lambda part: part.ready_in_s):
+        if workers <= 0:
+            break
+        longest = max(longest, part.ready_in_s)
+        workers -= part.workers
+    return longest if workers <= 0 else max(longest, costs.start_s)
+
+
+def way_out(
+    now: Situation, left: float, time_s: float | None, money_usd: float | None, held: Iterable[Held], *, spare: bool
+) -> int | None:
+    """The fewest on-demand workers that finish this work in this time and for this money; None if none do."""
+    for workers, per_s in zip(now.speeds.sizes, now.speeds.per_s, strict=True):
+        takes_s = out_s(now, left, workers, per_s, held, spare=spare)
+        if time_s is not None and takes_s > time_s + _ROUNDING_S:
+            continue
+        usd = workers * now.on_demand_usd_per_h * (max(takes_s, now.costs.billed_s) + now.costs.billed_s) / 3600
+        if money_usd is None or usd <= money_usd + 1e-9:
+            return workers
+    return None
+
+
+def out_s(now: Situation, left: float, workers: int, per_s: float, held: Iterable[Held], *, spare: bool) -> float:
+    """How long so many on-demand workers take for the rest."""
+    waits_s = ready_in_s(held, workers, now.costs)
+    return waits_s + now.costs.reform_s + left / per_s + (spare_s(now.costs) if spare else 0.0)
+
+
+def burn_usd_per_h(now: Situation, choice: Choice) -> float:
+    """What is paid at most while the group goes over to this choice: what leaves stays until the new are ready."""
+    total = max(choice.on_demand, now.workers(ON_DEMAND)) * now.on_demand_usd_per_h
+    for pool in now.pools:
+        total += max(choice.of(pool.name), now.workers(pool.name)) * pool.usd_per_h
+    return total
+
+
+def is_safe(now: Situation, choice: Choice) -> bool:
+    """True if there is a way out whatever happens until the next look."""
+    look_s = now.look_s
+    kept = tuple(_after(now.held, choice.on_demand, look_s, now.costs))
+    training = min(choice.on_demand, now.ready(ON_DEMAND))
+    left = now.saved_left
+    if training:
+        still_s = now.costs.reform_s + (now.costs.loss_s if choice.spot else 0.0)
+        left = max(0.0, now.work_left - now.speeds.rate(training) * max(0.0, look_s - still_s))
+        if set(now.held) == {Held(ON_DEMAND, choice.on_demand)} and not choice.spot:
+            left = max(0.0, now.work_left - now.speeds.rate(training) * look_s)
+    time_s = None if now.time_left_s is None else now.time_left_s - look_s
+    money_usd = now.money_left_usd
+    if money_usd is not None:
+        money_usd -= burn_usd_per_h(now, choice) * max(look_s, now.costs.billed_s) / 3600
+        if money_usd < 0:
+            return False
+    return way_out(now, left, time_s, money_usd, kept, spare=True) is not None
+
+
+def _after(held: Iterable[Held], workers: int, time_s: float, costs: Costs) -> Iterable[Held]:
+    """The on-demand workers of a choice after this time."""
+    for part in sorted((part for part in held if part.pool == ON_DEMAND), key=lambda part: part.ready_in_s):
+        stay = min(workers, part.workers)
+        workers -= stay
+        if stay:
+            yield Held(ON_DEMAND, stay, max(0.0, part.ready_in_s - time_s))
+    if workers > 0:
+        yield Held(ON_DEMAND, workers, max(0.0, costs.start_s - time_s))

@@ -1,0 +1,244 @@
+"""A job under a policy while recorded spot machines come and go, with what each worker costs from its start to its end.
+
+From event to event (a tick of the trace, workers that become ready, the policy's own time to look again): machines that
+are no longer there are lost without notice, the newest first; the policy is asked; what it wants more of is started,
+and what it wants less of leaves once the new workers are ready. If nobody is left after a loss, work since the last
+save is done again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from elasticctl.planning.terms import ON_DEMAND, Costs, Decision, Held, Pool, Situation, Speeds
+from elasticctl.simulation.traces import Recording
+
+Policy = Callable[[Situation], Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done, by when (None: whenever), for how much at most (None: no limit)."""
+
+    work: float
+    speeds: Speeds
+    costs: Costs
+    on_demand_usd_per_h: float
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    soon: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`finished_s` None: not within the recording or the budget. Hours are those of workers that were paid for."""
+
+    finished_s: float | None = None
+    usd: float = 0.0
+    spot_h: float = 0.0
+    on_demand_h: float = 0.0
+    losses: int = 0
+    changes: int = 0
+    kept: bool = True
+    sizes: list[tuple[float, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Cohort:
+    pool: str
+    workers: int
+    ready_s: float
+    began_s: float
+    leaves_s: float = math.inf
+
+
+class Replay:
+    """One run. `losses_s`: when an on-demand worker is lost."""
+
+    def __init__(
+        self, plan: Plan, recording: Recording, first_tick: int, policy: Policy, losses_s: Sequence[float] = ()
+    ) -> None:
+        self._plan, self._recording, self._first, self._policy = plan, recording, first_tick, policy
+        self._prices = {trace.name: recording.usd_per_h for trace in recording.traces}
+        self._prices[ON_DEMAND] = plan.on_demand_usd_per_h
+        self._losses_s = sorted(losses_s, reverse=True)
+        self._cohorts: list[_Cohort] = []
+        self._now_s, self._still_s, self._unsaved_s = 0.0, 0.0, 0.0
+        self._left = self._saved = plan.work
+        self._there: tuple[int, ...] = ()
+        self._changed = True
+        self._found = Outcome()
+
+    def run(self) -> Outcome:
+        """Until the work is done, or the recording is at its end."""
+        gap_s, tick, wake_s = self._recording.gap_s, 0, 0.0
+        last = self._recording.ticks - self._first
+        while tick < last and self._found.finished_s is None:
+            self._lose(tick)
+            if self._now_s >= wake_s - 1e-6 or self._changed:
+                wake_s = self._now_s + max(self._ask(tick), 1.0)
+            next_s = min(self._next_event_s(), wake_s, (tick + 1) * gap_s)
+            self._advance(max(next_s, self._now_s))
+            self._settle()
+            tick = int((self._now_s + 1e-6) / gap_s)
+        return self._found
+
+    def _situation(self, tick: int) -> Situation:
+        plan, at = self._plan, self._first + tick
+        found = self._found
+        return Situation(
+            work_left=self._left,
+            saved_left=self._saved,
+            time_left_s=None if plan.deadline_s is None else plan.deadline_s - self._now_s,
+            money_left_usd=None if plan.budget_usd is None else plan.budget_usd - found.usd,
+            speeds=plan.speeds,
+            costs=plan.costs,
+            on_demand_usd_per_h=plan.on_demand_usd_per_h,
+            pools=tuple(
+                Pool(trace.name, self._recording.usd_per_h, trace.there[at]) for trace in self._recording.traces
+            ),
+            market=self._recording.markets[at],
+            held=tuple(
+                Held(cohort.pool, cohort.workers, max(0.0, cohort.ready_s - self._now_s)) for cohort in self._cohorts
+            ),
+            soon=plan.soon,
+            look_s=self._recording.gap_s,
+        )
+
+    def _ask(self, tick: int) -> float:
+        decision = self._policy(self._situation(tick))
+        self._changed = False
+        self._found.kept = self._found.kept and decision.kept
+        choice = decision.choice
+        names = {cohort.pool for cohort in self._cohorts} | {choice.pool, ON_DEMAND}
+        surplus = {}
+        for name in sorted(names):
+            mine = [cohort for cohort in self._cohorts if cohort.pool == name]
+            more = choice.of(name) - sum(cohort.workers for cohort in mine)
+            for cohort in mine:
+                cohort.leaves_s = math.inf
+            if more > 0:
+                self._cohorts.append(_Cohort(name, more, self._now_s + self._plan.costs.start_s, self._now_s))
+                self._found.changes += 1
+            elif more < 0:
+                surplus[name] = -more
+        waits_s = max((cohort.ready_s for cohort in self._cohorts), default=0.0) if choice.workers else 0.0
+        for name, workers in surplus.items():
+            self._give_back(name, workers, waits_s if waits_s > self._now_s else self._now_s)
+            self._found.changes += 1
+        self._settle()
+        ready = self._ready()
+        if not self._found.sizes or self._found.sizes[-1][1:] != (choice.spot, choice.on_demand):
+            self._found.sizes.append((self._now_s, choice.spot, choice.on_demand))
+        if not ready and not choice.workers:
+            self._saved = self._left
+        return decision.again_s
+
+    def _give_back(self, name: str, workers: int, leaves_s: float) -> None:
+        """The newest first; those that do not train yet at once."""
+        for cohort in sorted((c for c in self._cohorts if c.pool == name), key=lambda c: -c.ready_s):
+            if workers <= 0:
+                return
+            part = min(workers, cohort.workers)
+            workers -= part
+            at_s = self._now_s if cohort.ready_s > self._now_s else leaves_s
+            if part < cohort.workers:
+                cohort.workers -= part
+                cohort = replace(cohort, workers=part)
+                self._cohorts.append(cohort)
+            cohort.leaves_s = at_s
+
+    def _settle(self) -> None:
+        """Who is to leave by now has left, with a checkpoint; who has become ready joins."""
+        if any(cohort.leaves_s <= self._now_s + 1e-6 for cohort in self._cohorts):
+            before = self._ready()
+            for cohort in [c for c in self._cohorts if c.leaves_s <= self._now_s + 1e-6]:
+                self._end(cohort, cohort.workers)
+            if before and not self._ready():
+                self._saved, self._unsaved_s = self._left, 0.0
+            elif self._ready() != before:
+                self._still_s = max(self._still_s, self._now_s + self._plan.costs.reform_s)
+
+    def _lose(self, tick: int) -> None:
+        before, gone = self._ready(), False
+        there = tuple(trace.there[self._first + tick] for trace in self._recording.traces)
+        self._changed = self._changed or there != self._there
+        self._there = there
+        for trace in self._recording.traces:
+            held = sum(cohort.workers for cohort in self._cohorts if cohort.pool == trace.name)
+            gone |= self._take(trace.name, held - trace.there[self._first + tick])
+        while self._losses_s and self._losses_s[-1] <= self._now_s + 1e-6:
+            self._losses_s.pop()
+            if any(cohort.pool == ON_DEMAND for cohort in self._cohorts):
+                gone |= self._take(ON_DEMAND, 1)
+        if not gone:
+            return
+        self._changed = True
+        self._found.losses += 1
+        if before and not self._ready():
+            self._left, self._unsaved_s = self._saved, 0.0
+        elif before:
+            self._still_s = max(self._still_s, self._now_s + self._plan.costs.loss_s)
+
+    def _take(self, name: str, workers: int) -> bool:
+        gone = False
+        for cohort in sorted((c for c in self._cohorts if c.pool == name), key=lambda c: -c.began_s):
+            if workers <= 0:
+                break
+            part = min(workers, cohort.workers)
+            workers -= part
+            self._end(cohort, part)
+            gone = True
+        return gone
+
+    def _end(self, cohort: _Cohort, workers: int) -> None:
+        """These workers go; what is paid at least is paid."""
+        unpaid_s = max(0.0, self._plan.costs.billed_s - (self._now_s - cohort.began_s))
+        self._pay(cohort.pool, workers, unpaid_s)
+        cohort.workers -= workers
+        if not cohort.workers:
+            self._cohorts = [other for other in self._cohorts if other is not cohort]
+
+    def _pay(self, pool: str, workers: int, seconds: float) -> None:
+        hours = workers * seconds / 3600
+        self._found.usd += hours * self._prices[pool]
+        if pool == ON_DEMAND:
+            self._found.on_demand_h += hours
+        else:
+            self._found.spot_h += hours
+
+    def _ready(self) -> int:
+        return sum(cohort.workers for cohort in self._cohorts if cohort.ready_s <= self._now_s + 1e-6)
+
+    def _next_event_s(self) -> float:
+        times = [cohort.ready_s for cohort in self._cohorts] + [cohort.leaves_s for cohort in self._cohorts]
+        times += self._losses_s[-1:]
+        return min((at_s for at_s in times if at_s > self._now_s + 1e-6), default=math.inf)
+
+    def _advance(self, to_s: float) -> None:
+        """Train and pay until then, or until the work is done."""
+        workers = self._ready()
+        rate = self._plan.speeds.rate(workers)
+        from_s = max(self._now_s, self._still_s)
+        if rate and from_s + self._left / rate <= to_s + 1e-9:
+            to_s = max(self._now_s, from_s + self._left / rate)
+            self._found.finished_s = to_s
+        for cohort in self._cohorts:
+            self._pay(cohort.pool, cohort.workers, to_s - self._now_s)
+        trained_s = max(0.0, to_s - from_s) if rate else 0.0
+        self._left = max(0.0, self._left - rate * trained_s)
+        self._unsaved_s += trained_s
+        every_s = self._plan.costs.save_every_s
+        if self._unsaved_s >= every_s:
+            self._unsaved_s %= every_s
+            self._saved = self._left + rate * min(self._unsaved_s, trained_s)
+        self._now_s = to_s
+        if self._found.finished_s is not None:
+            for cohort in list(self._cohorts):
+                self._end(cohort, cohort.workers)
+        elif self._ready() != workers:
+            self._changed = True
+            if workers:
+                self._still_s = to_s + self._plan.costs.reform_s

@@ -1,0 +1,57 @@
+"""Text that others wrote, as it is shown."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticctl.api.text import visible, visible_line
+
+HOSTILE = "a\x1b]0;owned\x07b\x1b[2Jc\rd\x9be\u202ef\x7fg\x00"
+
+
+def harmless(text: str) -> bool:
+    return not any((ord(char) < 32 and char not in "\t\n") or 127 <= ord(char) < 160 for char in text)
+
+
+def test_control_characters_are_shown() -> None:
+    assert visible(HOSTILE) == ("a\\u001b]0;owned\\u0007b\\u001b[2Jc\\u000dd\\u009be\\u202ef\\u007fg\\u0000")
+
+
+def test_text_of_any_language_stays() -> None:
+    for text in ("plain", "tab\tand\nline", "naïve - 日本語 - \u0627\u0644\u0639 - 👩\u200d🔬", "a\u00a0b"):
+        assert visible(text) == visible_line(text) == text
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    assert harmless(visible(text))
+    assert visible(visible(text)) == visible(text)
+
+
+@given(st.text(st.characters(min_codepoint=0, max_codepoint=0x2070)))
+def test_json_stays_the_same_json(text: str) -> None:
+    assert json.loads(visible(json.dumps([text], ensure_ascii=False))) == [text]
+
+
+def test_colours_pass_in_logs_and_end_with_the_line() -> None:
+    assert visible_line("\x1b[1;31mred\x1b[0m") == "\x1b[1;31mred\x1b[0m\x1b[0m"
+    assert visible_line("\x1b[38;2;1;2;3mx\x1b[2K") == "\x1b[38;2;1;2;3mx\\u001b[2K\x1b[0m"
+    assert visible_line("50%\r100%\x1b[A") == "50%\\u000d100%\\u001b[A"
+    assert visible_line("from Windows\r") == "from Windows"
+    for sequence in ("\x1b]8;;http://x\x07", "\x1bP1$r\x1b\\", "\x1b[31;1H", "\x1b[?25l", "\x1bc", "\x9b31m"):
+        assert harmless(visible_line(sequence)), sequence
+
+
+@given(st.lists(st.sampled_from(["\x1b", "[", "0", ";", "m", "K", "\r", "x", "\x9b", "]"])).map("".join))
+def test_only_whole_colour_codes_pass(text: str) -> None:
+    left = visible_line(text)
+    while "\x1b[" in left:
+        before, _, after = left.partition("\x1b[")
+        codes, end, rest = after.partition("m")
+        assert end
+        assert not codes.strip("0123456789;:")
+        left = before + rest
+    assert harmless(left)

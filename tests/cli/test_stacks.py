@@ -1,0 +1,53 @@
+"""`stacks`: all ranks of a real job, and where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticctl.cli.verbs.enter.stacks import lines_of
+from elasticctl.cluster.local.client import LocalCluster
+from tests.support.cli import Run
+from tests.support.cluster_contract import running
+from tests.support.jobs import FOREVER, shell_job
+from tests.support.waiting import wait_until
+
+SCRIPT = """
+import threading, time
+
+def stuck_here():
+    time.sleep(10_000)
+
+threading.Thread(target=stuck_here, name="feeder", daemon=True).start()
+stuck_here()
+"""
+
+
+@pytest.mark.usefixtures("light_spares")
+def test_each_rank_of_a_job_is_shown(local_cluster: LocalCluster, run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    assert run("submit", "-d", "--name", "stuck", "--workers", "2", str(script)).code == 0
+
+    def shown() -> str:
+        return run("stacks", "stuck").out
+
+    text = str(wait_until(lambda: (out := shown()).count("    stuck_here (") == 4 and out, 90))
+    assert text.count("rank 0, stuck-worker-") == text.count("rank 1, stuck-worker-") == 1
+    assert text.count("  feeder:\n") == text.count("  MainThread:\n") == 2
+    one = run("stacks", "stuck", "--rank", "1")
+    assert (one.code, one.out.count("rank 1, "), one.out.count("rank 0, ")) == (0, 1, 0)
+    missing = run("stacks", "stuck", "--rank", "7")
+    assert (missing.code, missing.err) == (3, "error: no rank 7 runs in the 2 workers of stuck\n")
+
+
+def test_a_job_of_another_launcher_is_refused(local_cluster: LocalCluster, run: Run) -> None:
+    local_cluster.create_job(shell_job("other", FOREVER, grace_s=1))
+    wait_until(lambda: running(local_cluster, "other"), 60)
+    assert run("stacks", "other").err.startswith("error: other does not run under elasticctl-launch")
+
+
+def test_what_a_worker_says_may_be_anything() -> None:
+    assert list(lines_of("w", {"rank": None, "stacks": ["x", {"frames": 3}, {"thread": "t", "frames": [None]}]}))
+    assert list(lines_of("w", {})) == ["rank None, w: no Python stack can be read"]

@@ -1,0 +1,58 @@
+"""Which scripts are said to save nothing: those of which it is plain, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticctl.cli.submit.asked.plain_script import lines_without_checkpoints
+from elasticctl.cli.submit.commands import Command
+
+TRAINS = "import torch\nfor batch in range(3):\n    loss.backward()\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def warned(command: Command) -> bool:
+    return bool(lines_without_checkpoints(command))
+
+
+def test_a_script_that_trains_and_saves_nothing(folder: Path) -> None:
+    (folder / "train.py").write_text(TRAINS)
+    (folder / "pkg").mkdir()
+    (folder / "pkg/__main__.py").write_text(TRAINS)
+    assert lines_without_checkpoints(Command("train.py"))[0].startswith(
+        "train.py saves no checkpoints: after each loss"
+    )
+    assert warned(Command(str(folder / "train.py")))
+    assert warned(Command("", ("python", "-m", "pkg")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print('no training')\n",
+        f"{TRAINS}torch.save(model, 'x')\n",
+        f"from elasticctl_train import Run\n{TRAINS}",
+        f"from transformers import Trainer\n{TRAINS}",
+        f"import helpers.io\n{TRAINS}",
+        f"from helpers import io\n{TRAINS}",
+        f"{TRAINS}this is no Python\n",
+        "\udcff",
+    ],
+)
+def test_others_are_left_alone(folder: Path, text: str) -> None:
+    (folder / "helpers").mkdir()
+    (folder / "helpers/io.py").write_text("def keep(model):\n    torch.save(model, 'x')\n")
+    (folder / "train.py").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert not warned(Command("train.py"))
+
+
+def test_what_is_not_there_is_for_others_to_say() -> None:
+    for command in (Command("no.py"), Command("run.sh"), Command("", ("python", "-m", "no.pkg")), Command("", ("ls",))):
+        assert not warned(command)

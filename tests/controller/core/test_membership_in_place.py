@@ -1,0 +1,143 @@
+"""Groups whose ranks stay in their processes: who starts ranks anew does so beside the others."""
+
+from __future__ import annotations
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.status import GroupGeneration, JobStatus, ProgressStatus, RankFailure, WorkerStatus
+from elasticctl_controller.core.blame import RanksEnd
+from elasticctl_controller.core.group_states import GroupState, GroupWorld, Member
+from elasticctl_controller.core.membership import SILENT_S, Group
+
+
+def member(index: int) -> Member:
+    return Member(uid=f"u{index}", name=f"worker-{index}", host="127.0.0.1", port=1000 + index, slots=1)
+
+
+def staying(*indexes: int) -> Group:
+    """A group that has formed at 0 s, has made a step, and whose ranks stay."""
+    group = Group(job_uid="j")
+    group.set_alive({f"u{i}": f"worker-{i}" for i in indexes}, 1, 0.0)
+    for i in indexes:
+        group.join(member(i), 0, 0.0)
+    group.note_step(1, ProgressStatus(step=1), 0.0)
+    group.stays = True
+    return group
+
+
+def fail(group: Group, index: int, now: float, *, signal: str = "", of_peers: bool = False) -> None:
+    failure = RankFailure("collateral" if of_peers else "killed", exit_code=1, signal=signal, at=Timestamp(now))
+    group.fail(RanksEnd(f"u{index}", f"worker-{index}", now, failure, of_peers), group.generation, now)
+
+
+def killed(signal: str) -> Group:
+    """Worker 1's rank has ended, the others' have lost it and joined again."""
+    group = staying(0, 1, 2)
+    fail(group, 1, 10.0, signal=signal)
+    for index in (0, 2):
+        fail(group, index, 10.0, of_peers=True)
+    assert group.verdict("u1", 1) == "rejoin"
+    for index in (0, 2):
+        group.join(member(index), 1, 10.0)
+    return group
+
+
+def test_nobody_waits_for_a_worker_whose_ranks_were_killed() -> None:
+    group = killed("SIGKILL")
+    assert group.state is GroupState.FORMING, "it may join at any moment"
+    assert group.has_to_prepare(member(1), 1, 10.1)
+    assert (group.generation, list(group.members)) == (2, ["u0", "u2"])
+    assert not group.overdue
+    group.note_step(2, ProgressStatus(step=2), 10.2)
+    group.join(member(1), 1, 20.0)
+    assert group.drain is not None, "it is ready, and taken in at the end of a step"
+
+
+def test_a_script_that_fails_by_itself_is_waited_for_at_its_size() -> None:
+    group = killed("")
+    assert group.has_to_prepare(member(1), 1, 10.1)
+    assert group.state is GroupState.FORMING
+    for second in range(11, 60, 3):
+        for index in range(3):
+            group.note_sign(f"u{index}", float(second))
+        group.settle(float(second))
+    assert group.state is GroupState.FORMING, "it gives signs of life"
+    group.join(member(1), 1, 60.0)
+    assert list(group.members) == ["u0", "u1", "u2"]
+
+
+def test_a_worker_that_gets_ready_is_not_taken_for_a_silent_one() -> None:
+    group = killed("SIGKILL")
+    group.has_to_prepare(member(1), 1, 10.1)
+    group.settle(10.1 + 5 * SILENT_S)
+    assert not group.silent
+
+
+def test_a_member_that_has_to_start_anew_ends_the_generation() -> None:
+    group = staying(0, 1)
+    assert group.has_to_prepare(member(1), 1, 5.0)
+    assert (group.state, group.reason) == (GroupState.FORMING, "worker-1 starts again")
+    assert group.failures == 0
+
+
+def test_a_newcomer_gets_ready_first_and_one_that_is_in_already_hears_so() -> None:
+    group = staying(0, 1)
+    group.set_alive({**group.alive, "u2": "worker-2"}, 1, 5.0)
+    assert group.has_to_prepare(member(2), 0, 5.0)
+    assert group.state is GroupState.TRAINING
+    assert not group.has_to_prepare(member(1), 0, 5.0), "the answer to its join has been lost: it is a member"
+
+
+def test_where_nobody_is_left_or_ranks_do_not_stay_ranks_start_in_the_group() -> None:
+    group = staying(0)
+    assert not group.has_to_prepare(member(0), 1, 5.0)
+    group = staying(0, 1)
+    group.stays = False
+    assert not group.has_to_prepare(member(1), 1, 5.0)
+
+
+def test_a_restarted_service_has_newcomers_get_ready_beside_a_group_that_it_has_not_heard_of_yet() -> None:
+    last = GroupGeneration(4, ("worker-0", "worker-1"), formed_at=Timestamp(40.0), stays=True)
+    roster = tuple(WorkerStatus(f"worker-{i}", f"u{i}", i, started_at=Timestamp(30.0)) for i in range(2))
+    group = Group.restored("j", JobStatus(generation=4, generations=(last,), workers=roster))
+    group.set_alive({f"u{i}": f"worker-{i}" for i in range(3)}, 1, 50.0)
+    assert group.has_to_prepare(member(2), 0, 50.0)
+    assert group.ranks_of_others(member(2)) == 2
+    group.adopt(GroupWorld(4, (member(0), member(1))), 51.0)
+    assert group.has_to_prepare(member(2), 0, 52.0), "before any rank has reported to this service"
+    assert group.state is GroupState.TRAINING
+
+
+def lose_connections(group: Group, now: float) -> None:
+    """Workers 0 and 2 lose their connections, and nobody says why in time; all go on in a new generation."""
+    for index in (0, 2):
+        fail(group, index, now, of_peers=True)
+    group.settle(now + 1000.0)
+    for index in range(3):
+        group.join(member(index), group.generation, now + 1000.0)
+    assert group.state is GroupState.TRAINING
+
+
+def test_a_rank_that_is_still_cleaning_up_when_it_gets_a_place_is_counted_once() -> None:
+    group = staying(0, 1, 2)
+    lose_connections(group, 10.0)
+    fail(group, 1, 1030.0)
+    for index in (0, 2):
+        fail(group, index, 1030.0, of_peers=True)
+    for index in range(3):
+        group.join(member(index), 2, 1031.0)
+    assert (group.generation, group.failures) == (3, 1)
+    failures = [item.failure for item in group.history.generations]
+    assert failures[0] is not None
+    assert (failures[0].verdict, failures[1:]) == ("killed", [None, None])
+
+
+def test_once_the_ranks_have_begun_a_failure_explains_none_before() -> None:
+    group = staying(0, 1, 2)
+    lose_connections(group, 10.0)
+    group.note_step(2, ProgressStatus(step=2), 1020.0)
+    fail(group, 1, 1030.0)
+    for index in (0, 2):
+        fail(group, index, 1030.0, of_peers=True)
+    for index in range(3):
+        group.join(member(index), 2, 1031.0)
+    assert group.failures == 2

@@ -1,0 +1,154 @@
+"""A member of the group that has to go and has time: it trains on until its place is taken, and leaves in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticctl.api.status import JobStatus, ProgressStatus, WorkerStatus
+from elasticctl_controller.core.group_states import GroupState, Member
+from elasticctl_controller.core.membership import Group
+from elasticctl_controller.core.notices import LEAVE_S, Notice
+
+WORDS = "AWS spot interruption"
+
+
+def member(index: int) -> Member:
+    return Member(uid=f"u{index}", name=f"job-worker-{index}", host="127.0.0.1", port=1000 + index, slots=1)
+
+
+def alive(*indexes: int) -> dict[str, str]:
+    return {f"u{i}": f"job-worker-{i}" for i in indexes}
+
+
+def formed(*indexes: int) -> Group:
+    """A group that has formed at 0 s and has done its first step."""
+    group = Group(job_uid="j")
+    group.set_alive(alive(*indexes), 1, 0.0)
+    for i in indexes:
+        group.join(member(i), 0, 0.0)
+    group.note_step(1, ProgressStatus(step=1), 0.0)
+    return group
+
+
+def warned(*indexes: int, deadline: float | None = 130.0) -> Group:
+    """A group of three that has formed at 0 s; those members have to go, as their launchers say at 10 s."""
+    group = formed(0, 1, 2)
+    for index in indexes:
+        group.warn(f"u{index}", Notice(WORDS, deadline), 10.0)
+    return group
+
+
+def come(group: Group, *indexes: int, now: float) -> None:
+    group.set_alive({**group.alive, **alive(*indexes)}, 1, now)
+    for index in indexes:
+        group.join(member(index), 0, now)
+
+
+def test_it_trains_on_until_its_place_is_taken() -> None:
+    group = warned(1)
+    assert (group.state, group.stay_s("u1", 10.0)) == (GroupState.TRAINING, 120.0 - LEAVE_S)
+    come(group, 3, now=40.0)
+    assert group.drain is not None
+    assert group.drain.reason == f"job-worker-1 has to stop: {WORDS}"
+    assert group.notices.departing == {"u1"}
+    group.leave("u1", "SIGTERM", 41.0)
+    for index in (0, 2):
+        group.join(member(index), 1, 41.0)
+    assert group.world is not None
+    assert [each.uid for each in group.world.members] == ["u0", "u2", "u3"], "one re-forming for both"
+
+
+def test_it_leaves_without_a_successor_before_its_deadline() -> None:
+    group = warned(1)
+    assert group.settle(20.0) == 130.0 - LEAVE_S - 20.0
+    group.settle(130.0 - LEAVE_S)
+    assert group.state is GroupState.DRAINING
+    assert group.stay_s("u1", 116.0) == 0.0
+
+
+def test_one_without_a_deadline_waits_for_its_successor() -> None:
+    group = warned(1, deadline=None)
+    assert group.settle(1e6) is None
+    assert group.state is GroupState.TRAINING
+    come(group, 3, now=1e6)
+    assert group.state is GroupState.DRAINING
+
+
+def test_two_with_notice_cost_the_group_one_stop() -> None:
+    group = warned(1, 2)
+    group.set_alive(alive(0, 1, 2, 3, 4), 1, 20.0)
+    group.join(member(3), 0, 20.0)
+    assert group.state is GroupState.TRAINING, "another is starting"
+    group.join(member(4), 0, 25.0)
+    assert group.notices.departing == {"u1", "u2"}
+
+
+def test_what_the_cluster_says_can_be_taken_back() -> None:
+    group = formed(0, 1)
+    group.notices.given = {"u1": Notice("Karpenter takes its node away")}
+    group.settle(10.0)
+    assert group.stay_s("u1", 10.0) > 1e9
+    group.notices.given = {}
+    assert group.stay_s("u1", 11.0) == 0.0
+    group.growth = ""
+    come(group, 2, now=20.0)
+    assert group.drain is not None
+    assert group.drain.reason == "job-worker-2 joined", "it is an ordinary newcomer"
+
+
+def test_who_is_in_the_group_already_has_taken_a_place() -> None:
+    group = warned(1)
+    group.set_alive(alive(0, 1, 2, 3), 1, 20.0)
+    group.note_sign("u0", 20.0, "exporting")
+    group.join(member(3), 0, 20.0)
+    assert group.state is GroupState.TRAINING, "what is nearly done is not stopped"
+    group.set_alive(alive(0, 1, 3), 1, 21.0)  # another is lost
+    for index in (0, 1):
+        group.join(member(index), 1, 21.0)
+    assert group.world is not None
+    assert {each.uid for each in group.world.members} == {"u0", "u1", "u3"}
+    group.note_sign("u0", 22.0, "running")
+    group.note_step(2, ProgressStatus(step=2), 23.0)
+    group.settle(24.0)
+    assert group.notices.departing == {"u1"}
+
+
+@pytest.mark.parametrize("state", ["draining", "forming", "no notice", "told to stop"])
+def test_it_may_not_stay_where_there_is_nothing_to_stay_in(state: str) -> None:
+    group = formed(0, 1) if state == "no notice" else warned(1)
+    if state == "draining":
+        group.notice("u0", "scaled in", 20.0)
+    elif state == "forming":
+        group.leave("u0", "goes", 20.0)
+    elif state == "told to stop":
+        group.set_alive(alive(0, 1), 1, 20.0, frozenset({"u1"}))
+    assert group.stay_s("u1", 20.0) == 0.0
+
+
+def test_a_group_is_not_stopped_for_it_before_its_first_step() -> None:
+    group = Group(job_uid="j")
+    group.set_alive(alive(0, 1), 1, 0.0)
+    for index in (0, 1):
+        group.join(member(index), 0, 0.0)
+    group.warn("u1", Notice(WORDS, 500.0), 1.0)
+    come(group, 2, now=2.0)
+    assert group.state is GroupState.TRAINING
+    assert group.settle(2.0) is not None, "ranks that report nothing are asked later"
+    group.note_step(1, ProgressStatus(step=1), 3.0)
+    group.settle(3.0)
+    assert group.state is GroupState.DRAINING
+
+
+def test_a_service_that_restarts_has_not_forgotten_it() -> None:
+    workers = tuple(WorkerStatus(f"job-worker-{i}", f"u{i}", i, notice=WORDS if i else "") for i in (0, 1))
+    group = Group.restored("j", JobStatus(workers=workers))
+    assert group.notices.told == {"u1": Notice(WORDS)}
+
+
+def test_what_is_known_of_workers_that_are_gone_is_forgotten() -> None:
+    group = warned(1)
+    group.settle(120.0)
+    group.set_alive(alive(0, 2), 1, 121.0)
+    assert (group.notices.told, group.notices.departing) == ({}, set())
+    group.warn("stranger", Notice(WORDS), 122.0)
+    assert group.notices.told == {}

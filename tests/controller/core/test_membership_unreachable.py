@@ -1,0 +1,159 @@
+"""Members whose host has stopped answering: left out once the group stands still, and not before."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticctl.api.observed.standstill import RankPlace
+from elasticctl.api.status import ProgressStatus, RankFailure
+from elasticctl_controller.core.blame import RanksEnd
+from elasticctl_controller.core.group_states import GroupState, Member
+from elasticctl_controller.core.membership import SILENT_S, STILL_S, UNREACHABLE_S, Group
+
+
+def member(index: int) -> Member:
+    return Member(uid=f"u{index}", name=f"worker-{index}", host="127.0.0.1", port=1000 + index, slots=1)
+
+
+def training(*indexes: int, minimum: int = 1) -> Group:
+    """A group that has formed at 0 s, and has made a step each second until 10 s."""
+    group = Group(job_uid="j")
+    group.set_alive({f"u{i}": f"worker-{i}" for i in indexes}, minimum, 0.0)
+    for i in indexes:
+        group.join(member(i), 0, 0.0)
+    for second in range(11):
+        group.note_step(1, ProgressStatus(step=second), float(second))
+        for i in indexes:
+            group.note_sign(f"u{i}", float(second))
+    return group
+
+
+def next_event(group: Group, now: float) -> float:
+    """Settle when the group has asked for it; returns when that was (or `now`, if it does not ask)."""
+    wait_s = group.settle(now)
+    if wait_s is None:
+        return now
+    group.settle(now + wait_s)
+    return now + wait_s
+
+
+def test_a_group_that_stands_still_leaves_out_the_member_whose_host_does_not_answer() -> None:
+    group = training(0, 1, 2)
+    group.lose_touch("u1", 11.0)
+    assert group.state is GroupState.TRAINING, "the last step was a second ago"
+    assert next_event(group, 11.0) == 10.0 + STILL_S, "it comes again by itself"
+    assert (group.state, group.reason) == (GroupState.FORMING, "cannot reach worker-1")
+    for index in (0, 2):
+        group.join(member(index), 1, 12.1)
+    assert list(group.members) == ["u0", "u2"], "nobody waits for it"
+    assert group.failures == 0
+    assert not group.silent, "it has called 2 s ago: it is left out, not deleted"
+
+
+def test_one_that_turns_out_to_be_alive_comes_back_as_a_newcomer() -> None:
+    group = training(0, 1, 2)
+    group.lose_touch("u1", 11.0)
+    next_event(group, 11.0)
+    for index in (0, 2):
+        group.join(member(index), 1, 12.1)
+    group.note_step(2, ProgressStatus(step=11), 12.2)
+    group.join(member(1), 1, 13.0)
+    assert not group.overdue
+    assert not group.unreachable
+    assert group.failures == 0
+    assert group.drain is not None, "it is taken in"
+
+
+def test_ranks_that_reach_each_other_train_on_without_the_service() -> None:
+    group = training(0, 1, 2)
+    group.lose_touch("u1", 10.5)
+    for second in range(11, 200):
+        group.note_step(1, ProgressStatus(step=second), float(second))
+        group.settle(second + 0.5)
+        assert group.state is GroupState.TRAINING
+
+
+def test_long_steps_are_not_taken_for_a_standstill() -> None:
+    group = training(0, 1, 2)
+    group.note_step(1, ProgressStatus(step=11), 110.0)  # an evaluation, say
+    group.lose_touch("u1", 150.0)
+    group.settle(250.0)
+    assert group.state is GroupState.TRAINING
+    group.settle(310.0)
+    assert group.state is GroupState.FORMING
+
+
+def test_nothing_is_concluded_while_nobody_can_be_reached_or_ranks_wait_for_the_storage() -> None:
+    group = training(0, 1)
+    for uid in ("u0", "u1"):
+        group.lose_touch(uid, 11.0)
+    assert group.settle(500.0) is None
+    assert group.state is GroupState.TRAINING, "their steps cannot be reported"
+    group = training(0, 1)
+    group.obstacle = "the storage does not answer"
+    group.lose_touch("u1", 11.0)
+    group.settle(500.0)
+    assert group.state is GroupState.TRAINING
+
+
+def test_a_first_step_may_take_as_long_as_it_likes_unless_its_ranks_are_seen_not_to_move() -> None:
+    group = Group(job_uid="j")
+    group.set_alive({"u0": "worker-0", "u1": "worker-1"}, 1, 0.0)
+    for index in (0, 1):
+        group.join(member(index), 0, 0.0)
+    group.lose_touch("u1", 1.0)
+    assert group.settle(2000.0) is None
+    assert group.state is GroupState.TRAINING
+    group.places[0] = RankPlace("all_reduce", waits=True)
+    group.settle(2001.0)
+    assert group.state is GroupState.FORMING
+
+
+def test_one_that_calls_again_in_time_is_no_longer_unreachable() -> None:
+    group = training(0, 1)
+    group.lose_touch("u1", 11.0)
+    group.note_sign("u1", 11.0 + UNREACHABLE_S / 2)
+    group.settle(500.0)
+    assert group.state is GroupState.TRAINING
+
+
+def test_broken_connections_are_explained_by_a_member_that_cannot_be_reached() -> None:
+    group = training(0, 1, 2)
+    for index in (0, 2):
+        end = RanksEnd(f"u{index}", f"worker-{index}", 11.0, RankFailure("collateral", exit_code=1), of_peers=True)
+        group.fail(end, 1, 11.0)
+    assert group.state is GroupState.BREAKING
+    group.lose_touch("u1", 11.2)
+    assert next_event(group, 11.2) == pytest.approx(11.2 + UNREACHABLE_S)
+    assert (group.state, group.failures) == (GroupState.FORMING, 0)
+
+
+def test_a_member_that_is_stopping_its_ranks_is_still_waited_for() -> None:
+    group = training(0, 1)
+    group.join(member(0), 1, 11.0)
+    for second in range(11, 80, 3):
+        group.note_sign("u1", float(second), "stopping")
+        group.settle(second + 1.0)
+    assert group.state is GroupState.FORMING
+
+
+def test_a_group_that_is_too_small_without_a_silent_member_has_it_replaced() -> None:
+    group = training(0, 1, minimum=2)
+    group.lose_touch("u1", 11.0)
+    next_event(group, 11.0)
+    group.join(member(0), 1, 12.0)
+    assert group.state is GroupState.FORMING
+    assert not group.silent
+    again_at = next_event(group, 12.0)
+    assert again_at == 12.0 + SILENT_S, "from the end of the generation on"
+    assert group.silent == {"u1"}
+
+
+def test_a_group_that_is_too_small_waits_for_a_member_that_gives_signs_of_life() -> None:
+    group = training(0, 1, minimum=2)
+    group.join(member(0), 1, 11.0)
+    for second in range(11, 300, 3):
+        group.note_sign("u1", float(second), "stopping")
+        group.settle(second + 1.0)
+    assert not group.silent
+    assert not group.overdue

@@ -1,0 +1,102 @@
+"""What the cluster says to workers that have to go, and when they leave."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from elasticctl.api.status import Cause, WorkerStatus
+from elasticctl_controller.core.notices import (
+    LEAVE_S,
+    PATIENCE_S,
+    TOGETHER_S,
+    Notice,
+    Notices,
+    Replacements,
+    lead_s,
+    read_node,
+    who_leaves,
+)
+
+
+def a_node(*taints: str, ready: str = "True", message: str = "") -> dict[str, Any]:
+    return {
+        "metadata": {"name": "n"},
+        "spec": {"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]},
+        "status": {"conditions": [{"type": "Ready", "status": ready, "message": message}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("taint", "who"),
+    [
+        ("karpenter.sh/disrupted", "Karpenter"),
+        ("ToBeDeletedByClusterAutoscaler", "autoscaler"),
+        ("aws-node-termination-handler/spot-itn", "AWS"),
+        ("aws-node-termination-handler/rebalance-recommendation", "AWS"),
+        ("cloud.google.com/impending-node-termination", "Google"),
+    ],
+)
+def test_a_node_that_is_taken_away_says_by_whom(taint: str, who: str) -> None:
+    notice = read_node(a_node("nvidia.com/gpu", taint))
+    assert notice is not None
+    assert (who in notice.reason, notice.deadline) == (True, None)
+
+
+@pytest.mark.parametrize("taint", ["nvidia.com/gpu", "node.kubernetes.io/unschedulable", "karpenter.sh/unregistered"])
+def test_a_node_that_only_takes_no_new_pods_says_nothing(taint: str) -> None:
+    assert read_node(a_node(taint)) is None
+
+
+def test_a_kubelet_that_shuts_down_leaves_no_time() -> None:
+    notice = read_node(a_node(ready="False", message="node is shutting down"))
+    assert notice is not None
+    assert notice.leave_at(LEAVE_S) <= 0
+    assert read_node(a_node(ready="False", message="container runtime is down")) is None
+
+
+def test_the_earliest_deadline_counts() -> None:
+    notices = Notices(told={"u": Notice("rebalance")}, given={"u": Notice("drained", 130.0)})
+    assert notices.of("u") == Notice("drained", 130.0)
+    notices.told["u"] = Notice("reclaimed", 120.0)
+    assert notices.of("u") == Notice("reclaimed", 120.0)
+    assert notices.of("v") is None
+
+
+def test_a_restarted_service_knows_who_has_to_go() -> None:
+    workers = [WorkerStatus("a", "u"), WorkerStatus("b", "v", notice="AWS"), WorkerStatus("c", "w", notice="AWS")]
+    workers[2] = WorkerStatus("c", "w", notice="AWS", cause=Cause.PREEMPTED)
+    assert Notices.restored(workers).told == {"v": Notice("AWS")}
+
+
+def test_a_worker_leaves_earlier_where_steps_and_saves_take_long() -> None:
+    assert lead_s(0.1, 2.0) == LEAVE_S
+    assert lead_s(30.0, 20.0) > 50.0
+
+
+HELD = {"a": Notice("x", 220.0), "b": Notice("x", 200.0), "c": Notice("x")}
+
+
+@pytest.mark.parametrize(
+    ("others", "now", "leave", "again_at"),
+    [
+        (Replacements(), 100.0, (), 185.0),
+        (Replacements(3), 100.0, ("b", "a", "c"), math.inf),
+        (Replacements(5), 100.0, ("b", "a", "c"), math.inf),
+        (Replacements(1, more=True, since=100.0), 100.0, (), 130.0),
+        (Replacements(1, more=True, since=180.0), 181.0, (), 185.0),
+        (Replacements(1, more=True, since=100.0), 100.0 + PATIENCE_S, ("b",), math.inf),
+        (Replacements(1), 100.0, ("b",), math.inf),
+        (Replacements(), 185.0, ("b",), math.inf),
+        (Replacements(), 205.0 - TOGETHER_S, ("b", "a"), math.inf),
+        (Replacements(2), 185.0, ("b", "a"), math.inf),
+    ],
+)
+def test_who_leaves_when(others: Replacements, now: float, leave: tuple[str, ...], again_at: float) -> None:
+    assert who_leaves(HELD, others, LEAVE_S, now) == (leave, again_at)
+
+
+def test_nobody_leaves_who_may_stay() -> None:
+    assert who_leaves({}, Replacements(2), LEAVE_S, 100.0) == ((), math.inf)

@@ -1,0 +1,101 @@
+"""What workers wait for: refusals, taken names, schedulers that do not look, and the cluster's words about a pod."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.observed.workers import PodWait
+from elasticctl.api.spec import ElasticJob, PodPhase
+from elasticctl.api.status import Condition
+from elasticctl_controller.core.actions import Decision
+from elasticctl_controller.core.waiting import LOOKED_AT_S, MAX_MESSAGE_CHARS
+from tests.support.controller.samples import NOW, a_job, a_pod, a_running_job, a_step, created
+
+TWO = [a_pod(0), a_pod(1)]
+QUOTA = 'pods "digits-worker-2" is forbidden: exceeded quota: team'
+
+
+def said(job: ElasticJob) -> tuple[str, str, str] | None:
+    found: Condition | None = next((item for item in job.status.conditions if item.type == "WorkersWaiting"), None)
+    return None if found is None else (found.status, found.reason, found.message)
+
+
+def reasons(decision: Decision) -> list[str]:
+    return [event.reason for event in decision.events]
+
+
+def pending(index: int, reason: str = "", message: str = "", **fields: object) -> object:
+    wait = PodWait(reason, message) if reason else None
+    return a_pod(index, PodPhase.PENDING, started_at=None, node="", wait=wait, **fields)
+
+
+def test_a_job_whose_workers_have_never_waited_says_nothing():
+    assert said(a_running_job()) is None
+
+
+def test_a_refusal_is_a_condition_and_one_event_until_a_worker_can_be_created():
+    job, decision = a_step(a_running_job(), [*TWO, a_pod(2)])
+    job, decision = a_step(job, TWO, NOW + 1, refused=QUOTA)
+    job, again = a_step(job, TWO, NOW + 4, refused=QUOTA)
+    assert said(job) == ("True", "FailedCreate", QUOTA)
+    assert (reasons(decision).count("FailedCreate"), reasons(again)) == (1, [])
+    job, decision = a_step(job, [*TWO, a_pod(2, uid="uid-3")], NOW + 5, refused="")
+    assert (said(job), reasons(decision)) == (("False", "AllWorkersStart", ""), [])
+
+
+def test_a_restarted_controller_that_has_tried_nothing_yet_keeps_what_is_known():
+    job = a_step(a_step(a_job(), [], refused=QUOTA)[0], [], NOW + 1)[0]
+    assert said(job) == ("True", "FailedCreate", QUOTA)
+    assert said(a_step(job, [], NOW + 2, refused="")[0]) == ("False", "AllWorkersStart", "")
+
+
+@pytest.mark.parametrize("fields", [{"suspend": True}, {"cancel": True}, {"desired": 2}])
+def test_a_job_that_wants_no_more_workers_waits_for_none(fields: dict[str, object]):
+    job = a_step(a_running_job(), TWO, NOW + 1, refused=QUOTA)[0]
+    assert said(a_step(replace(job, **fields), TWO, NOW + 2, refused=QUOTA)[0]) == ("False", "AllWorkersStart", "")
+
+
+def test_what_the_cluster_says_of_the_first_pod_that_waits_is_said_of_the_job():
+    words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    pods = [a_pod(0), pending(2, "ErrImagePull", "no such image"), pending(1, "Unschedulable", words)]
+    job, decision = a_step(a_job(), pods)
+    assert said(job) == ("True", "Unschedulable", f"digits-worker-1: {words}")
+    assert "Unschedulable" not in reasons(decision), "Kubernetes has an event of its own about it"
+    assert said(a_step(job, [a_pod(0), a_pod(1), a_pod(2)], NOW + 1)[0]) == ("False", "AllWorkersStart", "")
+
+
+def test_a_long_message_is_cut():
+    job = a_step(a_job(), [pending(0, "Unschedulable", "x" * 5000)])[0]
+    assert len((said(job) or ("", "", ""))[2]) == MAX_MESSAGE_CHARS
+
+
+def test_a_scheduler_that_does_not_look_at_a_pod_is_named_after_a_while():
+    made = Timestamp(NOW)
+    pods = [a_pod(0), a_pod(1), pending(2, scheduler="typo", created_at=made)]
+    job, decision = a_step(a_job(), pods, NOW + 1)
+    assert (said(job), decision.requeue_s) == (None, LOOKED_AT_S - 1)
+    job, decision = a_step(job, pods, NOW + LOOKED_AT_S)
+    assert said(job) == ("True", "NoScheduler", 'digits-worker-2: its scheduler "typo" has not looked at it')
+    assert "NoScheduler" in reasons(decision)
+    looked = [*pods[:2], pending(2, scheduler="typo", created_at=made, considered=True)]
+    assert said(a_step(job, looked, NOW + LOOKED_AT_S + 1)[0]) == ("False", "AllWorkersStart", "")
+
+
+def test_orphans_that_hold_the_last_names_are_named():
+    orphan = a_pod(1, owner_uid="", uid="other")
+    job, decision = a_step(a_job(max=3), [orphan])
+    assert created(decision) == [0, 2]
+    words = "pod digits-worker-1 has a worker's name and does not belong to this job"
+    assert said(job) == ("True", "NameTaken", words)
+    assert "NameTaken" in reasons(decision)
+    assert said(a_step(a_job(max=4), [orphan])[0]) is None, "there is another name"
+
+
+def test_pods_of_an_earlier_job_of_the_name_are_about_to_go():
+    job = a_job(max=3, created_at=Timestamp(NOW))
+    assert said(a_step(job, [a_pod(1, owner_uid="the job before", uid="other")])[0]) is None
+    newer = a_pod(1, owner_uid="somebody", uid="other", created_at=Timestamp(NOW + 1))
+    assert (said(a_step(job, [newer])[0]) or ("",))[0] == "True"

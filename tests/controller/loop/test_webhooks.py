@@ -1,0 +1,131 @@
+"""Where webhooks may go: nowhere inside of a cluster or machine, unless an administrator allows it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from elasticctl_controller.core.notifications import WebhookError
+from elasticctl_controller.loop import webhooks
+from elasticctl_controller.loop.webhooks import Caller, NoAnswer, WebhookRules
+from tests.support.webhooks import Hook, serving
+
+INTERNAL = [
+    "127.0.0.1", "127.8.8.8", "0.0.0.0", "::1", "::", "10.96.0.1", "172.16.3.4", "192.168.1.1", "100.64.0.1",
+    "100.100.100.200", "169.254.169.254", "169.254.170.2", "168.63.129.16", "192.0.0.192", "fe80::1", "fe80::1%eth0",
+    "fd00:ec2::254", "fd20:ce::254", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
+    "2002:7f00:1::", "224.0.0.1", "ff02::1", "240.0.0.1", "255.255.255.255",
+]  # fmt: skip
+PUBLIC = ["1.1.1.1", "3.64.0.9", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
+
+
+@pytest.mark.parametrize("address", INTERNAL)
+def test_nothing_inside_is_called(address: str) -> None:
+    with pytest.raises(WebhookError, match="inside of the cluster or machine") as refused:
+        WebhookRules().check("hooks.example", address)
+    assert address not in str(refused.value), "or a webhook would look names up for its user"
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_what_is_public_is(address: str) -> None:
+    WebhookRules().check("hooks.example", address)
+
+
+def test_an_administrator_says_where_else() -> None:
+    rules = WebhookRules.parse(["chat.corp.example", "*.slack.com", "10.1.0.0/16", "127.0.0.1"])
+    rules.check("Chat.Corp.Example.", "192.168.1.1")
+    rules.check("hooks.slack.com", "3.64.0.9")
+    rules.check("anything", "10.1.2.3")
+    rules.check("localhost", "127.0.0.1")
+    for host, address in (
+        ("hooks.example", "3.64.0.9"),
+        ("slack.com.evil.example", "3.64.0.9"),
+        ("slack.com", "3.6.0.9"),
+    ):
+        with pytest.raises(WebhookError, match="not among those"):
+            rules.check(host, address)
+    for address in ("169.254.169.254", "127.0.0.2", "168.63.129.16", "fe80::1", "fd00:ec2::254"):  # of a name, never
+        with pytest.raises(WebhookError, match="inside of the cluster"):
+            rules.check("chat.corp.example", address)
+    with pytest.raises(ValueError, match=r"10\.0\.0\.0/33"):
+        WebhookRules.parse(["10.0.0.0/33"])
+
+
+def test_the_local_clusters_own_machine_is_its_users() -> None:
+    WebhookRules(own_machine=True).check("localhost", "127.0.0.1")
+    with pytest.raises(WebhookError):
+        WebhookRules(own_machine=True).check("metadata", "169.254.169.254")
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What names resolve to, one answer after the other; the last one stays."""
+    answers: dict[str, list[str]] = {}
+    system = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, *more: Any, **named: Any) -> Any:
+        if host not in answers:
+            return system(host, port, *more, **named)
+        addresses = answers[host].pop(0) if len(answers[host]) > 1 else answers[host][0]
+        return [found for address in addresses.split() for found in system(address, port, 0, socket.SOCK_STREAM)]
+
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(webhooks.socket, "getaddrinfo", resolve)
+    return answers
+
+
+def post(rules: WebhookRules, url: str) -> int:
+    async def call() -> int:
+        caller = Caller(rules, answer_s=20.0)
+        try:
+            return (await caller.post("project", url, b"{}")).status
+        finally:
+            caller.close()
+
+    return asyncio.run(call())
+
+
+def test_a_name_is_resolved_once_and_that_address_called(names: dict[str, list[str]]) -> None:
+    """A name that answers differently the second time (DNS rebinding) gains nothing."""
+    with serving(Hook()) as hook:
+        names["hooks.example"] = ["127.0.0.1", "169.254.169.254"]
+        url = hook.url.replace("127.0.0.1", "hooks.example")
+        assert post(WebhookRules(own_machine=True), url) == 200
+        assert names["hooks.example"] == ["169.254.169.254"]
+        with pytest.raises(WebhookError, match="inside of the cluster"):
+            post(WebhookRules(own_machine=True), url)
+        assert len(hook.calls) == 1
+
+
+@pytest.mark.parametrize("answer", ["127.0.0.1", "1.1.1.1 127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_one_address_inside_spoils_a_name(names: dict[str, list[str]], answer: str) -> None:
+    with serving(Hook()) as hook:
+        names["hooks.example"] = [answer]
+        with pytest.raises(WebhookError, match="inside of the cluster"):
+            post(WebhookRules(), hook.url.replace("127.0.0.1", "hooks.example"))
+        for literal in ("127.0.0.1", "[::ffff:127.0.0.1]", "localhost"):
+            with pytest.raises(WebhookError, match="inside of the cluster"):
+                post(WebhookRules(), hook.url.replace("127.0.0.1", literal))
+        assert hook.calls == []
+
+
+@pytest.mark.parametrize("literal", ["2130706433", "0x7f000001", "0177.0.0.1", "127.1"])
+def test_no_way_to_write_an_address_gets_round_it(names: dict[str, list[str]], literal: str) -> None:
+    with serving(Hook()) as hook:
+        with pytest.raises((WebhookError, NoAnswer)):
+            post(WebhookRules(), hook.url.replace("127.0.0.1", literal))
+        assert hook.calls == []
+
+
+def test_a_proxy_decides_what_is_reached(names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy's own address may be internal; the machine's netrc is not read for it or for anybody."""
+    with serving(Hook()) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.partition("/services")[0])
+        assert post(WebhookRules(), "http://hooks.example/services") == 200
+        with pytest.raises(WebhookError):
+            post(WebhookRules(), "http://169.254.169.254/latest")
+        assert len(proxy.calls) == 1

@@ -1,0 +1,124 @@
+"""What runs before the ranks, once per machine, and what it leaves for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from elasticctl_launcher.ranks import setup
+from elasticctl_launcher.ranks.setup import SetUp, set_up
+from elasticctl_store.errors import TrainError
+
+INSTALL = "python install.py requirements.txt"
+SCRIPT = """
+import pathlib, site, sys
+with open("../runs", "a") as file:
+    file.write("x")
+name = pathlib.Path(sys.argv[1]).read_text().strip()
+pathlib.Path(site.getsitepackages()[0], name + ".py").write_text("there = True")
+print("installed", name)
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "install.py").write_text(SCRIPT)
+    (folder / "requirements.txt").write_text("extra_of_a_test\n")
+    return folder
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, setup.VARIABLE: INSTALL, setup.CACHE_VARIABLE: str(tmp_path / "cache")}
+
+
+def made(environ: dict[str, str], code: Path) -> SetUp:
+    found = set_up(dict(environ), code, lambda line: None)
+    assert found is not None
+    return found
+
+
+def runs(code: Path) -> int:
+    path = code.parent / "runs"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def test_it_runs_once_and_the_ranks_see_what_it_installed_and_all_that_was_there(
+    environ: dict[str, str], code: Path
+) -> None:
+    said: list[str] = []
+    for _ in range(2):
+        found = set_up(environ, code, said.append)
+        assert found is not None
+        found.close()
+    assert found is not None
+    assert runs(code) == 1
+    assert said[:2] == [f"setup: {INSTALL}", "setup: installed extra_of_a_test"]
+    assert said[-1] == f"setup: {INSTALL}: done before on this machine"
+    command = found.translate([sys.executable, "-c", "import extra_of_a_test, pytest, sys; print(sys.prefix)"])
+    output = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
+    assert output.strip() == environ["VIRTUAL_ENV"] == str(found.folder)
+    with pytest.raises(ImportError):
+        __import__("extra_of_a_test")  # this environment is left alone
+
+
+def test_pip_installs_into_it(environ: dict[str, str], code: Path) -> None:
+    environ[setup.VARIABLE] = "pip --version > version.txt"
+    made(environ, code).close()
+    assert "pip" in (code / "version.txt").read_text()
+
+
+def test_it_runs_again_for_other_files_and_after_a_failure(environ: dict[str, str], code: Path) -> None:
+    made(environ, code).close()
+    (code / "requirements.txt").write_text("another_of_a_test")
+    made(environ, code).close()
+    assert runs(code) == 2
+    (code / "requirements.txt").unlink()
+    for _ in range(2):
+        with pytest.raises(TrainError, match=r"setup failed with exit code 1: python install.py .*No such file"):
+            made(environ, code)
+    assert runs(code) == 4
+
+
+def test_a_folder_is_installed_by_each_worker_anew(environ: dict[str, str], code: Path) -> None:
+    environ[setup.VARIABLE] = f"{INSTALL} ."
+    folders = []
+    for _ in range(2):
+        found = made(environ, code)
+        folders.append(found.folder)
+        found.close()
+    assert runs(code) == 2
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_what_nobody_uses_is_deleted_and_what_somebody_uses_is_not(
+    environ: dict[str, str], code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = made(environ, code)
+    (code / "requirements.txt").write_text("another_of_a_test")
+    unused = made(environ, code)
+    unused.close()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 2 * setup.KEPT_S)
+    setup.delete_unused(used.folder.parent)
+    assert (used.folder.exists(), unused.folder.exists()) == (True, False)
+    used.close()
+
+
+def test_nothing_is_done_where_nothing_is_asked_for(code: Path) -> None:
+    assert set_up({}, code, lambda line: None) is None
+
+
+def test_other_programs_stay_what_they_are(environ: dict[str, str], code: Path) -> None:
+    found = made(environ, code)
+    assert found.translate(["bash", "train.sh"]) == ["bash", "train.sh"]
+    assert found.translate(["python", "train.py"]) == [str(found.folder / "bin/python"), "train.py"]
+    found.close()

@@ -1,0 +1,107 @@
+"""A folder in which somebody has put what is no file, or a link to elsewhere: refused, and nothing else is hurt."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elasticctl_store.checkpoints import entries, repair, verify
+from elasticctl_store.checkpoints.commits import CommitWriter, delete_commit, read_commits
+from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.storage import all_keys
+from elasticctl_store.storage.local import LocalStorage
+from tests.support.journals import Owner, commit, steps
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(6 << 30)
+
+
+BAD: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "folder": lambda path: path.mkdir(),
+    "folder with files": lambda path: (path / "x").mkdir(parents=True),
+    "sparse": sparse,
+    "brackets": lambda path: path.write_bytes(b"[" * 1_000_000),
+    "nested": lambda path: path.write_bytes(b"[" * 1_000_000 + b"]" * 1_000_000),
+}
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> list[Commit]:
+    """Three commits, newest first."""
+    run = Owner(LocalStorage(tmp_path))
+    return [commit(LocalStorage(tmp_path), run, step) for step in (1, 2, 3)][::-1]
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("kind", ["entry", "document", "tensors"])
+def test_one_bad_commit_hides_no_other(tmp_path: Path, found: list[Commit], bad: str, kind: str) -> None:
+    storage, (victim, *others) = LocalStorage(tmp_path), found
+    document = victim.shares[0].key
+    keys = {"entry": entries.key_of(victim.position), "document": document, "tensors": entries.tensors_key(document)}
+    path = tmp_path / keys[kind]
+    path.unlink()
+    BAD[bad](path)
+    tracemalloc.start()
+    findings = list(verify.findings(storage))
+    checked = [verify.check(storage, finding, lambda count: None) for finding in findings]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100e6
+    assert [(one.position, bool(one.damage)) for one in checked if one is not None] == [
+        (victim.position, True),
+        *((other.position, False) for other in others),
+    ]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_entry_neither_stops_a_run_nor_costs_its_checkpoint(
+    tmp_path: Path, found: list[Commit], bad: str
+) -> None:
+    storage = LocalStorage(tmp_path)
+    Owner(storage).retire(Retention(9))
+    path = tmp_path / entries.key_of(found[0].position)
+    path.unlink()
+    BAD[bad](path)
+    writer = CommitWriter.take_over(storage)
+    repair.rebuild(storage, writer)
+    assert commit(storage, writer, 4).step == 4
+    assert steps(storage)[0] == 4
+    assert found[1:] == [one for one in read_commits(storage) if one.step < 3]
+
+
+def test_nothing_is_deleted_through_a_link(tmp_path: Path, found: list[Commit]) -> None:
+    storage, outside = LocalStorage(tmp_path), tmp_path / "outside"
+    folder = tmp_path / found[-1].folder
+    folder.rename(outside)
+    folder.symlink_to(outside)
+    before = sorted(outside.iterdir())
+    delete_commit(storage, found[-1])
+    assert sorted(outside.iterdir()) == before
+    run = Owner(storage)
+    commit(storage, run, 4)
+    run.retire(Retention(9))
+    assert sorted(outside.iterdir()) == before
+    assert not folder.is_symlink()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    (tmp_path / "data").symlink_to(tmp_path / "moved")
+    kept = sorted((tmp_path / "moved").rglob("*"))
+    storage.delete(list(all_keys(storage, entries.DATA)))
+    assert sorted((tmp_path / "moved").rglob("*")) == kept
+
+
+def test_folders_without_files_go(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    folders = [tmp_path / "data" / name for name in ("g000001-n000004-step000000004-dead", "mnist")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    CommitWriter.take_over(storage)
+    assert [folder.exists() for folder in folders] == [False, True]

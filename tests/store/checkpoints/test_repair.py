@@ -1,0 +1,135 @@
+"""Journal entries that are lost or damaged are made again, out of what the shares say of themselves."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticctl_store.checkpoints import entries, repair, verify
+from elasticctl_store.checkpoints.commits import CommitWriter, read_commits
+from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.storage import all_keys
+from elasticctl_store.storage.local import LocalStorage
+from tests.support import journals
+from tests.support.journals import Owner, share_key, steps, write_share
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path)
+
+
+def commit(storage: LocalStorage, run: Owner, step: int) -> Commit:
+    """A commit that is marked as one."""
+    found = journals.commit(storage, run, step)
+    run.retire(Retention(99))
+    return found
+
+
+def damage(storage: LocalStorage, found: Commit) -> None:
+    key = entries.key_of(found.position)
+    storage.put(key, [storage.get(key)[:-4]])
+
+
+def essence(found: Commit) -> Commit:
+    """What of a commit has to be as it was."""
+    return replace(found, position=0, generation=0, number=0)
+
+
+@pytest.mark.parametrize("lost", [(3,), (2, 3), (1, 2, 3)])
+def test_the_newest_entries_are_made_again_at_the_next_start(storage: LocalStorage, lost: tuple[int, ...]) -> None:
+    run = Owner(storage)
+    found = {step: commit(storage, run, step) for step in (1, 2, 3)}
+    storage.delete([entries.key_of(found[step].position) for step in lost])
+    writer = CommitWriter.take_over(storage)
+    assert [one.step for one in repair.rebuild(storage, writer).commits] == list(lost)
+    again = list(read_commits(storage))
+    assert [essence(one) for one in again] == [essence(found[step]) for step in (3, 2, 1)]
+    assert [one.number for one in again] == [3, 2, 1]
+    assert journals.commit(storage, writer, 4).number == 4
+    assert all(not finding.damage for finding in verify.findings(storage))
+    assert repair.rebuild(storage, CommitWriter.take_over(storage)).commits == ()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_entries_are_replaced_where_they_were(storage: LocalStorage, seed: int) -> None:
+    rng, found = random.Random(seed), list[Commit]()
+    for _ in range(3):
+        run = Owner(storage)
+        found += [commit(storage, run, len(found) + 1 + n) for n in range(rng.randrange(3))]
+    for one in rng.sample(found, rng.randrange(len(found) + 1)):
+        damage(storage, one)
+    repair.rebuild(storage, CommitWriter.take_over(storage), everything=True)
+    assert list(read_commits(storage)) == found[::-1]
+
+
+def test_the_whole_journal_is_made_again(storage: LocalStorage) -> None:
+    run = Owner(storage)
+    found = [journals.commit(storage, run, step) for step in (1, 2, 3)]
+    storage.delete(list(all_keys(storage, entries.JOURNAL)))
+    repair.rebuild(storage, CommitWriter.take_over(storage))
+    assert [essence(one) for one in read_commits(storage)] == [essence(one) for one in reversed(found)]
+
+
+def test_a_save_that_was_never_committed_is_not_now(storage: LocalStorage) -> None:
+    """Of a run that was killed, or fenced, right before its commit."""
+    run = Owner(storage)
+    commit(storage, run, 1)
+    write_share(storage, share_key(run, 2))
+    writer = CommitWriter.take_over(storage)
+    assert repair.rebuild(storage, writer, everything=True) == repair.Rebuilt((), ())
+    commit(storage, Owner(storage), 3)
+    assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == {
+        one.folder for one in read_commits(storage)
+    }
+
+
+def test_what_has_been_deleted_stays_deleted(storage: LocalStorage) -> None:
+    run = Owner(storage)
+    for step in range(1, 5):
+        commit(storage, run, step)
+    interrupted = next(one for one in read_commits(storage) if one.step == 2)
+    storage.delete([entries.key_of(interrupted.position)])
+    assert repair.rebuild(storage, CommitWriter.take_over(storage), everything=True).commits == ()
+    assert steps(storage) == [4, 3, 1]
+
+
+def test_a_save_that_was_interrupted_or_is_damaged_is_not_committed(storage: LocalStorage) -> None:
+    run = Owner(storage)
+    commit(storage, run, 1)
+    storage.put(entries.tensors_key(share_key(run, 2)), [b"its document is missing"])
+    cut, changed = share_key(run, 3), share_key(run, 4)
+    for key in (cut, changed):
+        write_share(storage, key)
+    storage.put(cut, [storage.get(cut)[:-1]])
+    storage.put(changed, [storage.get(changed).replace(b'"epoch": 0', b'"epoch": 7')])
+    rebuilt = repair.rebuild(storage, CommitWriter.take_over(storage), everything=True)
+    assert rebuilt.commits == ()
+    assert [line.partition(":")[0] for line in rebuilt.rejected] == ["step 3", "step 4"]
+    assert steps(storage) == [1]
+
+
+def test_no_sweep_takes_what_an_unreadable_entry_may_stand_for(storage: LocalStorage) -> None:
+    first = Owner(storage)
+    found = [commit(storage, first, step) for step in (1, 2, 3)]
+    damage(storage, found[1])
+    commit(storage, Owner(storage), 4)
+    assert found[1].folder in {entries.folder_of(key) for key in all_keys(storage, entries.DATA)}
+    repair.rebuild(storage, CommitWriter.take_over(storage), everything=True)
+    assert steps(storage) == [4, 3, 2, 1]
+
+
+def test_starting_over_leaves_nothing_but_who_was_there(storage: LocalStorage) -> None:
+    run = Owner(storage)
+    for step in (1, 2):
+        damage(storage, commit(storage, run, step))
+    storage.put("data/mnist/train.bin", [b"somebody's data set"])
+    repair.start_over(storage, CommitWriter.take_over(storage))
+    assert list(all_keys(storage, entries.DATA)) == ["data/mnist/train.bin"]
+    assert not repair.holds_saves(storage)
+    writer = CommitWriter.take_over(storage)
+    assert writer.generation.generation == 3
+    assert repair.rebuild(storage, writer) == repair.Rebuilt((), ())

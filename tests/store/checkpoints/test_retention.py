@@ -1,0 +1,374 @@
+"""What a run deletes: the commits it no longer keeps, and what killed runs have left."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store.checkpoints import entries, verify
+from elasticctl_store.checkpoints.commits import CommitWriter, read_commits
+from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.checkpoints.retention import Keeper
+from elasticctl_store.errors import FencedError, StorageError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage.local import LocalStorage
+from tests.support.journals import Owner, commit, flip, share_key, steps
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return LocalStorage(tmp_path)
+
+
+def test_an_older_run_can_neither_commit_nor_delete(storage: Storage) -> None:
+    old = Owner(storage)
+    for step in (1, 2, 3):
+        commit(storage, old, step)
+    young = Owner(storage)
+    before = list(all_keys(storage, ""))
+    with pytest.raises(
+        FencedError, match=r"a younger run, generation 2 on .*, has taken over; this one \(generation 1\)"
+    ):
+        commit(storage, old, 4)
+    with pytest.raises(FencedError):
+        old.retire(Retention(1))
+    assert set(before) <= set(all_keys(storage, ""))
+    assert steps(storage) == [3, 2, 1]
+    commit(storage, young, 4)
+    assert steps(storage) == [4, 3, 2, 1]
+
+
+def test_a_zombie_stays_fenced_however_much_was_committed_and_deleted_since(storage: Storage) -> None:
+    zombie = Owner(storage)
+    commit(storage, zombie, 1)
+    young = Owner(storage)
+    for step in range(2, 8):
+        commit(storage, young, step)
+        young.retire(Retention(1))
+    with pytest.raises(FencedError):
+        commit(storage, zombie, 100)
+    assert steps(storage) == [7]
+
+
+def test_retiring_keeps_the_last_and_the_data_of_no_other(storage: Storage) -> None:
+    writer = Owner(storage)
+    for step in range(1, 6):
+        commit(storage, writer, step)
+        writer.retire(Retention(2))
+        assert steps(storage) == list(range(step, max(0, step - 2), -1))
+    folders = {entries.folder_of(key) for key in all_keys(storage, entries.DATA)}
+    assert folders == {entry.folder for entry in read_commits(storage)}
+
+
+def test_a_younger_run_retires_what_older_ones_left(storage: Storage) -> None:
+    old = Owner(storage)
+    for step in range(1, 5):
+        commit(storage, old, step)
+    young = Owner(storage)
+    commit(storage, young, 5)
+    young.retire(Retention(3))
+    assert steps(storage) == [5, 4, 3]
+
+
+def test_leftovers_of_killed_runs_are_swept_once_something_newer_is_committed(storage: Storage) -> None:
+    storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00002.safetensors", [b"half"])
+    storage.put("data/g000001-n000009-step000000009-dead/share-00001-of-00002.json.12ab.partial", [b"ha"])
+    writer = Owner(storage)
+    assert len(list(all_keys(storage, entries.DATA))) == 2
+    newest = commit(storage, writer, 1)
+    writer.retire(Retention(3))
+    assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == {newest.folder}
+
+
+def test_entries_that_killed_runs_were_at_are_swept_and_no_younger_ones(storage: Storage) -> None:
+    def partial(position: int) -> str:
+        key = f"{entries.key_of(position)}.12ab34cd.partial"
+        storage.put(key, [b'{"at":'])
+        return key
+
+    commit(storage, Owner(storage), 1)
+    dead = [partial(position) for position in (1, 2, 3)]
+    writer = Owner(storage)
+    alive = partial(writer.generation.position + 2)
+    commit(storage, writer, 2)
+    assert set(dead) <= set(all_keys(storage, entries.JOURNAL))
+    writer.retire(Retention(3))
+    assert [key for key in all_keys(storage, entries.JOURNAL) if key.endswith(".partial")] == [alive]
+    assert steps(storage) == [2, 1]
+
+
+def test_a_failed_save_of_this_run_is_swept_when_asked(storage: Storage) -> None:
+    writer = Owner(storage)
+    commit(storage, writer, 1)
+    writer.retire(Retention(3))
+    failed = share_key(writer, 2)
+    storage.put(failed, [b"half"])
+    commit(storage, writer, 3)
+    writer.retire(Retention(3))
+    assert failed in list(all_keys(storage, entries.DATA))
+    writer.sweep_again()
+    writer.retire(Retention(3))
+    assert failed not in list(all_keys(storage, entries.DATA))
+
+
+def test_what_no_save_has_made_is_never_deleted(storage: Storage) -> None:
+    theirs = ["data/mnist/train.bin", "data/labels.csv", "data/g1-n1-step1-x/y", "data/gallery/step1/image.png"]
+    for key in theirs:
+        storage.put(key, [b"somebody's data set"])
+    writer = Owner(storage)
+    for step in (1, 2, 3):
+        commit(storage, writer, step)
+        writer.sweep_again()
+        writer.retire(Retention(1))
+    assert [key for key in all_keys(storage, entries.DATA) if not key.startswith("data/g000001-")] == sorted(theirs)
+
+
+def test_a_save_that_other_ranks_are_at_already_is_not_swept(storage: Storage) -> None:
+    writer = Owner(storage)
+    commit(storage, writer, 1)
+    ahead = share_key(writer, 2)
+    storage.put(ahead, [b"rank 1 was faster"])
+    writer.retire(Retention(3))
+    assert ahead in list(all_keys(storage, entries.DATA))
+    commit(storage, writer, 3)
+    writer.sweep_again()
+    writer.retire(Retention(3))
+    assert ahead not in list(all_keys(storage, entries.DATA))
+
+
+def test_a_run_that_is_held_up_while_it_sweeps_deletes_nothing_of_a_younger_one(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+
+    class HeldUp(LocalStorage):
+        """Who first lists the data is overtaken before the answer comes."""
+
+        overtaken = False
+
+        def list(self, prefix: str, *, after: str = "") -> list[str]:
+            if prefix == entries.DATA and not HeldUp.overtaken:
+                HeldUp.overtaken = True
+                commit(storage, Owner(storage), 7)
+            return super().list(prefix, after=after)
+
+    old = Owner(HeldUp(tmp_path))
+    commit(storage, old, 1)
+    with pytest.raises(FencedError):
+        old.retire(Retention(1))
+    kept = {entry.folder for entry in read_commits(storage)}
+    assert steps(storage)[-1] == 1
+    assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == kept
+
+
+def test_a_run_that_is_held_up_while_it_retires_deletes_no_more_than_what_it_was_at(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+
+    class HeldUp(LocalStorage):
+        """Is overtaken while it deletes its first entry."""
+
+        overtaken = False
+
+        def delete(self, keys: Sequence[str]) -> None:
+            if not HeldUp.overtaken:
+                HeldUp.overtaken = True
+                Owner(storage)
+            super().delete(keys)
+
+    storage.put("data/g000001-n000009-step000000009-dead/share-00000-of-00001.json", [b"left over"])
+    old = Owner(HeldUp(tmp_path))
+    for step in range(1, 6):
+        commit(storage, old, step)
+    with pytest.raises(FencedError):
+        old.retire(Retention(1))
+    assert steps(storage) == [5, 4, 3, 2]
+    assert len({entries.folder_of(key) for key in all_keys(storage, entries.DATA)}) == 5
+
+
+def test_a_damaged_entry_is_passed_over_and_reported(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    writer = Owner(storage)
+    commit(storage, writer, 1)
+    newest = commit(storage, writer, 2)
+    storage.put(entries.key_of(newest.position), [storage.get(entries.key_of(newest.position))[:-3]])
+    with caplog.at_level(logging.WARNING):
+        assert steps(storage) == [1]
+    assert "journal entry 3" in caplog.text
+    younger = Owner(storage)
+    assert (younger.generation.position, younger.generation.generation) == (4, 2)
+    commit(storage, younger, 3)
+    younger.retire(Retention(3))
+    assert steps(storage) == [3, 1]
+
+
+def test_a_strangers_file_in_the_journal_does_no_harm(storage: Storage) -> None:
+    storage.put("journal/README", [b"hello"])
+    storage.put("journal/000000000000.json.12ab.partial", [b"{"])
+    writer = Owner(storage)
+    commit(storage, writer, 1)
+    writer.retire(Retention(1))
+    assert steps(storage) == [1]
+
+
+def test_a_run_that_is_slow_to_take_over_wins_over_one_that_goes_on_meanwhile(storage: Storage, tmp_path: Path) -> None:
+    old = Owner(storage)
+    commit(storage, old, 1)
+
+    class Slow(LocalStorage):
+        """The first create takes so long that the position is taken, and freed again."""
+
+        waited = False
+
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+            if not Slow.waited:
+                Slow.waited = True
+                for step in (2, 3):
+                    commit(storage, old, step)
+                    old.retire(Retention(last=1))
+            return super().put(key, parts, if_absent=if_absent)
+
+    young = Owner(Slow(tmp_path))
+    with pytest.raises(FencedError):
+        commit(storage, old, 4)
+    commit(storage, young, 5)
+    assert steps(storage) == [5, 3]
+
+
+def test_an_entry_that_is_retired_while_it_is_looked_at_still_counts(storage: Storage, tmp_path: Path) -> None:
+    old = Owner(storage)
+    commit(storage, old, 1)
+
+    class Slow(LocalStorage):
+        """The newest entry goes away between the listing and its reading."""
+
+        waited = False
+
+        def get(self, key: str) -> bytes:
+            if not Slow.waited:
+                Slow.waited = True
+                commit(storage, old, 2)
+                old.retire(Retention(last=1))
+            return super().get(key)
+
+    young = Owner(Slow(tmp_path))
+    with pytest.raises(FencedError):
+        commit(storage, old, 3)
+    commit(storage, young, 4)
+    assert steps(storage) == [4, 2]
+
+
+def test_a_commit_that_was_written_and_never_confirmed_is_taken_in(storage: Storage, tmp_path: Path) -> None:
+    class Silent(LocalStorage):
+        """Writes the entry of step 2, and fails."""
+
+        def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+            crc = super().put(key, parts, if_absent=if_absent)
+            if b'"step":2}' in b"".join(parts):
+                raise StorageError("no answer")
+            return crc
+
+    writer = Owner(Silent(tmp_path))
+    commit(storage, writer, 1)
+    writer.retire(Retention(last=3))
+    with pytest.raises(StorageError, match="no answer"):
+        commit(storage, writer, 2)
+    third = commit(storage, writer, 3)
+    assert (third.number, steps(storage)) == (3, [3, 2, 1])
+    writer.retire(Retention(last=1))
+    assert steps(storage) == [3]
+    assert {entries.folder_of(key) for key in all_keys(storage, entries.DATA)} == {third.folder}
+
+
+def test_nothing_goes_while_nothing_newer_is_whole(
+    storage: Storage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Owner(storage)
+    found = [commit(storage, run, step) for step in (1, 2, 3)]
+    for damaged in found:
+        flip(tmp_path, damaged)
+    stray = "data/g000001-n000000-step000000000-dead/share-00000-of-00001.json"
+    storage.put(stray, [b"left over"])
+    run.retire(Retention(1))
+    assert steps(storage) == [3, 2, 1]
+    assert stray in list(all_keys(storage, entries.DATA))
+    assert "the checkpoint of step 3 is damaged" in caplog.text
+    assert "no checkpoint there is whole: nothing is deleted" in caplog.text
+    commit(storage, run, 4)
+    run.retire(Retention(1))
+    assert steps(storage) == [4]
+    assert stray not in list(all_keys(storage, entries.DATA))
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_a_damaged_one_does_not_count_as_kept(storage: Storage, tmp_path: Path, last: int) -> None:
+    run = Owner(storage)
+    found = [commit(storage, run, step) for step in range(1, 7)]
+    for damaged in found[-2:]:
+        flip(tmp_path, damaged)
+    run.retire(Retention(last))
+    assert [step for step in steps(storage) if step < 5] == [4, 3, 2][:last]
+    commit(storage, run, 7)
+    run.retire(Retention(last))
+    assert 7 in steps(storage)
+    assert len([step for step in steps(storage) if step not in (5, 6)]) == last
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(["save", "save", "lie", "rot"]), max_size=14), st.integers(1, 3), st.randoms())
+def test_the_newest_whole_one_always_stays(
+    tmp_path_factory: pytest.TempPathFactory, doings: list[str], last: int, rng: random.Random
+) -> None:
+    """Whatever the storage makes of what was written ("lie"), or has kept so far ("rot")."""
+    root = tmp_path_factory.mktemp("journal")
+    storage = LocalStorage(root)
+    run, whole = Owner(storage), dict[int, Commit]()
+    for step, doing in enumerate(doings, start=1):
+        if doing == "rot":
+            left = [found for found in whole.values() if found.step in steps(storage)]
+            if len(left) > 1:
+                rotten = rng.choice(left[:-1])
+                flip(root, whole.pop(rotten.step))
+            continue
+        found = commit(storage, run, step)
+        if doing == "lie":
+            flip(root, found)
+        else:
+            whole[step] = found
+        run.retire(Retention(last))
+        if whole:
+            assert max(whole) in steps(storage)
+            verify.verify(storage, whole[max(whole)], lambda count: None)
+
+
+def test_what_stays_is_read_once_as_long_as_it_stays(storage: Storage, tmp_path: Path) -> None:
+    read: list[int] = []
+
+    class Counting(LocalStorage):
+        def read_into(self, key: str, start: int, into: memoryview) -> None:
+            if not start:
+                read.append(step_of(key))
+            super().read_into(key, start, into)
+
+    def step_of(key: str) -> int:
+        return int(key.split("step")[1][:9])
+
+    run = Owner(Counting(tmp_path))
+    for step in range(1, 10):
+        commit(storage, run, step)
+        run.retire(Retention(3))
+    assert read == [4, 7]
+
+
+def test_a_proof_that_is_given_up_deletes_nothing(storage: Storage) -> None:
+    def give_up(count: int) -> None:
+        raise StorageError("no time")
+
+    writer = CommitWriter.take_over(storage)
+    for step in (1, 2):
+        commit(storage, writer, step)
+    with pytest.raises(StorageError, match="no time"):
+        Keeper(storage, writer, give_up).retire(Retention(1))
+    assert steps(storage) == [2, 1]

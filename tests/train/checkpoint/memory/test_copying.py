@@ -1,0 +1,90 @@
+"""Copies of many tensors, and the thread that helps with them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticctl_store.parallel import each
+from elasticctl_train.checkpoint.memory import copying
+from elasticctl_train.checkpoint.memory.copying import Background, Copier, CopyTarget
+from tests.support.train.states import bits, same, tensors
+
+COPIER = Copier()
+
+
+def copied(sources: list[torch.Tensor]) -> list[torch.Tensor]:
+    targets = [torch.empty(source.shape, dtype=source.dtype) for source in sources]
+    COPIER.copy([CopyTarget.of(target) for target in targets], sources)
+    return targets
+
+
+@given(st.lists(tensors(), max_size=6))
+@settings(deadline=None, max_examples=40)
+def test_every_kind_of_tensor_is_copied_bit_by_bit(sources: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        assert all(same(a, b.detach()) for a, b in zip(copied(sources), sources, strict=True))
+
+
+def test_large_tensors_are_copied_whole_by_both_threads() -> None:
+    sizes = [copying.CHUNK_BYTES // 8 * 5 + 3, 3, copying.HELP_FROM_BYTES // 8, copying.SMALL_BYTES // 8]
+    sources = [torch.randn(size, dtype=torch.float64) for size in sizes]
+    assert [bits(target) for target in copied(sources)] == [bits(source) for source in sources]
+
+
+def test_what_conjugation_has_put_off_is_done() -> None:
+    wave = torch.randn(50, dtype=torch.complex64)
+    sources = [wave.conj(), wave.conj().imag]
+    assert sources[1].is_neg()
+    assert all(same(a, b) for a, b in zip(copied(sources), sources, strict=True))
+
+
+def test_one_job_after_the_other() -> None:
+    background, gate, done = Background("test"), threading.Event(), []
+    assert not background.busy
+    background.start(lambda: done.append(gate.wait(60)))
+    background.join(0.0)
+    assert background.busy
+    gate.set()
+    background.join()
+    assert not background.busy
+    background.start(lambda: done.append(False))
+    background.join()
+    assert done == [True, False]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the whole process's")
+def test_a_nice_thread_and_those_it_starts_give_way_and_no_other_does() -> None:
+    found: list[int] = []
+
+    def note() -> None:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    def job() -> None:
+        note()
+        each(lambda _: note(), range(4), threads=2)
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    background = Background("test-nice", 5)
+    background.start(job)
+    background.join()
+    assert found == [max(before, 5)] * 5
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+def test_the_thread_ends_with_its_object() -> None:
+    background = Background("test-that-ends")
+    thread = next(thread for thread in threading.enumerate() if thread.name == "test-that-ends")
+    background.start(lambda: None)
+    background.join()
+    del background
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()

@@ -1,0 +1,126 @@
+"""A disk that is full: room is made before a save, and what a killed one has left never keeps the next from working."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import Retention, save_folder, share_key, tensors_key
+from elasticctl_store.errors import FullError, StorageError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from tests.support.train.states import same
+
+STATE_BYTES = 1_000_000
+
+
+class Disk(LocalStorage):
+    """A folder with so much room for data; it tells how much is left, or, as under a quota, does not."""
+
+    def __init__(self, root: Path, capacity_bytes: int, *, tells: bool = True) -> None:
+        super().__init__(root)
+        self.root, self.capacity_bytes, self.tells = root, capacity_bytes, tells
+
+    def used_bytes(self) -> int:
+        return sum(path.stat().st_size for path in (self.root / "data").rglob("*") if path.is_file())
+
+    def free_bytes(self) -> int | None:
+        return self.capacity_bytes - self.used_bytes() if self.tells else None
+
+    def put(self, key: str, parts: Sequence[bytes | memoryview], *, if_absent: bool = False) -> int:
+        if self.used_bytes() + sum(map(len, parts)) > self.capacity_bytes:
+            raise FullError(f"cannot write {key}: the disk is full")
+        return super().put(key, parts, if_absent=if_absent)
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((STATE_BYTES // 4,), float(step))}}
+
+
+def save(checkpoints: Checkpointer, step: int) -> bool:
+    checkpoints.save(state_of(step), Label(step))
+    return checkpoints.settle()
+
+
+def steps(disk: LocalStorage) -> list[int]:
+    return [commit.step for commit in read_commits(disk)]
+
+
+def leave_half_a_save(disk: Disk, size_bytes: int) -> None:
+    """What a run leaves that is killed while it writes."""
+    key = tensors_key(share_key(save_folder(1, 77, 77, "dead"), 0, 1))
+    path = disk.root / f"{key}.12ab34cd.partial"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(size_bytes))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_the_oldest_goes_before_a_save_that_has_no_room(
+    tmp_path: Path, tells: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(tmp_path, 3_500_000, tells=tells)
+    checkpoints = Checkpointer(disk, keep=Retention(3))
+    with caplog.at_level(logging.WARNING):
+        assert all(save(checkpoints, step) for step in range(1, 7))
+    assert steps(disk) == [6, 5, 4]
+    free = ", 0.5 MB are free" if tells else ""
+    assert f"MB{free}: the oldest of 3 checkpoints goes first (step 1), keeping 2 until there is room" in caplog.text
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("committed", [0, 2])
+def test_what_a_killed_save_has_left_goes_before_the_next(tmp_path: Path, tells: bool, committed: int) -> None:
+    disk = Disk(tmp_path, (committed + 1) * 1_100_000, tells=tells)
+    first = Checkpointer(disk)
+    assert all(save(first, step) for step in range(1, committed + 1))
+    leave_half_a_save(disk, 900_000)
+    second = Checkpointer(disk)
+    second.restore()
+    assert save(second, 9)
+    assert steps(disk) == [9, 2, 1][: committed + 1]
+
+
+def test_a_disk_without_room_for_an_entry_can_be_taken_over(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 2_200_000)
+    assert save(Checkpointer(disk), 1)
+    leave_half_a_save(disk, disk.capacity_bytes - disk.used_bytes())
+    second = Checkpointer(disk)
+    restored = second.restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+    assert save(second, 2)
+
+
+def test_the_newest_whole_one_never_makes_room(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 1_500_000)
+    checkpoints = Checkpointer(disk)
+    assert save(checkpoints, 1)
+    assert not save(checkpoints, 2)
+    assert "the disk is full" in str(checkpoints.failure())
+    assert steps(disk) == [1]
+    restored = Checkpointer(disk).restore()
+    assert restored is not None
+    assert same(restored.state, state_of(1))
+
+
+def test_a_damaged_newest_one_keeps_the_one_before(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 3_500_000)
+    checkpoints = Checkpointer(disk)
+    for step in (1, 2, 3):
+        assert save(checkpoints, step)
+    for step in (2, 3):
+        path = next(tmp_path.glob(f"data/*step00000000{step}*/*.safetensors"))
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    assert not save(checkpoints, 4)
+    assert steps(disk) == [3, 2, 1]
+
+
+def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:
+    assert issubclass(FullError, StorageError)
+    assert (LocalStorage(tmp_path / "not" / "yet").free_bytes() or 0) > 0

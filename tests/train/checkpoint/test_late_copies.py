@@ -1,0 +1,139 @@
+"""What of a state is copied while training goes on is still the state at the save, to the bit."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.errors import SaveError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train import Run, SavePolicy
+from elasticctl_train.checkpoint import restore, shares
+from elasticctl_train.checkpoint.snapshots import Snapshots
+from elasticctl_train.dist import World
+from tests.support.train.states import same
+from tests.support.waiting import wait_until
+
+WIDTH = 300
+"""A square of it is more than is copied at once."""
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True),
+    "adamw, one by one": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
+    "adam, fused": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, max_iter=2),
+}
+
+
+class Network(torch.nn.Module):
+    """Large and small parameters, and buffers that every pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(WIDTH, WIDTH)
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+        self.outer = torch.nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.outer(self.norm(self.inner(x)))
+        return y
+
+
+def change_early(model: torch.nn.Module, chance: random.Random) -> None:
+    """What a script may do as soon as a step is over, behind autograd's back too."""
+    match chance.randrange(4):
+        case 0:
+            for parameter in model.parameters():
+                parameter.data.clamp_(-0.02, 0.02)
+        case 1:
+            model.inner.weight.detach().numpy()[:] *= 0.5  # type: ignore[union-attr]
+        case 2:
+            model(torch.ones(3, WIDTH))  # the buffers
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_each_save_has_the_state_at_its_step(tmp_path: Path, kind: str) -> None:
+    """Five steps with a save behind each; the next step is made at once, or after other changes."""
+    torch.manual_seed(0)
+    chance, model = random.Random(kind), Network()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    then: dict[int, Any] = {}
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, WIDTH)).square().mean()
+        loss.backward()
+        return loss  # type: ignore[no-any-return]
+
+    with Run(str(tmp_path), model=model, optimizer=optimizer, save=SavePolicy(every_steps=1, keep_last=100)) as run:
+        closure()
+        for step in range(1, 6):
+            optimizer.step(closure if kind == "lbfgs" else None)  # type: ignore[arg-type]
+            wait_until(lambda: not run._session.busy)
+            then[step] = copy.deepcopy({"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()})
+            run.step()
+            change_early(model, chance)
+            if chance.randrange(2):
+                closure()
+    storage = LocalStorage(tmp_path)
+    found = {commit.step: restore.read_alone(storage, commit)[0] for commit in read_commits(storage)}
+    assert found.keys() == then.keys()
+    for step, state in then.items():
+        assert same({part: found[step][part] for part in state}, state), step
+
+
+def adam() -> tuple[torch.optim.Optimizer, dict[str, Any]]:
+    """An optimizer that has made a step, and the state to save."""
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(WIDTH, WIDTH))])
+    stir(optimizer)
+    return optimizer, {"optimizer": optimizer.state_dict()}
+
+
+def stir(optimizer: torch.optim.Optimizer) -> None:
+    """Make a step."""
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+def content(share: Any) -> bytes:
+    """The tensor file as it stands."""
+    assert isinstance(share, shares.Share)
+    return bytes(share.buffer.data.numpy().data[: share.plan.size_bytes])
+
+
+def test_nobody_but_the_next_step_needs_to_copy() -> None:
+    """Also where it is another optimizer's; and a save whose parts may not wait is copied at once."""
+    optimizer, state = adam()
+    whole = content(Snapshots(World(), None).take(state, {}, ()))
+    for stepping in (optimizer, adam()[0]):
+        snapshots = Snapshots(World(), None)
+        share = snapshots.take({"optimizer": optimizer.state_dict()}, {}, (), {"optimizer"})
+        assert content(share) != whole
+        if stepping is not optimizer:
+            whole = content(Snapshots(World(), None).take({"optimizer": optimizer.state_dict()}, {}, ()))
+        stir(stepping)
+        assert content(share) == whole
+
+
+def test_a_state_that_is_written_to_outside_of_a_step_is_not_saved(tmp_path: Path) -> None:
+    """Never a mixture: and from then on nothing waits."""
+    optimizer, state = adam()
+    snapshots = Snapshots(World(), None)
+    share = snapshots.take(state, {}, (), {"optimizer"})
+    assert isinstance(share, shares.Share)
+    for entry in optimizer.state.values():
+        entry["exp_avg"].zero_()
+    with pytest.raises(SaveError, match="outside of its step"):
+        share.write(LocalStorage(tmp_path), "data/share.json")
+    assert content(snapshots.take(state, {}, (), {"optimizer"})) == content(
+        Snapshots(World(), None).take(state, {}, ())
+    )

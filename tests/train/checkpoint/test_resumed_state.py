@@ -1,0 +1,273 @@
+"""What a resume gives back is the script's own, as if training had not been interrupted."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from elasticctl_store.errors import StateError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train import Run
+from elasticctl_train.checkpoint import fitting, parts
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.checkpoint.memory import landing
+from tests.support.train.states import same, trees
+
+OPTIMIZERS = sorted(
+    name
+    for name, found in vars(torch.optim).items()
+    if inspect.isclass(found) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer
+)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adam": {"amsgrad": True},
+    "LBFGS": {"max_iter": 2, "history_size": 3},
+}
+
+
+class Net(nn.Module):
+    """Weights in the channels-last format, large ones, and ones of a single element."""
+
+    def __init__(self, dtype: torch.dtype, only_matrices: bool, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(170, 200, sparse=sparse)
+        self.out = nn.Linear(200, 1, bias=not only_matrices)
+        self.convolution = None if only_matrices or sparse else nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+        self.to(dtype)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found = self.table(rows)
+        if self.convolution is not None:
+            found = found * self.convolution(found.view(-1, 1, 10, 20)).mean()
+        return self.out(found)
+
+
+def trained(kind: str, dtype: torch.dtype) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer, not stepped yet."""
+    torch.manual_seed(0)
+    model = Net(dtype, only_matrices=kind == "Muon", sparse=kind == "SparseAdam")
+    parameters: Any = model.table.parameters() if kind == "SparseAdam" else model.parameters()
+    return model, getattr(torch.optim, kind)(parameters, lr=1e-3, **OPTIONS.get(kind, {}))
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+    rows = torch.arange(12)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(rows).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(count):
+        optimizer.step(closure)
+
+
+def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors(item, f"{path}/{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from tensors(item, f"{path}/{index}")
+
+
+def described(state: Any) -> dict[str, Any]:
+    """What can be seen of each tensor, and with which others it shares its storage."""
+    found = dict(tensors(state))
+    homes: dict[int, list[str]] = {}
+    for path, tensor in found.items():
+        if tensor.numel():
+            homes.setdefault(tensor.untyped_storage().data_ptr(), []).append(path)
+    return {
+        path: (
+            type(tensor),
+            tensor.dtype,
+            tensor.device,
+            tensor.shape,
+            tensor.stride(),
+            tensor.requires_grad,
+            tensor.storage_offset(),
+            tensor.untyped_storage().nbytes(),
+            homes.get(tensor.untyped_storage().data_ptr()),
+        )
+        for path, tensor in found.items()
+    }
+
+
+def written(state: Any) -> tuple[Any, list[int]]:
+    """What torch.save writes: read back, and the sizes of the storages in it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    sizes = [each.file_size for each in zipfile.ZipFile(file).infolist() if "/data/" in each.filename]
+    file.seek(0)
+    return torch.load(file), sizes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_resumed_optimizer_is_as_one_that_went_on(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    model, optimizer = trained(kind, dtype)
+    steps(model, optimizer, 2)
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, Label(2))
+    assert checkpoints.settle()
+
+    live = dict(zip(("model", "optimizer"), trained(kind, dtype), strict=True))
+    restored = Checkpointer(LocalStorage(tmp_path)).restore()
+    assert restored is not None
+    fitting.load(live, restored.state, "here")
+    del restored
+    for each in (lambda: None, lambda: [steps(*pair, 2) for pair in ((model, optimizer), tuple(live.values()))]):
+        each()
+        here, there = live["optimizer"].state_dict(), optimizer.state_dict()
+        assert same(here, there)
+        assert described(here) == described(there)
+        assert described(live["model"].state_dict()) == described(model.state_dict())
+        (a, sizes_a), (b, sizes_b) = written(here), written(there)
+        assert same(a, b)
+        assert sizes_a == sizes_b
+
+
+def test_every_kind_of_tensor_comes_back_as_it_was(tmp_path: Path) -> None:
+    shared = torch.randn(40, 60)
+    state = {
+        "large": torch.randn(300, 400),
+        "large odd": torch.randn(333, 101).double(),
+        "columns": torch.randn(300, 400).t(),
+        "small columns": torch.randn(3, 4).t(),
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "one channel": torch.randn(2, 1, 4, 5).to(memory_format=torch.channels_last),
+        "leaf": torch.randn(300, 200, requires_grad=True),
+        "parameter": nn.Parameter(torch.randn(2)),
+        "frozen": nn.Parameter(torch.arange(4), requires_grad=False),
+        "shared": shared,
+        "again": [shared],
+        "empty": torch.empty(0, 3),
+        "number": torch.tensor(3, dtype=torch.int8),
+    }
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    checkpoints.save({"all": state}, Label(1))
+    assert checkpoints.settle()
+    restored = checkpoints.restore()
+    assert restored is not None
+    found = restored.state["all"]
+    assert same(found, {**state, "parameter": state["parameter"], "frozen": state["frozen"]})
+    assert described(found) == described(state)
+    assert found["again"][0] is found["shared"]
+    written(found)
+
+
+def test_a_view_with_gaps_comes_back_closed_up(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    whole = torch.randn(6, 8)
+    checkpoints.save(
+        {"all": {"rows": whole[::2], "corner": whole.t()[:3, :2], "wide": whole[:1].expand(5, 8)}}, Label(1)
+    )
+    assert checkpoints.settle()
+    restored = checkpoints.restore()
+    assert restored is not None
+    for tensor in restored.state["all"].values():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    assert same(restored.state["all"]["corner"], whole.t()[:3, :2].clone())
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_memory_goes_with_the_tensors_that_were_in_it() -> None:
+    size = 32 << 20
+    room = landing.Landing(2 * size + 100)
+    room.data.fill_(1)
+    first, second = (room.keep(start, torch.float32, (size // 4,)) for start in (0, size))
+    assert first is not None
+    assert second is not None
+    full = resident_bytes()
+    del first
+    assert full - resident_bytes() > size // 2
+    assert second.view(torch.uint8).sum() == size
+    room.close()
+    assert second.view(torch.uint8).sum() == size
+
+
+def test_what_no_tensor_has_kept_is_given_back_at_once() -> None:
+    room = landing.Landing(32 << 20)
+    room.data.fill_(1)
+    kept = room.keep(16 << 20, torch.uint8, (1 << 20,))
+    assert kept is not None
+    full = resident_bytes()
+    room.close()
+    assert full - resident_bytes() > 24 << 20
+    assert int(kept.sum()) == 1 << 20
+
+
+@pytest.mark.parametrize(("start", "length"), [(64, 1000), (32, 1 << 20)])
+def test_small_and_unaligned_tensors_are_copied(start: int, length: int) -> None:
+    assert landing.Landing(2 << 20).keep(start, torch.uint8, (length,)) is None
+
+
+@given(st.dictionaries(st.text(max_size=6) | st.sampled_from(["$rank", "$x", "a/b", "a", ""]), trees, max_size=3))
+@settings(deadline=None, max_examples=60)
+def test_whatever_is_saved_comes_back_and_the_rest_is_refused(state: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Checkpointer(LocalStorage(Path(folder)))
+        local = {"own": list(state.values()), **state}
+        if any(name.startswith("$") for name in state):
+            with pytest.raises(StateError, match="needs another name"):
+                checkpoints.save(state, Label(1), local=local)
+            return
+        checkpoints.save(state, Label(1), local=local)
+        assert checkpoints.settle()
+        restored = checkpoints.restore()
+        assert restored is not None
+        assert same(restored.state, state)
+        assert same(restored.local, local)
+
+
+@pytest.mark.parametrize("name", ["$own", "$rank", "$"])
+def test_a_name_that_is_taken_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StateError, match="needs another name: those that start with"):
+        Run(str(tmp_path), model=nn.Linear(1, 1), **{name: nn.Linear(1, 1)})
+    with pytest.raises(StateError, match="needs a name that is text"):
+        Checkpointer(LocalStorage(tmp_path)).save({3: 1}, Label(1))  # type: ignore[dict-item]
+
+
+def test_the_deepest_state_that_is_saved_is_read(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(LocalStorage(tmp_path))
+    part: Any = torch.ones(2)
+    while True:
+        try:
+            parts.check({"part": Holding(part)})
+        except StateError:
+            break
+        deepest, part = part, [part]
+    checkpoints.save({"part": deepest}, Label(1))
+    assert checkpoints.settle()
+    restored = checkpoints.restore()
+    assert restored is not None
+    assert same(restored.state["part"], deepest)
+
+
+class Holding:
+    """An object with this state."""
+
+    def __init__(self, state: Any) -> None:
+        self.state_dict = lambda: state
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError(state)

@@ -1,0 +1,40 @@
+"""`dcp.save` at one size and in one spread, `dcp.load` at another, by real ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.reader import read_contents
+from elasticctl_store.storage.local import LocalStorage
+from tests.support.train import dcp_programs, ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks_then", "how_then", "ranks_now", "how_now"),
+    [(2, "rows", 3, "columns"), (3, "columns", 1, "plain"), (2, "some", 2, "replicated")],
+)
+def test_a_state_is_loaded_by_other_ranks(
+    tmp_path: Path, ranks_then: int, how_then: str, ranks_now: int, how_now: str
+) -> None:
+    url, outcome = str(tmp_path / "run"), str(tmp_path / "compared")
+    assert ranks.run(dcp_programs.save, ranks_then, url, how_then) == [0] * ranks_then
+    (commit,) = read_commits(LocalStorage(tmp_path / "run"))
+    assert len(read_contents(LocalStorage(tmp_path / "run"), commit).shares) == ranks_then
+    assert ranks.run(dcp_programs.load, ranks_now, url, how_now, outcome) == [0] * ranks_now
+    assert [Path(f"{outcome}-{rank}").read_text() for rank in range(ranks_now)] == ["6"] * ranks_now
+
+
+def test_a_process_of_its_own_can_save(tmp_path: Path) -> None:
+    assert ranks.run(dcp_programs.save_in_process, 1, str(tmp_path)) == [0]
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [2, 1]
+
+
+def test_a_plan_of_an_earlier_save_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    url, outcome = str(tmp_path / "run"), str(tmp_path / "said")
+    assert ranks.run(dcp_programs.save_with_cached_plans, 2, url, outcome) == [0, 0]
+    assert "FIX: DefaultSavePlanner(enable_plan_caching=False)" in Path(f"{outcome}-1").read_text()
+    (commit,) = read_commits(LocalStorage(tmp_path / "run"))
+    read_contents(LocalStorage(tmp_path / "run"), commit)

@@ -1,0 +1,192 @@
+"""`dcp.save` and `dcp.load` over our storage, in one process: what comes back, what is refused, who can read it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from elasticctl_store.checkpoints import entries, verify
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.checkpoints.entries import Retention
+from elasticctl_store.checkpoints.reader import seal
+from elasticctl_store.errors import DamagedError, MissingError, RestoreError, SaveError, StateError, TrainError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label
+from elasticctl_train.dcp import ElasticReader, ElasticWriter
+from tests.support.train import checkpoints
+from tests.support.train.dcp_programs import blank, refusal
+from tests.support.train.states import same
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def some_state() -> dict[str, Any]:
+    """Tensors of many kinds, and values of all kinds that a checkpoint can hold."""
+    return {
+        "model": checkpoints.model_state(),
+        "__metadata__": torch.ones(2),
+        "columns first": torch.arange(6.0).view(2, 3).t(),
+        "values": {
+            "text": "x",
+            "none": None,
+            "nan": float("inf"),
+            "$odd": 1,
+            "pair": (1, [2.5, True]),
+            "list": [1, "a"],
+        },
+        "tensors in a pair": (torch.ones(3, dtype=torch.bfloat16), "and text"),
+        "list": [torch.zeros(2), {"deep": torch.ones(2, 2)}],
+        "a.b": 1,
+    }
+
+
+def save(state: dict[str, Any], folder: Path, **options: Any) -> None:
+    dcp.save(state, storage_writer=ElasticWriter(folder, **options))
+
+
+def load(state: dict[str, Any], folder: Path, **options: Any) -> dict[str, Any]:
+    dcp.load(state, storage_reader=ElasticReader(folder, **options))
+    return state
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    save(some_state(), tmp_path)
+    assert same(load(blank(some_state()), tmp_path), some_state())
+
+
+def test_nothing_is_stored_as_a_pickle(tmp_path: Path) -> None:
+    save(some_state(), tmp_path)
+    (document,) = (tmp_path / "data").glob("*/*.json")
+    assert json.loads(document.read_bytes())["state"]["a.b"] == 1
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"PK\x03\x04" not in stored  # torch.save makes zip files
+
+
+def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
+    save(some_state(), tmp_path, step=7)
+    (commit,) = read_commits(LocalStorage(tmp_path))
+    assert commit.step == 7
+    verify.verify(LocalStorage(tmp_path), commit, lambda count: None)
+    restored = Checkpointer(LocalStorage(tmp_path)).restore()
+    assert restored is not None
+    assert same(restored.state["values"], some_state()["values"])
+    assert same(restored.state["model"], some_state()["model"])
+
+
+def test_what_a_checkpointer_has_saved_is_loaded(tmp_path: Path) -> None:
+    optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"betas": (0.9, 0.99)}]}
+    kept = Checkpointer(LocalStorage(tmp_path))
+    kept.save({"model": checkpoints.model_state(), "optimizer": optimizer}, Label(4), local={"own": torch.ones(2)})
+    assert kept.settle()
+    state = load(blank({"model": checkpoints.model_state(), "optimizer": optimizer}), tmp_path)
+    assert same(state["model"], checkpoints.model_state())
+    assert state["optimizer"] == optimizer
+
+
+def test_a_step_is_chosen_by_number(tmp_path: Path) -> None:
+    writer = ElasticWriter(tmp_path)
+    for value in (1.0, 2.0):
+        dcp.save({"t": torch.full((2,), value)}, storage_writer=writer)
+    dcp.save({"t": torch.full((2,), 9.0)}, storage_writer=writer, checkpoint_id="#9")
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [9, 2, 1]
+    assert load({"t": torch.zeros(2)}, tmp_path)["t"][0] == 9
+    assert load({"t": torch.zeros(2)}, tmp_path, step=1)["t"][0] == 1
+    state = {"t": torch.zeros(2)}
+    dcp.load(state, storage_reader=ElasticReader(), checkpoint_id=f"{tmp_path}#2")
+    assert state["t"][0] == 2
+    assert said_of(lambda: load(state, tmp_path, step=5), MissingError).endswith("the steps that are: 9, 2, 1")
+
+
+def test_older_ones_stay_unless_told_otherwise(tmp_path: Path) -> None:
+    for _ in range(5):
+        save({"t": torch.ones(2)}, tmp_path)
+    assert len(list(read_commits(LocalStorage(tmp_path)))) == 5
+    save({"t": torch.ones(2)}, tmp_path, keep=Retention(last=2))
+    assert [commit.step for commit in read_commits(LocalStorage(tmp_path))] == [6, 5]
+
+
+def test_a_save_in_the_background_is_of_the_state_at_its_beginning(tmp_path: Path) -> None:
+    state = {"t": torch.ones(1000), "n": 1}
+    saving = dcp.async_save(state, storage_writer=ElasticWriter(tmp_path))
+    state["t"].zero_()
+    saving.result()  # type: ignore[union-attr]
+    assert same(load({"t": torch.zeros(1000), "n": 0}, tmp_path), {"t": torch.ones(1000), "n": 1})
+
+
+def said_of(action: Any, kind: type[TrainError]) -> str:
+    """What DCP's error says that one rank has raised."""
+    with pytest.raises(dcp.CheckpointException) as caught:
+        action()
+    raised = next(iter(caught.value.failures.values()))[0]
+    if isinstance(raised, AssertionError):  # that is how DCP wraps what reading the metadata raises
+        return str(raised)
+    assert isinstance(refusal(caught.value), kind)
+    return str(raised)
+
+
+@pytest.mark.parametrize("odd", [datetime.timedelta(1), {1, 2}, b"bytes", torch.float32])
+def test_an_object_is_refused_unless_pickles_are_allowed(tmp_path: Path, odd: Any) -> None:
+    state = {"t": torch.ones(2), "deep": {"odd": odd}}
+    assert said_of(lambda: save(state, tmp_path), StateError).startswith("deep.odd: a checkpoint cannot hold")
+    assert list(read_commits(LocalStorage(tmp_path))) == []
+    save(state, tmp_path, allow_pickle=True)
+    empty = {"t": torch.zeros(2), "deep": {"odd": None}}
+    assert "FIX: if you trust who wrote it" in said_of(lambda: load(empty, tmp_path), RestoreError)
+    assert load(empty, tmp_path, allow_pickle=True)["deep"]["odd"] == odd
+
+
+def test_a_save_without_collectives_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="use_collectives=True"):
+        dcp.save({"t": torch.ones(2)}, storage_writer=ElasticWriter(tmp_path), use_collectives=False)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_damage_is_refused_and_an_older_step_can_be_named(tmp_path: Path, suffix: str) -> None:
+    for value in (1.0, 2.0):
+        save({"t": torch.full((50,), value)}, tmp_path)
+    checkpoints.damage(tmp_path, next(read_commits(LocalStorage(tmp_path))), suffix, -3)
+    state = {"t": torch.zeros(50)}
+    if suffix == ".json":  # what that one consists of is lost
+        assert load(state, tmp_path)["t"][0] == 1
+    else:
+        assert "checksum" in said_of(lambda: load(state, tmp_path), DamagedError)
+        assert state["t"].count_nonzero() == 0
+        assert load(state, tmp_path, step=1)["t"][0] == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        7,
+        {},
+        {"paths": 7},
+        {"paths": [["t", ["nowhere"]]]},
+        {"paths": [["t", ["t", 0]]]},
+        {"paths": [["t", ["t"]], ["t", ["t"]]]},
+        {"paths": [["t", ["t"]]], "raw": ["u"]},
+        {"paths": [["n", ["n"]]], "raw": ["n"]},
+        {"paths": [["t", ["t"]]], "planner_data": {"$what": 1}},
+        {"paths": [[["t"], ["t"]]]},
+    ],
+)
+def test_names_that_do_not_fit_the_state_are_damage(tmp_path: Path, said: Any) -> None:
+    """A hostile storage gets its digests right."""
+    save({"t": torch.ones(2), "n": 1}, tmp_path)
+    storage = LocalStorage(tmp_path)
+    (commit,) = read_commits(storage)
+    document = json.loads(storage.get(commit.shares[0].key))
+    del document["sha256"]
+    data = seal({**document, "dcp": said})
+    storage.put(commit.shares[0].key, [data])
+    entry = json.loads(storage.get(entries.key_of(commit.position)))
+    del entry["sha256"]
+    entry["shares"][0] |= {"size_bytes": len(data), "checksum": entries.checksum([data])}
+    text = json.dumps({**entry, "sha256": entries.digest_of(entry)}, sort_keys=True, separators=(",", ":"))
+    storage.put(entries.key_of(commit.position), [text.encode()])
+    assert "no checkpoint can be read: step 1: " in said_of(lambda: load({"t": torch.zeros(2)}, tmp_path), DamagedError)

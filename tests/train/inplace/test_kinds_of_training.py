@@ -1,0 +1,57 @@
+"""What scripts do beside the four lines: a loss leaves no trace in it, or ranks start again, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launcher_lab import Lab
+from tests.support.train.unbroken_workers import EVERY_KIND, ROOT, Workers
+
+
+@pytest.mark.timeout(300)
+def test_with_as_many_ranks_all_is_as_if_nothing_had_happened(lab: Lab, another_lab: Lab) -> None:
+    lab.minimum = 3
+    faults = "evaluation:4:w0 optimizer:7:w1"
+    workers = Workers(lab, 3, 2, EVERY_KIND, FAULTS=faults)
+    disturbed = workers.finish()
+    workers.check_samples()
+    assert len(workers.ledger().pids) == 3 + len(faults.split()), "those that were lost, and nobody else, started again"
+    losses = workers.ledger().losses()
+    again = Workers(another_lab, 3, 2, EVERY_KIND)
+    assert again.finish() == disturbed
+    undisturbed = again.ledger().losses()
+    assert losses == {key: undisturbed[key] for key in losses}
+
+
+@pytest.mark.timeout(300)
+def test_with_fewer_ranks_the_averages_are_those_of_the_global_batch(lab: Lab, tmp_path: Path) -> None:
+    workers = Workers(lab, 3, 2, EVERY_KIND, NORM="Identity", FAULTS="forward:3:w1")
+    steps, sums, settings, evaluated = workers.finish()
+    workers.check_samples()
+    alone = {"LAB": str(tmp_path), "EPOCHS": "2", "NORM": "Identity", "PYTHONPATH": str(ROOT)}
+    known = {"ELASTICCTL_WORKER": "alone", "ELASTICCTL_GENERATION": "0"}
+    subprocess.run([sys.executable, str(EVERY_KIND)], env={**os.environ, **alone, **known}, check=True, timeout=100)
+    wanted = json.loads(next(tmp_path.glob("end-*")).read_text())
+    assert [steps, settings] == [wanted[0], wanted[2]]
+    assert evaluated == pytest.approx(wanted[3], rel=1e-4)
+    assert [part for pair in sums for part in pair] == pytest.approx(
+        [part for pair in wanted[1] for part in pair], rel=1e-3, abs=1e-3
+    )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("habit", "point"), [("twice", "between"), ("metrics", "after"), ("groups", "backward")])
+def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab, habit: str, point: str) -> None:
+    """Steps of one optimizer around another backward pass; collectives, and groups, of the script's own."""
+    workers = Workers(lab, 3, 2, EVERY_KIND, HABIT=habit, FAULTS=f"{point}:7:w1")
+    steps, *_ = workers.finish()
+    workers.check_samples()
+    assert steps == 10
+    generations = lab.site.service.view("default/job", "job-uid").generations
+    assert "storage" in {item.resumed_from for item in generations}

@@ -1,0 +1,129 @@
+"""Real launchers and ranks, and a peer lost at each point of a step: no step is lost, and nobody starts again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from tests.support.launcher_lab import Lab
+from tests.support.train.unbroken_workers import ENDLESS, Workers, lose_at_random
+from tests.support.vanish import come_back, vanish
+
+POINTS = ("forward", "backward", "optimizer", "after", "step")
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("victim", ["w0", "w1"])
+def test_whoever_dies_wherever_the_others_go_on(lab: Lab, point: str, victim: str) -> None:
+    workers = Workers(lab, 3, 3, FAULTS=f"{point}:7:{victim}")
+    steps, *_ = workers.finish()
+    workers.check_samples()
+    assert steps == 30
+    assert len(workers.ledger().pids) <= 4, "the one that was lost, and nobody else, started again"
+
+
+def test_a_machine_is_gone_and_another_comes(lab: Lab) -> None:
+    workers = Workers(lab, 3, ENDLESS, SCRIPT_SLOW_S="1", STEP_S="0.03")
+    workers.train_to(10)
+    workers.lose("w1")
+    gone = time.time()
+    lab.until(lambda: any(row["of"] == 2 for row in workers.ledger().made))
+    lab.add("w3")
+    workers.start("w3")
+    workers.names.append("w3")
+    lab.until(lambda: any(row["of"] == 3 and row["at"] > gone + 0.5 for row in workers.ledger().made))
+    workers.end_soon()
+    workers.finish()
+    workers.check_samples()
+    assert len(workers.ledger().pids) == 4
+    status = lab.site.service.view("default/job", "job-uid")
+    assert {item.resumed_from for item in status.generations[1:]} == {"memory"}
+    assert all(item.stays for item in status.generations)
+
+
+def test_a_machine_that_vanishes_without_a_word_is_left_out_and_comes_back_as_a_newcomer(lab: Lab) -> None:
+    endpoint = f"http://{lab.site.address}"
+    workers = Workers(lab, 3, ENDLESS, STEP_S="0.02", ELASTICCTL_RDZV_ENDPOINT=endpoint)
+    workers.train_to(100)  # for two seconds and more: what a step takes is known then
+    pids = vanish(lab.workers["w1"].pid)
+    gone = time.time()
+    lab.until(lambda: any(row["of"] == 2 for row in workers.ledger().made))
+    back_at = min(row["at"] for row in workers.ledger().made if row["of"] == 2)
+    print(f"without it after {back_at - gone:.2f} s")
+    come_back(pids)
+    lab.until(lambda: any(row["of"] == 3 and row["at"] > back_at for row in workers.ledger().made))
+    workers.end_soon()
+    workers.finish()
+    workers.check_samples()
+    assert len(workers.ledger().pids) <= 4, "at most its own rank started again"
+    view = lab.site.service.view("default/job", "job-uid")
+    assert [item.reason for item in view.generations[1:2]] == ["cannot reach w1"]
+    assert all(item.failure is None for item in view.generations), "nobody is blamed"
+    assert {item.resumed_from for item in view.generations[1:]} == {"memory"}
+
+
+def test_a_worker_that_has_to_go_is_missed_by_nobody(lab: Lab) -> None:
+    workers = Workers(lab, 3, ENDLESS, STEP_S="0.02")
+    workers.train_to(10)
+    lab.workers["w2"].send_signal(signal.SIGTERM)
+    assert lab.wait("w2") == 143
+    workers.names.remove("w2")
+    workers.end_soon()
+    workers.finish()
+    workers.check_samples()
+    assert len(workers.ledger().pids) == 3
+    assert all(row["made"] for row in workers.ledger().rows if "jump" in row), "no step was lost"
+
+
+def test_the_same_number_of_ranks_computes_the_very_same(lab: Lab, another_lab: Lab) -> None:
+    """With a group that waits for its replacement, the losses are those of a run that nothing has disturbed."""
+    lab.minimum = 3
+    workers = Workers(lab, 3, 3, FAULTS="backward:7:w1 after:12:w0 forward:20:w2")
+    disturbed = workers.finish()
+    losses = workers.ledger().losses()
+    again = Workers(another_lab, 3, 3)
+    end = again.finish()
+    undisturbed = again.ledger().losses()
+    assert end == disturbed
+    assert losses == {key: undisturbed[key] for key in losses}
+
+
+def test_accumulated_gradients_and_saves_in_between(lab: Lab) -> None:
+    workers = Workers(lab, 3, 6, FAULTS="forward:5:w2 optimizer:11:w0 step:17:w1", ACCUMULATE="2", SAVE_EVERY="3")
+    steps, *_ = workers.finish()
+    workers.check_samples()
+    assert steps == 30
+    assert len(workers.ledger().pids) <= 6
+
+
+def test_two_at_once_and_one_while_the_group_forms_again(lab: Lab) -> None:
+    workers = Workers(lab, 4, ENDLESS, STEP_S="0.02")
+    workers.train_to(10)
+    workers.lose("w1")
+    workers.lose("w0")
+    workers.train_to(20)
+    assert len(workers.ledger().pids) == 4
+    for name in ("w4", "w5"):
+        lab.add(name)
+        workers.start(name)
+        workers.names.append(name)
+    lab.until(lambda: any(row["of"] == 4 and row["step"] > 20 for row in workers.ledger().made))
+    workers.lose("w2")
+    time.sleep(0.05)
+    workers.lose("w4")
+    workers.train_to(workers.ledger().furthest + 20)
+    workers.end_soon()
+    workers.finish()
+    workers.check_samples()
+    assert len(workers.ledger().pids) == 6
+
+
+@pytest.mark.timeout(300)
+def test_losses_at_random(lab: Lab) -> None:
+    seed = int(os.environ.get("ELASTICCTL_TEST_SEED") or random.randrange(10**6))
+    print(f"ELASTICCTL_TEST_SEED={seed}")
+    lose_at_random(lab, random.Random(seed), losses=8)

@@ -1,0 +1,154 @@
+"""The way back to the end of the last step, whatever the script has done since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from elasticctl_train.checkpoint import parts
+from elasticctl_train.inplace.gradients import ElasticDataParallel, PeerWatch
+from elasticctl_train.inplace.steps import LastStep, StepGate
+
+
+class Scalars:
+    """A part with nothing but a number."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+class Bench:
+    """A model, an optimizer, a small part and a large one, in a step that has begun."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.small, self.large = Scalars(), nn.Linear(200, 200)
+        self.watch = PeerWatch(2, lambda error: self.last.keep())
+        self.last = LastStep(self.model, [self.optimizer], {"small": self.small, "large": self.large})
+        self.gate = StepGate(self.watch, [self.optimizer], self.last.look)
+        self.last.begin()
+
+    def backward(self) -> None:
+        self.model(torch.randn(8, 4)).square().mean().backward()
+
+    def lose(self) -> None:
+        self.watch.note(RuntimeError("Connection closed by peer"))
+
+    def change_large(self) -> None:
+        with torch.no_grad():
+            self.large.weight.add_(1)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_lost_step_leaves_no_trace(bench: Bench) -> None:
+    before = {name: value.clone() for name, value in bench.model.state_dict().items()}
+    large, drawn = bench.large.weight.clone(), torch.get_rng_state()
+    bench.small.value = 1  # ahead of the loss
+    bench.optimizer.param_groups[0]["lr"] = 0.5
+    bench.backward()
+    bench.lose()
+    bench.optimizer.step()
+    bench.change_large()
+    bench.small.value = 2
+    assert bench.last.restore()
+    assert all(torch.equal(value, before[name]) for name, value in bench.model.state_dict().items())
+    assert torch.equal(bench.large.weight, large)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert (bench.small.value, bench.optimizer.param_groups[0]["lr"]) == (0, 0.1)
+    assert all(not parameter.grad.any() for parameter in bench.model.parameters() if parameter.grad is not None)
+
+
+def test_between_two_steps_nothing_is_undone(bench: Bench) -> None:
+    bench.backward()
+    bench.optimizer.step()
+    bench.last.end()
+    bench.lose()
+    bench.small.value = 3
+    assert bench.last.restore()
+    assert bench.small.value == 3
+
+
+def test_a_step_that_is_known_to_be_in_vain_is_undone_too(bench: Bench) -> None:
+    bench.last.end()
+    bench.lose()
+    bench.small.value = 3
+    bench.last.begin(is_lost=True)
+    large = bench.large.weight.clone()
+    bench.small.value = 4
+    bench.change_large()
+    assert bench.last.restore()
+    assert bench.small.value == 3
+    assert torch.equal(bench.large.weight, large)
+
+
+def test_a_large_part_that_was_changed_ahead_of_the_loss_cannot_be_put_back(bench: Bench) -> None:
+    bench.change_large()
+    bench.lose()
+    assert not bench.last.restore()
+
+
+def test_parameters_that_were_changed_without_an_optimizer_cannot_be_put_back(bench: Bench) -> None:
+    bench.backward()
+    bench.lose()
+    bench.optimizer.step()
+    for parameter in bench.model.parameters():
+        parameter.data.mul_(0.99)
+    assert not bench.last.restore()
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_the_first_steps_show_whether_a_script_changes_parameters_early(bench: Bench, is_early: bool) -> None:
+    bench.backward()
+    if is_early:
+        bench.model[0].weight.data.mul_(0.99)
+    bench.optimizer.step()
+    bench.model[0].weight.data.mul_(0.99)
+    assert bench.last.changes_early is is_early
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    made = dist.group.WORLD
+    assert made is not None
+    yield made
+    dist.destroy_process_group()
+
+
+def test_a_mistake_of_the_script_is_no_loss_of_a_peer(group: dist.ProcessGroup) -> None:
+    """It would be made again in each group that is formed."""
+    watch = PeerWatch(1, lambda error: pytest.fail(str(error)))
+    watch.group = group
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
+    model.forward = lambda inputs: model["used"](inputs)  # type: ignore[method-assign]
+    wrapped = ElasticDataParallel(model, watch, init_sync=False)
+    wrapped(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match="find_unused_parameters"):
+        wrapped(torch.ones(1, 2))
+    with pytest.raises(torch.OutOfMemoryError):
+        watch.note(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+
+
+def test_parameters_that_no_optimizer_steps_are_seen() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    given = {parts.MODEL: model, "optimizer": torch.optim.SGD(model[0].parameters(), lr=0.1)}
+    assert not parts.all_stepped(given)
+    model[1].requires_grad_(False)
+    assert parts.all_stepped(given)

@@ -1,0 +1,54 @@
+"""A look at the ranks of a worker from a command in it: `elasticctl-launch --stacks`, which `elasticctl stacks` runs.
+
+The launcher notes its ranks in its private folder, so whoever may read that may look at them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elasticctl_launcher.hangs.stacks import StackReader
+from elasticctl_launcher.workspace import PREFIX, folders_for_sockets
+
+RANKS = "ranks.json"
+POD_VARIABLE = "ELASTICCTL_POD_UID"
+
+
+def note_ranks(folder: Path, pids: Mapping[int, int]) -> None:
+    """Note the ranks of this worker, rank -> pid, for who wants to look at them; not on a full disk."""
+    note = {"pod": os.environ.get(POD_VARIABLE, ""), "ranks": [{"rank": rank, "pid": pids[rank]} for rank in pids]}
+    new = folder / f"{RANKS}.new"
+    with suppress(OSError):
+        new.write_text(json.dumps(note), "utf-8")
+        new.replace(folder / RANKS)
+
+
+def look_at_ranks(pod: str, parents: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """The Python stacks of the ranks of the worker `pod` (its pod's uid), as JSON; `trouble`: what could not be read.
+
+    Each rank has `rank`, `pid` and `stacks`: one for each thread of its processes, the innermost frame first.
+    """
+    reader = StackReader()
+    notes = _notes(parents or folders_for_sockets())
+    found: dict[str, Any] = next((note for note in notes if note.get("pod") == pod), {"ranks": []})
+    ranks = [
+        {**rank, "stacks": [dataclasses.asdict(stack) for stack in reader.read_all(rank["pid"])]}
+        for rank in found["ranks"]
+    ]
+    return {"ranks": ranks, "trouble": reader.trouble or ("" if ranks else "its ranks have not been started")}
+
+
+def _notes(parents: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """What launchers of this user have noted; others' folders are not believed."""
+    for folder in (folder for parent in dict.fromkeys(parents) for folder in Path(parent).glob(f"{PREFIX}*")):
+        with suppress(OSError, ValueError):
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
+                note = json.loads((folder / RANKS).read_text("utf-8"))
+                if isinstance(note, dict):
+                    yield note

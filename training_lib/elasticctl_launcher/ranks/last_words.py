@@ -1,0 +1,79 @@
+"""A rank's last traceback, held back until it is known whose end it tells of.
+
+The loss of one worker ends the ranks of all others with the same twenty lines about a broken connection. Where the
+group knows that a peer ended first, one line says so instead. A traceback of anything else is printed at once when the
+rank has ended, and that of a rank that goes on after `HOLD_S`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from elasticctl_launcher.ranks.evidence import begins_last_words, beside_last_words, find_final_exception
+
+HOLD_S = 2.0
+"""How long a rank may take to end after the first line of its traceback, for that to be held back."""
+MAX_HELD_LINES = 400
+MAX_ERROR_CHARS = 300
+
+
+class LastWords:
+    """Passes on lines: to `note` at once, to `say` when it is their time. For one thread."""
+
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._note, self._say, self._clock = note, say, clock
+        self._held: list[str] = []
+        self._due: float | None = None
+
+    @property
+    def is_holding(self) -> bool:
+        """Are there lines that have not been said?"""
+        return bool(self._held)
+
+    def left_s(self) -> float | None:
+        """After how many seconds to call `release`; None: not by time."""
+        return None if self._due is None else max(0.0, self._due - self._clock())
+
+    def add(self, line: str) -> None:
+        """A line of the rank."""
+        self._note(line)
+        if not self._held:
+            if not begins_last_words(line):
+                self._say(line)
+                return
+            self._due = self._clock() + HOLD_S
+        self._held.append(line)
+        if len(self._held) >= MAX_HELD_LINES:
+            self.release()
+
+    def release(self) -> None:
+        """Say what is held: the rank goes on, or its end is its own."""
+        held, self._held, self._due = self._held, [], None
+        for line in held:
+            self._say(line)
+
+    def rank_ended(self) -> None:
+        """Hold what may tell of a lost peer for as long as it takes to know, and release the rest."""
+        self._due = None
+        final = find_final_exception(self._held)
+        if final is None or not final.is_of_peers:
+            self.release()
+
+    def settle(self, *, peers_ended: bool) -> None:
+        """Say what is held, in one line if a peer ended first and that explains it."""
+        final = find_final_exception(self._held)
+        if not peers_ended or final is None or not final.is_of_peers:
+            self.release()
+            return
+        beside = beside_last_words(self._held, final)
+        left_out = len(self._held) - len(beside)
+        self._held, self._due = [], None
+        self._say(f"a peer was lost: {final.line[:MAX_ERROR_CHARS]} ({left_out} lines of its traceback left out)")
+        for line in beside:
+            self._say(line)

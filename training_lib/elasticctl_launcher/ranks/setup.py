@@ -1,0 +1,181 @@
+"""`submit --setup COMMAND`: what a worker runs before its ranks, once per machine; its result is kept.
+
+The command runs in the workspace's copy, in a virtual environment of its own that sees everything the launcher's own
+environment has: `pip install -r requirements.txt` adds what is missing and changes nothing for other jobs. Environments
+are found again by the command, the files that it names and the interpreter; workers that start together wait for the
+one that makes it. A command that installs a folder (`pip install .`) is run by each worker anew: nobody knows what the
+folder depends on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from elasticctl_store.errors import TrainError
+
+VARIABLE = "ELASTICCTL_SETUP"
+CACHE_VARIABLE = "ELASTICCTL_SETUP_CACHE"
+KEPT_S = 30 * 86_400.0
+"""An environment that no worker has used for so long is deleted when another is made."""
+_DONE = "elasticctl-setup-done"
+_MAX_FILE_BYTES = 1 << 24
+_PIP = """#!/bin/sh
+if "{python}" -c "import pip" 2>/dev/null || ! command -v uv >/dev/null; then exec "{python}" -m pip "$@"; fi
+exec uv pip "$@"
+"""
+
+
+class SetUp:
+    """An environment that `VARIABLE` asks for; it is in use until `close`, and not `kept` any longer."""
+
+    def __init__(self, root: Path, key: str, *, kept: bool = True) -> None:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder, self._kept = root / key, kept
+        self._lock = os.open(root / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+
+    def make(self, line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[[str], None]) -> None:
+        """Make it, unless it is there, and have `environ` name it. Raises TrainError where the command fails."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # another worker of this machine may be at it
+        done, began = self.folder / _DONE, time.monotonic()
+        try:
+            if done.exists():
+                say(f"setup: {line}: done before on this machine")
+            else:
+                delete_unused(self.folder.parent)
+                shutil.rmtree(self.folder, ignore_errors=True)
+                say(f"setup: {line}")
+                _create_environment(self.folder)
+        except OSError as e:
+            raise TrainError(f"setup: cannot make an environment in {self.folder}: {e.strerror or e}") from e
+        environ["VIRTUAL_ENV"] = str(self.folder)
+        environ["PATH"] = os.pathsep.join((str(self.folder / "bin"), environ.get("PATH", os.defpath)))
+        if not done.exists():
+            _run(line, cwd, environ, say)
+            done.touch()
+            say(f"setup: took {time.monotonic() - began:.0f} s")
+        os.utime(done)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def translate(self, command: Sequence[str]) -> list[str]:
+        """The command with this environment's interpreter in place of the launcher's."""
+        if command[0] in ("python", "python3", sys.executable):
+            return [str(self.folder / "bin/python"), *command[1:]]
+        return list(command)
+
+    def close(self) -> None:
+        """Let it be deleted one day, or at once."""
+        os.close(self._lock)
+        if not self._kept:
+            shutil.rmtree(self.folder.parent, ignore_errors=True)
+
+
+def set_up(environ: MutableMapping[str, str], cwd: Path, say: Callable[[str], None]) -> SetUp | None:
+    """Do what `VARIABLE` asks for, in `cwd`; None for nothing. Raises TrainError where it fails."""
+    line = environ.get(VARIABLE, "").strip()
+    if not line:
+        return None
+    try:
+        key = _key(line, cwd)
+        root = cache_folder(environ) if key else Path(tempfile.mkdtemp(prefix="elasticctl-setup-"))
+        made = SetUp(root, key or "environment", kept=bool(key))
+    except OSError as e:
+        raise TrainError(
+            f"setup: no folder to keep it in: {e.filename}: {e.strerror}. FIX: set {CACHE_VARIABLE}"
+        ) from e
+    try:
+        made.make(line, cwd, environ, say)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def cache_folder(environ: MutableMapping[str, str]) -> Path:
+    """Where environments are kept on this machine."""
+    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(environ.get(CACHE_VARIABLE) or Path(base, "elasticctl", "setup"))
+
+
+def delete_unused(root: Path) -> None:
+    """Delete environments that no worker uses or has used lately."""
+    for lock in root.glob("*.lock"):
+        folder = lock.with_suffix("")
+        with suppress(OSError):  # in use, or deleted by another worker
+            used_at = (folder / _DONE).stat().st_mtime
+            if time.time() - used_at < KEPT_S:
+                continue
+            descriptor = os.open(lock, os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
+
+
+def _key(line: str, cwd: Path) -> str:
+    """What the result depends on, as far as it can be told; "" where it cannot."""
+    digest = hashlib.sha256("\0".join((line, sys.prefix, sys.version)).encode("utf-8", "surrogateescape"))
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return ""
+    for word in words[1:]:
+        path = cwd / word.partition("[")[0].rpartition("=")[2]
+        with suppress(OSError, ValueError):
+            if path.is_dir() or (path.is_file() and path.stat().st_size > _MAX_FILE_BYTES):
+                return ""
+            if path.is_file():
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _create_environment(folder: Path) -> None:
+    """A virtual environment that sees the packages of this interpreter's own, with a pip that installs into it."""
+    import venv
+
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    parents = [path for path in sys.path if path.rstrip("/").endswith(("site-packages", "dist-packages"))]
+    lines = [f"import site; site.addsitedir({path!r})" for path in parents]
+    (packages / "elasticctl-parent.pth").write_text("\n".join(lines) + "\n")
+    for name in ("pip", "pip3"):
+        pip = folder / "bin" / name
+        pip.write_text(_PIP.format(python=folder / "bin/python"))
+        pip.chmod(0o755)
+
+
+def _run(line: str, cwd: Path, environ: MutableMapping[str, str], say: Callable[[str], None]) -> None:
+    last = ""
+    with subprocess.Popen(
+        ["/bin/sh", "-c", line],
+        cwd=cwd,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        try:
+            for raw in process.stdout or ():
+                text = raw.decode("utf-8", "replace").rstrip()
+                last = text or last
+                say(f"setup: {text}")
+            code = process.wait()
+        except BaseException:  # SIGTERM, which may come at any time
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if code:
+        raise TrainError(f"setup failed with exit code {code}: {line}: {last[:300]}")

@@ -1,0 +1,72 @@
+"""This worker has to go: who says so, when it is killed, and how long it may stay until then."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from elasticctl_launcher.service.questions import Inquiries
+from elasticctl_launcher.spot_notice import SpotNotice
+
+BY_SIGNAL = "SIGTERM"
+
+
+class Leaving:
+    """What is known of it. The service knows who takes this worker's place, and by when a deleted pod has to end.
+
+    `why` is empty as long as nobody here has said so; after a signal, the worker is killed within `grace_s` seconds, if
+    the service does not know better.
+    """
+
+    def __init__(self, service: Inquiries, grace_s: float) -> None:
+        self._service, self._grace_s = service, grace_s
+        self._expected: deque[SpotNotice] = deque()
+        self._notice: SpotNotice | None = None
+        self._killed_at: float | None = None
+        self._stay_until: float | None = None
+        self._got_signal, self._told = False, ""
+
+    @property
+    def why(self) -> str:
+        """The reason, in one line."""
+        return self._notice.words if self._notice is not None else BY_SIGNAL if self._got_signal else self._told
+
+    def expect(self, notice: SpotNotice) -> None:
+        """The next signal is this notice; from any thread."""
+        self._expected.append(notice)
+
+    def note_signal(self) -> None:
+        """SIGTERM has arrived; from the signal's handler."""
+        if self._expected:
+            self._notice = self._expected.popleft()
+            self._note_end(self._notice.left_s())
+        else:
+            self._got_signal = True
+            self._note_end(self._grace_s)
+
+    def note_told(self, reason: str) -> None:
+        """The service has this worker go, for that reason; from any thread."""
+        self._told = reason
+
+    def ask_to_stay(self) -> bool:
+        """May this worker train on? The answer holds for `stay_s`."""
+        notice = None if self._got_signal else self._notice
+        stay = self._service.ask_to_stay(self.why, notice)
+        if stay.left_s is not None and stay.left_s > 0:
+            self._killed_at = time.monotonic() + stay.left_s
+        self._stay_until = None if stay.stay_s is None else time.monotonic() + stay.stay_s
+        return stay.stay_s is None or stay.stay_s > 0
+
+    def stay_s(self) -> float | None:
+        """How many seconds it may stay, before it has to ask again; None: until it is told to go."""
+        return None if self._stay_until is None else max(0.0, self._stay_until - time.monotonic())
+
+    def left_s(self) -> float | None:
+        """In how many seconds it is killed; None: not known."""
+        return None if self._killed_at is None else max(0.0, self._killed_at - time.monotonic())
+
+    def _note_end(self, left_s: float | None) -> None:
+        """A worker that outlives its deadline has learnt only that clocks differ: it has as long as after a signal."""
+        if left_s is not None:
+            at = time.monotonic() + (left_s or self._grace_s)
+            self._killed_at = at if self._killed_at is None else min(at, self._killed_at)

@@ -1,0 +1,198 @@
+"""Makes lost entries of the journal again, out of the share documents: a checkpoint is not gone with its entry.
+
+Each document says of which save it is, in how many shares, and what the checkpoint says about itself; its seal shows
+that it is as it was written. So a save whose documents are all there can be committed again, by who owns the URL: in
+place of a damaged entry where the order of the saves leaves no doubt, or, if it is newer than every commit that can be
+read, as the newest one. For that its marker has to be there, or the entry of its whole generation be lost as well: a
+save without a marker may be one that was never committed, by a run that was killed or fenced just then.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elasticctl_store.checkpoints import entries, verify
+from elasticctl_store.checkpoints.commits import CommitWriter, read_entries
+from elasticctl_store.checkpoints.entries import Commit, Generation, Moved, ObjectRef, Save
+from elasticctl_store.checkpoints.reader import is_sealed, load_document, retry_damaged
+from elasticctl_store.errors import DamagedError, FencedError, MissingError, StorageError
+from elasticctl_store.storage import Storage, all_keys
+
+log = logging.getLogger("elasticctl_train")
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The commits that are there again, oldest first, and of the saves that cannot be, why not, one line each."""
+
+    commits: tuple[Commit, ...]
+    rejected: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Journal:
+    """The commits that can be read, the ids of the runs, and the positions at which there is damage."""
+
+    commits: list[Commit] = field(default_factory=list)
+    generations: set[str] = field(default_factory=set)
+    damaged: list[int] = field(default_factory=list)
+
+
+def label(step: int, epoch: int, metrics: Mapping[str, float], at: float) -> dict[str, Any]:
+    """What a share document has to say of its checkpoint. Of the metrics, those that JSON can hold."""
+    finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+    return {"step": step, "epoch": epoch, "metrics": finite, "at": at}
+
+
+def rebuild(storage: Storage, writer: CommitWriter, *, everything: bool = False) -> Rebuilt:
+    """Commit again what is whole and has lost its entry.
+
+    What is newer than the newest commit that can be read, as a run has to know at its start; with `everything`, the
+    older ones too, which takes reading the whole journal. Raises StorageError, FencedError.
+    """
+    journal = _read_journal(storage, everything)
+    known = {commit.folder for commit in journal.commits}
+    bound = max((_order(commit) for commit in journal.commits), default=(0, 0))
+    found, rejected = list[Commit](), list[str]()
+    folders = ((key, entries.folder_of(key)) for key in save_keys(storage))
+    marked = {folder for key, folder in folders if key == entries.marker_key(folder)}
+    for save, folder, keys in complete_saves(storage):
+        has_lost_all = save.generation > bound[0] and save.run_id not in journal.generations
+        may_be_newest = save.order > bound and (folder in marked or has_lost_all)
+        is_between = bool(journal.damaged) and (everything or save.order > bound)
+        if folder in known or not (may_be_newest or is_between or (everything and save.order > bound)):
+            continue  # a run does not stop for one that nothing says was committed
+        try:
+            commit = retry_damaged(lambda save=save, keys=keys: _read_commit(storage, save, keys))  # type: ignore[misc]
+        except (DamagedError, MissingError) as e:
+            rejected.append(f"step {save.step}: {e}")
+            continue
+        adopted = _adopt(storage, writer, journal, commit, may_be_newest=may_be_newest)
+        if adopted is not None:
+            found.append(adopted)
+            log.warning("%s: step %d had lost its journal entry, which is there again", storage.url, save.step)
+    return Rebuilt(tuple(found), tuple(rejected))
+
+
+def complete_saves(storage: Storage) -> Iterator[tuple[Save, str, list[str]]]:
+    """The saves whose share documents are all there, oldest first: (save, folder, keys of the documents by rank).
+
+    A save that was interrupted lacks some: a document is the last that its rank writes.
+    """
+    folders: dict[str, set[str]] = {}
+    for key in all_keys(storage, entries.DATA):
+        if key.endswith(".json"):
+            folders.setdefault(entries.folder_of(key), set()).add(key)
+    found = []
+    for folder, keys in folders.items():
+        save = entries.save_of(folder)
+        wanted = [entries.share_key(folder, rank, len(keys)) for rank in range(len(keys))]
+        if save is not None and keys == set(wanted):
+            found.append((save, folder, wanted))
+    yield from sorted(found, key=lambda one: one[0].order)
+
+
+def holds_saves(storage: Storage) -> bool:
+    """Is there anything that a save has written?"""
+    return next(save_keys(storage), None) is not None
+
+
+def start_over(storage: Storage, writer: CommitWriter) -> None:
+    """Delete all checkpoints and what is left of any, so that the job starts at step 0. Raises StorageError."""
+    for position, entry in read_entries(storage):
+        if position != writer.generation.position and not isinstance(entry, Generation | Moved):
+            writer.check_fence()
+            storage.delete([entries.key_of(position)])
+    writer.check_fence()
+    storage.delete(list(save_keys(storage)))
+
+
+def save_keys(storage: Storage) -> Iterator[str]:
+    """The keys of all that saves have written, whole or not."""
+    return (key for key in all_keys(storage, entries.DATA) if entries.save_of(entries.folder_of(key)) is not None)
+
+
+def _read_journal(storage: Storage, everything: bool) -> Journal:
+    journal = Journal()
+    for position, entry in read_entries(storage):
+        if isinstance(entry, DamagedError):
+            journal.damaged.append(position)
+        elif isinstance(entry, Commit):
+            journal.commits.append(entry)
+            if not everything:
+                break
+        elif isinstance(entry, Generation):
+            journal.generations.add(entry.run_id)
+    return journal
+
+
+def _read_commit(storage: Storage, save: Save, keys: Sequence[str]) -> Commit:
+    """The commit that the documents of a save tell of. Raises DamagedError or MissingError unless it looks whole."""
+    refs, documents = [], []
+    for key in keys:
+        data = storage.get(key)
+        if not is_sealed(data):
+            raise DamagedError(f"{key}: not a share document as it was written")
+        documents.append(load_document(key, data))
+        refs.append(ObjectRef(key, len(data), entries.checksum([data])))
+    try:
+        said = documents[0]["label"]
+        made = Commit(
+            position=0,
+            generation=save.generation,
+            number=0,
+            step=save.step,
+            epoch=said["epoch"],
+            shares=tuple(refs),
+            size_bytes=sum(ref.size_bytes for ref in refs) + sum(doc["tensors"]["size_bytes"] for doc in documents),
+            at=said["at"],
+            metrics=said["metrics"],
+            not_finite=entries.not_finite_of(documents),
+        )
+    except (KeyError, TypeError) as e:
+        raise DamagedError(f"{keys[0]}: it does not say what it is of") from e
+    entries.decode_commit(entries.encode(made), 0)  # raises for what no entry can hold
+    verify.glance(storage, made)
+    return made
+
+
+def _adopt(
+    storage: Storage, writer: CommitWriter, journal: Journal, commit: Commit, *, may_be_newest: bool
+) -> Commit | None:
+    """Commit again, at the position of a damaged entry or as the newest; None where it seems not to be missing."""
+    position = _position_for(journal, commit)
+    if position is not None:
+        below = [other.number for other in journal.commits if other.position < position]
+        try:
+            adopted = writer.adopt(replace(commit, number=max(below, default=0) + 1), position)
+        except FencedError:
+            raise
+        except StorageError as e:  # a folder in its place, perhaps
+            log.warning("%s: journal entry %d cannot be replaced: %s", storage.url, position, e)
+        else:
+            journal.damaged.remove(position)
+            journal.commits.append(adopted)
+            return adopted
+    if not may_be_newest:
+        return None
+    adopted = writer.adopt(commit)
+    journal.commits.append(adopted)
+    return adopted
+
+
+def _order(commit: Commit) -> tuple[int, int]:
+    save = entries.save_of(commit.folder)
+    return save.order if save is not None else (commit.generation, 0)
+
+
+def _position_for(journal: Journal, commit: Commit) -> int | None:
+    """The lowest position of a damaged entry that lies between the commits of older saves and those of younger ones."""
+    order = _order(commit)
+    for position in sorted(journal.damaged):
+        if all((_order(other) < order) == (other.position < position) for other in journal.commits):
+            return position
+    return None

@@ -1,0 +1,235 @@
+"""`Keeper`: deletes the commits that a run no longer keeps, and what killed runs have left.
+
+Nothing goes before a commit that stays, and is newer, has been read and compared with its checksums. So whatever the
+storage has made of what was written to it, the newest checkpoint that is whole is never deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from elasticctl_store.checkpoints import entries, repair, verify
+from elasticctl_store.checkpoints.commits import CommitWriter, delete_commit, read_entries
+from elasticctl_store.checkpoints.entries import Commit, Retention
+from elasticctl_store.checkpoints.verify import OnBytes
+from elasticctl_store.errors import DamagedError, FullError, MissingError, StorageError
+from elasticctl_store.storage import Storage, all_keys
+from elasticctl_store.storage.local import LocalStorage
+
+log = logging.getLogger("elasticctl_train")
+
+
+def take_over(storage: Storage) -> CommitWriter:
+    """As `CommitWriter.take_over`, also where an interrupted save has left the disk too full for a single entry.
+
+    Then saves that were interrupted go first. If one is still being written, it is by a run that is about to be fenced.
+    """
+    try:
+        return CommitWriter.take_over(storage)
+    except FullError:
+        found = [entry for _, entry in read_entries(storage)]
+        kept = {entry.folder for entry in found if isinstance(entry, Commit)}
+        kept |= {folder for _, folder, _ in repair.complete_saves(storage)}
+        leftovers = [key for key in repair.save_keys(storage) if entries.folder_of(key) not in kept]
+        if not leftovers:
+            raise
+        log.warning("%s: it is full: deleting what interrupted saves have left", storage.url)
+        storage.delete(leftovers)
+        return CommitWriter.take_over(storage)
+
+
+class Keeper:
+    """Deletes for the run that owns the URL. Used by rank 0 alone, by one thread at a time, after its appends."""
+
+    def __init__(self, storage: Storage, writer: CommitWriter, on_bytes: OnBytes = lambda count: None) -> None:
+        """`on_bytes` is called with how many more bytes were read as proof; it may raise StorageError to end that."""
+        self._storage, self._writer, self._on_bytes = storage, writer, on_bytes
+        self._commits: list[Commit] | None = None
+        self._seen = 0
+        self._damaged = set[int]()
+        self._proven: Commit | None = None
+        self._swept = False
+        self._is_readable = True
+        self._marked: Commit | None = None
+
+    def retire(self, keep: Retention) -> None:
+        """Mark the newest commit, and delete the commits that `keep` does not keep: the entry first, then its data.
+
+        Damaged ones do not count as kept, and go as if they did. The first call also deletes what killed runs left:
+        data no commit refers to, entries half-written; but no save that is complete, where an entry of the journal
+        cannot be read. Where no commit is whole, nothing is deleted. Raises FencedError, and deletes nothing more, when
+        another run has taken over: that is looked at before each commit that goes.
+        """
+        self._mark()
+        found = self._known()
+        strays = [] if self._swept else self._strays({commit.folder for commit in found})
+        doomed = self._choose(found, keep, strays)
+        for old in doomed:
+            self._writer.check_fence()
+            delete_commit(self._storage, old)
+            found.remove(old)
+        if strays and self._proven is not None:
+            self._writer.check_fence()  # they were listed before it: nothing is among them that a younger run stores
+            self._storage.delete(strays)
+        self._swept = not strays or self._proven is not None
+
+    def make_room(self, needed_bytes: int, number: int, *, is_full: bool = False) -> bool:
+        """Before this run's save number `number` is written: delete, while room is short, what can go; did anything go?
+
+        First what interrupted saves have left, then the oldest commits, one after the other; never the newest one that
+        is whole, or anything newer. Room is short where the storage says so, or where it has just refused a write
+        (`is_full`): then one step is taken. Raises FencedError, StorageError.
+        """
+        if not (is_full or self._is_short(needed_bytes)):
+            return False
+        found = self._known()
+        strays = self._strays({commit.folder for commit in found}, before=number)
+        complete = {folder for _, folder, _ in repair.complete_saves(self._storage)}
+        if any(entries.folder_of(key) in complete for key in strays):
+            self._prove(found, ())
+        if self._proven is None:
+            strays = [key for key in strays if entries.folder_of(key) not in complete]
+        if strays:
+            self._writer.check_fence()
+            log.warning(
+                "%s: %s: deleting what interrupted saves have left", self._storage.url, self._need(needed_bytes)
+            )
+            self._storage.delete(strays)
+            if is_full:
+                return True
+        gone = bool(strays)
+        while len(found) > 1 and (self._is_short(needed_bytes) or (is_full and not gone)):
+            oldest = min(found, key=lambda commit: commit.position)
+            self._prove(found, [oldest])
+            if self._proven is None or oldest.position >= self._proven.position:
+                break
+            self._writer.check_fence()
+            log.warning(
+                "%s: %s: the oldest of %d checkpoints goes first (step %d), keeping %d until there is room",
+                self._storage.url,
+                self._need(needed_bytes),
+                len(found),
+                oldest.step,
+                len(found) - 1,
+            )
+            delete_commit(self._storage, oldest)
+            found.remove(oldest)
+            gone = True
+        return gone
+
+    def _is_short(self, needed_bytes: int) -> bool:
+        free_bytes = self._storage.free_bytes() if isinstance(self._storage, LocalStorage) else None
+        return free_bytes is not None and free_bytes < needed_bytes
+
+    def _need(self, needed_bytes: int) -> str:
+        free_bytes = self._storage.free_bytes() if isinstance(self._storage, LocalStorage) else None
+        needs = f"a save needs {needed_bytes / 1e6:.1f} MB"
+        return needs if free_bytes is None else f"{needs}, {free_bytes / 1e6:.1f} MB are free"
+
+    def sweep_again(self) -> None:
+        """Let the next `retire` look for leftovers once more: a save of this run has failed half-way."""
+        self._swept = False
+
+    def _mark(self) -> None:
+        """Have the newest commit known as one by its data too, in case its entry gets lost."""
+        newest = self._writer.appended[-1] if self._writer.appended else None
+        if newest is not None and newest != self._marked:
+            self._marked = newest
+            try:
+                self._storage.put(entries.marker_key(newest.folder), [entries.encode(newest)])
+            except StorageError as e:
+                log.info("%s: the commit of step %d is not marked: %s", self._storage.url, newest.step, e)
+
+    def _known(self) -> list[Commit]:
+        """All commits, as far as they are not deleted."""
+        own = self._writer.appended
+        if self._commits is None:
+            found = [entry for _, entry in read_entries(self._storage)]
+            self._commits = [entry for entry in found if isinstance(entry, Commit)]
+            self._is_readable = not any(isinstance(entry, DamagedError) for entry in found)
+        else:
+            self._commits += own[self._seen :]
+        self._seen = len(own)
+        return self._commits
+
+    def _choose(self, found: list[Commit], keep: Retention, strays: Collection[str]) -> list[Commit]:
+        """The commits to delete, oldest first, all of them older than one that is proven."""
+        while True:
+            doomed = self._by_rule(found, keep)
+            if not doomed and not strays:
+                return []
+            known_damaged = len(self._damaged)
+            self._prove(found, doomed)
+            if self._proven is None:
+                log.warning("%s: no checkpoint there is whole: nothing is deleted", self._storage.url)
+                return []
+            if len(self._damaged) == known_damaged:
+                proven = self._proven.position
+                return [commit for commit in doomed if commit.position < proven]
+
+    def _by_rule(self, found: list[Commit], keep: Retention) -> list[Commit]:
+        """What `keep` does not keep, where it counts the commits that are not known to be damaged."""
+        good = [commit for commit in found if commit.position not in self._damaged]
+        doomed = entries.commits_to_delete(good, keep)
+        doomed += [commit for commit in entries.commits_to_delete(found, keep) if commit not in good]
+        return sorted(doomed, key=lambda commit: commit.position)
+
+    def _prove(self, found: list[Commit], doomed: Collection[Commit]) -> None:
+        """Have `_proven` be a commit that stays: the one it was, or the newest whole.
+
+        The one that it was is good enough if it is newer than all that goes, and a glance finds it whole.
+        """
+        known, self._proven = self._proven, None
+        newest_doomed = max((commit.position for commit in doomed), default=-1)
+        stays = known is not None and known in found and known.position > newest_doomed
+        if known is not None and stays and self._is_whole(known, verify.glance):
+            self._proven = known
+            return
+        for commit in sorted(found, key=lambda commit: -commit.position):
+            if commit.position not in self._damaged and self._is_whole(commit, self._read):
+                self._proven = commit
+                return
+
+    def _read(self, storage: Storage, commit: Commit) -> None:
+        verify.verify(storage, commit, self._on_bytes)
+
+    def _is_whole(self, commit: Commit, check: Callable[[Storage, Commit], None]) -> bool:
+        """Is nothing wrong with it? What is, is said once."""
+        try:
+            check(self._storage, commit)
+        except (DamagedError, MissingError) as e:
+            self._damaged.add(commit.position)
+            log.warning(
+                "%s: the checkpoint of step %d is damaged (%s): an older one is kept for it",
+                self._storage.url,
+                commit.step,
+                e,
+            )
+            return False
+        return True
+
+    def _strays(self, kept: Collection[str], before: int = 0) -> list[str]:
+        """What saves have left outside the folders `kept`, but for later saves of this run: ranks may be at one.
+
+        Where number `before` is next, they are not at one before that.
+
+        And entries that older runs were killed at.
+        """
+        found = []
+        if not self._is_readable:  # an entry that cannot be read may stand for any save that is complete
+            kept = {*kept, *(folder for _, folder, _ in repair.complete_saves(self._storage))}
+        mine, own = self._writer.generation, self._writer.appended
+        saves = entries.number_of(own[-1].folder) or 0 if own else 0
+        for key in all_keys(self._storage, entries.DATA):
+            folder = entries.folder_of(key)
+            number = entries.number_of(folder)
+            if number is None or folder in kept:
+                continue
+            if number <= max(saves, before - 1) or entries.run_of(folder) != mine.run_id:
+                found.append(key)
+        for key in all_keys(self._storage, entries.JOURNAL):
+            position = entries.position_of_partial(key)
+            if position is not None and position <= mine.position:  # those behind it are younger runs' or our own
+                found.append(key)
+        return found

@@ -1,0 +1,179 @@
+"""Copies tensors in memory beside each other, and does one job at a time in a thread beside training."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from elasticctl_store import parallel
+from elasticctl_store.errors import SaveError
+
+CHUNK_BYTES = 2 << 20
+SMALL_BYTES = 128 << 10  # less is copied faster than the threads can take turns
+HELP_FROM_BYTES = 8 << 20
+LATE_CHUNK_BYTES = 256 << 10  # training may wait for a thread that leaves it the processors to end one
+
+Job = Callable[[], None]
+Chunk = tuple[int, int, int]
+"""Address to copy to, address to copy from, bytes."""
+Late = tuple[Chunk, torch.Tensor, torch.Tensor, int]
+"""What to copy, the tensors to copy to and from, and which version of the latter."""
+
+
+class Background:
+    """A daemon thread that does one job at a time. Jobs must not raise.
+
+    With `niceness` above 0 it, and every thread that a job starts, leaves the processors to others that want them.
+    """
+
+    def __init__(self, name: str, niceness: int = 0) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        threading.Thread(target=_work, args=(self._jobs, self._idle, niceness), name=name, daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)  # the thread holds no reference to this object, and ends with it
+
+    @property
+    def busy(self) -> bool:
+        """Is a job still being done?"""
+        return not self._idle.is_set()
+
+    def start(self, job: Job) -> None:
+        """Have `job` done; the one before must be over."""
+        self._idle.clear()
+        self._jobs.put(job)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the job is done, or for `timeout_s` seconds."""
+        self._idle.wait(timeout_s)
+
+
+def _work(jobs: queue.SimpleQueue[Job | None], idle: threading.Event, niceness: int) -> None:
+    if niceness and sys.platform == "linux":  # where it belongs to a thread, and not to the process
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, max(niceness, os.getpriority(os.PRIO_PROCESS, own)))
+    while (job := jobs.get()) is not None:
+        try:
+            job()
+        finally:
+            del job  # and with it what it holds on to
+            idle.set()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTarget:
+    """A contiguous tensor in memory, looked up once. `by_bytes`: what is copied to it may be moved as bytes."""
+
+    view: torch.Tensor
+    address: int
+    size_bytes: int
+    by_bytes: bool
+
+    @classmethod
+    def of(cls, view: torch.Tensor) -> CopyTarget:
+        """What there is to know of `view`. Complex numbers may have been conjugated in name only."""
+        return cls(view, view.data_ptr(), view.nbytes, not view.is_complex())
+
+
+class Copier:
+    """Copies tensors in memory with two threads, where a rank has two processors."""
+
+    def __init__(self) -> None:
+        self._helper = Background("elasticctl-copy") if parallel.per_rank() > 1 else None
+
+    def copy(
+        self, targets: Sequence[CopyTarget], sources: Sequence[torch.Tensor], may_wait: Sequence[bool] | None = None
+    ) -> LateCopy | None:
+        """Copy each source to its target, of the same dtype and shape.
+
+        Those that `may_wait`, and are worth it, are not copied yet: that is what the copy returned is for.
+        """
+        large: deque[Chunk] = deque()
+        small: list[Chunk] = []
+        late: list[Late] = []
+        large_bytes = 0
+        flags = may_wait if may_wait is not None else [False] * len(targets)
+        for target, source, waits in zip(targets, sources, flags, strict=True):
+            if not (target.by_bytes and source.is_cpu and source.is_contiguous()) or source.is_neg():
+                target.view.copy_(source)
+                continue
+            size_bytes = target.size_bytes
+            chunk = target.address, source.data_ptr(), size_bytes
+            if size_bytes < SMALL_BYTES:
+                small.append(chunk)
+            elif waits and not source.is_inference():
+                late.append((chunk, target.view, source, source._version))
+            else:
+                large_bytes += size_bytes
+                large.extend(_chunks(*chunk, CHUNK_BYTES))
+        helper = self._helper if large_bytes >= HELP_FROM_BYTES else None
+        if helper is not None:
+            helper.start(lambda: _work_off(large))
+        for chunk in small:
+            ctypes.memmove(*chunk)
+        _work_off(large)
+        if helper is not None:
+            helper.join()
+        return LateCopy(late) if late else None
+
+
+class LateCopy:
+    """Copies that are made beside training, or by whoever cannot wait any more: several threads do them together.
+
+    Whether a tensor was written to meanwhile is known from its version, which every operation on it raises.
+    """
+
+    def __init__(self, copies: Sequence[Late]) -> None:
+        self._chunks = deque(part for chunk, *_ in copies for part in _chunks(*chunk, LATE_CHUNK_BYTES))
+        self._tensors = [(to, source, version, source.untyped_storage()) for _, to, source, version in copies]  # kept
+        self._lock = threading.Lock()
+        self._copying = 0
+        self._done = threading.Event()
+        self.is_torn = False
+
+    def finish(self) -> None:
+        """Have all copied when this returns."""
+        while not self._done.is_set():
+            with self._lock:
+                chunk = self._chunks.popleft() if self._chunks else None
+                self._copying += chunk is not None
+            if chunk is None:
+                self._done.wait()
+                return
+            ctypes.memmove(*chunk)
+            with self._lock:
+                self._copying -= 1
+                is_last = not self._copying and not self._chunks
+            if is_last:
+                self.is_torn = any(source._version != version for _, source, version, _ in self._tensors)
+                self._tensors.clear()
+                self._done.set()
+
+    def synchronize(self) -> None:
+        """As `finish`; raises SaveError if something was written to before it was copied, and should not have been."""
+        self.finish()
+        if self.is_torn:
+            raise SaveError("the optimizer's state was written to outside of its step, before it was copied")
+
+
+def _chunks(to: int, source: int, size_bytes: int, chunk_bytes: int) -> list[Chunk]:
+    starts = range(0, size_bytes, chunk_bytes)
+    return [(to + start, source + start, min(chunk_bytes, size_bytes - start)) for start in starts]
+
+
+def _work_off(chunks: deque[Chunk]) -> None:
+    while True:
+        try:
+            chunk = chunks.popleft()
+        except IndexError:
+            return
+        ctypes.memmove(*chunk)

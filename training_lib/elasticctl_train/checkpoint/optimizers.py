@@ -1,0 +1,194 @@
+"""The states of optimizers, put back as they were, and to the parameters that they are of.
+
+torch numbers the parameters in a state, so that a state fits any optimizer with as many of them. With the names that
+`names` gives, each state finds its parameter, however the script orders them now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from elasticctl_train.checkpoint import dtensor
+from elasticctl_train.checkpoint.wording import counted, listed
+
+Names = Sequence[Sequence[str]]
+"""The names of an optimizer's parameters by group."""
+
+
+def names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> Names:
+    """The names of its parameters; `known` has those of all modules' parameters, by id. Others are counted."""
+    strangers = 0
+    found: list[list[str]] = []
+    for group in optimizer.param_groups:
+        found.append([])
+        for parameter in group["params"]:
+            name = known.get(id(parameter))
+            if name is None:
+                name, strangers = f"#{strangers}", strangers + 1
+            found[-1].append(name)
+    return found
+
+
+class Pairs:
+    """Which parameter of an optimizer each number in a state stands for."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, state: Any, here: Names, there: Any) -> None:
+        """`there` is what was saved as `names`; anything else: parameters are paired by their places."""
+        self._optimizer, self._state, self._here = optimizer, state, here
+        self._groups = _numbers_by_group(state)
+        lengths = [len(group) for group in self._groups or ()]
+        is_named = _are_names(there) and [len(group) for group in there] == lengths
+        self._there: Names | None = there if is_named else None
+
+    def mismatch(self) -> str:
+        """What keeps the state from being loaded: other groups or parameters; empty: nothing."""
+        if self._groups is None:
+            return "what it holds in its place is no optimizer's state"
+        if self._there is None:
+            return _mismatch_of_counts([len(group) for group in self._groups], [len(group) for group in self._here])
+        there, here = _group_by_name(self._there), _group_by_name(self._here)
+        common = [name for name in here if name in there]
+        moved = [
+            f"{name} ({there[name]} in the checkpoint, {here[name]} here)"
+            for name in common
+            if there[name] != here[name]
+        ]
+        found = [
+            counted("missing in it", [name for name in here if name not in there]),
+            counted("unexpected", [name for name in there if name not in here]),
+            f"in another group of parameters: {listed(moved)}" if moved else "",
+        ]
+        if isinstance(self._optimizer, torch.optim.LBFGS) and list(there) != list(here) and not any(found):
+            found.append("its parameters come in another order, and LBFGS keeps them all in one vector")
+        return "; ".join(text for text in found if text)
+
+    @property
+    def can_load(self) -> bool:
+        """Is it known which parameter is which, if only of some of them?"""
+        if self._groups is None:
+            return False
+        return self._there is not None or not self.mismatch()
+
+    def named(self) -> dict[int, str]:
+        """The names of the parameters that have one, by their numbers in the state."""
+        here = list(chain.from_iterable(self._here))
+        return {number: here[place] for number, place in self._places().items()}
+
+    def parameters(self) -> dict[int, torch.Tensor]:
+        """The parameters by their numbers in the state, those that have one."""
+        live = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return {number: live[place] for number, place in self._places().items()}
+
+    def sharding(self) -> dict[str, Any]:
+        """The state as far as it is to be spread like the parameters: a sharded one in each tensor's place.
+
+        An optimizer has no state before its first step, so this cannot be seen in the live one. States of another
+        shape than their parameter (steps, factored moments) are whole on every rank.
+        """
+        spread: dict[Any, dict[str, torch.Tensor]] = {}
+        for number, parameter in self.parameters().items():
+            entry = self._state["state"].get(number)
+            if dtensor.is_sharded(parameter) and isinstance(entry, Mapping):
+                fits = (key for key, value in entry.items() if getattr(value, "shape", None) == parameter.shape)
+                spread[number] = dict.fromkeys(fits, parameter)
+        return {"state": spread}
+
+    def load(self, but: Collection[int] = (), recast: Collection[int] = ()) -> None:
+        """Load the state, as far as it is of parameters that are here.
+
+        Numbers in `but` are left out. torch turns all floating-point states into their parameter's dtype, but for
+        `step`; of half-precision and double parameters some optimizers (ASGD, NAdam) keep others in float32. These stay
+        what they were, except of the numbers in `recast`, whose parameters have another dtype than they had.
+        """
+        places = {number: place for number, place in self._places().items() if number not in but}
+        self._optimizer.load_state_dict(self._arranged(places))
+        if type(self._optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+            for number, parameter in self.parameters().items():
+                entry = self._state["state"].get(number)
+                if number in places and number not in recast and parameter in self._optimizer.state:
+                    self._optimizer.state[parameter] = _as_saved(self._optimizer.state[parameter], entry)
+        # What a step sets. At the end of an epoch the next call is the scheduler's, and torch would warn, wrongly, that
+        # the optimizer has made no step yet.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def _places(self) -> dict[int, int]:
+        """The places of the parameters here, counted over all groups, by their numbers in the state."""
+        numbers = list(chain.from_iterable(self._groups or ()))
+        if self._there is None:
+            return {number: place for place, number in enumerate(numbers)}
+        here = {name: place for place, name in enumerate(chain.from_iterable(self._here))}
+        named = zip(numbers, chain.from_iterable(self._there), strict=True)
+        return {number: here[name] for number, name in named if name in here}
+
+    def _arranged(self, places: Mapping[int, int]) -> dict[str, Any]:
+        """The state, numbered by places here. A group's options are the saved ones where its parameters were one."""
+        start, groups = 0, []
+        for index, live in enumerate(self._optimizer.param_groups):
+            numbers = list(range(start, start + len(live["params"])))
+            start += len(numbers)
+            saved = self._state["param_groups"][index] if index < len(self._groups or ()) else None
+            options = live if saved is None or self._is_remade(index) else saved
+            groups.append({**options, "params": numbers})
+            if "param_names" in live:
+                groups[-1]["param_names"] = live["param_names"]
+            else:
+                groups[-1].pop("param_names", None)
+        state = self._state["state"]
+        numbered = set(chain.from_iterable(self._groups or ()))
+        entries = {key: value for key, value in state.items() if key not in numbered}
+        entries |= {place: state[number] for number, place in places.items() if number in state}
+        return {**self._state, "state": entries, "param_groups": groups}
+
+    def _is_remade(self, index: int) -> bool:
+        """Has this group parameters that were in another?"""
+        if self._there is None:
+            return False
+        there = _group_by_name(self._there)
+        return bool(self._here[index]) and {there.get(name, index) for name in self._here[index]} != {index}
+
+
+def _group_by_name(by_group: Names) -> dict[str, int]:
+    return {name: index for index, group in enumerate(by_group) for name in group}
+
+
+def _numbers_by_group(state: Any) -> list[list[int]] | None:
+    """The numbers of the parameters; None for what is no optimizer's state."""
+    try:
+        groups = [list(group["params"]) for group in state["param_groups"]]
+        is_known = isinstance(state["state"], Mapping) and all(type(one) is int for one in chain.from_iterable(groups))
+    except (KeyError, TypeError):
+        return None
+    return groups if is_known else None
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(group, list) and all(isinstance(name, str) for name in group) for group in value
+    )
+
+
+def _mismatch_of_counts(there: Sequence[int], here: Sequence[int]) -> str:
+    if len(there) != len(here):
+        return f"it has {len(there)} groups of parameters, this optimizer {len(here)}"
+    differing = [
+        f"group {index}: {a} in the checkpoint, {b} here"
+        for index, (a, b) in enumerate(zip(there, here, strict=True))
+        if a != b
+    ]
+    return f"numbers of parameters differ ({listed(differing)})" if differing else ""
+
+
+def _as_saved(live: Any, saved: Any) -> Any:
+    """What was loaded, with the dtypes that were saved."""
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return live if live.dtype == saved.dtype else saved.to(live.device)
+    if isinstance(live, dict) and isinstance(saved, Mapping):
+        for key in live.keys() & saved.keys():
+            live[key] = _as_saved(live[key], saved[key])
+    elif type(live) in (list, tuple) and isinstance(saved, list | tuple) and len(live) == len(saved):
+        return type(live)(_as_saved(a, b) for a, b in zip(live, saved, strict=True))
+    return live

@@ -1,0 +1,204 @@
+"""The part of a save that runs beside training: each rank stores its share, rank 0 makes room, commits and retires."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from elasticctl_store.checkpoints import entries, repair
+from elasticctl_store.checkpoints.commits import CommitWriter
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef, Retention
+from elasticctl_store.checkpoints.retention import Keeper
+from elasticctl_store.errors import FencedError, FullError, NoMemoryError, StorageError
+from elasticctl_store.storage import Storage
+from elasticctl_train.checkpoint import shares
+from elasticctl_train.checkpoint.memory.copying import Background
+from elasticctl_train.checkpoint.snapshots import Snapshots
+from elasticctl_train.dist import World
+
+log = logging.getLogger("elasticctl_train")
+
+_DOCUMENT_BYTES = 1 << 16
+"""About what a share takes beside its tensors."""
+_ROOM_PAUSES_S = (1.0, 2.0, 4.0)
+"""A rank that finds the storage full tries again after so long: rank 0 may be making room."""
+NICENESS = 10
+"""Of the thread that saves and those it starts: a save beside training takes what training leaves of the processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a checkpoint says about itself. Of the tensors in `parameters` it says which are not finite."""
+
+    step: int
+    epoch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    parameters: Collection[str] = ()
+
+
+class Committer:
+    """What rank 0 alone does: it makes room, makes shares a commit, and deletes what `keep` does not keep."""
+
+    def __init__(
+        self, storage: Storage, writer: CommitWriter, keep: Retention, on_commit: Callable[[Commit, float], None] | None
+    ) -> None:
+        self.writer = writer
+        self._storage, self._keep, self._on_commit = storage, keep, on_commit
+        self._has_to_hurry = threading.Event()
+        self._keeper = Keeper(storage, writer, self._keep_on_reading)
+
+    def hurry(self) -> None:
+        """This process has to stop: nothing is read any more just to delete what is older."""
+        self._has_to_hurry.set()
+
+    def sweep_again(self) -> None:
+        """A save has failed: what it has left is to go."""
+        self._keeper.sweep_again()
+
+    def make_room(self, needed_bytes: int, number: int, *, is_full: bool) -> bool:
+        """Did anything go for the sake of save `number`? What keeps it from going is no reason not to try to save.
+
+        Raises FencedError.
+        """
+        try:
+            return self._keeper.make_room(needed_bytes, number, is_full=is_full)
+        except FencedError:
+            raise
+        except StorageError as e:
+            log.warning("no room was made for the next checkpoint: %s", e)
+            return False
+
+    def gather(self, folder: str, world_size: int, label: Label, abandon: threading.Event) -> Commit:
+        """Wait for the shares of all ranks; returns what is to be committed. Raises StorageError."""
+        refs, size_bytes, not_finite = shares.gather(
+            self._storage, folder, world_size, abandon, self.writer.check_fence
+        )
+        return Commit(
+            position=0,
+            generation=self.writer.generation.generation,
+            number=0,
+            step=label.step,
+            epoch=label.epoch,
+            shares=refs,
+            size_bytes=size_bytes,
+            at=time.time(),
+            metrics=label.metrics,
+            not_finite=not_finite,
+        )
+
+    def commit(self, draft: Commit) -> Commit:
+        """Append what has been gathered to the journal. Raises FencedError and StorageError."""
+        commit = self.writer.append(draft)
+        if lost := commit.not_finite:
+            log.warning("in the checkpoint of step %d parameters are NaN or infinite: %s", commit.step, lost[0])
+        return commit
+
+    def committed(self, commit: Commit, duration_s: float) -> None:
+        """Tell of the commit, then delete what need not be kept any more. Raises FencedError."""
+        if self._on_commit is not None:
+            self._on_commit(commit, duration_s)
+        try:
+            self._keeper.retire(self._keep)
+        except FencedError:
+            raise
+        except StorageError as e:
+            log.warning("old checkpoints were not deleted: %s", e)
+
+    def _keep_on_reading(self, count: int) -> None:
+        """Old commits are deleted after a newer one has been read: not while this process has to stop."""
+        if self._has_to_hurry.is_set():
+            raise StorageError("there is no time to read what stays")
+
+
+class Saves:
+    """This rank's saves, one at a time, in a thread of their own.
+
+    They are counted from 1: `number` is that of the newest, `committed` and `failed` those of the last that did either.
+    """
+
+    def __init__(
+        self, storage: Storage, world: World, snapshots: Snapshots, run: tuple[int, str], committer: Committer | None
+    ) -> None:
+        """`run` is the generation and the id of the run whose saves these are."""
+        self.number = self.committed = self.failed = 0
+        self.error: Exception | None = None
+        self.fenced: FencedError | None = None
+        self._storage, self._world, self._snapshots = storage, world, snapshots
+        self._run, self._committer = run, committer
+        self._abandon = threading.Event()
+        self._background = Background("elasticctl-save", NICENESS)
+
+    @property
+    def busy(self) -> bool:
+        """Is this rank still writing its share, or, on rank 0, not done with the commit?"""
+        return self._background.busy
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until nothing is in flight, or for `timeout_s` seconds."""
+        self._background.join(timeout_s)
+
+    def begin(self, share: shares.Share | NoMemoryError, label: Label, started_s: float) -> None:
+        """Store the share, in the background; the save before must be over."""
+        self.number += 1
+        generation, run_id = self._run
+        folder = entries.save_folder(generation, self.number, label.step, run_id)
+        self._abandon.clear()
+        self._background.start(lambda: self._write(share, folder, label, started_s))
+
+    def abandon(self) -> None:
+        """Wait no longer for the shares of other ranks, nor for room."""
+        self._abandon.set()
+
+    def hear(self, committed: int) -> None:
+        """On ranks other than 0, which do not commit: this save is known to stand."""
+        if committed == self.number != self.committed:
+            self.committed = committed
+            self._background.join()
+            self._background.start(self._snapshots.keep)
+
+    def _write(self, share: shares.Share | NoMemoryError, folder: str, label: Label, started_s: float) -> None:
+        """The background thread: write the share; rank 0 then gathers, commits and retires."""
+        try:
+            if isinstance(share, NoMemoryError):
+                raise share
+            self._snapshots.finish()
+            share = replace(share, label=repair.label(label.step, label.epoch, label.metrics, time.time()))
+            key = entries.share_key(folder, self._world.rank, self._world.size)
+            file = self._with_room(share, partial(share.write, self._storage, key, label.parameters))
+            self._snapshots.stored(share, file)
+            if self._committer is not None:
+                gathered = self._committer.gather(folder, self._world.size, label, self._abandon)
+                commit = self._committer.commit(gathered)
+                self.committed = self.number
+                self._committer.committed(commit, time.monotonic() - started_s)
+                self._snapshots.keep()
+        except FencedError as e:
+            self.fenced = e
+            log.error("%s", e)
+        except Exception as e:  # noqa: BLE001 - the edge of a thread: whatever it is must reach the log and finish()
+            self.error, self.failed = e, self.number
+            if self._committer is not None:
+                self._committer.sweep_again()
+            log.error("the checkpoint of step %d was not saved: %s", label.step, e)
+
+    def _with_room(self, share: shares.Share, write: Callable[[], ObjectRef]) -> ObjectRef:
+        """What `write` returns, done again while the storage is full and something goes. Rank 0 makes the room."""
+        needed_bytes = self._world.size * (share.plan.size_bytes + _DOCUMENT_BYTES)
+        if self._committer is not None:
+            self._committer.make_room(needed_bytes, self.number, is_full=False)
+        pauses_s = iter(_ROOM_PAUSES_S)
+        while True:
+            try:
+                return write()
+            except FullError:
+                if self._committer is not None:
+                    if not self._committer.make_room(needed_bytes, self.number, is_full=True):
+                        raise
+                else:
+                    pause_s = next(pauses_s, None)
+                    if pause_s is None or self._abandon.wait(pause_s):
+                        raise

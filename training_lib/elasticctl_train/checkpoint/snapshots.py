@@ -1,0 +1,133 @@
+"""This rank's copies of the state: what a save writes, so that training may change the state meanwhile.
+
+The copies lie in warm buffers and, where the node has a local tier, in files that outlive this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from elasticctl_store.checkpoints.entries import ObjectRef
+from elasticctl_store.errors import NoMemoryError
+from elasticctl_train.checkpoint import shares
+from elasticctl_train.checkpoint.memory.buffers import Buffers
+from elasticctl_train.checkpoint.memory.copying import Copier, LateCopy
+from elasticctl_train.checkpoint.memory.local_tier import Tier
+from elasticctl_train.checkpoint.shares import State
+from elasticctl_train.dist import World
+
+
+class Snapshots:
+    """Copies of one rank's share, one at a time; `tier` keeps the last one that was committed."""
+
+    def __init__(self, world: World, tier: Tier | None) -> None:
+        self.tier = tier
+        self.restored_folder = ""
+        """The save folder that the state came from: what the tier holds of it stays until there is a newer commit."""
+        self._world = world
+        self._copier = Copier()
+        self._plan: shares.Plan | None = None
+        self._buffers: Buffers | None = None
+        self._late: LateCopy | None = None
+        self._may_wait, self._heeds_steps = True, False
+
+    def prepare(self, state: State, local: State, rank_0_only: Collection[str]) -> None:
+        """Make the buffers for such states, in the background. Raises StateError."""
+        self._late = None
+        self._arrange(shares.flatten(state, local), rank_0_only)
+
+    def take(
+        self, state: State, local: State, rank_0_only: Collection[str], until_step: Collection[str] = ()
+    ) -> shares.Share | NoMemoryError:
+        """This rank's share, copied, or why there is none: from here on training may change the state.
+
+        The parts `until_step` are copied by who writes the share, and at the latest as any optimizer's next step
+        begins. Raises StateError.
+        """
+        if self._late is not None and self._late.is_torn:
+            self._may_wait = False
+        self._late = None
+        with _no_collection():
+            flat = shares.flatten(state, local)
+            plan, buffers = self._arrange(flat, rank_0_only)
+            try:
+                buffer = buffers.next()
+            except NoMemoryError as e:
+                return e.with_traceback(None)  # whose frames hold the state
+            if self.tier is not None and buffer.in_tier:
+                self.tier.unlabel(buffer.index)
+            copied = plan.fill(buffer, flat, self._copier, until_step if self._may_wait else ())
+            self._late = next((copy for copy in copied if isinstance(copy, LateCopy)), None)
+            if self._late is not None:
+                self._heed_steps()
+            return shares.Share(plan, buffer, flat.state, flat.local, copied)
+
+    def finish(self) -> None:
+        """Have copied what was to be copied later."""
+        if self._late is not None:
+            self._late.finish()
+
+    def stored(self, share: shares.Share, file: ObjectRef) -> None:
+        """The share has been stored as this file: the tier may offer it, once it is committed too."""
+        if self.tier is not None and share.buffer.in_tier:
+            self.tier.label(share.buffer.index, file)
+
+    def keep(self) -> None:
+        """The last save stands: its buffer holds the newest snapshot, and what a former process left is not needed."""
+        if self.restored_folder and self.tier is not None:
+            self.tier.clear()
+            self.restored_folder = ""
+        if self._buffers is not None:
+            self._buffers.turn()
+
+    def _heed_steps(self) -> None:
+        """From now on, and for as long as this lives, `finish` before every step of every optimizer."""
+        if not self._heeds_steps:
+            self._heeds_steps = True
+            myself = weakref.ref(self)
+
+            def before_step(*_: object) -> None:
+                found = myself()
+                if found is not None:
+                    found.finish()
+
+            weakref.finalize(self, register_optimizer_step_pre_hook(before_step).remove).atexit = False
+
+    def _arrange(self, flat: shares.Flat, rank_0_only: Collection[str]) -> tuple[shares.Plan, Buffers]:
+        """The plan for such states, and buffers of the right size; made anew only when the states have changed."""
+        if self._plan is None or not self._plan.fits(flat, rank_0_only):
+            self._plan = shares.plan(flat, self._world.rank, self._world.size, rank_0_only)
+        size_bytes = self._plan.size_bytes
+        if self._buffers is None or not self._buffers.fit(size_bytes):
+            if self._buffers is not None:
+                self._buffers.close()
+            self._buffers = None  # its memory goes before there is new
+            kept = self.tier is not None and self.tier.clear(but_for=self.restored_folder)
+            gpu = next((tensor.device for tensor in flat.shared.values() if tensor.is_cuda), None)
+            self._buffers = Buffers(size_bytes, tier=self.tier, pin=gpu, one_at_first=kept)
+            _collect_once()
+        return self._plan, self._buffers
+
+
+@cache
+def _collect_once() -> None:
+    """Or the first full collection, which the imports have made long, falls into a save."""
+    gc.collect()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put the garbage collector off: a full collection behind the imports of torch takes longer than a copy of 1 GB."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

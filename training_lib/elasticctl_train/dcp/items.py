@@ -1,0 +1,183 @@
+"""What a planner of `torch.distributed.checkpoint` plans, in terms of a checkpoint: items by name, and a state tree.
+
+A planner takes a state dict apart into items, each with a *name* (DCP: fqn) that says where it was. The checkpoint has
+the state dict as it was, a tree of tensors and plain values, so that `Checkpointer` and every command can read it; the
+names are in the field `dcp` of rank 0's share document:
+
+    {"paths": [[NAME, [KEY, …]], …], "mapped": true, "planner_data": TREE, "raw": [NAME, …]}
+
+`paths` says where in the tree each item is. With `mapped`, the planner's own data are just that (those of PyTorch's
+own are); else they are in `planner_data`. The items in `raw` are bytes of which nothing is known but who made them.
+
+DCP hands over whatever is no tensor as pickled bytes. Bytes are stored as what they stand for, as JSON, and made again
+when they are loaded: so nothing that comes from the storage is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from elasticctl_store.checkpoints.state_trees import decode
+from elasticctl_store.checkpoints.tensor_files import TensorType
+from elasticctl_store.errors import DamagedError, StateError, StorageError
+from elasticctl_train.checkpoint import tree
+from elasticctl_train.session import STORAGE_VARIABLE
+
+FIELD = "dcp"
+Path = tuple[str | int, ...]
+
+_STEP = re.compile(r"#(\d+|latest)$", re.ASCII)
+
+
+def parse_id(checkpoint_id: str | os.PathLike[str] | None, url: str) -> tuple[str, int | None]:
+    """The URL and the step that DCP's `checkpoint_id` names: `URL`, `URL#STEP`, or `#STEP` of the URL given here."""
+    text = "" if checkpoint_id is None else os.fspath(checkpoint_id)
+    found = _STEP.search(text)
+    step = int(found[1]) if found and found[1] != "latest" else None
+    return text[: found.start() if found else None] or url, step
+
+
+def check_url(url: str) -> str:
+    """The URL, or else the job's. Raises StorageError where there is neither."""
+    url = url or os.environ.get(STORAGE_VARIABLE, "")
+    if not url:
+        raise StorageError(f"there is no storage URL: give one, a checkpoint_id, or set ${STORAGE_VARIABLE}")
+    return url
+
+
+def encode_bytes(name: str, content: bytes) -> tuple[Any, dict[str, torch.Tensor]]:
+    """What a planner has pickled, as JSON and the tensors in it by name. Raises StateError for what neither holds."""
+    try:
+        value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as e:  # what unpickling raises is anything
+        raise StateError(
+            f"{name}: a checkpoint cannot hold such an object but as a pickle, which can run anything. FIX: make it "
+            "tensors, numbers, text, lists and dicts; or give the writer and the reader allow_pickle=True"
+        ) from e
+    flat = tree.Flattener()
+    return flat.encode(value, name), flat.tensors
+
+
+def to_bytes(value: object) -> io.BytesIO:
+    """What a planner takes for a value."""
+    content = io.BytesIO()
+    torch.save(value, content)
+    content.seek(0)
+    return content
+
+
+def encode_tree(items: Mapping[str, Any], paths: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The state tree of items, which are JSON by name, and where in it each of them is.
+
+    They are where the planner says, or, if that makes no tree of dicts and lists, side by side. Raises StateError.
+    """
+    places = {name: tuple(paths.get(name, (name,))) for name in items}
+    try:
+        root = _nest(items, places)
+    except ValueError:
+        places = {name: (name,) for name in items}
+        root = _nest(items, places)
+    for part in root:
+        tree.check_part_name(part)
+    return {part: _as_json(value) for part, value in root.items()}, places
+
+
+def describe(places: Mapping[str, Path], planner_data: Any, raw: Sequence[str]) -> dict[str, Any]:
+    """The field `dcp`. Raises StateError for planner data that JSON cannot hold."""
+    said: dict[str, Any] = {"paths": [[name, list(path)] for name, path in places.items()]}
+    if isinstance(planner_data, Mapping) and planner_data == places:
+        said["mapped"] = True
+    elif planner_data is not None:
+        flat = tree.Flattener()
+        said["planner_data"] = flat.encode(planner_data, "the planner's data")
+        if flat.tensors:
+            raise StateError("the planner's data: a checkpoint cannot hold tensors there")
+    return {**said, "raw": list(raw)} if raw else said
+
+
+def find_items(state: Any, said: Any) -> tuple[dict[str, Any], Any, frozenset[str]]:
+    """The items by name, out of a state that the field `dcp` is said of; the planner's data; and the raw ones.
+
+    Raises DamagedError.
+    """
+    try:
+        places = {name: tuple(path) for name, path in said["paths"]}
+        items = {name: _at(state, path) for name, path in places.items()}
+        raw = frozenset(said.get("raw", ()))
+        if len(places) != len(said["paths"]) or not raw <= items.keys():
+            raise ValueError("names that are there twice, or not at all")
+        planner_data = places if said.get("mapped") else decode(said.get("planner_data"), _refuse_tensor)
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        raise DamagedError(f"what it says of {FIELD} does not fit its state: {e!s:.80}") from e
+    return items, planner_data, raw
+
+
+def replace_tensors(value: Any, found: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The value with other tensors in it."""
+    if isinstance(value, torch.Tensor):
+        return found(value)
+    if isinstance(value, Counter):
+        return value
+    if isinstance(value, dict):
+        return {key: replace_tensors(item, found) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([replace_tensors(item, found) for item in value])
+    return value
+
+
+class _Leaf:
+    """JSON that is not to be looked into."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+
+def _nest(items: Mapping[str, Any], places: Mapping[str, Path]) -> dict[str, Any]:
+    """Nested dicts, with the items as leaves. Raises ValueError where one lies in another, or a key is odd."""
+    root: dict[Any, Any] = {}
+    for name, content in items.items():
+        *above, last = places[name]
+        node = root
+        for key in above:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"{name} lies in another item")
+        if last in node or any(type(key) not in (str, int) for key in places[name]):
+            raise ValueError(f"{name} lies where another item does")
+        node[last] = _Leaf(content)
+    if any(type(key) is not str for key in root):
+        raise ValueError("a state dict has names")
+    return root
+
+
+def _as_json(node: Any) -> Any:
+    if isinstance(node, _Leaf):
+        return node.content
+    keys = {type(key) for key in node}
+    if keys == {int}:
+        if sorted(node) != list(range(len(node))):
+            raise StateError("the planner's paths leave gaps in a list")
+        return [_as_json(node[index]) for index in range(len(node))]
+    pairs = {key: _as_json(value) for key, value in node.items()}
+    if keys == {str} and not any(key.startswith("$") for key in pairs):
+        return pairs
+    return {"$map": [[key, value] for key, value in pairs.items()]}
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        if type(key) not in (str, int) or not isinstance(value, dict | list):
+            raise ValueError("a path leads nowhere")
+        value = value[key]
+    return value
+
+
+def _refuse_tensor(name: str, kind: TensorType) -> Any:
+    raise ValueError(f"tensor {name!r:.100} in the planner's data")

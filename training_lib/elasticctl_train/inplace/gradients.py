@@ -1,0 +1,175 @@
+"""DistributedDataParallel that survives the loss of a peer: what fails is the step, not the script.
+
+Whatever a lost peer makes fail in a forward or backward pass is caught here, below the script's loop. From then on the
+pass is only this rank's own; what it computes is not used, because the optimizer's step is left out (`steps`).
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+Buckets = list[list[int]]
+"""The numbers of the parameters in each bucket of gradients, in the order in which buckets are reduced."""
+
+
+_OWN_ERRORS = ("Expected to ", "CUDA error", "CUDA out of memory")
+"""What errors begin with that no loss of a peer explains: DistributedDataParallel's about unused parameters first."""
+
+
+def is_own(error: BaseException) -> bool:
+    """Has this process or its script failed, and not a peer? It would do so again in any other group."""
+    return isinstance(error, torch.OutOfMemoryError) or str(error).startswith(_OWN_ERRORS)
+
+
+class PeerWatch:
+    """Has a collective failed since the last step? `on_loss(error)` is called for the first that does, from any thread.
+
+    Gradients go through `group`, of `size` ranks. `survives`: what fails is caught, as somebody heeds it.
+    `buckets` are those of gradients that the ranks have settled on; `recorded` is what is known of them by now.
+    """
+
+    def __init__(self, size: int, on_loss: Callable[[BaseException], None]) -> None:
+        self.size, self._on_loss = size, on_loss
+        self.group: dist.ProcessGroup | None = None
+        self._lock = threading.Lock()
+        self.lost = False
+        self.survives = True
+        self.buckets: Buckets | None = None
+        self.recorded: dict[int, list[int]] | None = None
+
+    def note(self, error: BaseException) -> None:
+        """A collective has failed. Raises the error itself where nobody would heed it, or no peer is to blame."""
+        if not self.survives or is_own(error):
+            raise error
+        with self._lock:
+            if self.lost:
+                return
+            self.lost = True
+        self._on_loss(error)
+
+    def reset(self, size: int, group: dist.ProcessGroup | None) -> None:
+        """A new group has been formed, of `size` ranks."""
+        self.size, self.group, self.lost, self.recorded = size, group, False, None
+
+    def record(self, index: int, parameters: list[int], *, is_last: bool) -> None:
+        """One of the buckets, while they are recorded."""
+        if self.recorded is None:
+            return
+        self.recorded[index] = parameters
+        if is_last:
+            self.buckets, self.recorded = [self.recorded[key] for key in sorted(self.recorded)], None
+
+
+class ElasticDataParallel(DistributedDataParallel):
+    """As DistributedDataParallel, over the watch's group, and over another one after each `reform`.
+
+    Rank 0's buffers go to the others at the end of a step, and not as the next one begins: so they outlive rank 0, and
+    an evaluation needs nobody else.
+    """
+
+    _watch: PeerWatch
+    _has_buffers_of_rank_0 = False
+
+    def __init__(self, module: torch.nn.Module, watch: PeerWatch, *, init_sync: bool) -> None:
+        """`init_sync`: begin with rank 0's parameters; without it they have to be equal on all ranks already."""
+        self.__dict__["_watch"] = watch  # before Module's own constructor, which would refuse
+        super().__init__(module, process_group=watch.group, init_sync=init_sync)
+        numbers = {parameter: number for number, parameter in enumerate(self._reduced())}
+        self.register_comm_hook((watch, numbers), _average)
+
+    def reform(self) -> None:
+        """Go on over the group as it is now; parameters are equal on all its ranks."""
+        was_training = self.training
+        self.__init__(self.module, self._watch, init_sync=False)  # type: ignore[misc]
+        self.training = was_training
+        self._has_buffers_of_rank_0 = False
+
+    def share_buffers(self) -> None:
+        """A step has been made: take over rank 0's buffers. All ranks must call. Raises RuntimeError."""
+        if self.forward_sync_buffers and self.modules_buffers and self._watch.size > 1:
+            self._sync_buffers()  # type: ignore[no-untyped-call]
+            self._has_buffers_of_rank_0 = True
+
+    def _check_sync_bufs_pre_fwd(self) -> bool:
+        has_them = self._has_buffers_of_rank_0
+        self._has_buffers_of_rank_0 &= not self.training
+        return not has_them and bool(super()._check_sync_bufs_pre_fwd())  # type: ignore[no-untyped-call]
+
+    def _reduced(self) -> list[torch.nn.Parameter]:
+        """The parameters whose gradients are reduced, as they are numbered in buckets."""
+        found, _ = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        parameters: list[torch.nn.Parameter] = found
+        return parameters
+
+    def _ddp_init_helper(self, *args: Any, **kwargs: Any) -> None:
+        """Begin with the buckets that the ranks have settled on: how gradients are summed depends on them.
+
+        DistributedDataParallel settles on them in its second pass, and takes none from outside.
+        """
+        module: Any = dist
+        buckets, assign = self._watch.buckets, module._compute_bucket_assignment_by_size
+
+        def assign_known(*arguments: Any) -> Any:
+            _, limits = assign(*arguments)
+            known = list(reversed(buckets or ()))
+            return known, limits[:1] * len(known)
+
+        if buckets:
+            module._compute_bucket_assignment_by_size = assign_known
+        try:
+            super()._ddp_init_helper(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            module._compute_bucket_assignment_by_size = assign
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if not self._watch.lost:
+            had_settled = self._has_rebuilt_buckets
+            try:
+                passed = super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+                if self._has_rebuilt_buckets and not had_settled:
+                    self._watch.recorded = {}
+                return passed
+            except RuntimeError as error:
+                self._watch.note(error)
+        return inputs, kwargs
+
+    def _post_forward(self, output: Any) -> Any:
+        if not self._watch.lost:
+            try:
+                return super()._post_forward(output)  # type: ignore[no-untyped-call]
+            except RuntimeError as error:
+                self._watch.note(error)
+        return output
+
+
+def _average(state: tuple[PeerWatch, Mapping[torch.Tensor, int]], bucket: GradBucket) -> Future[torch.Tensor]:
+    """DistributedDataParallel's communication hook: the mean over all ranks, or just anything once a peer is lost."""
+    watch, numbers = state
+    if watch.recorded is not None:
+        of_bucket = [numbers[parameter] for parameter in bucket.parameters()]
+        watch.record(bucket.index(), of_bucket, is_last=bucket.is_last())
+    buffer = bucket.buffer()
+    if watch.size > 1 and not watch.lost:
+        try:
+            work = dist.all_reduce(buffer.div_(watch.size), group=watch.group, async_op=True)
+            averaged: Future[torch.Tensor] = work.get_future().then(lambda future: _value(watch, future, buffer))
+            return averaged
+        except RuntimeError as error:
+            watch.note(error)
+    done: Future[torch.Tensor] = Future()
+    done.set_result(buffer)
+    return done
+
+
+def _value(watch: PeerWatch, future: Future[Any], buffer: torch.Tensor) -> torch.Tensor:
+    try:
+        future.value()
+    except RuntimeError as error:
+        watch.note(error)
+    return buffer

@@ -1,0 +1,122 @@
+"""The group that this process trains in, through all its generations."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from elasticctl_train import dist
+from elasticctl_train.inplace import handover
+from elasticctl_train.inplace.connections import Connections
+from elasticctl_train.inplace.gradients import PeerWatch, is_own
+from elasticctl_train.inplace.handover import Agreement, Standing
+from elasticctl_train.inplace.link import Link
+
+log = logging.getLogger("elasticctl_train")
+
+PLACE_VARIABLE = "ELASTICCTL_PLACE"
+"""Is set in a process that was started before it has a place in a group."""
+_LONG_S = 3600.0
+State = dict[str, Any]
+
+
+class ElasticGroup:
+    """A member of each generation that the launcher gives this process a place in.
+
+    `world` is this rank's place in the newest, `watch` says whether a peer is lost. `on_loss()` is called when that is
+    noticed, from any thread. `has_state`: the newest generation had its state from one of its own ranks.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.world = dist.World(device=dist.device())
+        self.watch = PeerWatch(1, self._note_loss)
+        self.on_loss: Callable[[], None] = lambda: None
+        self.has_state = False
+        self._connections = Connections()
+        link.on_over = self._cut
+        link.attach()
+
+    @classmethod
+    def open(cls) -> ElasticGroup | None:
+        """None where no launcher keeps this process, or the script has joined a group by itself."""
+        link = Link.open() if dist.is_ours_to_join() else None
+        return None if link is None else cls(link)
+
+    @property
+    def is_over(self) -> bool:
+        """Has the generation ended? Its ranks go on until they notice, or look."""
+        return self._link.is_over
+
+    @property
+    def generation(self) -> int:
+        """The number of the newest generation that this process has a place in."""
+        return self._link.generation
+
+    def enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
+        """Join the others of this generation, or of a later one, for as long as it takes.
+
+        Returns how they came to one state, and this rank's if it had to take one over. `state()` is what this rank
+        gives to others.
+        """
+        if os.environ.pop(PLACE_VARIABLE, ""):
+            os.environ.update(self._link.wait_for_place())
+        while True:
+            try:
+                return self._enter(standing, state)
+            except RuntimeError as error:
+                if is_own(error):
+                    raise
+                if not self._link.is_over:
+                    self._link.tell_lost(_first_line(error))
+                self._cut()
+                os.environ.update(self._link.wait_for_place())
+
+    def enter_next(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
+        """Wait for a place in the next generation, and enter it."""
+        os.environ.update(self._link.wait_for_place())
+        return self.enter(standing, state)
+
+    def decline(self, why: str) -> NoReturn:
+        """Have the launcher start another process in place of this one, and wait to be stopped."""
+        log.warning("rank %d starts again: %s", self.world.rank, why)
+        self._link.decline(why)
+        while True:
+            time.sleep(_LONG_S)
+
+    def close(self) -> None:
+        """This process is not to be kept any longer: what ends its generation ends it too."""
+        self.watch.survives = False
+        self._link.close()
+
+    def _enter(self, standing: Standing, state: Callable[[], Mapping[str, Any]]) -> tuple[Agreement, State | None]:
+        store = dist.meet(lambda: self._link.is_over)
+        self._connections = Connections()
+        self.world = dist.rejoin(self.world, store)
+        self._connections.settle()
+        self.watch.reset(self.world.size, self.world.channel.training)
+        buckets = json.dumps(self.watch.buckets).encode()
+        agreement = handover.agree(self.world, replace(standing, buckets_bytes=len(buckets)))
+        self.watch.buckets = json.loads(handover.spread(self.world, agreement, buckets))
+        if self.world.rank == agreement.source:
+            handover.give(self.world, agreement, state() if agreement.receivers else {})
+        taken = handover.take(self.world, agreement) if self.world.rank in agreement.receivers else None
+        return agreement, taken
+
+    def _note_loss(self, error: BaseException) -> None:
+        self.on_loss()
+        if not self._link.is_over:
+            self._link.tell_lost(_first_line(error))
+        self._cut()
+
+    def _cut(self) -> None:
+        self._connections.cut()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,166 @@
+"""The state of training from rank to rank, over the network: nobody reads the storage as long as one rank has it.
+
+Ranks that need it form a chain behind the one that has it, each passing on what it receives, so that one link's
+bandwidth serves any number of them. Nothing is pickled: the state goes as the JSON and the tensors of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elasticctl_store.checkpoints.state_trees import decode
+from elasticctl_train.checkpoint.tree import DTYPES, NAMES, Finisher, Flattener
+from elasticctl_train.dist import World
+
+_PACK_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a rank brings to a new group: how far it is, and whether its state in memory is whole (`has_state`).
+
+    `buckets_bytes` is the length of what it says of its buckets of gradients.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    has_state: bool = False
+    buckets_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How the ranks of a new group come to one state.
+
+    `source` is the rank that has the newest; None if no rank has any. `receivers` take it over.
+    """
+
+    source: int | None
+    receivers: tuple[int, ...]
+    standings: tuple[Standing, ...]
+
+    @property
+    def newest(self) -> Standing:
+        """That of the source. Raises ValueError without one."""
+        if self.source is None:
+            raise ValueError("no rank has a state")
+        return self.standings[self.source]
+
+
+def agree(world: World, mine: Standing) -> Agreement:
+    """All ranks must call. Raises RuntimeError when a peer is lost."""
+    found = world.gather([mine.step, mine.epoch, mine.has_state, mine.buckets_bytes])
+    return decide(tuple(Standing(*each) for each in found))
+
+
+def decide(standings: Sequence[Standing]) -> Agreement:
+    """The first rank of those that are furthest is the source."""
+    whole = [rank for rank, each in enumerate(standings) if each.has_state]
+    if not whole:
+        return Agreement(None, (), tuple(standings))
+    source = max(whole, key=lambda rank: (standings[rank].step, -rank))
+    newest = standings[source]
+    receivers = tuple(rank for rank, each in enumerate(standings) if not each.has_state or each.step < newest.step)
+    return Agreement(source, receivers, tuple(standings))
+
+
+def spread(world: World, agreement: Agreement, data: bytes) -> bytes:
+    """What the source says of its buckets, on every rank. All ranks must call."""
+    if agreement.source is None or world.size == 1:
+        return data
+    known = torch.empty(agreement.newest.buckets_bytes, dtype=torch.uint8)
+    if world.rank == agreement.source:
+        known.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    world.share(known, agreement.source)
+    return known.numpy().tobytes()
+
+
+def give(world: World, agreement: Agreement, state: Mapping[str, Any]) -> None:
+    """On the source: send the state to the first receiver."""
+    if not agreement.receivers:
+        return
+    flattener = Flattener()
+    document = flattener.encode(dict(state), "state")
+    shapes = [[name, NAMES[each.dtype], list(each.shape)] for name, each in flattener.tensors.items()]
+    _send(world, json.dumps([document, shapes]).encode(), agreement.receivers[0])
+    for pack in _packs(shapes):
+        parts = [_bytes_of(flattener.tensors[name]) for name, _, _ in pack]
+        data = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(data):
+            world.send(data, agreement.receivers[0])
+
+
+def take(world: World, agreement: Agreement) -> dict[str, Any]:
+    """On a receiver: the state; tensors are on the CPU."""
+    place = agreement.receivers.index(world.rank)
+    before = agreement.receivers[place - 1] if place else agreement.source
+    after = agreement.receivers[place + 1] if place + 1 < len(agreement.receivers) else None
+    if before is None:
+        raise ValueError("no rank has a state")
+    header = _receive(world, before)
+    if after is not None:
+        _send(world, header, after)
+    document, shapes = json.loads(header)
+    tensors: dict[str, torch.Tensor] = {}
+    for pack in _packs(shapes):
+        data = torch.empty(sum(map(_size_bytes, pack)), dtype=torch.uint8)
+        if len(data):
+            world.receive(data, before)
+        if len(data) and after is not None:
+            world.send(data, after)
+        start = 0
+        for entry in pack:
+            name, dtype, shape = entry
+            part = data[start : start + _size_bytes(entry)]
+            start += len(part)
+            kind = DTYPES[dtype]
+            own = part if len(pack) == 1 else part.clone()  # each has its storage to itself
+            tensors[name] = own.view(kind).view(tuple(shape))
+    finish = Finisher()
+    state: dict[str, Any] = decode(document, lambda name, kind: finish(name, kind, tensors[name]))
+    return state
+
+
+def _packs(shapes: Sequence[Any]) -> Iterator[list[Any]]:
+    """Small tensors go together, large ones alone; empty ones go nowhere but are in a pack."""
+    pack: list[Any] = []
+    size = 0
+    for entry in shapes:
+        own = _size_bytes(entry)
+        if pack and size + own > _PACK_BYTES:
+            yield pack
+            pack, size = [], 0
+        pack.append(entry)
+        size += own
+    if pack:
+        yield pack
+
+
+def _size_bytes(entry: Any) -> int:
+    _, dtype, shape = entry
+    count = 1
+    for length in shape:
+        count *= length
+    return int(count * DTYPES[dtype].itemsize)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _send(world: World, data: bytes, to: int) -> None:
+    world.send(torch.tensor([len(data)]).view(torch.uint8), to)
+    world.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to)
+
+
+def _receive(world: World, source: int) -> bytes:
+    length = torch.empty(8, dtype=torch.uint8)
+    world.receive(length, source)
+    data = torch.empty(int(length.view(torch.int64)), dtype=torch.uint8)
+    world.receive(data, source)
+    return data.numpy().tobytes()

@@ -1,0 +1,112 @@
+"""A rank's line to its launcher, over which it hears that its group has ended, and what its place in the next one is.
+
+The messages are lines of JSON on a Unix socket. The rank says `attach` once, `lost` when it can no longer reach its
+peers, and `decline` when it cannot go on in this process. The launcher says `over` when a generation has ended and
+`place`, the environment of the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+LINK_VARIABLE = "ELASTICCTL_LINK"
+GENERATION_VARIABLE = "ELASTICCTL_GENERATION"
+
+
+class Link:
+    """The line of the rank that the environment describes; `on_over()` is called from a thread.
+
+    Raises OSError if nobody listens.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.on_over: Callable[[], None] = lambda: None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(environ[LINK_VARIABLE])
+        except OSError:
+            self._socket.close()
+            raise
+        self._local_rank = int(environ.get("LOCAL_RANK", "0"))
+        self.generation = int(environ[GENERATION_VARIABLE])
+        self._changed = threading.Condition()
+        self._over = -1
+        self._place: dict[str, str] | None = None
+        self._closed = False
+        threading.Thread(target=self._listen, name="elasticctl-link", daemon=True).start()
+
+    @classmethod
+    def open(cls, environ: Mapping[str, str] = os.environ) -> Link | None:
+        """The line to the launcher; None where there is none that keeps ranks."""
+        if not environ.get(LINK_VARIABLE) or not environ.get(GENERATION_VARIABLE, "").isdigit():
+            return None
+        try:
+            return cls(environ)
+        except OSError:
+            return None
+
+    @property
+    def is_over(self) -> bool:
+        """Has the generation that this rank is in ended?"""
+        return self._over >= self.generation
+
+    def attach(self) -> None:
+        """From now on this process can be kept when its generation ends."""
+        self._say(attach=self._local_rank, generation=self.generation)
+
+    def tell_lost(self, why: str) -> None:
+        """This rank has lost contact with its peers."""
+        self._say(lost=self.generation, why=why)
+
+    def decline(self, why: str) -> None:
+        """This process cannot go on: the launcher is to start another in its place."""
+        self._say(decline=self.generation, why=why)
+
+    def wait_for_place(self) -> dict[str, str]:
+        """Wait for a generation after this one; returns its environment, and is in it from then on.
+
+        However long it takes: the kernel ends a rank whose launcher dies. Raises ConnectionError if the line is cut.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._place is not None)
+            place, self._place = self._place, None
+            if place is None:
+                raise ConnectionError("the launcher has hung up")
+            self.generation = int(place[GENERATION_VARIABLE])
+            return place
+
+    def close(self) -> None:
+        """Hang up: this process is not to be kept any longer."""
+        with self._changed:
+            self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _say(self, **message: Any) -> None:
+        with suppress(OSError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _listen(self) -> None:
+        with suppress(OSError, ValueError), self._socket.makefile("r") as lines:
+            for line in lines:
+                self._hear(json.loads(line))
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        if "over" in message:
+            self._over = max(self._over, int(message["over"]))
+            if self.is_over:
+                self.on_over()
+        elif "place" in message:
+            with self._changed:
+                self._place = message["place"]
+                self._changed.notify_all()

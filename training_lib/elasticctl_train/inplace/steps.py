@@ -1,0 +1,170 @@
+"""A step is made as a whole or not at all: the optimizers' gate, and the way back to the last step's end.
+
+What is small, or changes in each pass, is kept at the end of each step: buffers, random numbers, schedulers, scalers.
+What is large and changes behind the optimizer's step (averages of the weights) is still untouched when the loss of a
+peer is noticed, and is kept only then. A script that changes it, or parameters, in any other order has a torn step.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from elasticctl_train import rng
+from elasticctl_train.checkpoint import tree
+from elasticctl_train.checkpoint.parts import Stateful
+from elasticctl_train.inplace.gradients import PeerWatch
+
+_SMALL_BYTES = 1 << 16
+"""A part with no more tensors than that is copied in each step, which takes some microseconds."""
+_LOOKS = 3
+"""In so many steps at first it is looked whether such a part writes to its tensors, or makes new ones in each step."""
+_SAMPLED = 64
+"""Of each parameter so many elements tell whether it has been changed."""
+
+
+class StepGate:
+    """Leaves the steps of optimizers out while a peer is lost. `on_first()` is called before the first of each step."""
+
+    def __init__(
+        self, watch: PeerWatch, optimizers: Sequence[torch.optim.Optimizer], on_first: Callable[[], None]
+    ) -> None:
+        self._watch, self._on_first = watch, on_first
+        self._made = 0
+        for optimizer in optimizers:
+            self._guard(optimizer)
+
+    @property
+    def is_torn(self) -> bool:
+        """Was one of them made in a step that was lost then?"""
+        return self._made > 0
+
+    def mark(self) -> None:
+        """The script's step is over."""
+        self._made = 0
+
+    def _guard(self, optimizer: torch.optim.Optimizer) -> None:
+        make_step = optimizer.step
+
+        @functools.wraps(make_step)  # with what a scheduler has marked it with
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self._watch.lost:
+                return None
+            if not self._made:
+                self._on_first()
+            self._made += 1
+            return make_step(*args, **kwargs)
+
+        optimizer.step = step  # type: ignore[method-assign]
+
+
+class LastStep:
+    """The state at the end of the last step, but for parameters and optimizer states, which a lost step leaves alone.
+
+    What schedulers have set in the optimizers (learning rates) is among it. Between two steps (in an evaluation, say)
+    nothing is undone, for nothing of that is repeated. `changes_early`: the script has changed parameters before an
+    optimizer did, as far as the first steps show.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], others: Mapping[str, Stateful]
+    ) -> None:
+        self._buffers = list(model.buffers())
+        self._parameters = list(model.parameters())
+        self._optimizers = optimizers
+        self._small = {name: part for name, part in others.items() if _size_bytes(part) <= _SMALL_BYTES}
+        self._large = {name: part for name, part in others.items() if name not in self._small}
+        self._is_begun = self._is_early = False
+        self._kept_buffers: list[torch.Tensor] = []
+        self._kept_settings: list[dict[str, Any]] = []
+        self._kept: dict[str, Any] = {}
+        self._begun = 0
+        self._watched: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._samples: list[torch.Tensor] | None = None
+        self._first_samples: list[torch.Tensor] | None = None
+        self.changes_early = False
+        self._rng: dict[str, Any] = {}
+
+    def begin(self, *, is_lost: bool = False) -> None:
+        """A step begins: this is the end of the one before. With `is_lost` it is known to be in vain."""
+        if not self._kept_buffers:
+            self._kept_buffers = [torch.empty_like(buffer) for buffer in self._buffers]
+        if self._begun < _LOOKS:
+            self._watch_large()
+        with torch.no_grad():
+            for kept, buffer in zip(self._kept_buffers, self._buffers, strict=True):
+                kept.copy_(buffer)
+        self._rng = rng.capture()
+        self._kept = {name: copy.deepcopy(part.state_dict()) for name, part in self._small.items()}
+        self._kept_settings = [
+            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"} for group in self._groups()
+        ]
+        self._versions = [tensor._version for tensor in self._watched]
+        self._is_begun, self._is_early, self._samples = True, False, None
+        self._first_samples = self._sample() if self._begun < _LOOKS else None
+        if is_lost:
+            self.keep()
+
+    def keep(self) -> None:
+        """A peer is lost: from here on, what the script does is to be undone."""
+        if self._is_begun and self._samples is None:
+            self._is_early = self._versions != [tensor._version for tensor in self._watched]
+            self._kept |= {name: copy.deepcopy(part.state_dict()) for name, part in self._large.items()}
+            self._samples = self._sample()
+
+    def look(self) -> None:
+        """An optimizer is about to make its step."""
+        if self._first_samples is not None:
+            self.changes_early |= not _same(self._first_samples, self._sample())
+            self._first_samples = None
+
+    def end(self) -> None:
+        """The step has been made."""
+        self._is_begun, self._rng, self._kept, self._kept_settings, self._samples = False, {}, {}, [], None
+
+    def restore(self) -> bool:
+        """Go back to where the step began; False if the script has changed what cannot be put back."""
+        if not self._is_begun:
+            return True
+        is_whole = not self._is_early and _same(self._samples, self._sample())
+        with torch.no_grad():
+            for kept, buffer in zip(self._kept_buffers, self._buffers, strict=True):
+                buffer.copy_(kept)
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+        rng.restore(self._rng)
+        for name, state in self._kept.items():
+            {**self._small, **self._large}[name].load_state_dict(state)
+        for group, settings in zip(self._groups(), self._kept_settings, strict=True):
+            group.update(settings)
+        self.end()
+        return is_whole
+
+    def _watch_large(self) -> None:
+        """Know the tensors of the large parts, to see whether they are written to; not of one that makes new ones."""
+        leaves = [leaf for part in self._large.values() for _, leaf in tree.leaves(part.state_dict(), "")]
+        known = [tensor.data_ptr() for tensor in self._watched]
+        self._begun += 1
+        self._watched = leaves if self._begun == 1 or known == [leaf.data_ptr() for leaf in leaves] else []
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The optimizers' groups of parameters; loading a state makes them anew."""
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def _sample(self) -> list[torch.Tensor]:
+        """Some elements of each parameter, as bytes."""
+        return [parameter.detach().reshape(-1)[:_SAMPLED].clone().view(torch.uint8) for parameter in self._parameters]
+
+
+def _same(before: Sequence[torch.Tensor] | None, now: Sequence[torch.Tensor]) -> bool:
+    return before is None or all(torch.equal(one, other) for one, other in zip(before, now, strict=True))
+
+
+def _size_bytes(part: Stateful) -> int:
+    return sum(leaf.nbytes for _, leaf in tree.leaves(part.state_dict(), ""))

@@ -1,0 +1,115 @@
+"""What keeps a `Run` in its process when the group changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from elasticctl_train import dist
+from elasticctl_train.checkpoint import parts
+from elasticctl_train.checkpoint.parts import Stateful
+from elasticctl_train.data.plan import Cursor
+from elasticctl_train.dist import GroupOver
+from elasticctl_train.inplace.gradients import ElasticDataParallel
+from elasticctl_train.inplace.group import ElasticGroup
+from elasticctl_train.inplace.handover import Agreement, Standing
+from elasticctl_train.inplace.steps import LastStep, StepGate
+
+State = dict[str, Any]
+
+
+class InPlace:
+    """The group of a run, the model that survives the loss of peers, and the way back to the end of the last step."""
+
+    def __init__(self, group: ElasticGroup, run_parts: Mapping[str, Stateful]) -> None:
+        self.group = group
+        model: Any = run_parts[parts.MODEL]
+        optimizers = [part for part in run_parts.values() if isinstance(part, torch.optim.Optimizer)]
+        others = {
+            name: part
+            for name, part in run_parts.items()
+            if part is not model and not isinstance(part, torch.optim.Optimizer)
+        }
+        self._last = LastStep(model, optimizers, others)
+        self._gate = StepGate(group.watch, optimizers, self._last.look)
+        self._model: ElasticDataParallel | None = None
+        self._is_equal = self._is_checked = False
+        group.on_loss = self._last.keep
+
+    @classmethod
+    def open(cls, run_parts: Mapping[str, Stateful]) -> InPlace | None:
+        """None where processes do not stay."""
+        group = ElasticGroup.open()
+        return None if group is None else cls(group, run_parts)
+
+    @property
+    def is_lost(self) -> bool:
+        """Has this step been lost?"""
+        return self.group.watch.lost
+
+    def obstacle(self) -> str:
+        """What the script has done that this process cannot stay with; empty: nothing. To be asked in each step.
+
+        In collectives before the first step, a newcomer would wait for the others, which train meanwhile. And nobody
+        cuts the connections of groups of the script's own: whoever waits there for a peer that has moved on, waits.
+        """
+        if dist.has_other_groups(self.group.world):
+            return "the script makes process groups of its own"
+        if self._last.changes_early:
+            return "the script changes parameters before the optimizer's step"
+        was_checked, self._is_checked = self._is_checked, True
+        if was_checked or not dist.collectives_of_script():
+            return ""
+        return "the script makes collectives of its own before its first step"
+
+    def begin_step(self) -> None:
+        """The first batch of a step is about to be fetched."""
+        self._last.begin(is_lost=self.is_lost)
+
+    def wrap(self, model: torch.nn.Module) -> ElasticDataParallel:
+        """The model to call, the same in every generation."""
+        if self._model is None:
+            self._model = ElasticDataParallel(model, self.group.watch, init_sync=not self._is_equal)
+        return self._model
+
+    def enter(self) -> State | None:
+        """Enter this process's first group; returns the state of its ranks, if they have any."""
+        agreement, taken = self.group.enter(Standing(), dict)
+        self._note(agreement)
+        return taken
+
+    def enter_next(self, cursor: Cursor, state: Callable[[], Mapping[str, Any]]) -> State | None:
+        """Enter the next group, from the end of the last step; returns a newer state, if another rank has one."""
+        is_whole = self._last.restore() and not self._gate.is_torn
+        mine = Standing(cursor.step, cursor.epoch, has_state=is_whole)
+        agreement, taken = self.group.enter_next(mine, state)
+        if agreement.source is None:
+            self.group.decline("no rank has the state of a whole step")
+        if is_whole and taken is not None and cursor.epoch != agreement.newest.epoch:
+            self.group.decline("the others have gone on to the next epoch")
+        self._note(agreement)
+        self._gate.mark()
+        if self._model is not None:
+            self._model.reform()
+        return taken
+
+    def complete(self, step: Callable[[], None]) -> bool:
+        """End a step that was made, with what `step` does then; False if the group is over or a peer is lost."""
+        self._last.end()
+        self._gate.mark()
+        try:
+            if self._model is not None:
+                self._model.share_buffers()
+            step()
+        except GroupOver:
+            return False
+        except RuntimeError as error:
+            self.group.watch.note(error)
+            return False
+        return not self.group.is_over
+
+    def _note(self, agreement: Agreement) -> None:
+        self.group.has_state = agreement.source is not None
+        self._is_equal |= self.group.has_state

@@ -1,0 +1,99 @@
+"""The newest value of each metric, and of those that are no finite numbers any more, since which step.
+
+Every loss is looked at, but not one by one: reading a tensor of a GPU waits for it, so those are read together, twice a
+second.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+LOSS = "loss"
+_LOOK_EVERY_S = 0.5
+_MAX_UNREAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """What a metric is instead of a finite number ("NaN", "inf" or "-inf"), and since which step."""
+
+    value: str
+    step: int
+
+
+class Metrics:
+    """What `Run.step` and `Run.log` were given. `finite` and `not_finite` have no name in common."""
+
+    def __init__(self) -> None:
+        self.finite: dict[str, float] = {}
+        self.not_finite: dict[str, NotFinite] = {}
+        self._unread: list[tuple[int, torch.Tensor]] = []
+        self._looked_s = -math.inf
+
+    def add_loss(self, step: int, loss: torch.Tensor | float) -> bool:
+        """Take the loss of a step; True if it is time to report metrics."""
+        if isinstance(loss, torch.Tensor) and _is_elsewhere(loss):
+            self._keep(step, loss.detach())
+        else:
+            self._judge(LOSS, step, _number(loss))
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_EVERY_S:
+            return False
+        self._looked_s = now_s
+        self.look()
+        return True
+
+    def note(self, step: int, metrics: Mapping[str, torch.Tensor | float]) -> None:
+        """Take other numbers at this step."""
+        for name, value in metrics.items():
+            self._judge(name, step, _number(value))
+
+    def look(self) -> None:
+        """Read the losses that are still on the device; waits for it."""
+        unread, self._unread = self._unread, []
+        if not unread:
+            return
+        values = torch.stack([loss.reshape(()) for _, loss in unread]).tolist()
+        for (step, _), value in zip(unread, values, strict=True):
+            self._judge(LOSS, step, value)
+
+    def as_data(self) -> dict[str, Any]:
+        """All of them as JSON, which has no word for NaN."""
+        lost = {name: {"value": item.value, "since_step": item.step} for name, item in self.not_finite.items()}
+        return {**self.finite, **lost}
+
+    def _keep(self, step: int, loss: torch.Tensor) -> None:
+        if self._unread and (
+            len(self._unread) >= _MAX_UNREAD
+            or (self._unread[-1][1].device, self._unread[-1][1].dtype) != (loss.device, loss.dtype)
+        ):
+            self.look()
+        self._unread.append((step, loss))
+
+    def _judge(self, name: str, step: int, value: float) -> None:
+        if math.isfinite(value):
+            self.finite[name] = value
+            self.not_finite.pop(name, None)
+        else:
+            self.finite.pop(name, None)
+            since = self.not_finite[name].step if name in self.not_finite else step
+            self.not_finite[name] = NotFinite(_word(value), since)
+
+
+def _is_elsewhere(loss: torch.Tensor) -> bool:
+    """Is it on a device whose work would have to be waited for?"""
+    return loss.device.type != "cpu"
+
+
+def _number(value: torch.Tensor | float) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _word(value: float) -> str:
+    return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
