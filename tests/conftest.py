@@ -77,5 +77,5 @@ def local_cluster(home: Path) -> LocalCluster:
 
 @pytest.fixture
 def wait_for() -> Callable[..., object]:
-    """`wait_for(condition, timeout_s=20)`: see `wait_until`."""
+    """`wait_for(condition)`: see `wait_until`."""
     return wait_until

@@ -140,7 +140,7 @@ def installed(python: Path, modules: Sequence[str]) -> set[str]:
 
 
 @pytest.mark.packaging
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_client_alone(wheel: Path, tmp_path: Path, home: Path) -> None:
     python = environment(tmp_path)
     pip(python, "install", str(wheel))
@@ -155,7 +155,7 @@ def test_the_client_alone(wheel: Path, tmp_path: Path, home: Path) -> None:
 
 
 @pytest.mark.packaging
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_controller_alone(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path)
     pip(python, "install", "-r", str(FILES["controller"]))

@@ -111,11 +111,11 @@ def test_a_job_is_waited_for_changed_and_deleted(local_cluster: LocalCluster) ->
     with pytest.raises(TimeoutError, match="elastic is still Running after 0 s"):
         job.wait(timeout_s=0)
     job.scale(2)
-    wait_until(lambda: len(running(local_cluster, "elastic")) == 2, 60)
+    wait_until(lambda: len(running(local_cluster, "elastic")) == 2)
     with pytest.raises(UsageError, match="more than the maximum"):
         job.scale(4)
     job.suspend()
-    wait_until(lambda: job.status().phase is Phase.SUSPENDED, 60)
+    wait_until(lambda: job.status().phase is Phase.SUSPENDED)
     job.resume()
     job.cancel()
 

@@ -139,14 +139,14 @@ def chaos(tmp_path: Path, *options: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(1200)
 def test_a_job_that_everything_happens_to_loses_nothing(tmp_path: Path) -> None:
     result = chaos(tmp_path, "--events", "9", "--workers", "2", "--seed", "89")  # its first seven are of seven kinds
     assert not any(result["proofs"].values())
     assert {event["kind"] for event in result["events"]} == set(SHARES)
 
 
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(1200)
 def test_a_group_of_fixed_size_ends_with_the_very_same_weights(tmp_path: Path) -> None:
     result = chaos(tmp_path, "--events", "2", "--workers", "2", "--fixed-size", "--seed", "6")
     assert any("equal, world size 2" in what for what in result["proofs"])

@@ -354,8 +354,8 @@ def test_a_run_that_is_interrupted_shows_what_it_has_found(tmp_path: Path) -> No
         benchmark = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
     below: list[psutil.Process] = []
     try:
-        wait_until(lambda: " elasticctl  #0 " in said.read_text(), 60)
-        below = wait_until(lambda: saving(benchmark.pid), 60)
+        wait_until(lambda: " elasticctl  #0 " in said.read_text())
+        below = wait_until(lambda: saving(benchmark.pid))
         os.killpg(benchmark.pid, signal.SIGINT)
         shown, _ = benchmark.communicate(timeout=60)
         left = [process for process in below if process.is_running()]

@@ -83,11 +83,11 @@ def job(local_cluster: LocalCluster, tmp_path: Path) -> str:
     """A job of two workers that run, in `tmp_path`."""
     container = {"env": [{"name": "MARK", "value": "here"}], "workingDir": str(tmp_path)}
     local_cluster.create_job(shell_job("inner", FOREVER, 2, container=container, grace_s=1, minReplicas=1))
-    wait_until(lambda: len(running(local_cluster, "inner")) == 2, 60)
+    wait_until(lambda: len(running(local_cluster, "inner")) == 2)
     return "inner"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_commands_in_a_worker(job: str, run: Run, start: Start, local_cluster: LocalCluster, tmp_path: Path) -> None:
     def printed(*words: str) -> tuple[int, str, str]:
         process = start(*words)
@@ -121,12 +121,12 @@ def test_commands_in_a_worker(job: str, run: Run, start: Start, local_cluster: L
     assert waiting.wait(60) == 5
 
     local_cluster.patch_job("default", job, {"spec": {"suspend": True}})
-    wait_until(lambda: not running(local_cluster, job), 60)
+    wait_until(lambda: not running(local_cluster, job))
     stopped = run("exec", job, "--", "true")
     assert stopped.code == 3
     assert stopped.err.startswith("error: no worker of inner is running (")
     local_cluster.patch_job("default", job, {"spec": {"cancel": True}})
-    wait_until(lambda: run("exec", job, "--", "true").err.startswith("error: inner has ended (Cancelled). Next: "), 60)
+    wait_until(lambda: run("exec", job, "--", "true").err.startswith("error: inner has ended (Cancelled). Next: "))
 
 
 def test_a_shell_on_a_terminal(job: str, terminal: Spawn, tmp_path: Path) -> None:

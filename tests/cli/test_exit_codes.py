@@ -104,7 +104,7 @@ def test_a_search_for_capacity_fails_with_a_job_that_fails_meanwhile(
 
     def find_place_until_failed(*args: Any) -> Any:
         found = find_place(*args)
-        wait_until(lambda: local_cluster.get_job("default", "bad")["status"].get("phase") == "Failed", 100)
+        wait_until(lambda: local_cluster.get_job("default", "bad")["status"].get("phase") == "Failed")
         return found
 
     monkeypatch.setattr(failover.Search, "first", find_place_until_failed)

@@ -93,7 +93,7 @@ def test_reading_a_job(run: Run, troubled: str) -> None:
 
 def test_what_is_pruned(run: Run, troubled: str) -> None:
     assert run("cancel", troubled).code == 0
-    assert run("wait", troubled, "--timeout", "20s").code == 4
+    assert run("wait", troubled, "--timeout", "120s").code == 4
     listed = check(run("prune", "--older-than", "0s", "--dry-run", "-o", "json").out)
     assert [job["name"] for job in listed["jobs"]] == [troubled]
 

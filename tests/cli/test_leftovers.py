@@ -89,7 +89,7 @@ def test_jobs_name_them_by_their_variable() -> None:
     assert workspace_digests([manifest, job_samples.job("other")]) == {"abc"}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("light_spares")
 def test_prune_keeps_those_of_jobs_that_stay(
     run: Run, local_cluster: LocalCluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -112,7 +112,7 @@ def test_a_worker_is_lost_and_replaced(
         fresh = [pod for pod in now if pod["metadata"]["uid"] not in before and pod["status"]["phase"] == "Running"]
         return len(now) == 2 and len(fresh) == 1
 
-    wait_until(replaced, 30)
+    wait_until(replaced)
     status = status_of(local_cluster, "job")
     assert status["failures"] == 0
     (cause,) = status["restarts"]
@@ -123,16 +123,16 @@ def test_a_worker_is_lost_and_replaced(
     assert run("delete", "job", "-y").code == 0
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("light_spares")
 def test_with_notice_a_training_job_loses_no_step(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     arguments = ["--epochs", "1000", "--step-delay-s", "0.02", "--save-every-s", "1000"]
     size = ["--workers", "2", "--min-workers", "1", "--name", "digits", "--storage", str(tmp_path)]
     assert run("submit", *size, "-d", str(EXAMPLE), "--", *arguments).code == 0
-    wait_until(lambda: status_of(local_cluster, "digits").get("progress", {}).get("step", 0) > 20, 90)
+    wait_until(lambda: status_of(local_cluster, "digits").get("progress", {}).get("step", 0) > 20)
     assert len(status_of(local_cluster, "digits")["generations"][-1]["workers"]) == 2
     assert run("preempt", "digits", "--rank", "0").code == 0
-    wait_until(lambda: status_of(local_cluster, "digits").get("interruptions", [{}])[0].get("recoveryS"), 90)
+    wait_until(lambda: status_of(local_cluster, "digits").get("interruptions", [{}])[0].get("recoveryS"))
     status = status_of(local_cluster, "digits")
     interruption = status["interruptions"][0]
     assert (interruption["worker"], interruption["cause"]) == ("digits-worker-0", "Preempted")

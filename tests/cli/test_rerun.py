@@ -85,13 +85,13 @@ def test_beside_another_url() -> None:
 def test_a_rerun_of_a_real_job(run: Run, local_cluster: LocalCluster) -> None:
     local_cluster.create_job(shell_job("brief", "echo $ELASTICCTL_JOB", 1))
     assert run("rerun", "brief", "--name", "brief", "-d").code in (0, 3)  # it may have ended by now
-    assert run("wait", "brief", "--timeout", "20s").code == 0
+    assert run("wait", "brief", "--timeout", "120s").code == 0
     done = run("rerun", "brief", "-d")
     assert (done.code, done.out) == (0, "brief-2\n")
     assert done.err == "brief-2: brief again, 1 worker, from step 0\n"
     assert run("rerun", "brief-2", "-d", "--set", "spec.backoffLimit=0").out == "brief-3\n"
     assert local_cluster.get_job("default", "brief-3")["spec"]["backoffLimit"] == 0
-    assert run("wait", "brief-2", "--timeout", "20s").code == 0
+    assert run("wait", "brief-2", "--timeout", "120s").code == 0
     uid = local_cluster.get_job("default", "brief-2")["metadata"]["uid"]
     greedy = "spec.replicaSpecs.Worker.template.spec.containers[0].resources={limits: {nvidia.com/gpu: 99}}"
     assert run("rerun", "brief-2", "--name", "brief-2", "--set", greedy, "-d").code == 2
@@ -201,7 +201,7 @@ def test_a_step_that_a_bucket_does_not_have_is_refused_at_once(
     assert (blind.code, "cannot be seen from this machine" in blind.err) == (0, True)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("light_spares")
 def test_from_a_checkpoint_training_goes_on(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

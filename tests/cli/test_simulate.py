@@ -135,7 +135,7 @@ def test_on_a_terminal_bars_come_below_the_table(private_home: Path, rates: str,
     assert notes.startswith("cheapest: 4 GPUs")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("light_spares")
 def test_of_a_job_that_trained(run: Run, local_cluster: LocalCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

@@ -33,7 +33,7 @@ def test_each_rank_of_a_job_is_shown(local_cluster: LocalCluster, run: Run, tmp_
     def shown() -> str:
         return run("stacks", "stuck").out
 
-    text = str(wait_until(lambda: (out := shown()).count("    stuck_here (") == 4 and out, 90))
+    text = str(wait_until(lambda: (out := shown()).count("    stuck_here (") == 4 and out))
     assert text.count("rank 0, stuck-worker-") == text.count("rank 1, stuck-worker-") == 1
     assert text.count("  feeder:\n") == text.count("  MainThread:\n") == 2
     one = run("stacks", "stuck", "--rank", "1")
@@ -44,7 +44,7 @@ def test_each_rank_of_a_job_is_shown(local_cluster: LocalCluster, run: Run, tmp_
 
 def test_a_job_of_another_launcher_is_refused(local_cluster: LocalCluster, run: Run) -> None:
     local_cluster.create_job(shell_job("other", FOREVER, grace_s=1))
-    wait_until(lambda: running(local_cluster, "other"), 60)
+    wait_until(lambda: running(local_cluster, "other"))
     assert run("stacks", "other").err.startswith("error: other does not run under elasticctl-launch")
 
 

@@ -13,7 +13,7 @@ from tests.support.jobs import shell_job
 from tests.support.walk import Place, Walk, training
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_everything_once_through(
     home: Path, local_cluster: LocalCluster, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

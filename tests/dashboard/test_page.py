@@ -68,7 +68,7 @@ def inked(page: Page, chart: int) -> int:
     return drawn
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_job_from_before_its_first_step_to_its_end(
     serve: Serve, visitor: Visitor, local_cluster: LocalCluster
 ) -> None:

@@ -158,7 +158,7 @@ def test_projects_are_readable(visitor: Visitor, width: int, dark: bool) -> None
             see(page.get_by_role("navigation")).to_be_visible()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_two_projects_on_a_real_cluster(serve: Serve, visitor: Visitor, local_cluster: LocalCluster) -> None:
     def elasticctl(*words: str) -> None:
         subprocess.run([sys.executable, "-m", "elasticctl.cli", *words], check=True, capture_output=True)

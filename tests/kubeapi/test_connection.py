@@ -116,7 +116,7 @@ def test_a_server_that_is_stopped_is_given_up(
         began = time.monotonic()
         with pytest.raises(UnreachableError):
             connect().request("GET", "/version", timeout_s=0.3)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     assert 2 * 4.0 <= module.ANSWER_TIMEOUT_S < 10
 
 

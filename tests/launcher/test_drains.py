@@ -125,5 +125,5 @@ def test_sigterm_is_heard_during_an_export(launch: Launch, tmp_path: Path) -> No
 
     handler = ScriptedRendezvous(on_join=end)
     assert launch(handler, sys.executable, "-c", EXPORTING, str(tmp_path / "never")) == 143
-    assert time.monotonic() - sent[0] < 5
+    assert time.monotonic() - sent[0] < 20
     assert handler.bodies("leave")

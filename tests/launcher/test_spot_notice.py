@@ -206,7 +206,7 @@ def test_a_service_that_hangs_holds_nobody_up(aws: FakeMetadata) -> None:
     before = time.monotonic()
     with pytest.raises(MetadataError, match="timed out"):
         AwsNotices(MetadataServer(aws.url, timeout_s=0.1)).poll()
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 10
 
 
 def test_no_proxy_is_asked(gcp: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> None:

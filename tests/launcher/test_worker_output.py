@@ -69,7 +69,7 @@ def test_ranks_that_nobody_reads_do_not_hold_up_the_launcher(monkeypatch: pytest
         wait_until(made._lock.locked)
         began = time.monotonic()
         made.print_message("continues")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         assert own.getvalue() == "[launcher] continues\n"
         assert len(reader.read(200_001)) == 200_001
         blocked.join(10)

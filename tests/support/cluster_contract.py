@@ -107,21 +107,21 @@ class ClusterContract:
 
     def test_a_worker_that_completed_stays_where_only_those_that_run_are_removed(self, cluster: Cluster) -> None:
         cluster.create_job(shell_job("kept", "echo here", cleanPodPolicy="Running"))
-        wait_until(lambda: phase(cluster, "kept") == "Succeeded", 60)
+        wait_until(lambda: phase(cluster, "kept") == "Succeeded")
         wait_until(lambda: [pod["status"]["phase"] for pod in cluster.list_pods("default", "kept")] == ["Succeeded"])
         assert "deletionTimestamp" not in cluster.list_pods("default", "kept")[0]["metadata"]
         assert [line.text for line in cluster.logs("default", "kept", LogQuery())] == ["here"]
 
     def test_a_crashing_job_fails_after_its_budget(self, cluster: Cluster) -> None:
         cluster.create_job(shell_job("broken", "exit 3", backoffLimit=2))
-        wait_until(lambda: phase(cluster, "broken") == "Failed", 60)
+        wait_until(lambda: phase(cluster, "broken") == "Failed")
         status = cluster.get_job("default", "broken")["status"]
         assert status["restarts"] == {"ApplicationError": 3}
         assert status["firstFailure"]["exitCode"] == 3
 
     def test_scaling_adds_and_removes_workers_and_keeps_the_others(self, cluster: Cluster) -> None:
         cluster.create_job(shell_job("elastic", FOREVER, grace_s=1, minReplicas=1, maxReplicas=3))
-        wait_until(lambda: len(running(cluster, "elastic")) == 1, 60)
+        wait_until(lambda: len(running(cluster, "elastic")) == 1)
         first = running(cluster, "elastic")[0]["metadata"]["uid"]
         job = ElasticJob.from_manifest(cluster.get_job("default", "elastic"))
         gone = dataclasses.replace(job, name="gone", uid="another")
@@ -132,21 +132,21 @@ class ClusterContract:
             "of-the-one-before": [],
         }
         cluster.patch_job("default", "elastic", scale(3))
-        wait_until(lambda: len(running(cluster, "elastic")) == 3, 60)
+        wait_until(lambda: len(running(cluster, "elastic")) == 3)
         cluster.patch_job("default", "elastic", scale(1))
-        wait_until(lambda: len(cluster.list_pods("default", "elastic")) == 1, 60)
+        wait_until(lambda: len(cluster.list_pods("default", "elastic")) == 1)
         assert running(cluster, "elastic")[0]["metadata"]["uid"] == first
 
     def test_a_worker_that_is_evicted_hears_of_it_and_is_replaced(self, cluster: Cluster) -> None:
         script = f"trap 'echo told; exit 143' TERM; echo here; {FOREVER.replace('sleep 1', 'sleep 0.1')}"
         cluster.create_job(shell_job("evicted", script, workers=2, backoffLimit=0))
-        wait_until(lambda: len(list(cluster.logs("default", "evicted", LogQuery()))) == 2, 60)
+        wait_until(lambda: len(list(cluster.logs("default", "evicted", LogQuery()))) == 2)
         wait_until(lambda: len(running(cluster, "evicted")) == 2)
         before = {pod["metadata"]["uid"] for pod in running(cluster, "evicted")}
         cluster.evict_pod("default", "evicted-worker-1", grace_s=30.0)
-        wait_until(lambda: len({pod["metadata"]["uid"] for pod in running(cluster, "evicted")} | before) == 3, 60)
+        wait_until(lambda: len({pod["metadata"]["uid"] for pod in running(cluster, "evicted")} | before) == 3)
         # Its successor, which has another name where it came first, may run before it has ended.
-        wait_until(lambda: cluster.get_job("default", "evicted")["status"].get("restarts"), 60)
+        wait_until(lambda: cluster.get_job("default", "evicted")["status"].get("restarts"))
         status = cluster.get_job("default", "evicted")["status"]
         assert (status["restarts"], status["failures"]) == ({"Preempted": 1}, 0)
         if not self.KEEPS_LOGS:
@@ -158,10 +158,10 @@ class ClusterContract:
     def test_a_worker_that_is_evicted_without_grace_is_killed(self, cluster: Cluster) -> None:
         script = f"trap 'echo told' TERM; echo here; {FOREVER}"
         cluster.create_job(shell_job("killed", script, backoffLimit=0))
-        wait_until(lambda: list(cluster.logs("default", "killed", LogQuery())), 60)
+        wait_until(lambda: list(cluster.logs("default", "killed", LogQuery())))
         before = wait_until(lambda: running(cluster, "killed"))[0]["metadata"]["uid"]
         cluster.evict_pod("default", "killed-worker-0", grace_s=0.0)
-        wait_until(lambda: [p for p in running(cluster, "killed") if p["metadata"]["uid"] != before], 60)
+        wait_until(lambda: [p for p in running(cluster, "killed") if p["metadata"]["uid"] != before])
         status = cluster.get_job("default", "killed")["status"]
         assert (sum(status["restarts"].values()), status["failures"]) == (1, 0)
         assert set(status["restarts"]) <= {"Deleted", "Killed"}
@@ -170,7 +170,7 @@ class ClusterContract:
 
     def test_only_a_worker_that_runs_can_be_evicted(self, cluster: Cluster) -> None:
         cluster.create_job(shell_job("over", "true"))
-        wait_until(lambda: phase(cluster, "over") == "Succeeded", 60)
+        wait_until(lambda: phase(cluster, "over") == "Succeeded")
         with pytest.raises(ConflictError, match="over-worker-0"):
             cluster.evict_pod("default", "over-worker-0", grace_s=1.0)
         assert ["deletionTimestamp" in pod["metadata"] for pod in cluster.list_pods("default", "over")] == [False]
@@ -203,11 +203,11 @@ class ClusterContract:
 
     def test_a_deleted_job_is_gone_and_its_name_is_free(self, cluster: Cluster) -> None:
         old = cluster.create_job(shell_job("again", FOREVER, grace_s=1))
-        wait_until(lambda: running(cluster, "again"), 60)
+        wait_until(lambda: running(cluster, "again"))
         cluster.delete_job("default", "again")
         with pytest.raises(NotFoundError):
             wait_until(lambda: not cluster.get_job("default", "again"))
         new = cluster.create_job(shell_job("again", "echo new"))
         assert new["metadata"]["uid"] != old["metadata"]["uid"]
-        wait_until(lambda: phase(cluster, "again") == "Succeeded", 60)
+        wait_until(lambda: phase(cluster, "again") == "Succeeded")
         assert [line.text for line in cluster.logs("default", "again", LogQuery())] == ["new"]

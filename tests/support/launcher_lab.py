@@ -30,7 +30,7 @@ from tests.support.jobs import LIGHT
 from tests.support.ports import free_port
 
 KEY, JOB_UID = "default/job", "job-uid"
-PATIENCE_S = 100.0
+PATIENCE_S = 240.0
 """Launchers and ranks import torch, which takes long on a machine that is busy."""
 TOKEN = "right-token"  # a test's, not a secret
 

@@ -20,7 +20,7 @@ TRAIN = Path(__file__).with_name("simple_train.py")
 LAUNCH = str(Path(sys.executable).with_name("elasticctl-launch"))
 ENDLESS = 100_000
 GUEST_EPOCHS = 16  # ten steps of an eighth of a second each: it stays until its host has trained without the slots
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 AUTOMATIC = {"sharing": {"automatic": True}, "minReplicas": 2, "maxReplicas": 4}
 
 wait_until = partial(waiting.wait_until, every_s=0.1)  # a real API server may have two processors for this and all else

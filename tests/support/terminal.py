@@ -87,7 +87,7 @@ class Terminal:
             return seen(last[0])
 
         try:
-            wait_until(look, 30)
+            wait_until(look)
         except AssertionError as e:
             raise AssertionError("\n".join(["not seen; the screen:", *last[0]])) from e
         return last[0]
@@ -108,6 +108,10 @@ class Terminal:
         """How many lines have left it at the top."""
         return self._screen.scrolled
 
+    def forget_scrolled(self) -> None:
+        """Count anew: what was on its way to the screen while its size changed did not fit."""
+        self._screen.scrolled = 0
+
     def type(self, text: str) -> None:
         """Type a line."""
         self.child.sendline(text)
@@ -122,7 +126,7 @@ class Terminal:
 
     def end(self) -> int:
         """Wait for the end, and return the exit code."""
-        wait_until(lambda: self.screen() and not self.child.isalive(), 30)
+        wait_until(lambda: self.screen() and not self.child.isalive())
         self.screen()
         self.child.close()
         assert self.child.exitstatus is not None

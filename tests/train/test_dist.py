@@ -24,7 +24,7 @@ torch.distributed.all_reduce_coalesced(tensors, group={group})
 """
 
 
-@pytest.mark.timeout(300)  # two imports of torch
+@pytest.mark.timeout(900)  # two imports of torch
 @pytest.mark.parametrize(
     ("group", "end", "code"),
     [

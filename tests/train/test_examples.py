@@ -46,7 +46,7 @@ def test_the_plain_script_and_what_becomes_of_it_learn_the_same(tmp_path: Path) 
     assert "right" not in again
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("light_spares")
 @pytest.mark.parametrize(
     ("script", "accuracy"),

@@ -61,7 +61,7 @@ def test_notice_is_heeded_soon_whatever_the_save_policy(tmp_path: Path, launcher
     before = time.monotonic()
     launcher.give_notice(0)
     launcher.hear("drained", 1)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
     process.kill()
     process.join()
 

@@ -54,5 +54,5 @@ def test_a_cluster_that_does_not_answer_holds_up_no_end(
             began = time.monotonic()
             code, said = dashboard.end()
         asked.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert (code, "Traceback" in said) == (0, False)

@@ -62,7 +62,7 @@ def _is_of(process: psutil.Process, uid: str) -> bool:
         return False
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_what_a_vanished_worker_said_is_read_from_the_storage(
     local_cluster: LocalCluster, home: Path, tmp_path: Path
 ) -> None:
@@ -79,19 +79,19 @@ def test_what_a_vanished_worker_said_is_read_from_the_storage(
         logs = stored_logs.find(storage, manifest["metadata"]["uid"])
         return [line.text for log in logs if log.incarnation.uid == uid for line in log.lines()]
 
-    wait_until(lambda: len(running(local_cluster, "job")) == 2, 60)
+    wait_until(lambda: len(running(local_cluster, "job")) == 2)
     victim = running(local_cluster, "job")[0]["metadata"]["uid"]
-    wait_until(lambda: len(stored(victim)) > 100, 60)
+    wait_until(lambda: len(stored(victim)) > 100)
     kill(home, victim)
     wait_until(lambda: victim not in [pod["metadata"]["uid"] for pod in running(local_cluster, "job")])
     shutil.rmtree(local_cluster.paths.pod_dir(victim))
-    wait_until(lambda: len(running(local_cluster, "job")) == 2, 60)
+    wait_until(lambda: len(running(local_cluster, "job")) == 2)
     successor = next(
         pod["metadata"]["uid"] for pod in running(local_cluster, "job") if pod["metadata"]["name"] == "job-worker-0"
     )
-    wait_until(lambda: len(stored(successor)) > 100, 60)
+    wait_until(lambda: len(stored(successor)) > 100)
     stop.touch()
-    wait_until(lambda: phase(local_cluster, "job") == "Succeeded", 60)
+    wait_until(lambda: phase(local_cluster, "job") == "Succeeded")
     follower.join(20)
 
     def numbers(lines: list[LogLine]) -> dict[str, list[int]]:

@@ -36,7 +36,7 @@ def start_launchers(lab: Lab, control: ControlApi, key: bytes, port: int) -> Non
         lab.start_script(name, COUPLED="1", ELASTICCTL_POD_UID=uid, **place)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("how", "outage_s", "leads_on"), [("reset", 4.0, True), ("cut", 12.0, False), ("swallow", 12.0, False)]
 )

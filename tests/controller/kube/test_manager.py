@@ -106,7 +106,7 @@ def test_a_restart_makes_nothing_twice(control: ControlApi, replicas: list[Repli
     control.put(f"{JOBS}/job", shell_job("job", "true", 4))
     wait_until(lambda: len(control.names(PODS)) >= 2)
     first.end(signal.SIGKILL)
-    wait_until(second.leads, 20)
+    wait_until(second.leads)
     wait_until(lambda: len(control.names(PODS)) == 4)
     uids = {control.objects[path]["metadata"]["uid"] for path in list(control.objects) if path.startswith(PODS)}
     wait_until(lambda: {w["uid"] for w in control.objects[f"{JOBS}/job"]["status"].get("workers", [])} == uids)

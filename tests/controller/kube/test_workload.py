@@ -202,8 +202,8 @@ def test_a_node_is_believed_lost_once_the_api_server_has_been_back_for_a_while(
     wait_until(lambda: all(pod.node for pod in bench.pods(job)))
     wait_until(lambda: "default/job" in bench.keys)
     bench.keys.clear()
-    bench.workload.note_api_answer()
     began = time.monotonic()
+    bench.workload.note_api_answer()
     bench.add_node("n1", "Unknown")
     wait_until(lambda: bench.keys == ["default/job"])
     assert time.monotonic() - began >= 1.0

@@ -15,7 +15,7 @@ from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
 
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
 COUPLED = """
 import os, sys, time, torch
 import torch.distributed as dist

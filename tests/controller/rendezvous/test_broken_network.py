@@ -14,7 +14,7 @@ import pytest
 from tests.support.broken_network import BrokenNetwork, Link
 from tests.support.launcher_lab import JOB_UID, KEY, Lab
 
-pytestmark = pytest.mark.timeout(300)  # every worker imports torch, which takes long on a machine that is busy
+pytestmark = pytest.mark.timeout(900)  # every worker imports torch, which takes long on a machine that is busy
 TRAIN = """
 import os, time, torch
 import torch.distributed as dist

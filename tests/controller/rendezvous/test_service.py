@@ -253,7 +253,7 @@ def test_agents_of_the_old_job_hear_at_once_that_it_is_gone(lab: Lab, client: Se
         replace_job(lab)
         with pytest.raises(ServiceRefused, match="no running job"):
             poll.result()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_what_is_known_of_a_job_is_not_told_of_another_one_with_its_name(lab: Lab, client: ServiceClient) -> None:

@@ -133,7 +133,7 @@ def test_errors_look_the_same(tmp_path: Path, starters: list[RankStarter], sourc
         assert results[0][1] == results[1][1]
 
 
-@pytest.mark.timeout(300)  # two imports of torch, three rounds
+@pytest.mark.timeout(900)  # two imports of torch, three rounds
 def test_ranks_without_this_library_end_with_their_own_exit_code(tmp_path: Path, starters: list[RankStarter]) -> None:
     (tmp_path / "peer.py").write_text(PEER)
     starter = RankStarter([sys.executable, str(tmp_path / "peer.py")], environment(), ["torch.nn.parallel.distributed"])

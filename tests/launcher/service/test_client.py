@@ -78,7 +78,7 @@ def test_a_broken_service_is_away_not_a_hang(broken: Callable[[bytes], str], tmp
     before = time.monotonic()
     with pytest.raises(ServiceAway, match="rendezvous service at 127"):
         client.call_until("leave", {}, time.monotonic() + 0.5, timeout_s=0.5)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 20
     client.close()
 
 

@@ -16,7 +16,7 @@ from tests.support.gate import Fault, Seen
 from tests.support.train import programs, ranks
 
 
-@pytest.mark.timeout(300)  # a process for each change
+@pytest.mark.timeout(900)  # a process for each change
 def test_a_kill_before_any_change_of_the_disk_loses_nothing(tmp_path: Path) -> None:
     die_at, ended = 0, -signal.SIGKILL
     while ended == -signal.SIGKILL:

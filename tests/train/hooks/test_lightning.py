@@ -23,7 +23,7 @@ from tests.support.train.launcher import Launcher
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Lightning's advice, and what it does with this version of torch
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
 ]
 
 Seen = list[tuple[int, list[float]]]

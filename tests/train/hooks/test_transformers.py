@@ -18,7 +18,7 @@ from tests.support.train import hook_programs, ranks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # what transformers and accelerate do with this version of torch
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
 ]
 
 

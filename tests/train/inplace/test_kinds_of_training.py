@@ -14,7 +14,7 @@ from tests.support.launcher_lab import Lab
 from tests.support.train.unbroken_workers import EVERY_KIND, ROOT, Workers
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_with_as_many_ranks_all_is_as_if_nothing_had_happened(lab: Lab, another_lab: Lab) -> None:
     lab.minimum = 3
     faults = "evaluation:4:w0 optimizer:7:w1"
@@ -29,7 +29,7 @@ def test_with_as_many_ranks_all_is_as_if_nothing_had_happened(lab: Lab, another_
     assert losses == {key: undisturbed[key] for key in losses}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_with_fewer_ranks_the_averages_are_those_of_the_global_batch(lab: Lab, tmp_path: Path) -> None:
     workers = Workers(lab, 3, 2, EVERY_KIND, NORM="Identity", FAULTS="forward:3:w1")
     steps, sums, settings, evaluated = workers.finish()
@@ -45,7 +45,7 @@ def test_with_fewer_ranks_the_averages_are_those_of_the_global_batch(lab: Lab, t
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("habit", "point"), [("twice", "between"), ("metrics", "after"), ("groups", "backward")])
 def test_habits_that_keep_nobody_in_its_process_lose_no_more_than_steps(lab: Lab, habit: str, point: str) -> None:
     """Steps of one optimizer around another backward pass; collectives, and groups, of the script's own."""

