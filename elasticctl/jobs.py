@@ -215,6 +215,17 @@ class Job:
         query = LogQuery(follow=follow, workers=named, tail=tail)
         return self._target.cluster.logs(self.namespace, self.name, query)
 
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """Every value that its script has reported, from its storage, in order of time: rows for `pandas.DataFrame`.
+
+        A row has `step`, `at` (seconds since the epoch) and numbers, NaN and infinity among them. Raises
+        JobStorageError where the storage cannot be read from here.
+        """
+        from elasticctl.cluster.stored_metrics import StoredMetrics
+
+        rows = StoredMetrics(self._read(self.manifest())).read_new()
+        return [{name: float(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows]
+
     def scale(self, workers: int) -> None:
         """Change the number of its workers. Raises UsageError outside of its bounds, ConflictError once it is over."""
         from elasticctl.cli.verbs.run.scale import ScaleFlags, apply_change

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
 
 from elasticctl.settings.contexts import contexts_file, load_config
+from elasticctl_store.errors import MissingError
 from elasticctl_store.storage import AT_A_TERMINAL, Patience, Storage
 from elasticctl_store.storage.untrusted import open_untrusted
 
@@ -22,3 +25,14 @@ def open_job_storage(url: str, patience: Patience = AT_A_TERMINAL, typed: str = 
             yield context.storage
 
     return open_untrusted(url, patience, chosen)
+
+
+def open_storage_here(url: str) -> Storage:
+    """Open a job's storage to read what its workers have left there, with little patience.
+
+    Raises StorageError, and ConfigError for contexts that cannot be read.
+    """
+    # A folder of the workers' machines does not exist on this one, and would look like an empty storage.
+    if url.startswith("file://") and not Path(unquote(url[7:])).is_dir():
+        raise MissingError(f"{url} is not a folder on this machine")
+    return open_job_storage(url, Patience(tries=3, total_s=10.0, connect_s=5.0, silence_s=15.0))

@@ -12,9 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from elasticctl.api.errors import JobStorageError
 from elasticctl.api.podtemplate import hardware
@@ -224,18 +222,11 @@ class StoredLogs:
                 self._say(f"cannot read the stored output of workers that are gone: {e}")
 
     def _open_storage(self) -> Storage:
-        from elasticctl.cluster.job_storages import open_job_storage
-        from elasticctl_store import storage
-        from elasticctl_store.errors import MissingError
+        from elasticctl.cluster.job_storages import open_storage_here
 
         with self._lock:
             if self._storage is None:
-                # A folder of the workers' machines does not exist on this one, and would look like an empty storage.
-                if self._url.startswith("file://") and not Path(unquote(self._url[7:])).is_dir():
-                    raise MissingError(f"{self._url} is not a folder on this machine")
-                self._storage = open_job_storage(
-                    self._url, storage.Patience(tries=3, total_s=10.0, connect_s=5.0, silence_s=15.0)
-                )
+                self._storage = open_storage_here(self._url)
             return self._storage
 
 

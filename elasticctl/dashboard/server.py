@@ -4,6 +4,8 @@
     GET  /BASE/                              the page, and its files beside it
     GET  /BASE/events                        server-sent events: hello, jobs, projects, trouble, well, alive
     GET  /BASE/jobs/{namespace}/{name}       everything about one job
+    GET  /BASE/jobs/{namespace}/{name}/metrics        its curves: ?m=loss&m=lr&x=step|time&from=…&to=…&points=…
+    GET  /BASE/jobs/{namespace}/{name}/metrics.csv    every value
     POST /BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
 
 `jobs` events carry an id; a browser that reconnects sends the last one it has seen and gets what changed since.
@@ -24,14 +26,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
 from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, UsageError
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest, is_owned
 from elasticctl.dashboard.access import COOKIE, ChangeRequest, Gate, ScalePatch, apply_change, is_cross_site, is_local
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
 from elasticctl.dashboard.page_data import Projects, job_details
+from elasticctl.dashboard.run_metrics import RunMetrics, View
 
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -131,6 +136,7 @@ class Dashboard:
     poll_s: float = 2.0
     feed: JobFeed = field(init=False)
     watching: asyncio.Task[None] | None = None
+    _run_metrics: RunMetrics = field(default_factory=RunMetrics)
     _files: dict[str, Asset] = field(default_factory=assets)
     _life: str = field(default_factory=lambda: secrets.token_hex(4))
     _ending: asyncio.Event = field(default_factory=asyncio.Event)
@@ -149,6 +155,8 @@ class Dashboard:
             [
                 web.get(base + "events", self._events, allow_head=False),
                 web.get(job, self._details),
+                web.get(job + "/metrics", self._metrics),
+                web.get(job + "/metrics.csv", self._table),
                 web.post(job + "/{verb}", self._change),
                 web.get(base + "{file:.*}", self._file),
             ]
@@ -244,15 +252,32 @@ class Dashboard:
         return int(number) if life == self._life and number.isascii() and number.isdigit() else None
 
     async def _details(self, request: web.Request) -> web.Response:
-        key = request.match_info["namespace"], request.match_info["name"]
-        if self.feed.job(key) is None:
-            raise NotFoundError(f"the job {key[1]} no longer exists")
-        pods = await self._pods_of(key)
-        job = self.feed.job(key)  # may be newer by now
-        if job is None:
-            raise NotFoundError(f"the job {key[1]} no longer exists")
+        found = self._job(request)
+        pods = await self._pods_of((found.namespace, found.name))
+        job = self._job(request)  # may be newer by now
         own = [pod for pod in pods if is_owned(pod, job.uid)]  # they may be of one that had its name before
         return web.json_response(job_details(job, own, time.time()))
+
+    def _job(self, request: web.Request) -> ElasticJob:
+        """The job that a request is about. Raises NotFoundError."""
+        name = request.match_info["name"]
+        job = self.feed.job((request.match_info["namespace"], name))
+        if job is None:
+            raise NotFoundError(f"the job {name} no longer exists")
+        return job
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        job, view = self._job(request), View.parse(request.query, request.query.getall("m", []))
+        async with self._calls:
+            return web.json_response(await run_in_thread(lambda: self._run_metrics.answer(job, view)))
+
+    async def _table(self, request: web.Request) -> web.StreamResponse:
+        job = self._job(request)
+        async with self._calls:
+            lines = await run_in_thread(lambda: self._run_metrics.table(job))
+        name = f"attachment; filename*=UTF-8''{quote(job.name)}.csv"
+        headers = {"Content-Type": "text/csv; charset=utf-8", "Content-Disposition": name}
+        return web.Response(text="".join(lines), headers=headers)
 
     async def _pods_of(self, key: Key) -> Sequence[Manifest]:
         """A job's pods, listed once for all viewers of it; empty if the cluster refuses.

@@ -10,13 +10,14 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from elasticctl_launcher import worker_output
 from elasticctl_launcher.worker_output import LogUploader, UploadLimits
-from elasticctl_store import stored_logs
+from elasticctl_store import stored_logs, stored_metrics
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Storage, all_keys
 from elasticctl_store.storage.local import LocalStorage
@@ -323,30 +324,32 @@ ON_THIS_MACHINE = {"ELASTICCTL_RDZV_ENDPOINT": "unix:///run/rendezvous.sock"}
 
 
 @pytest.mark.parametrize(
-    ("choice", "environ", "sends"),
+    ("choice", "environ", "sends_log", "sends_metrics"),
     [
-        ("auto", {}, True),
-        ("off", {}, False),
-        ("auto", {"ELASTICCTL_STORAGE": "file:///mnt/job"}, True),
-        ("auto", {"ELASTICCTL_STORAGE": "file:///mnt/job", **ON_THIS_MACHINE}, False),
-        ("on", {"ELASTICCTL_STORAGE": "file:///mnt/job", **ON_THIS_MACHINE}, True),
-        ("auto", ON_THIS_MACHINE, True),
-        ("auto", {"ELASTICCTL_STORAGE": ""}, False),
-        ("on", {"ELASTICCTL_STORAGE": ""}, False),
-        ("auto", {"ELASTICCTL_JOB_UID": ""}, False),
-        ("auto", {"ELASTICCTL_WORKER": "../up"}, False),
+        ("auto", {}, True, True),
+        ("off", {}, False, False),
+        ("auto", {"ELASTICCTL_STORAGE": "file:///mnt/job"}, True, True),
+        ("auto", {"ELASTICCTL_STORAGE": "file:///mnt/job", **ON_THIS_MACHINE}, False, True),
+        ("on", {"ELASTICCTL_STORAGE": "file:///mnt/job", **ON_THIS_MACHINE}, True, True),
+        ("auto", ON_THIS_MACHINE, True, True),
+        ("auto", {"ELASTICCTL_STORAGE": ""}, False, False),
+        ("on", {"ELASTICCTL_STORAGE": ""}, False, False),
+        ("auto", {"ELASTICCTL_JOB_UID": ""}, False, False),
+        ("auto", {"ELASTICCTL_WORKER": "../up"}, False, False),
     ],
 )
-def test_who_sends(choice: str, environ: dict[str, str], sends: bool) -> None:
-    made = worker_output.create_uploader(choice, {**WORKER, **environ})
-    assert (made is not None) is sends
-    if made is not None:
-        made.close()
+def test_who_sends(choice: str, environ: dict[str, str], sends_log: bool, sends_metrics: bool) -> None:
+    output = worker_output.WorkerOutput()
+    with closing(worker_output.start_uploads(choice, {**WORKER, **environ}, output)):
+        assert (output.on_line is not None, output.on_metrics is not None) == (sends_log, sends_metrics)
 
 
 def test_a_worker_sends_to_its_jobs_bucket(cloud: Cloud) -> None:
-    made = worker_output.create_uploader("auto", {**WORKER, "ELASTICCTL_STORAGE": cloud.url})
-    assert made is not None
-    made.add(time.time(), 3, "hello")
-    made.close(30.0)
+    output = worker_output.WorkerOutput()
+    uploads = worker_output.start_uploads("auto", {**WORKER, "ELASTICCTL_STORAGE": cloud.url}, output)
+    output.print_rank_line(3, "hello")
+    output.store_metrics(['{"step": 1, "at": 2.5, "loss": "NaN"}'])
+    uploads.close(30.0)
     assert [(line.rank, line.text) for line in stored(cloud.open())] == [(3, "hello")]
+    ((_, key),) = stored_metrics.keys_of(cloud.open(), WORKER["ELASTICCTL_JOB_UID"])
+    assert stored_metrics.decode(cloud.open().get(key)) == [{"step": 1, "at": 2.5, "loss": "NaN"}]

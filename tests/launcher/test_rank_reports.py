@@ -103,3 +103,15 @@ def test_what_is_kept_is_bounded_and_what_is_refused_is_not_kept(inbox: RankRepo
     service.trouble = ServiceRefused(410, "no running job")
     inbox._send(LAST_TIMEOUT_S)
     assert inbox._pending == []
+
+
+def test_metrics_are_stored_and_not_forwarded(inbox: RankReports, service: Service) -> None:
+    service.answers.set()
+    stored: list[str] = []
+    inbox.on_metrics = stored.extend
+    inbox._take({"kind": "metrics", "rows": ['{"step": 1}', 5]})
+    inbox._take({"kind": "metrics", "rows": "garbage"})
+    send(inbox, {"step": 1})
+    wait_until(lambda: bool(service.messages))
+    assert stored == ['{"step": 1}']
+    assert [message["kind"] for message in service.messages] == ["progress"]

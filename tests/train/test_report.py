@@ -28,10 +28,13 @@ def environment(listener: socket.socket) -> dict[str, str]:
     return {"ELASTICCTL_AGENT_SOCKET": listener.getsockname(), "ELASTICCTL_GENERATION": "3"}
 
 
-def received(listener: socket.socket) -> dict[str, Any]:
-    message = json.loads(listener.recv(65536))
-    assert isinstance(message, dict)
-    return message
+def received(listener: socket.socket, *, rows: bool = False) -> dict[str, Any]:
+    """The next report: one with rows of metrics, or one without."""
+    while True:
+        message = json.loads(listener.recv(65536))
+        assert isinstance(message, dict)
+        if (message["kind"] == "metrics") is rows:
+            return message
 
 
 def test_a_report_is_one_json_object(listener: socket.socket) -> None:
@@ -108,6 +111,34 @@ def test_metrics_that_are_no_numbers_are_reported_with_the_step_since_when(liste
     progress.send(Cursor(step=85))
     assert received(listener)["metrics"]["loss"] == 1.5
     reporter.close()
+
+
+def test_rank_0_sends_every_value_once(listener: socket.socket) -> None:
+    for rank in (1, 0):
+        reporter = Reporter(rank, environment(listener))
+        progress = Progress(reporter)
+        progress.metrics.restore(9, {"loss": 7.0})
+        for step, loss in enumerate([0.5, torch.tensor(float("nan")), float("-inf"), 0.25], start=10):
+            progress.metrics.add_loss(step, loss)
+        progress.metrics.note(13, {"accuracy": torch.tensor(0.5), "step": 1.0})
+        progress.metrics.note(13, {"accuracy": 0.75})
+        progress.send_rows()
+        progress.metrics.note(14, {"long": 1.0, "x" * 300: 1.0})
+        progress.send_rows()  # a moment later: it waits
+        for step in range(15, 315):
+            progress.metrics.note(step, {"x" * 100: 1.0})
+        progress.send_rows(surely=True)
+        reporter.close()
+    rows: list[dict[str, Any]] = []
+    while not rows or rows[-1]["step"] < 314:
+        rows += map(json.loads, received(listener, rows=True)["rows"])
+    assert all(row.pop("at") > 0 for row in rows)
+    assert rows[:6] == [
+        {"step": 10, "loss": 0.5}, {"step": 11, "loss": "NaN"}, {"step": 12, "loss": "-Infinity"},
+        {"step": 13, "loss": 0.25, "accuracy": 0.5}, {"step": 13, "accuracy": 0.75},
+        {"step": 14, "long": 1.0, "x" * 300: 1.0},
+    ]  # fmt: skip
+    assert [row["step"] for row in rows[6:]] == list(range(15, 315))
 
 
 def test_losses_on_a_device_are_read_together_and_none_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,10 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     raise_file_limit()
     _handle_signals(_leave_early)
     with contextlib.ExitStack() as stack:
-        uploader = worker_output.create_uploader(options.log_upload, os.environ)
-        if uploader is not None:
-            output.on_line = uploader.add
-            stack.enter_context(contextlib.closing(uploader))
+        uploads = worker_output.start_uploads(options.log_upload, os.environ, output)
+        stack.enter_context(contextlib.closing(uploads))
         heartbeat = Heartbeat(client_from_environment(), os.environ["ELASTICCTL_POD_UID"])
         heartbeat.start()
         stack.enter_context(contextlib.closing(heartbeat))
@@ -81,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
             output.print_message(str(error))
             WorkerFailure(APPLICATION, _worker(), 0, EXIT_FAILED, error=str(error)).write()
             return EXIT_FAILED
-        return _train(command, options, output, heartbeat, uploader.hurry if uploader else lambda: None)
+        return _train(command, options, output, heartbeat, uploads.hurry)
 
 
 def _train(

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,17 @@ log = logging.getLogger(__name__)
 class RankReports:
     """Listens on `path`, in `folder`, until `close`; forwards to the service from a thread of its own.
 
-    `on_drained(generation, rank)`, `on_finished(generation)`, once a rank has made its last step, and
-    `on_report(message)`, for each report, are called from a thread. `newest_generation` is the newest generation whose
-    ranks have reported anything, which shows that the script uses the training library; `finished_generation` is the
-    newest whose ranks have made their last step.
+    These are called from a thread: `on_drained(generation, rank)`; `on_finished(generation)`, once a rank has made its
+    last step; `on_metrics(rows)`, with values as lines of JSON; `on_report(message)`, for each other report.
+    `newest_generation` is the newest generation whose ranks have reported anything, which shows that the script uses
+    the training library; `finished_generation` is the newest whose ranks have made their last step.
     """
 
     def __init__(self, client: ServiceClient, folder: Path, on_drained: Callable[[int, int], None]) -> None:
         self._client, self._on_drained = client, on_drained
         self.on_finished: Callable[[int], None] = lambda generation: None
         self.on_report: Callable[[Mapping[str, Any]], None] = lambda message: None
+        self.on_metrics: Callable[[Sequence[str]], None] = lambda rows: None
         self._folder = str(folder)
         self.path = os.path.join(self._folder, "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -119,6 +120,10 @@ class RankReports:
                 self._take(message)
 
     def _take(self, message: dict[str, Any]) -> None:
+        if message.get("kind") == "metrics":
+            rows = message.get("rows")
+            self.on_metrics([row for row in rows if isinstance(row, str)] if isinstance(rows, list) else [])
+            return
         generation, step = message.get("generation"), message.get("step")
         if not isinstance(generation, int) or not isinstance(step, int):
             return

@@ -8,6 +8,8 @@ has a thread that sleeps while nothing is printed, and bounded memory: if the st
 that it has not taken are dropped, and the numbers of the others show that. Printing never waits for it. The thread does
 not run at a lower priority: a thread that is preempted while it holds the interpreter's lock delays all others.
 
+The metrics that rank 0 reports go the same way, into objects of their own (`elasticctl_store.stored_metrics`).
+
 A worker that is killed outright loses the lines of its last `FLUSH_S` seconds, and of its first `WARM_UP_S`.
 """
 
@@ -19,12 +21,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
-from elasticctl_store import stored_logs
+from elasticctl_store import stored_logs, stored_metrics
 from elasticctl_store.errors import StorageError
 from elasticctl_store.storage import Patience, Storage
 from elasticctl_store.storage import open as open_storage
@@ -53,15 +55,22 @@ log = logging.getLogger(__name__)
 
 
 class WorkerOutput:
-    """The worker's stdout and stderr; `on_line`, if set, gets a copy of each line."""
+    """The worker's stdout and stderr; `on_line` and `on_metrics`, if set, get each line, and each row of metrics."""
 
     def __init__(self) -> None:
         self.on_line: LineSink | None = None
+        self.on_metrics: LineSink | None = None
         self._lock = threading.Lock()
 
     def print_rank_line(self, rank: int, text: str) -> None:
         """Print a line of a rank to stdout."""
         self._print(sys.stdout, rank, text, -1)
+
+    def store_metrics(self, rows: Sequence[str]) -> None:
+        """Have rows of metrics stored, lines of JSON; they are not printed."""
+        if self.on_metrics is not None:
+            for row in rows:
+                self.on_metrics(time.time(), 0, row)
 
     def print_message(self, text: str) -> None:
         """Print a message of the launcher to stderr."""
@@ -111,13 +120,29 @@ class UploadLimits:
     first_pause_s: float = FIRST_PAUSE_S
 
 
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How lines are stored: the key of the object that begins with a number, and lines as text."""
+
+    key: Callable[[Incarnation, int], str]
+    encode: Callable[[Iterable[Line]], bytes]
+
+
+LOG = Format(Incarnation.key, stored_logs.encode)
+METRICS = Format(stored_metrics.key, stored_metrics.encode)
+
+
 class LogUploader:
     """Takes lines with `add`, from any thread; `connect` opens the storage, on the uploader's own thread."""
 
     def __init__(
-        self, connect: Callable[[], Storage], incarnation: Incarnation, limits: UploadLimits = UploadLimits()
+        self,
+        connect: Callable[[], Storage],
+        incarnation: Incarnation,
+        limits: UploadLimits = UploadLimits(),
+        form: Format = LOG,
     ) -> None:
-        self._connect, self._incarnation, self._limits = connect, incarnation, limits
+        self._connect, self._incarnation, self._limits, self._form = connect, incarnation, limits, form
         self._changed = threading.Condition()
         self._pending: deque[Line] = deque()
         self._pending_bytes, self._number = 0, 0
@@ -125,7 +150,7 @@ class LogUploader:
         self._flush_s = limits.flush_s
         self._warm_at, self._retry_at = time.monotonic() + limits.warm_up_s, 0.0
         self._closing = False
-        self._segment = _Segment(1)
+        self._segment = _Segment(1, form)
         self._stored: deque[tuple[str, int]] = deque()
         self._storage: Storage | None = None
         self._failures = 0
@@ -191,7 +216,7 @@ class LogUploader:
         self._segment.add(self._take(self._segment.room_bytes))
         if not self._segment.dirty:
             return True
-        key = self._incarnation.key(self._segment.first)
+        key = self._form.key(self._incarnation, self._segment.first)
         try:
             if self._storage is None:
                 self._storage = self._connect()
@@ -199,7 +224,7 @@ class LogUploader:
             self._segment.dirty = False
             if self._segment.room_bytes <= 0:
                 self._stored.append((key, self._segment.size_bytes))
-                self._segment = _Segment(self._segment.last + 1)
+                self._segment = _Segment(self._segment.last + 1, self._form)
                 self._delete_oldest(self._storage)
         except StorageError as e:
             if not self._failures:
@@ -239,8 +264,8 @@ class LogUploader:
 class _Segment:
     """The object that is being written: `parts` are its gzip members, `dirty` if not all of them are stored."""
 
-    def __init__(self, first: int) -> None:
-        self.first, self.last = first, first - 1
+    def __init__(self, first: int, form: Format) -> None:
+        self.first, self.last, self._form = first, first - 1, form
         self.parts: list[bytes] = []
         self.room_bytes = stored_logs.SEGMENT_BYTES
         self.dirty = False
@@ -254,27 +279,57 @@ class _Segment:
             return
         if not self.parts:
             self.first = lines[0].number
-        text = stored_logs.encode(lines)
+        text = self._form.encode(lines)
         self.parts.append(stored_logs.compress(text))
         self.room_bytes -= len(text)
         self.last, self.dirty = lines[-1].number, True
 
 
-def create_uploader(choice: str, environ: Mapping[str, str]) -> LogUploader | None:
-    """The uploader of this worker; None if its log is not to be stored.
+@dataclass(frozen=True, slots=True)
+class Uploads:
+    """The uploaders of a worker's log and of its metrics; None for what is not stored."""
 
-    `auto` stores it if the job has a storage, except a folder on this machine's local cluster (recognized by its Unix
-    socket), which keeps the logs of its workers itself.
+    log: LogUploader | None = None
+    metrics: LogUploader | None = None
+
+    def hurry(self) -> None:
+        """This machine is about to be reclaimed: send what is pending now, and what follows sooner."""
+        for uploader in self._both():
+            uploader.hurry()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Send what is left, for `timeout_s` seconds at most."""
+        until_s = time.monotonic() + timeout_s
+        self.hurry()  # both at once
+        for uploader in self._both():
+            uploader.close(max(0.0, until_s - time.monotonic()))
+
+    def _both(self) -> list[LogUploader]:
+        return [uploader for uploader in (self.log, self.metrics) if uploader is not None]
+
+
+def start_uploads(choice: str, environ: Mapping[str, str], output: WorkerOutput) -> Uploads:
+    """Have what comes to `output` stored.
+
+    `auto` stores the log if the job has a storage, except a folder on this machine's local cluster (recognized by its
+    Unix socket), which keeps the logs of its workers itself. Metrics are stored wherever there is a storage.
     """
     url, job_uid = environ.get("ELASTICCTL_STORAGE", ""), environ.get("ELASTICCTL_JOB_UID", "")
     worker, uid = environ.get("ELASTICCTL_WORKER", ""), environ.get("ELASTICCTL_POD_UID", "")
     local = environ.get("ELASTICCTL_RDZV_ENDPOINT", "").startswith("unix://") and not url.startswith(("s3:", "gs:"))
-    if choice == OFF or (choice == AUTO and (local or not url)):
-        return None
+    if choice == OFF or (choice == AUTO and not url):
+        return Uploads()
     missing = [name for name, text in (("ELASTICCTL_STORAGE", url), ("ELASTICCTL_JOB_UID", job_uid)) if not text]
     if missing or not all(map(stored_logs.is_name, (job_uid, worker, uid))):
         log.warning(
             "the log is not stored: %s", f"{missing[0]} is not set" if missing else "this worker has no identity"
         )
-        return None
-    return LogUploader(lambda: open_storage(url, PATIENCE), Incarnation(job_uid, worker, time.time(), uid))
+        return Uploads()
+    life = Incarnation(job_uid, worker, time.time(), uid)
+    started = Uploads(
+        LogUploader(lambda: open_storage(url, PATIENCE), life) if choice == ON or not local else None,
+        LogUploader(lambda: open_storage(url, PATIENCE), life, form=METRICS),
+    )
+    output.on_line = started.log.add if started.log else None
+    output.on_metrics = started.metrics.add if started.metrics else None
+    return started

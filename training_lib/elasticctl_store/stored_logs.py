@@ -102,7 +102,7 @@ def compress(text: bytes) -> bytes:
 def decode(data: bytes) -> list[Line]:
     """The lines of an object, in order. Raises DamagedError for what is no object of this format."""
     lines = []
-    for raw in _decompressed(data).split(b"\n")[:-1]:
+    for raw in decompress(data).split(b"\n")[:-1]:
         number, _, rest = raw.decode("utf-8", "replace").partition(" ")
         stamp, _, rest = rest.partition(" ")
         rank, _, text = rest.partition(" ")
@@ -114,7 +114,8 @@ def decode(data: bytes) -> list[Line]:
     return lines
 
 
-def _decompressed(data: bytes) -> bytes:
+def decompress(data: bytes) -> bytes:
+    """The text of a series of gzip members. Raises DamagedError."""
     found = bytearray()
     while data:
         member = zlib.decompressobj(wbits=31)

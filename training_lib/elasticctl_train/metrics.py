@@ -1,4 +1,4 @@
-"""The newest value of each metric, and of those that are no finite numbers any more, since which step.
+"""The newest value of each metric, of those that are no finite numbers any more since which step, and every value.
 
 Every loss is looked at, but not one by one: reading a tensor of a GPU waits for it, so those are read together, twice a
 second.
@@ -15,8 +15,15 @@ from typing import Any
 import torch
 
 LOSS = "loss"
+Row = dict[str, float | str]
+"""`step`, `at` (seconds since the epoch) and the metrics of that moment; what is not finite, as a word."""
+RESERVED = ("step", "at")
+
 _LOOK_EVERY_S = 0.5
 _MAX_UNREAD = 256
+_MAX_ROWS = 10_000
+"""Kept where nobody takes them: the newest."""
+_JSON_WORDS = {"NaN": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,8 @@ class Metrics:
     def __init__(self) -> None:
         self.finite: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
-        self._unread: list[tuple[int, torch.Tensor]] = []
+        self._rows: list[Row] = []
+        self._unread: list[tuple[int, float, torch.Tensor]] = []
         self._looked_s = -math.inf
 
     def add_loss(self, step: int, loss: torch.Tensor | float) -> bool:
@@ -41,7 +49,7 @@ class Metrics:
         if isinstance(loss, torch.Tensor) and _is_elsewhere(loss):
             self._keep(step, loss.detach())
         else:
-            self._judge(LOSS, step, _number(loss))
+            self._take(LOSS, step, time.time(), _number(loss))
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return False
@@ -51,17 +59,28 @@ class Metrics:
 
     def note(self, step: int, metrics: Mapping[str, torch.Tensor | float]) -> None:
         """Take other numbers at this step."""
+        now = time.time()
         for name, value in metrics.items():
-            self._judge(name, step, _number(value))
+            self._take(name, step, now, _number(value))
+
+    def restore(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What they were at the checkpoint from which training goes on: nothing new."""
+        for name, value in metrics.items():
+            self._judge(name, step, value)
+
+    def take_rows(self) -> list[Row]:
+        """Every value since the last call, those of one step and moment together."""
+        taken, self._rows = self._rows, []
+        return taken
 
     def look(self) -> None:
         """Read the losses that are still on the device; waits for it."""
         unread, self._unread = self._unread, []
         if not unread:
             return
-        values = torch.stack([loss.reshape(()) for _, loss in unread]).tolist()
-        for (step, _), value in zip(unread, values, strict=True):
-            self._judge(LOSS, step, value)
+        values = torch.stack([loss.reshape(()) for _, _, loss in unread]).tolist()
+        for (step, at, _), value in zip(unread, values, strict=True):
+            self._take(LOSS, step, at, value)
 
     def as_data(self) -> dict[str, Any]:
         """All of them as JSON, which has no word for NaN."""
@@ -71,10 +90,21 @@ class Metrics:
     def _keep(self, step: int, loss: torch.Tensor) -> None:
         if self._unread and (
             len(self._unread) >= _MAX_UNREAD
-            or (self._unread[-1][1].device, self._unread[-1][1].dtype) != (loss.device, loss.dtype)
+            or (self._unread[-1][2].device, self._unread[-1][2].dtype) != (loss.device, loss.dtype)
         ):
             self.look()
-        self._unread.append((step, loss))
+        self._unread.append((step, time.time(), loss))
+
+    def _take(self, name: str, step: int, at: float, value: float) -> None:
+        self._judge(name, step, value)
+        if name in RESERVED:
+            return
+        last = self._rows[-1] if self._rows else None
+        if last is None or last["step"] != step or name in last:
+            last = {"step": step, "at": round(at, 3)}
+            self._rows.append(last)
+            del self._rows[:-_MAX_ROWS]
+        last[name] = value if math.isfinite(value) else _JSON_WORDS[_word(value)]
 
     def _judge(self, name: str, step: int, value: float) -> None:
         if math.isfinite(value):

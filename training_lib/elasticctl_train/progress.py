@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -71,24 +72,34 @@ class Reporter:
         self._base = {"rank": rank, "generation": generation}
 
     @property
+    def rank(self) -> int:
+        """Which rank reports."""
+        return self._base["rank"]
+
+    @property
     def is_heard(self) -> bool:
         """Is there a launcher?"""
         return self._socket is not None
 
-    def send(self, kind: str, **fields: object) -> None:
-        """Send one report; fields that are None are left out."""
+    def send(self, kind: str, **fields: object) -> bool:
+        """Send one report; fields that are None are left out. False if nobody takes it now."""
         if self._socket is None:
-            return
+            return False
         known = {name: value for name, value in fields.items() if value is not None}
         data = json.dumps({"kind": kind, **self._base, **known}).encode()
         with suppress(OSError):  # no listener yet or any more, or its queue is full
             self._socket.sendto(data, self._path)
+            return True
+        return False
 
-    def send_surely(self, kind: str, **fields: object) -> None:
+    def send_surely(self, kind: str, **fields: object) -> bool:
         """Send one report that somebody waits for: stands still until there is room for it, at most `SURELY_S`."""
-        if self._socket is not None:
-            self._socket.settimeout(SURELY_S)
-            self.send(kind, **fields)
+        if self._socket is None:
+            return False
+        self._socket.settimeout(SURELY_S)
+        try:
+            return self.send(kind, **fields)
+        finally:
             self._socket.setblocking(False)
 
     def close(self) -> None:
@@ -99,6 +110,11 @@ class Reporter:
 
 
 _RATE_WINDOW_S = 10.0
+_ROWS_EVERY_S = 0.5
+_ROWS_BYTES = 32_768
+"""In one report, which the launcher reads up to twice that size."""
+_MAX_ROWS = 20_000
+"""Kept while the launcher takes none: the newest."""
 
 
 class Progress:
@@ -108,6 +124,8 @@ class Progress:
         self._reporter = reporter
         self._marks: deque[tuple[float, int]] = deque()  # (monotonic time, samples done by then), oldest first
         self._samples = 0
+        self._rows: deque[str] = deque(maxlen=_MAX_ROWS)
+        self._rows_sent_s = -math.inf
         self.metrics = Metrics()
         self.total_epochs: int | None = None
         self.total_steps: int | None = None
@@ -137,6 +155,27 @@ class Progress:
             samples_per_s=self._samples_per_s(),
             metrics=self.metrics.as_data() if with_metrics else None,
         )
+        if with_metrics:
+            self.send_rows()
+
+    def send_rows(self, *, surely: bool = False) -> None:
+        """Send every value that rank 0 was given, to be stored; twice a second at most, unless `surely`."""
+        now_s = time.monotonic()
+        if not surely and now_s - self._rows_sent_s < _ROWS_EVERY_S:
+            return
+        self._rows_sent_s = now_s
+        rows = self.metrics.take_rows()
+        if self._reporter.rank != 0 or not self._reporter.is_heard:
+            return
+        self._rows.extend(text for text in map(json.dumps, rows) if len(text) < _ROWS_BYTES)
+        send = self._reporter.send_surely if surely else self._reporter.send
+        while self._rows:
+            sizes = itertools.accumulate(len(row) + row.count('"') + 4 for row in self._rows)  # as JSON within JSON
+            batch = max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= _ROWS_BYTES, sizes)))
+            if not send("metrics", rows=list(itertools.islice(self._rows, batch))):
+                return
+            for _ in range(batch):
+                self._rows.popleft()
 
     def _samples_per_s(self) -> float | None:
         if len(self._marks) < 2:

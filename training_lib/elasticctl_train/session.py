@@ -105,7 +105,7 @@ class Session:
                 self._open()
                 self.restored = self._restore(like)
         if self.restored is not None:
-            self.progress.metrics.note(self.restored.commit.step, self.restored.commit.metrics)
+            self.progress.metrics.restore(self.restored.commit.step, self.restored.commit.metrics)
 
     @property
     def url(self) -> str:
@@ -205,6 +205,7 @@ class Session:
             raise self._checkpoints.failure()
         self._watch.stop()
         self.progress.send(self.cursor)
+        self.progress.send_rows(surely=True)
         self.world.highest(0)  # nobody takes the group down while another still uses it
         self._finished = True
         if self._group is not None:
@@ -369,6 +370,7 @@ class Session:
             self._warned_of_loss = False
         elif self._on_nan == _STOP:
             self.progress.send(self.cursor)
+            self.progress.send_rows(surely=True)
             raise NotFiniteError(f"the loss is {lost.value} since step {lost.step}, and the job was told to stop then")
         elif not self._warned_of_loss:
             self._warned_of_loss = True

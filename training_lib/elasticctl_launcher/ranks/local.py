@@ -78,6 +78,7 @@ class LocalRanks:
             on_hang=lambda hang: notify(RanksHung(hang)),
         )
         self.reports.on_report = self._hangs.note_report
+        self.reports.on_metrics = output.store_metrics
         self._group = RankGroup(starter, self._print_line, lambda rank: notify(RankExited(rank)))
         self.drain = Drain(0, self.reports)
 

@@ -1,0 +1,194 @@
+"""The metrics of a run as curves: by step or by time, thinned without losing a spike. Pure.
+
+Training that goes back to a checkpoint repeats steps. By step, what is repeated replaces what was there; by time, all
+that ever was is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+from elasticctl.api.status import JobStatus
+
+Row = Mapping[str, Any]
+STEP, TIME = "step", "time"
+RATE = "samples/s"
+MAX_METRICS = 100
+MAX_NAME = 100
+MAX_LOST = 100
+_GROUP = 64
+"""So many points have their extremes and sum kept, lest the whole of a long run is read for each picture."""
+
+
+class Series:
+    """One metric over rising `x`; `other` is what `x` is not, moment or step. Not for two threads at once."""
+
+    def __init__(self, *, replaces: bool) -> None:
+        """`replaces`: a point that is not beyond the last one replaces all from there on; else it is put behind it."""
+        self._replaces = replaces
+        self.x, self.other, self.y = array("d"), array("d"), array("d")
+        self.lost: list[tuple[float, str]] = []
+        self._is_lost = False
+        self._low, self._high, self._sum = array("d"), array("d"), array("d")
+
+    def add(self, x: float, other: float, value: float) -> None:
+        """Add a point; one that is not finite becomes a gap from there to the next that is."""
+        end = max(self.x[-1] if self.x else -math.inf, self.lost[-1][0] if self.lost else -math.inf)
+        if x <= end:
+            if self._replaces:
+                self._cut(x)
+            else:
+                x = end
+        if not math.isfinite(value):
+            if not self._is_lost:
+                self.lost.append((x, "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"))
+            self._is_lost = True
+            return
+        self._is_lost = False
+        self.x.append(x)
+        self.other.append(other)
+        self.y.append(value)
+        if len(self.y) % _GROUP == 0:
+            group = self.y[-_GROUP:]
+            self._low.append(min(group))
+            self._high.append(max(group))
+            self._sum.append(math.fsum(group))
+
+    def _cut(self, x: float) -> None:
+        place = bisect_left(self.x, x)
+        for column in (self.x, self.other, self.y):
+            del column[place:]
+        for column in (self._low, self._high, self._sum):
+            del column[place // _GROUP :]
+        self.lost = [item for item in self.lost if item[0] < x]
+        last = self.x[-1] if self.x else -math.inf
+        self._is_lost = bool(self.lost) and self.lost[-1][0] > last
+
+    def picture(self, low: float, high: float, points: int) -> dict[str, Any]:
+        """The part from `low` to `high` in about so many points: their mean, and the extremes that it hides."""
+        start = max(0, bisect_left(self.x, low) - 1)
+        stop = min(len(self.x), bisect_right(self.x, high) + 1)
+        size = -(-(stop - start) // max(1, points))
+        if size <= 2:
+            x, other, y = (list(column[start:stop]) for column in (self.x, self.other, self.y))
+            picture: dict[str, Any] = {"x": x, "other": other, "y": y, "low": None, "high": None}
+        else:
+            picture = self._thinned(start, stop, size)
+        seen = [(at, word) for at, word in self.lost if low <= at <= high]
+        for at, _ in seen:
+            place = bisect_right(picture["x"], at)
+            for name, value in (("x", at), ("other", None), ("y", None), ("low", None), ("high", None)):
+                if picture[name] is not None:
+                    picture[name].insert(place, value)
+        return {**picture, "lost": seen[:MAX_LOST]}
+
+    def _thinned(self, start: int, stop: int, size: int) -> dict[str, Any]:
+        if size >= 2 * _GROUP:
+            size = -(-size // _GROUP) * _GROUP
+            start -= start % _GROUP
+        picture: dict[str, Any] = {"x": [], "other": [], "y": [], "low": [], "high": []}
+        for begin in range(start, stop, size):
+            end = min(begin + size, stop)
+            middle = (begin + end) // 2
+            low, high, mean = self._extremes(begin, end)
+            for name, value in (("x", self.x[middle]), ("other", self.other[middle]), ("y", mean)):
+                picture[name].append(value)
+            picture["low"].append(low)
+            picture["high"].append(high)
+        return picture
+
+    def _extremes(self, begin: int, end: int) -> tuple[float, float, float]:
+        if begin % _GROUP == 0 and end % _GROUP == 0:
+            groups = slice(begin // _GROUP, end // _GROUP)
+            total = math.fsum(self._sum[groups])
+            return min(self._low[groups]), max(self._high[groups]), total / (end - begin)
+        part = self.y[begin:end]
+        return min(part), max(part), math.fsum(part) / len(part)
+
+    def summary(self) -> dict[str, Any]:
+        """The last value, the lowest and the highest, and the last word for what is no number."""
+        ragged = self.y[len(self._low) * _GROUP :]
+        lost = self.lost[-1] if self._is_lost else None
+        return {
+            "last": self.y[-1] if self.y else None,
+            "low": min([*self._low, *ragged], default=None),
+            "high": max([*self._high, *ragged], default=None),
+            "lost": lost,
+        }
+
+
+class Curves:
+    """The metrics of one run, as rows come."""
+
+    def __init__(self) -> None:
+        self._by: dict[str, dict[str, Series]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Those that have been reported, in order of their first value."""
+        return list(self._by)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows in order of time: `step`, `at` and metrics."""
+        for row in rows:
+            step, at = float(row["step"]), float(row["at"])
+            for name, told in row.items():
+                value = _number(told)
+                if name in (STEP, "at") or value is None:
+                    continue
+                series = self._by.get(name)
+                if series is None:
+                    if len(self._by) >= MAX_METRICS or len(name) > MAX_NAME:
+                        continue
+                    series = self._by[name] = {STEP: Series(replaces=True), TIME: Series(replaces=False)}
+                series[STEP].add(step, at, value)
+                series[TIME].add(at, step, value)
+
+    def series(self, name: str, over: str) -> Series | None:
+        """One metric over STEP or TIME; None if it has not been reported."""
+        found = self._by.get(name)
+        return found[over] if found else None
+
+    def table(self) -> Iterator[str]:
+        """All finite values as lines of CSV: metric, step, moment, value."""
+        yield "metric,step,at,value\n"
+        for name, series in self._by.items():
+            quoted = '"' + name.replace('"', '""') + '"'
+            points = series[TIME]
+            for at, step, value in zip(points.x, points.other, points.y, strict=True):
+                yield f"{quoted},{step:.0f},{at:.3f},{value!r}\n"
+
+
+def _number(told: object) -> float | None:
+    if isinstance(told, bool) or not isinstance(told, int | float | str):
+        return None
+    try:
+        return float(told)
+    except (ValueError, OverflowError):
+        return None
+
+
+def curves_of_status(status: JobStatus) -> Curves:
+    """What the job's own status keeps: about a hundred points, and the rate."""
+    curve, curves = status.curve, Curves()
+    if curve.since is None:
+        return curves
+    length = len(curve.at_s)
+
+    def padded(column: Iterable[float | None]) -> list[float | str | None]:
+        told: list[float | str | None] = ["NaN" if value is None else value for value in column]
+        return [*[None] * (length - len(told)), *told][:length]
+
+    columns = {name: padded(column) for name, column in curve.metrics.items()}
+    columns[RATE] = [*[None] * (length - len(curve.samples_per_s)), *curve.samples_per_s]
+    words = {name: item.value for name, item in status.progress.not_finite.items()}
+    for place, (at_s, step) in enumerate(zip_longest(curve.at_s, curve.step)):
+        row = {name: column[place] for name, column in columns.items()}
+        named = {name: words.get(name, value) if value == "NaN" else value for name, value in row.items()}
+        curves.add([{**named, "step": step or 0, "at": curve.since + at_s}])
+    return curves

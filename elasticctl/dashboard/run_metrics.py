@@ -1,0 +1,125 @@
+"""Reads the metrics of the runs that somebody looks at, and answers for the part that is in view."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from elasticctl.api.errors import JobStorageError, UsageError
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cluster.stored_metrics import Row, StoredMetrics
+from elasticctl.dashboard.curves import STEP, TIME, Curves, curves_of_status
+
+READ_EVERY_S = 2.0
+AGAIN_AFTER_S = 60.0
+"""How long a storage is left alone that could not be read."""
+SETTLED_S = 60.0
+"""After its end a job writes nothing any more."""
+MAX_RUNS = 32
+POINTS, MAX_POINTS = 600, 4000
+MAX_CHOSEN = 24
+MAX_COMMAND = 500
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is looked at: `names` of `over` (STEP or TIME) from `low` to `high`, in about so many points."""
+
+    names: tuple[str, ...]
+    over: str = TIME
+    low: float = -math.inf
+    high: float = math.inf
+    points: int = POINTS
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str], names: Sequence[str]) -> View:
+        """From the query of an address. Raises UsageError."""
+        over = query.get("x", TIME)
+        try:
+            low, high = float(query.get("from", "-inf")), float(query.get("to", "inf"))
+            points = int(query.get("points", POINTS))
+        except ValueError as e:
+            raise UsageError(f"not a part of a curve: {e}") from e
+        if over not in (STEP, TIME) or not low <= high or not 1 <= points <= MAX_POINTS:
+            raise UsageError("not a part of a curve")
+        return cls(tuple(names[:MAX_CHOSEN]), over, low, high, points)
+
+
+class Source(Protocol):
+    """Where rows come from, in order of time."""
+
+    def read_new(self) -> list[Row]:
+        """Those that are new. Raises JobStorageError."""
+
+
+@dataclass(slots=True)
+class _Run:
+    source: Source
+    curves: Curves = field(default_factory=Curves)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    due_at: float = 0.0
+    trouble: str = ""
+
+
+class RunMetrics:
+    """The metrics of some runs; any thread may ask."""
+
+    def __init__(self, open_source: Callable[[ElasticJob], Source] = StoredMetrics) -> None:
+        self._open = open_source
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def answer(self, job: ElasticJob, view: View) -> dict[str, Any]:
+        """The curves in view, and what there is at all; blocks while the storage is read."""
+        run, told = self._run(job), curves_of_status(job.status)
+        with run.lock:
+            self._read(run, job)
+            names = list(dict.fromkeys([*run.curves.names, *told.names]))
+            series = {}
+            for name in view.names:
+                found = run.curves.series(name, view.over) or told.series(name, view.over)
+                if found is not None:
+                    series[name] = {**found.picture(view.low, view.high, view.points), **found.summary()}
+            return {
+                "names": names,
+                "series": series,
+                "stored": bool(run.curves.names),
+                "trouble": run.trouble,
+                "command": " ".join(hardware(job).command)[:MAX_COMMAND],
+            }
+
+    def table(self, job: ElasticJob) -> Iterable[str]:
+        """All that is stored of it, as lines of CSV; of a run without a storage what its status keeps."""
+        run = self._run(job)
+        with run.lock:
+            self._read(run, job)
+            curves = run.curves if run.curves.names else curves_of_status(job.status)
+            return list(curves.table())
+
+    def _run(self, job: ElasticJob) -> _Run:
+        with self._lock:
+            run = self._runs.setdefault(job.uid, _Run(self._open(job)))
+            self._runs.move_to_end(job.uid)
+            while len(self._runs) > MAX_RUNS:
+                self._runs.popitem(last=False)
+            return run
+
+    def _read(self, run: _Run, job: ElasticJob) -> None:
+        now = time.monotonic()
+        if now < run.due_at:
+            return
+        ended = job.status.completion_time
+        settled = job.status.phase.terminal and ended is not None and time.time() - ended > SETTLED_S
+        try:
+            run.curves.add(run.source.read_new())
+            run.trouble = ""
+            run.due_at = math.inf if settled else time.monotonic() + READ_EVERY_S
+        except JobStorageError as e:
+            run.trouble = str(e)[:MAX_COMMAND]
+            run.due_at = time.monotonic() + AGAIN_AFTER_S

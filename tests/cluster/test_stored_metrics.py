@@ -1,0 +1,56 @@
+"""Metrics are read from a job's storage as they come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from elasticctl.api.errors import JobStorageError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cluster import stored_metrics as reading
+from elasticctl.cluster.stored_metrics import StoredMetrics
+from elasticctl_store import storage, stored_logs, stored_metrics
+from elasticctl_store.stored_logs import Incarnation, Line
+from tests.support.jobs import FOREVER, shell_job
+
+
+def written(folder: Path, life: Incarnation, first: int, *rows: dict[str, object]) -> None:
+    """An object as the launcher writes it."""
+    lines = [Line(number, 0.0, 0, json.dumps(row)) for number, row in enumerate(rows, first)]
+    text = stored_logs.compress(stored_metrics.encode(lines))
+    storage.open(f"file://{folder}").put(stored_metrics.key(life, first), [text])
+
+
+def job_with(folder: Path) -> ElasticJob:
+    manifest = shell_job("train", FOREVER, 2)
+    manifest["metadata"]["uid"] = "uid"
+    container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container["command"] = ["elasticctl-launch", "--", "python", "train.py"]
+    container.setdefault("env", []).append({"name": "ELASTICCTL_STORAGE", "value": f"file://{folder}"})
+    return ElasticJob.from_manifest(manifest)
+
+
+def test_each_row_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Incarnation("uid", "train-0", 100.0, "a"), Incarnation("uid", "train-1", 200.0, "b")
+    first, second, third = ({"step": step, "at": 100.0 * step, "loss": 0.5} for step in (1, 2, 3))
+    written(tmp_path, one, 1, first)
+    metrics = StoredMetrics(job_with(tmp_path))
+    assert metrics.read_new() == [first]
+    assert metrics.read_new() == []
+    written(tmp_path, other, 1, third)
+    written(tmp_path, one, 1, first, second)
+    assert metrics.read_new() == [second, third]
+    written(tmp_path, one, 3, {**first, "at": 300.5})
+    assert metrics.read_new() == [{**first, "at": 300.5}]
+    monkeypatch.setattr(reading, "QUIET_S", 50.0)
+    written(tmp_path, other, 2, {**first, "at": 900.0})
+    assert metrics.read_new() == [{**first, "at": 900.0}]
+    written(tmp_path, one, 4, {**first, "at": 901.0})  # rank 0 speaks from elsewhere for long
+    assert metrics.read_new() == []
+
+
+def test_a_storage_that_is_not_here_is_said(tmp_path: Path) -> None:
+    with pytest.raises(JobStorageError, match="is not a folder on this machine"):
+        StoredMetrics(job_with(tmp_path / "gone")).read_new()
