@@ -224,7 +224,9 @@ class Job:
         from elasticctl.cluster.stored_metrics import StoredMetrics
 
         rows = StoredMetrics(self._read(self.manifest())).read_new()
-        return [{name: float(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows]
+        return [
+            {name: float(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows
+        ]
 
     def scale(self, workers: int) -> None:
         """Change the number of its workers. Raises UsageError outside of its bounds, ConflictError once it is over."""

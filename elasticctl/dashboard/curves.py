@@ -91,16 +91,15 @@ class Series:
         if size >= 2 * _GROUP:
             size = -(-size // _GROUP) * _GROUP
             start -= start % _GROUP
-        picture: dict[str, Any] = {"x": [], "other": [], "y": [], "low": [], "high": []}
+        ends = [(place, self.y[place], self.y[place], self.y[place]) for place in (start, stop - 1)]
+        between = []
         for begin in range(start, stop, size):
             end = min(begin + size, stop)
-            middle = (begin + end) // 2
-            low, high, mean = self._extremes(begin, end)
-            for name, value in (("x", self.x[middle]), ("other", self.other[middle]), ("y", mean)):
-                picture[name].append(value)
-            picture["low"].append(low)
-            picture["high"].append(high)
-        return picture
+            between.append(((begin + end) // 2, *self._extremes(begin, end)))
+        seen = [ends[0], *between, ends[1]]  # the ends as they are: the last value is what is read first
+        places, low, high, means = map(list, zip(*seen, strict=True))
+        x, other = ([column[place] for place in places] for column in (self.x, self.other))
+        return {"x": x, "other": other, "y": means, "low": low, "high": high}
 
     def _extremes(self, begin: int, end: int) -> tuple[float, float, float]:
         if begin % _GROUP == 0 and end % _GROUP == 0:
@@ -111,14 +110,13 @@ class Series:
         return min(part), max(part), math.fsum(part) / len(part)
 
     def summary(self) -> dict[str, Any]:
-        """The last value, the lowest and the highest, and the last word for what is no number."""
+        """The last value, the lowest and the highest; and since when it is no number, if it is none now."""
         ragged = self.y[len(self._low) * _GROUP :]
-        lost = self.lost[-1] if self._is_lost else None
         return {
             "last": self.y[-1] if self.y else None,
-            "low": min([*self._low, *ragged], default=None),
-            "high": max([*self._high, *ragged], default=None),
-            "lost": lost,
+            "min": min([*self._low, *ragged], default=None),
+            "max": max([*self._high, *ragged], default=None),
+            "lostNow": self.lost[-1] if self._is_lost else None,
         }
 
 

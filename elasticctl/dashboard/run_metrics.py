@@ -81,14 +81,14 @@ class RunMetrics:
         with run.lock:
             self._read(run, job)
             names = list(dict.fromkeys([*run.curves.names, *told.names]))
-            series = {}
-            for name in view.names:
-                found = run.curves.series(name, view.over) or told.series(name, view.over)
-                if found is not None:
-                    series[name] = {**found.picture(view.low, view.high, view.points), **found.summary()}
+            series = (_seen(name, run.curves if name in run.curves.names else told, view) for name in view.names)
             return {
                 "names": names,
-                "series": series,
+                "series": {
+                    name: {**seen, **_lost_now(name, job)}
+                    for name, seen in zip(view.names, series, strict=True)
+                    if seen is not None
+                },
                 "stored": bool(run.curves.names),
                 "trouble": run.trouble,
                 "command": " ".join(hardware(job).command)[:MAX_COMMAND],
@@ -123,3 +123,16 @@ class RunMetrics:
         except JobStorageError as e:
             run.trouble = str(e)[:MAX_COMMAND]
             run.due_at = time.monotonic() + AGAIN_AFTER_S
+
+
+def _seen(name: str, curves: Curves, view: View) -> dict[str, Any] | None:
+    seen, by_step = curves.series(name, view.over), curves.series(name, STEP)
+    if seen is None or by_step is None:
+        return None
+    return {**seen.picture(view.low, view.high, view.points), **by_step.summary()}
+
+
+def _lost_now(name: str, job: ElasticJob) -> dict[str, Any]:
+    """What the job's own status says of a metric that is no number, which is more exact than a curve of few points."""
+    lost = job.status.progress.not_finite.get(name)
+    return {} if lost is None else {"lostNow": (lost.step, lost.value)}

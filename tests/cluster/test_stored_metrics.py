@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,19 @@ from elasticctl.api.errors import JobStorageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster import stored_metrics as reading
 from elasticctl.cluster.stored_metrics import StoredMetrics
-from elasticctl_store import storage, stored_logs, stored_metrics
-from elasticctl_store.stored_logs import Incarnation, Line
+from elasticctl_store.stored_logs import Incarnation
 from tests.support.jobs import FOREVER, shell_job
-
-
-def written(folder: Path, life: Incarnation, first: int, *rows: dict[str, object]) -> None:
-    """An object as the launcher writes it."""
-    lines = [Line(number, 0.0, 0, json.dumps(row)) for number, row in enumerate(rows, first)]
-    text = stored_logs.compress(stored_metrics.encode(lines))
-    storage.open(f"file://{folder}").put(stored_metrics.key(life, first), [text])
+from tests.support.metrics import keeps_in, store_metrics
 
 
 def job_with(folder: Path) -> ElasticJob:
-    manifest = shell_job("train", FOREVER, 2)
+    manifest = keeps_in(shell_job("train", FOREVER, 2), folder)
     manifest["metadata"]["uid"] = "uid"
-    container = manifest["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    container["command"] = ["elasticctl-launch", "--", "python", "train.py"]
-    container.setdefault("env", []).append({"name": "ELASTICCTL_STORAGE", "value": f"file://{folder}"})
     return ElasticJob.from_manifest(manifest)
+
+
+def written(folder: Path, life: Incarnation, first: int, *rows: dict[str, object]) -> None:
+    store_metrics(folder, life, first, rows)
 
 
 def test_each_row_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

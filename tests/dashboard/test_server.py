@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ from elasticctl.cli.verbs.inspect.dashboard import patch_to_scale
 from elasticctl.dashboard import server
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Scope
+from elasticctl_store.stored_logs import Incarnation
 from tests.support.dashboard.cluster import Jobs, many, sharing
-from tests.support.job_samples import job
+from tests.support.job_samples import AT, at, job
+from tests.support.metrics import keeps_in, store_metrics
 
 PATIENCE_S = 10.0
 
@@ -441,3 +444,30 @@ def test_headers_that_are_no_text_are_refused_like_others() -> None:
         assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 ")), answer[:80]
 
     browse(story)
+
+
+def test_curves_come_from_the_storage_or_else_from_the_status(tmp_path: Path) -> None:
+    curve = {"since": at(2), "atS": [0, 20], "step": [0, 40], "samplesPerS": [80, 81], "metrics": {"loss": [2.3, 0.9]}}
+    kept = keeps_in(job("kept", curve=curve), tmp_path, "--lr", "0.1")
+    store_metrics(tmp_path, Incarnation("uid-kept", "kept-0", AT, "pod"), 1, [{"step": 1, "at": AT, "grad": 0.5}])
+
+    async def story(browser: Browser, _: Jobs) -> None:
+        async with browser.events() as following:
+            await following("jobs")
+            told = await (await browser.get("jobs/default/kept/metrics?m=grad&m=loss&m=other&x=step")).json()
+            assert (told["names"], told["stored"], told["trouble"]) == (["grad", "loss", "samples/s"], True, "")
+            assert {name: series["y"] for name, series in told["series"].items()} == {"grad": [0.5], "loss": [2.3, 0.9]}
+            assert told["command"] == "elasticctl-launch -- python train.py --lr 0.1"
+            table = await browser.get("jobs/default/kept/metrics.csv")
+            assert (table.content_type, await table.text()) == (
+                "text/csv",
+                f'metric,step,at,value\n"grad",1,{AT:.3f},0.5\n',
+            )
+            gone = await (await browser.get("jobs/default/gone/metrics?m=loss")).json()
+            assert (list(gone["series"]), gone["stored"]) == (["loss"], False)
+            assert "is not a folder on this machine" in gone["trouble"]
+            for wrong in ("x=moon", "from=a", "from=nan", "from=3&to=2", "points=0", "points=99999"):
+                assert (await browser.get(f"jobs/default/kept/metrics?m=loss&{wrong}")).status == 400
+            assert (await browser.get("jobs/default/unknown/metrics")).status == 404
+
+    browse(story, kept, keeps_in(job("gone", curve=curve), tmp_path / "gone"))

@@ -80,6 +80,13 @@ def job(name: str = "digits", **status: Any) -> dict[str, Any]:
     }
 
 
+CURVE: dict[str, Any] = {
+    "since": at(2),
+    "atS": [0, 20, 40, 60],
+    "step": [0, 40, 80, 120],
+    "samplesPerS": [8000, 8100, 8050, 8123],
+    "metrics": {"loss": [2.3, 0.9, 0.4, 0.21], "accuracy": [0.1, 0.95]},
+}
 FAILED: dict[str, Any] = {
     "phase": "Failed",
     "active": 0,

@@ -38,6 +38,8 @@ PRINT_TIMEOUT_S = 1.0
 AUTO, ON, OFF = "auto", "on", "off"
 CHOICES = (AUTO, ON, OFF)
 FLUSH_S = 2.0
+METRICS_FLUSH_S = 10.0
+"""Each flush is a write request, which services charge for."""
 HURRIED_FLUSH_S = 0.5
 """The same once this machine is about to be reclaimed."""
 WARM_UP_S = 5.0
@@ -326,9 +328,10 @@ def start_uploads(choice: str, environ: Mapping[str, str], output: WorkerOutput)
         )
         return Uploads()
     life = Incarnation(job_uid, worker, time.time(), uid)
+    limits = UploadLimits(flush_s=FLUSH_S if local else METRICS_FLUSH_S)
     started = Uploads(
         LogUploader(lambda: open_storage(url, PATIENCE), life) if choice == ON or not local else None,
-        LogUploader(lambda: open_storage(url, PATIENCE), life, form=METRICS),
+        LogUploader(lambda: open_storage(url, PATIENCE), life, limits, METRICS),
     )
     output.on_line = started.log.add if started.log else None
     output.on_metrics = started.metrics.add if started.metrics else None

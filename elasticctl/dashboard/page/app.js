@@ -1,5 +1,6 @@
 // The page: what the server tells goes in here, and what is shown comes out.
 
+import { route } from "./address.js";
 import { ask } from "./dialogs.js";
 import { byId, say, show } from "./dom.js";
 import { change, details, follow } from "./feed.js";
@@ -12,12 +13,11 @@ const LOOK_EVERY_MS = 5000;
 const TICK_MS = 1000;
 const SLOW_MS = 200; // until then what was shown stays, lest the page flickers
 const SAID_MS = 8000;
-const PROJECTS = "#/projects";
 const WIDE = matchMedia("(min-width: 900px)");
 
 const jobs = new Map();
 const list = new List();
-const view = new JobView(byId("job"), doIt);
+const view = new JobView(byId("job"), doIt, () => sorted(jobs.values()));
 const projectsView = new ProjectsView(byId("job"), (namespace, name) => find(namespace, name) !== null);
 let hello = null;
 let loaded = false;
@@ -40,8 +40,8 @@ function stand() {
 }
 
 /** Does the address name a job, or all projects? */
-const named = () => location.hash.split("/").length > 2;
-const onProjects = () => location.hash === PROJECTS;
+const named = () => route().parts.length > 1;
+const onProjects = () => route().parts.length === 1 && route().parts[0] === "projects";
 
 const find = (namespace, name) => [...jobs.values()].find((job) => job.namespace === namespace && job.name === name) ?? null;
 
@@ -52,12 +52,7 @@ function open() {
     if (!jobs.has(first)) first = sorted(jobs.values())[0]?.uid ?? null;
     return jobs.get(first) ?? null;
   }
-  try {
-    const [, namespace, name] = location.hash.split("/").map(decodeURIComponent);
-    return find(namespace, name);
-  } catch {
-    return null; // an address that nobody has made here
-  }
+  return find(...route().parts);
 }
 
 function draw() {

@@ -1,16 +1,5 @@
 // From what the server tells of a job's course to columns over time.
 
-/** Columns that began later are shorter: fill them up in front. */
-export function padded(column, length) {
-  return [...Array(Math.max(0, length - column.length)).fill(null), ...column.slice(-length)];
-}
-
-/** The moments from which on a column has no value though it had begun: the numbers were not finite. */
-export function gaps(column, times) {
-  const begin = times.length - column.length;
-  return column.flatMap((value, i) => (value === null && (i === 0 || column[i - 1] !== null) ? [times[begin + i]] : []));
-}
-
 /** Several step functions of [moment, value] as columns over the moments at which any of them changes. */
 export function together(...functions) {
   const times = [...new Set(functions.flat().map(([at]) => at))].sort((one, other) => one - other);
@@ -33,10 +22,26 @@ export function range(known, now) {
   return [begin, Math.max(end, begin + 1)];
 }
 
-/** What is drawn through all charts. */
+/** What is drawn through all charts, at moments. */
 export function marks(known) {
   return [
-    ...known.scalings.map(({ at }) => ({ at, kind: "scaling" })),
-    ...known.interruptions.map(({ at }) => ({ at, kind: "interruption" })),
-  ].filter(({ at }) => at !== null);
+    ...known.scalings.map(({ at }) => ({ x: at, kind: "scaling" })),
+    ...known.interruptions.map(({ at }) => ({ x: at, kind: "interruption" })),
+  ].filter(({ x }) => x !== null);
 }
+
+/** A column that follows `weight` of what was before it, without the pull of its first value; gaps stay gaps. */
+export function smoothed(column, weight) {
+  let sum = 0;
+  let seen = 0;
+  return column.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    seen = weight * seen + (1 - weight);
+    return sum / seen;
+  });
+}
+
+/** Does a curve span so much that only a logarithmic axis shows it? Losses do. */
+export const spansDecades = (name, runs) =>
+  /loss|perplexity|ppl/i.test(name) && runs.every(({ min }) => min > 0) && runs.some(({ min, max }) => max / min >= 100);

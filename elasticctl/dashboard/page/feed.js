@@ -39,6 +39,19 @@ export function follow(on) {
   });
 }
 
+/** Metrics of a job: `names` of them over time or step, `part` of it or all, in about so many points; null: it is gone. */
+export async function curves(job, { over, names, part, points }, signal) {
+  const asked = new URLSearchParams({ x: over, points, ...(part && { from: part[0], to: part[1] }) });
+  for (const name of names) asked.append("m", name);
+  const answer = await fetch(`${path(job)}/metrics?${asked}`, { signal });
+  if (answer.status === 404) return null;
+  if (!answer.ok) throw new Error(await reason(answer));
+  return answer.json();
+}
+
+/** Where all values of a job's metrics are. */
+export const tablePath = (job) => `${path(job)}/metrics.csv`;
+
 const path = (job) => `jobs/${encodeURIComponent(job.namespace)}/${encodeURIComponent(job.name)}`;
 
 /** Everything about a job; null when it is gone. `signal` calls it off. */

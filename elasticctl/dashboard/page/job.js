@@ -1,22 +1,19 @@
 // One job: why it stands where it does, how far it is, its curves, what disturbed it, what it costs.
 
-import { Chart } from "./charts.js";
-import { gaps, marks, padded, range, together } from "./course.js";
+import { Curves } from "./curves.js";
 import { command, el, keyed, say, show, table } from "./dom.js";
 import { doing, done, ended, left, state } from "./list.js";
-import { ago, bytes, clock, count, dollars, marksOf, number, of, plural, short, span } from "./words.js";
+import { ago, bytes, clock, count, dollars, of, plural, short, span } from "./words.js";
 
 const TILES = ["Workers", "Rate", "Checkpoint", "Interruptions", "Goodput", "Cost, estimated"];
 const VERBS = ["scale", "suspend", "resume", "cancel"];
-const NO_CURVE = "No steps reported yet. Scripts that use the training library report steps and metrics.";
 
 export class JobView {
-  #metric = null;
   #known = null;
   #words = "";
 
-  /** `onVerb(verb)` is called when somebody wants something done to the job. */
-  constructor(place, onVerb) {
+  /** `onVerb(verb)` is called when somebody wants something done to the job; `others()` are all jobs. */
+  constructor(place, onVerb, others) {
     this.place = place;
     this.name = el("h2");
     this.badge = el("span", { class: "badge" });
@@ -30,18 +27,7 @@ export class JobView {
     this.findings = el("div", { class: "findings" });
     this.tiles = new Map(TILES.map((title) => [title, { value: el("dd", { class: "value" }), more: [el("dd", { class: "more" }), el("dd", { class: "more" })] }]));
     this.progress = { text: el("span"), more: el("span", { class: "muted" }), bar: el("progress", { max: "1", "aria-label": "Progress" }) };
-    this.metrics = el("div", { class: "choice", role: "group", "aria-label": "Which metric" });
-    this.charts = {
-      metric: new Chart({ colours: ["accent"], read: ([value]) => number(value), axis: (_, splits) => marksOf(splits) }),
-      step: new Chart({
-        colours: ["accent"], fromZero: true, whole: true,
-        read: ([value]) => count(value), axis: (_, splits) => splits.map(short),
-      }),
-      workers: new Chart({
-        colours: ["good", "muted"], stepped: true, fromZero: true, whole: true, withTime: true,
-        read: ([training, wanted]) => `${training ?? 0} of ${wanted ?? 0} wanted`, axis: (_, splits) => splits.map(short),
-      }),
-    };
+    this.curves = new Curves(others, () => {});
     this.disturbances = table("Interruptions and scalings", [
       ["When", ""], ["What", ""], ["Who", ""], ["Why", ""], ["Training after", "number"], ["Steps redone", "number"],
     ]);
@@ -63,7 +49,7 @@ export class JobView {
     );
     this.sections = Object.fromEntries(
       [
-        ["course", "Course", key, this.metrics, ...Object.values(this.charts).map((chart) => chart.node)],
+        ["course", "Course", key, ...this.curves.nodes],
         ["disturbances", "Interruptions and scalings", this.disturbances.node],
         ["workers", "Workers", this.workers.node, this.more],
         ["events", "What happened", this.events],
@@ -112,10 +98,7 @@ export class JobView {
 
   /** Show what the server has told of a job; `now` is its time. */
   update(known, now) {
-    if (this.#known?.job.uid !== known.job.uid) {
-      this.#metric = null;
-      this.place.scrollTop = 0;
-    }
+    if (this.#known?.job.uid !== known.job.uid) this.place.scrollTop = 0;
     this.#known = known;
     show(this.empty, false);
     show(this.body, true);
@@ -123,7 +106,7 @@ export class JobView {
     this.#found(known.findings);
     this.#far(known.job, now);
     this.#fill(known, now);
-    this.#draw(known, now);
+    this.curves.update(known, now);
     this.#tell(known, now);
   }
 
@@ -199,41 +182,6 @@ export class JobView {
     if (cost) this.#tile("Cost, estimated", dollars(cost.spentUsd), ...[saved, rate].filter(Boolean));
     else this.#tile("Cost, estimated", "", "no known price");
     this.tiles.get("Cost, estimated").value.title = cost ? `${cost.instance} at list prices of ${cost.pricesOf}` : "";
-  }
-
-  #draw(known, now) {
-    const { curve } = known;
-    const names = Object.keys(curve.metrics);
-    if (!names.includes(this.#metric)) this.#metric = names.includes("loss") ? "loss" : (names[0] ?? null);
-    this.#choose(names);
-    const common = { range: range(known, now), marks: marks(known) };
-    const told = this.#metric === null ? [] : curve.metrics[this.#metric];
-    const values = this.#metric === null ? [] : padded(told, curve.at.length);
-    const some = (column) => ({ ...common, times: column.length ? curve.at : [], columns: [column] });
-    show(this.charts.step.node, curve.at.length > 0);
-    const lost = known.notFinite[this.#metric];
-    const course = {
-      ...some(values),
-      marks: [...common.marks, ...gaps(told, curve.at).map((at) => ({ at, kind: "lost", word: lost?.value ?? "not finite" }))],
-      begin: curve.at.length - told.length,
-      gap: lost ? `${lost.value} since step ${count(lost.step)}` : "not finite",
-    };
-    this.charts.metric.update(this.#metric ?? "Metrics", course, curve.at.length ? "The script reports no metric." : NO_CURVE);
-    this.charts.step.update("Steps", some(padded(curve.step, curve.at.length)), "");
-    const extended = known.training.length ? [...known.training, [common.range[1], known.training.at(-1)[1]]] : [];
-    const workers = together(extended, [...known.wanted, [common.range[1], known.wanted.at(-1)?.[1] ?? 0]]);
-    this.charts.workers.update("Workers training", { ...common, ...workers, moments: curve.at }, "No worker yet.");
-  }
-
-  #choose(names) {
-    show(this.metrics, names.length > 1);
-    const pick = (name) => () => {
-      this.#metric = name;
-      this.#draw(this.#known, this.#known.now);
-    };
-    keyed(this.metrics, names, (name) => name,
-      (name) => el("button", { type: "button", onclick: pick(name) }, name),
-      (button, name) => button.setAttribute("aria-pressed", String(name === this.#metric)));
   }
 
   #tell({ interruptions, scalings, workers, workersInAll, timeline, runs }, now) {

@@ -1,0 +1,47 @@
+"""What axe-core finds on the page: nothing, in any view, in both themes, on a telephone and on a desk."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import pytest
+
+from tests.support.dashboard.cluster import Jobs, sharing
+from tests.support.dashboard.looks import see
+from tests.support.dashboard.visitor import Visitor, hosted
+from tests.support.job_samples import CURVE, FAILED, at, job
+
+pytestmark = pytest.mark.browser
+
+RULES = "['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']"
+FOUND = f"""async () => (await axe.run({{ runOnly: {RULES} }})).violations
+  .flatMap(({{ id, nodes }}) => nodes.map((node) => `${{id}}: ${{node.target}} ${{node.failureSummary}}`))"""
+LOST = {"step": 120, "notFinite": {"loss": {"value": "NaN", "step": 81, "at": at(42)}}}
+DIVERGED = {**CURVE, "metrics": {"loss": [2.3, 0.9, None, None], "accuracy": [0.1, 0.95]}}
+VIEWS = {
+    "#/": "#list li",
+    "#/default/digits?vs=default%2Fdiverged&m=loss&m=accuracy&s=0.9": ".compared li",
+    "#/default/diverged?x=step": ".metric-charts canvas",
+    "#/default/failed": ".finding pre",
+    "#/default/gone": ".empty h2",
+    "#/projects": ".pool",
+}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_axe_finds_nothing(visitor: Visitor, width: int, dark: bool) -> None:
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    jobs = [job("digits", curve=CURVE), job("diverged", curve=DIVERGED, progress=LOST), job("failed", **FAILED)]
+    with hosted(Jobs(*jobs, sharing("waiting", "nlp", 0, "waits for 4 of t4")), namespace=None) as host:
+        page = visitor.open(host.link, width=width, dark=dark)
+        address = page.url
+        for view, sign in VIEWS.items():
+            page.goto(address + view)
+            see(page.locator(sign).first).to_be_visible()
+            page.evaluate(axe)
+            assert page.evaluate(FOUND) == [], view
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.goto(f"{address}#/default/digits")
+        page.get_by_role("button", name="Scale", exact=True).click()
+        assert page.evaluate(FOUND) == []
