@@ -22,7 +22,7 @@ from elasticctl.api.observed.history import (
     steps_per_s,
 )
 from elasticctl.api.observed.timeline import TimelineEntry, timeline
-from elasticctl.api.observed.workers import count_workers
+from elasticctl.api.observed.workers import count_workers, known_workers
 from elasticctl.api.podtemplate import SPOT, capacity, hardware
 from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
@@ -185,6 +185,7 @@ def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[s
         },
         "workers": [_worker(item) for item in status.workers[:MAX_WORKERS]],
         "workersInAll": len(status.workers),
+        "workersEver": known_workers(job)[:MAX_WORKERS],
         "timeline": [_entry(entry) for entry in timeline(job)[-MAX_ENTRIES:]],
         "runs": {
             "command": " ".join(found.command)[:MAX_TEXT],

@@ -4,6 +4,7 @@
     GET  /BASE/                              the page, and its files beside it
     GET  /BASE/events                        server-sent events: hello, jobs, projects, trouble, well, alive
     GET  /BASE/jobs/{namespace}/{name}       everything about one job
+    GET  /BASE/jobs/{namespace}/{name}/logs           lines: ?worker=…&find=…&since=…&until=…&all=1
     GET  /BASE/jobs/{namespace}/{name}/metrics        its curves: ?m=loss&m=lr&x=step|time&from=…&to=…&points=…
     GET  /BASE/jobs/{namespace}/{name}/metrics.csv    every value
     POST /BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
@@ -35,6 +36,7 @@ from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest, is_owned
 from elasticctl.dashboard.access import COOKIE, ChangeRequest, Gate, ScalePatch, apply_change, is_cross_site, is_local
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
+from elasticctl.dashboard.logs import Page
 from elasticctl.dashboard.page_data import Projects, job_details
 from elasticctl.dashboard.run_metrics import RunMetrics, View
 
@@ -49,6 +51,7 @@ _FILES = (
     "style.css",
     "icon.svg",
     "address.js",
+    "ansi.js",
     "app.js",
     "charts.js",
     "course.js",
@@ -58,6 +61,7 @@ _FILES = (
     "feed.js",
     "job.js",
     "list.js",
+    "logs.js",
     "projects.js",
     "words.js",
     "vendor/uPlot.esm.js",
@@ -157,6 +161,7 @@ class Dashboard:
             [
                 web.get(base + "events", self._events, allow_head=False),
                 web.get(job, self._details),
+                web.get(job + "/logs", self._logs),
                 web.get(job + "/metrics", self._metrics),
                 web.get(job + "/metrics.csv", self._table),
                 web.post(job + "/{verb}", self._change),
@@ -272,6 +277,11 @@ class Dashboard:
         job, view = self._job(request), View.parse(request.query, request.query.getall("m", []))
         async with self._calls:
             return web.json_response(await run_in_thread(lambda: self._run_metrics.answer(job, view)))
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        job, page = self._job(request), Page.parse(request.query)
+        async with self._calls:
+            return web.json_response(await run_in_thread(lambda: page.read(self.place.cluster, job)))
 
     async def _table(self, request: web.Request) -> web.StreamResponse:
         job = self._job(request)

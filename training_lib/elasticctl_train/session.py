@@ -216,8 +216,9 @@ class Session:
         dist.leave(self.world)
 
     def abandon(self) -> None:
-        """Training has failed: give a save that is in flight a moment. No message is sent."""
+        """Training has failed: tell its last values, and give a save that is in flight a moment. Ranks do not meet."""
         self._watch.stop()
+        self.progress.send_rows(surely=True)
         if self._checkpoints is not None:
             self._checkpoints.abandon(_ABANDON_GRACE_S)
 

@@ -13,7 +13,7 @@ from typing import Any
 from elasticctl.api.codec import Timestamp, from_rfc3339
 from elasticctl.api.objects import as_list, as_mapping, as_text
 from elasticctl.api.observed.history import knows_groups, reports_steps
-from elasticctl.api.spec import ANNOTATION_PREEMPTED, LABEL_INDEX, WORKER_CONTAINER, PodPhase
+from elasticctl.api.spec import ANNOTATION_PREEMPTED, LABEL_INDEX, WORKER_CONTAINER, ElasticJob, PodPhase, worker_name
 from elasticctl.api.status import GroupGeneration, JobStatus, Phase, WorkerStatus
 
 UNSCHEDULABLE, GATED = "Unschedulable", "SchedulingGated"
@@ -207,3 +207,13 @@ def _has_stopped(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
 
 def _index(value: object) -> int | None:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6 else None
+
+
+def known_workers(job: ElasticJob) -> list[str]:
+    """The workers that the job has or, as far as its status tells, has had; in order of their numbers."""
+    status = job.status
+    names = {worker_name(job.name, index) for index in range(job.desired)}
+    names |= {worker.name for worker in status.workers}
+    names |= {name for generation in status.generations for name in generation.workers}
+    names |= {interruption.worker for interruption in status.interruptions}
+    return sorted(names, key=lambda name: (len(name), name))

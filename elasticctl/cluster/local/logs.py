@@ -112,7 +112,7 @@ class Tail:
 
     def __init__(self, file: LogFile, path: Path, query: LogQuery, stored: StoredLogs | None) -> None:
         self._file, self._path, self._query, self._stored = file, path, query, stored
-        self._read = ReadLines(whole=query.tail is None)
+        self._read = ReadLines(whole=query.tail is None and query.since is None)
         self._offset: int | None = None
         self._torn = b""
         self.ended = file.ended
@@ -138,7 +138,9 @@ class Tail:
                 yield from stored.rest(self._file.worker, self._file.uid, self._read, self._query)
 
     def _start_offset(self, file: BinaryIO) -> int:
-        return 0 if self._query.tail is None else tail_offset(file, self._query.tail)
+        by_tail = 0 if self._query.tail is None else tail_offset(file, self._query.tail)
+        by_time = 0 if self._query.since is None else time_offset(file, self._query.since)
+        return max(by_tail, by_time)
 
     def _parse(self, lines: list[bytes]) -> Iterator[LogLine]:
         since = self._query.since
@@ -170,3 +172,19 @@ def tail_offset(file: BinaryIO, lines: int) -> int:
             return start + position + 1
         wanted, end = wanted - count, start
     return 0
+
+
+def time_offset(file: BinaryIO, since: float) -> int:
+    """Return the offset of a line that is older than `since`, by less than a block or by one line, or 0."""
+    low, high = 0, file.seek(0, 2)
+    while high - low > BLOCK_BYTES:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()  # the rest of a line
+        start, stamp = file.tell(), file.readline().partition(b" ")[0]
+        at = from_rfc3339(stamp.decode("ascii", "replace"))
+        if at is None or at >= since or start >= high:
+            high = middle
+        else:
+            low = start
+    return low

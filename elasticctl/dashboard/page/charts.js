@@ -37,7 +37,7 @@ export class Chart {
     this.on = on;
     this.node = el("figure", {}, el("figcaption", {}, this.#title, this.#reading), this.#box, this.#none);
     this.#box.addEventListener("keydown", (event) => this.#key(event));
-    this.#box.addEventListener("blur", () => this.#point(null));
+    this.#box.addEventListener("blur", () => this.point(null));
     this.#box.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     this.#box.addEventListener("dblclick", () => on.zoom(null));
     new ResizeObserver(() => this.#fit()).observe(this.#box);
@@ -90,7 +90,7 @@ export class Chart {
     else if (zoom) this.zoom(zoom, now);
     else if (event.key === "0") this.on.zoom(null);
     else if (event.key === "Enter" && now !== null) this.on.pick(now);
-    else if (go !== undefined) this.#point(go === null ? null : moments[Math.min(Math.max(go, 0), moments.length - 1)]);
+    else if (go !== undefined) this.point(go === null ? null : moments[Math.min(Math.max(go, 0), moments.length - 1)]);
     else return;
     event.preventDefault();
   }
@@ -123,7 +123,7 @@ export class Chart {
   }
 
   /** Put the cursor of all charts at an x (null: nowhere), as the mouse would, and have it read out. */
-  #point(x) {
+  point(x) {
     this.#reading.setAttribute("aria-live", x === null ? "off" : "polite");
     this.#plot?.setCursor(x === null ? { left: -10, top: -10 } : { left: this.#plot.valToPos(x, "x"), top: 0 }, true, true);
   }

@@ -65,6 +65,18 @@ export class Curves {
     addEventListener("hashchange", () => this.#known && this.#restore());
   }
 
+  /** Put the cursor of the charts at a moment, and have them seen. */
+  pointAt(at) {
+    this.workers.node.scrollIntoView({ block: "nearest" });
+    const metric = this.#shownCharts()[0];
+    const own = Object.values(this.#answers.get(this.#known.job.uid)?.series ?? {})[0];
+    if (metric && this.#over !== "time" && own) {
+      const moments = own.other.map((moment) => moment ?? Infinity);
+      metric.point(this.#over === "elapsed" ? at - this.#begin(this.#known.job) : own.x[nearest(moments, at)]);
+    } else this.workers.point(at);
+    (metric ?? this.workers).node.scrollIntoView({ block: "nearest" });
+  }
+
   get #over() {
     if (route().settings.get("x") === "step") return "step";
     return this.#compared.length ? "elapsed" : "time";

@@ -49,6 +49,14 @@ export async function curves(job, { over, names, part, points }, signal) {
   return answer.json();
 }
 
+/** Lines of a job's log: { lines, more }; null: it is gone. */
+export async function logs(job, query) {
+  const answer = await fetch(`${path(job)}/logs?${new URLSearchParams(query)}`);
+  if (answer.status === 404) return null;
+  if (!answer.ok) throw new Error(await reason(answer));
+  return answer.json();
+}
+
 /** Where all values of a job's metrics are. */
 export const tablePath = (job) => `${path(job)}/metrics.csv`;
 

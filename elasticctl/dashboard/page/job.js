@@ -1,8 +1,10 @@
 // One job: why it stands where it does, how far it is, its curves, what disturbed it, what it costs.
 
+import { coloured } from "./ansi.js";
 import { Curves } from "./curves.js";
 import { command, el, keyed, say, show, table } from "./dom.js";
 import { doing, done, ended, left, state } from "./list.js";
+import { Logs } from "./logs.js";
 import { ago, bytes, clock, count, dollars, of, plural, short, span } from "./words.js";
 
 const TILES = ["Workers", "Rate", "Checkpoint", "Interruptions", "Goodput", "Cost, estimated"];
@@ -27,7 +29,8 @@ export class JobView {
     this.findings = el("div", { class: "findings" });
     this.tiles = new Map(TILES.map((title) => [title, { value: el("dd", { class: "value" }), more: [el("dd", { class: "more" }), el("dd", { class: "more" })] }]));
     this.progress = { text: el("span"), more: el("span", { class: "muted" }), bar: el("progress", { max: "1", "aria-label": "Progress" }) };
-    this.curves = new Curves(others, () => {});
+    this.curves = new Curves(others, (at) => this.logs.showAt(at));
+    this.logs = new Logs((at) => this.curves.pointAt(at));
     this.disturbances = table("Interruptions and scalings", [
       ["When", ""], ["What", ""], ["Who", ""], ["Why", ""], ["Training after", "number"], ["Steps redone", "number"],
     ]);
@@ -50,6 +53,7 @@ export class JobView {
     this.sections = Object.fromEntries(
       [
         ["course", "Course", key, ...this.curves.nodes],
+        ["logs", "Log", ...this.logs.nodes],
         ["disturbances", "Interruptions and scalings", this.disturbances.node],
         ["workers", "Workers", this.workers.node, this.more],
         ["events", "What happened", this.events],
@@ -107,6 +111,7 @@ export class JobView {
     this.#far(known.job, now);
     this.#fill(known, now);
     this.curves.update(known, now);
+    this.logs.update(known);
     this.#tell(known, now);
   }
 
@@ -133,7 +138,9 @@ export class JobView {
     keyed(this.findings, findings.map((item, i) => ({ ...item, i })), (item) => item.i, make, (node, item) => {
       node.className = `finding ${item.severity}`;
       say(node.parts.text, item.text);
-      say(node.parts.details, item.details.join("\n"));
+      const printed = item.details.join("\n");
+      if (node.printed !== printed) node.parts.details.replaceChildren(...item.details.flatMap((line) => [coloured(line), "\n"]));
+      node.printed = printed;
       show(node.parts.details, item.details.length > 0);
       keyed(node.parts.mends, item.mends, (mend) => `${mend.advice} ${mend.command}`,
         (mend) => el("li", {}, `${mend.advice}: `, command(mend.command)), () => {});
@@ -196,7 +203,8 @@ export class JobView {
     this.workers.fill(workers.map((worker) => [worker.name, worker.cause || worker.phase, worker.node || "–", age(worker, now)]));
     say(this.more, workersInAll > workers.length ? `and ${count(workersInAll - workers.length)} more` : "");
     keyed(this.events, [...timeline].reverse().map((entry, i) => ({ ...entry, i: timeline.length - i })), (entry) => `${entry.i} ${entry.at}`,
-      () => el("li", {}, el("time"), el("b"), el("span")),
+      ({ at }) => el("li", {}, el("time"), el("b"), el("span"),
+        el("button", { type: "button", class: "copy", "aria-label": `The log at ${clock(at)}`, onclick: () => this.logs.showAt(at) }, "log")),
       ({ children: [time, what, rest] }, entry) => {
         say(time, clock(entry.at));
         say(what, entry.what);

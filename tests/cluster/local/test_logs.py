@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elasticctl.api.errors import NotFoundError
 from elasticctl.cluster.base import LogQuery
 from elasticctl.cluster.local.client import LocalCluster
-from elasticctl.cluster.local.logs import BLOCK_BYTES, LogFile, LogFiles, read_logs, tail_offset
+from elasticctl.cluster.local.logs import BLOCK_BYTES, LogFile, LogFiles, read_logs, tail_offset, time_offset
 from tests.support.cluster_contract import phase, running, scale
 from tests.support.jobs import shell_job
 from tests.support.local_pods import write
@@ -88,6 +88,18 @@ def test_the_last_lines_are_found_from_the_end(
     with path.open("rb") as file:
         found = content[tail_offset(file, n) :]
     assert found == b"".join(content.splitlines(keepends=True)[len(sizes) - min(n, len(sizes)) :])
+
+
+@pytest.mark.parametrize("since", [-1.0, 0.0, 17.5, 2_500.0, 4_999.0, 9_999.0])
+def test_a_moment_is_found_without_reading_all(tmp_path: Path, since: float) -> None:
+    write(tmp_path, "u0", *((float(second), "x" * 50) for second in range(5_000)))
+    with (tmp_path / "u0").open("rb") as file:
+        offset = time_offset(file, since)
+        assert offset <= max(0.0, since) * 80
+        assert offset >= min(since, 5_000) * 70 - 2 * BLOCK_BYTES
+    files = LogFiles(True, (LogFile("w0", "u0", True),))
+    found = list(read_logs(files, lambda: files, lambda uid: tmp_path / uid, LogQuery(since=since)))
+    assert [line.at for line in found] == [float(second) for second in range(5_000) if second >= since]
 
 
 def test_following_sees_new_and_remade_workers_to_their_end(local_cluster: LocalCluster, home: Path) -> None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.api.observed.workers import known_workers
 from elasticctl.api.text import join_and
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.target import Target, full_worker_name, worker_of_rank
-from elasticctl.cli.verbs.inspect.logs import known_workers, workers_line
+from elasticctl.cli.verbs.inspect.logs import workers_line
 
 if TYPE_CHECKING:
     from elasticctl.api.spec import ElasticJob

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elasticctl.api.errors import JobStorageError, NotFoundError, UsageError
+from elasticctl.api.observed.workers import known_workers
 from elasticctl.api.text import join_and, quote
 from elasticctl.cli.framework import options, output
 from elasticctl.cli.framework.command import new_app, verb
@@ -170,18 +171,6 @@ def merged(sources: Sequence[Callable[[], Iterator[LogLine]]]) -> Iterator[LogLi
             reading -= 1
         else:
             yield line
-
-
-def known_workers(job: ElasticJob) -> list[str]:
-    """The workers that the job has or, as far as its status tells, has had; in order of their numbers."""
-    from elasticctl.api.spec import worker_name
-
-    status = job.status
-    names = {worker_name(job.name, index) for index in range(job.desired)}
-    names |= {worker.name for worker in status.workers}
-    names |= {name for generation in status.generations for name in generation.workers}
-    names |= {interruption.worker for interruption in status.interruptions}
-    return sorted(names, key=lambda name: (len(name), name))
 
 
 def workers_line(job: ElasticJob) -> str:

@@ -1,0 +1,61 @@
+"""Pages of a job's log: the newest lines, those around a moment, those with a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.spec import ElasticJob
+from elasticctl.cluster.base import LogLine, LogQuery
+from elasticctl.dashboard.logs import MAX_LINES, MAX_TEXT, Page
+from tests.support.job_samples import job
+
+
+class Talking:
+    """A cluster whose job prints a line each second; like a kubelet, it knows moments to ten seconds only."""
+
+    def __init__(self, count: int) -> None:
+        self.lines = [
+            LogLine("digits-worker-0", float(second), f"\x1b[32mLine\x1b[0m {second}") for second in range(count)
+        ]
+        self.asked: list[LogQuery] = []
+
+    def logs(self, namespace: str, name: str, query: LogQuery) -> Iterator[LogLine]:
+        self.asked.append(query)
+        lines = [line for line in self.lines if query.since is None or line.at >= query.since // 10 * 10]
+        yield from lines[-query.tail :] if query.tail else lines
+
+
+def read(cluster: Talking, **query: str) -> tuple[list[int], bool]:
+    found: dict[str, Any] = Page.parse(query).read(cluster, ElasticJob.from_manifest(job()))  # type: ignore[arg-type]
+    return [int(at) for _, at, _ in found["lines"]], found["more"]
+
+
+def test_pages() -> None:
+    cluster = Talking(2_500)
+    assert read(cluster) == ([*range(2_500 - MAX_LINES, 2_500)], False)
+    assert (cluster.asked[-1].tail, cluster.asked[-1].everything) == (MAX_LINES, False)
+    assert read(cluster, since="15", all="1") == ([*range(15, 15 + MAX_LINES)], True)
+    assert cluster.asked[-1].everything
+    assert read(cluster, since="2495") == ([*range(2_495, 2_500)], False)
+    assert read(cluster, since="5", until="9.5") == ([5, 6, 7, 8, 9], False)
+    assert read(cluster, since="0", until="1999") == ([*range(1_000, 2_000)], True)
+    assert read(cluster, find="line 77") == ([77, *range(770, 780)], False)
+    assert read(cluster, find="LINE ", worker="digits-worker-0") == ([*range(2_500 - MAX_LINES, 2_500)], True)
+    assert cluster.asked[-1].workers == ("digits-worker-0",)
+
+
+def test_a_long_line_is_cut() -> None:
+    cluster = Talking(0)
+    cluster.lines = [LogLine("digits-worker-0", 1.0, "x" * 10_000)]
+    found = Page().read(cluster, ElasticJob.from_manifest(job()))  # type: ignore[arg-type]
+    assert found["lines"] == [["digits-worker-0", 1.0, "x" * MAX_TEXT]]
+
+
+@pytest.mark.parametrize("query", [{"since": "yesterday"}, {"worker": "../etc"}])
+def test_what_is_no_page_is_refused(query: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        read(Talking(1), **query)
