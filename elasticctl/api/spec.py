@@ -203,8 +203,8 @@ class ElasticJob:
     `desired` is how many workers the job would have at best; of a job of automatic size, as many as it may.
     `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `contradiction`: the numbers where they had to
     be clamped, as a server without CEL lets anything pass. `queue` is Kueue's, if it is to admit the job;
-    `priority_class` is its rank there, and `admitted` the Workload that it was started by. `held`, which no object has,
-    says why the job is kept suspended though its owner wants it to run.
+    `priority_class` is its rank there, and `admitted` the Workload that it was started by. `user` has submitted the
+    job. `held`, which no object has, says why the job is kept suspended though its owner wants it to run.
     """
 
     name: str = ""
@@ -232,6 +232,7 @@ class ElasticJob:
     sharing: Sharing = Sharing()
     queue: str = ""
     priority_class: str = ""
+    user: str = ""
     admitted: str = ""
     held: str = ""
     template: Mapping[str, Any] = field(default_factory=dict)
@@ -295,6 +296,7 @@ class ElasticJob:
             sharing=replace(sharing, priority=min(max(sharing.priority, -MAX_PRIORITY), MAX_PRIORITY)),
             queue=as_text(as_mapping(meta.get("labels")).get(QUEUE_LABEL)),
             priority_class=as_text(as_mapping(meta.get("labels")).get(PRIORITY_CLASS_LABEL)),
+            user=as_text(as_mapping(meta.get("labels")).get(USER_LABEL)),
             admitted=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_ADMITTED)),
             template=as_mapping(worker.get("template")),
             scaled_by=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_SCALED_BY)),

@@ -126,9 +126,9 @@ _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 
 
 def job_row(job: ElasticJob, now: float) -> Row:
-    """A job in the list. It changes when the job does, or its cost by a cent, but not with time alone."""
+    """A job in the list. It changes when the job does, its cost by a cent or its goodput by 1 %."""
     status, progress, spent = job.status, job.status.progress, cost(job, now)
-    headcount = count_workers(status)
+    headcount, part = count_workers(status), goodput(status, now)
     return {
         "uid": job.uid,
         "namespace": job.namespace,
@@ -158,6 +158,9 @@ def job_row(job: ElasticJob, now: float) -> Row:
         "notFinite": not_finite_text(status)[:MAX_TEXT],
         "reason": _reason(status)[:MAX_TEXT],
         "costUsd": round(spent.spent, 2) if spent else None,
+        **({"pricesOf": f"{spent.rate.prices.region}, {spent.rate.prices.date}"} if spent else {}),
+        **({"user": job.user[:MAX_TEXT]} if job.user else {}),
+        **({"goodput": round(part.share, 2)} if part else {}),
     }
 
 

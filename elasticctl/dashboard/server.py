@@ -63,6 +63,7 @@ _FILES = (
     "list.js",
     "logs.js",
     "projects.js",
+    "team.js",
     "words.js",
     "vendor/uPlot.esm.js",
     "vendor/uPlot.min.css",

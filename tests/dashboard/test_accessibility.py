@@ -25,6 +25,7 @@ VIEWS = {
     "#/default/failed": ".finding pre",
     "#/default/gone": ".empty h2",
     "#/projects": ".pool",
+    "#/overview?by=project": ".team tbody tr",
 }
 
 

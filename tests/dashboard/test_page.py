@@ -159,7 +159,7 @@ def test_the_keyboard_is_enough(visitor: Visitor) -> None:
         see(page.locator("#list li")).to_have_count(2)
         page.keyboard.press("Tab")
         see(page.get_by_text("Skip to the job")).to_be_focused()
-        for _ in range(4):
+        for _ in range(5):
             page.keyboard.press("Tab")
         see(page.get_by_role("link", name=re.compile("^two"))).to_be_focused()
         page.keyboard.press("Enter")

@@ -122,12 +122,13 @@ def test_the_keyboard_is_enough_for_projects(visitor: Visitor) -> None:
     with hosted(shared(), "vision") as host:
         page = visitor.open(host.link)
         see(page.locator("#to-projects")).to_be_visible()
-        page.keyboard.press("Tab")
-        page.keyboard.press("Tab")
-        see(page.locator("#to-projects")).to_be_focused()
+        for link in ("#skip", "#to-team", "#to-projects"):
+            page.keyboard.press("Tab")
+            see(page.locator(link)).to_be_focused()
         page.keyboard.press("Enter")
         see(page.get_by_role("region", name="Projects", exact=True)).to_be_visible()
         see(page.locator("#to-projects")).to_have_attribute("aria-current", "page")
+        page.keyboard.press("Shift+Tab")
         page.keyboard.press("Shift+Tab")
         see(page.get_by_text("Skip to the projects")).to_be_focused()
         page.keyboard.press("Enter")

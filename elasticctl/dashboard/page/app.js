@@ -7,6 +7,7 @@ import { change, details, follow } from "./feed.js";
 import { JobView } from "./job.js";
 import { List, ended, sorted } from "./list.js";
 import { ProjectsView, waiting, waits } from "./projects.js";
+import { TeamView } from "./team.js";
 import { plural } from "./words.js";
 
 const LOOK_EVERY_MS = 5000;
@@ -19,6 +20,7 @@ const jobs = new Map();
 const list = new List();
 const view = new JobView(byId("job"), doIt, () => sorted(jobs.values()));
 const projectsView = new ProjectsView(byId("job"), (namespace, name) => find(namespace, name) !== null);
+const teamView = new TeamView(byId("job"));
 let hello = null;
 let loaded = false;
 let projects = null;
@@ -42,12 +44,13 @@ function stand() {
 /** Does the address name a job, or all projects? */
 const named = () => route().parts.length > 1;
 const onProjects = () => route().parts.length === 1 && route().parts[0] === "projects";
+const onTeam = () => route().parts.length === 1 && route().parts[0] === "overview";
 
 const find = (namespace, name) => [...jobs.values()].find((job) => job.namespace === namespace && job.name === name) ?? null;
 
 /** The job that the address names; on a wide page, without a name, the first, and then that one for as long as it is there. */
 function open() {
-  if (onProjects() || (!named() && !WIDE.matches)) return null;
+  if (onProjects() || onTeam() || (!named() && !WIDE.matches)) return null;
   if (!named()) {
     if (!jobs.has(first)) first = sorted(jobs.values())[0]?.uid ?? null;
     return jobs.get(first) ?? null;
@@ -56,20 +59,22 @@ function open() {
 }
 
 function draw() {
-  document.body.dataset.view = named() || onProjects() || !jobs.size ? "job" : "list";
+  document.body.dataset.view = named() || onProjects() || onTeam() || !jobs.size ? "job" : "list";
   const job = open();
   list.update(sorted(jobs.values()), { open: job?.uid ?? null, now: now(), everywhere: hello?.namespace === null });
   drawTop();
-  if (onProjects()) drawProjects();
+  if (onProjects() || onTeam()) drawAll();
   else drawJob(job);
-  const title = job ? `${job.name} ${job.phase}` : onProjects() ? "Projects" : "";
+  const whole = onProjects() ? "Projects" : onTeam() ? "Overview" : "";
+  const title = job ? `${job.name} ${job.phase}` : whole;
   document.title = title ? `${title} · elasticctl` : "elasticctl";
-  byId("job").setAttribute("aria-label", onProjects() ? "Projects" : "Job");
-  say(byId("skip"), onProjects() ? "Skip to the projects" : "Skip to the job");
+  byId("job").setAttribute("aria-label", whole || "Job");
+  say(byId("skip"), `Skip to the ${(whole || "job").toLowerCase()}`);
 }
 
 function drawJob(job) {
   projectsView.hide();
+  teamView.hide();
   if (job === null) {
     known = null;
     drawNothing();
@@ -90,8 +95,15 @@ function drawSoon(job) {
   }
 }
 
-function drawProjects() {
+/** What is of all jobs, not of one. */
+function drawAll() {
   view.hide();
+  if (onTeam()) {
+    projectsView.hide();
+    teamView.update(sorted(jobs.values()), now(), projects);
+    return;
+  }
+  teamView.hide();
   projectsView.update(projects, trouble || "Asking the cluster who holds what.");
 }
 
@@ -111,8 +123,10 @@ function drawTop() {
   const link = byId("to-projects");
   show(link, onProjects() || Boolean(projects?.pools.length));
   say(link, projects && waiting(projects) ? `Projects · ${waits(waiting(projects))}` : "Projects");
-  if (onProjects()) link.setAttribute("aria-current", "page");
-  else link.removeAttribute("aria-current");
+  for (const [node, here] of [[link, onProjects()], [byId("to-team"), onTeam()]]) {
+    if (here) node.setAttribute("aria-current", "page");
+    else node.removeAttribute("aria-current");
+  }
 }
 
 function drawNothing() {

@@ -1,5 +1,6 @@
 // The list of jobs: found, filtered, a page at a time. A thousand jobs are fifty elements.
 
+import { remember, route } from "./address.js";
 import { byId, el, keyed, say, show } from "./dom.js";
 import { ago, count, of, span } from "./words.js";
 
@@ -48,8 +49,12 @@ export class List {
   #settings = { open: null, now: 0, everywhere: false };
 
   constructor() {
+    const { settings } = route();
+    byId("filter").value = settings.get("q") ?? "";
+    if (KINDS[settings.get("phase")]) byId("phase").value = settings.get("phase");
     const again = () => {
       this.#page = 0;
+      remember({ q: byId("filter").value, phase: byId("phase").value === "all" ? null : byId("phase").value });
       this.#draw();
     };
     byId("filter").addEventListener("input", again);
