@@ -41,6 +41,11 @@ class JobOptions(TypedDict, total=False):
     max_gpus: int
     min_workers: int
     max_workers: int
+    finish_by: str
+    budget: float | str
+    prefer: Literal["cost", "time"]
+    work: int | str
+    zones: str
     priority: int
     queue: str
     name: str

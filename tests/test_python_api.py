@@ -33,6 +33,9 @@ def test_options_are_read_as_those_that_are_typed() -> None:
             "gpus": 8,
             "deadline": "12h",
             "ttl": 60,
+            "finish_by": "36h",
+            "budget": 37.5,
+            "prefer": "time",
             "cpus": 0.5,
             "memory": "16GiB",
             "spot": False,
@@ -45,6 +48,7 @@ def test_options_are_read_as_those_that_are_typed() -> None:
         }
     )
     assert (read.gpus, read.deadline, read.ttl, read.cpus, read.memory) == (8, 43_200, 60, "0.5", "16Gi")
+    assert (read.finish_by, read.budget, read.prefer) == ("36h", 37.5, "time")
     assert (read.spot, read.on_nan, read.workspace, read.storage) == (False, "stop", "src", "")
     assert read.env == (Assignment("LR", "0.1"), Assignment("A", "b=c"))
     assert read.secrets == (SecretRef("hub", "TOKEN", "TOKEN"),)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticctl.api.goal import ON_DEMAND, SPOT
 from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
 from elasticctl.api.objects import as_list, as_mapping, at, selects
 from elasticctl.api.spec import KIND, WORKER_CONTAINER, ElasticJob, Manifest, worker_labels
@@ -19,8 +20,6 @@ WORKSPACE_FROM_VARIABLE = "ELASTICCTL_WORKSPACE_FROM"
 """That folder's path where the job was submitted."""
 LAUNCHER = "elasticctl-launch"
 
-SPOT, ON_DEMAND = "spot", "onDemand"
-"""Kinds of capacity, as keys of `status.workerSeconds`."""
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _RANKS = "--nproc-per-node"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from elasticctl.api.codec import Manifest as Manifest
 from elasticctl.api.codec import Timestamp, camel, from_json, from_rfc3339
+from elasticctl.api.goal import Goal
 from elasticctl.api.objects import as_list, as_mapping, as_text
 from elasticctl.api.status import JobStatus
 
@@ -46,6 +47,8 @@ ANNOTATION_FORMER_STORAGES = f"{GROUP}/former-storages"
 """The storage URLs, a line each, in which this very job has kept its state and its logs before it moved."""
 ANNOTATION_ATTEMPT = f"{GROUP}/attempt"
 """Which search for capacity made the job: no other may take it back."""
+ANNOTATION_POOL = f"{GROUP}/pool"
+"""On a pod of a job with a goal: the pool that its machine is to be of, such as `spot` or `onDemand`."""
 ANNOTATION_PREEMPTED = f"{GROUP}/preempted"
 """On a pod that `preempt` is about to delete: it ends as one does whose machine is taken back."""
 ANNOTATION_ADMITTED = f"{GROUP}/admitted"
@@ -103,9 +106,9 @@ class JobSpec:
     """One training job in a researcher's words: what a job template renders.
 
     `command` is the script and its arguments as the launcher runs them; `workers` x `gpus_per_worker` = all GPUs
-    (`gpus_per_worker` 0: CPU ranks); `automatic`: how many is chosen between the bounds. `gpu_type` is a name of
-    `elasticctl.api.gpu_types`; `storage` is a URL; times are in seconds. A worker runs on a node that fits any one of
-    `node_terms`: label -> the values that do (none: the label must be absent).
+    (`gpus_per_worker` 0: CPU ranks); `automatic`: how many is chosen between the bounds; `goal` is `spec.goal`.
+    `gpu_type` is a name of `elasticctl.api.gpu_types`; `storage` is a URL; times are in seconds. A worker runs on a
+    node that fits any one of `node_terms`: label -> the values that do (none: the label must be absent).
 
     `workspace` is `URL#DIGEST` of the folder that goes along, `workspace_from` its path where it was submitted. Of
     `secrets` every key becomes a variable; `secret_env`: variable -> (secret, key). `mounts`: volume claim -> path.
@@ -121,6 +124,7 @@ class JobSpec:
     min_workers: int | None = None
     max_workers: int | None = None
     automatic: bool = False
+    goal: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
     suspend: bool = False
     ranks_per_worker: int = 1
@@ -230,6 +234,7 @@ class ElasticJob:
     remove_workers: tuple[WorkerRef, ...] = ()
     policy: Policy = Policy()
     sharing: Sharing = Sharing()
+    goal: Goal | None = None
     queue: str = ""
     priority_class: str = ""
     user: str = ""
@@ -269,7 +274,8 @@ class ElasticJob:
         asked = _count(spec.get("minReplicas"), replicas)
         low = min(asked, top)
         amiss = "" if asked <= replicas <= top else f"minReplicas {asked}, {replicas} replicas, maxReplicas {top}"
-        sharing = from_json(Sharing, spec.get("sharing"))
+        sharing, goal = from_json(Sharing, spec.get("sharing")), Goal.from_spec(spec.get("goal"))
+        sharing = replace(sharing, automatic=sharing.automatic or goal is not None)
         return cls(
             name=as_text(meta.get("name")),
             namespace=as_text(meta.get("namespace")) or "default",
@@ -294,6 +300,7 @@ class ElasticJob:
             remove_workers=tuple(from_json(WorkerRef, ref) for ref in as_list(spec.get("removeWorkers"))),
             policy=_policy(as_mapping(spec.get("policy"))),
             sharing=replace(sharing, priority=min(max(sharing.priority, -MAX_PRIORITY), MAX_PRIORITY)),
+            goal=goal,
             queue=as_text(as_mapping(meta.get("labels")).get(QUEUE_LABEL)),
             priority_class=as_text(as_mapping(meta.get("labels")).get(PRIORITY_CLASS_LABEL)),
             user=as_text(as_mapping(meta.get("labels")).get(USER_LABEL)),

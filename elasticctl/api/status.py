@@ -22,6 +22,7 @@ from elasticctl.api.codec import (
     unpack_names,
     written_as,
 )
+from elasticctl.api.goal import PlanStatus
 
 _RUNNING = "Running"
 
@@ -127,7 +128,8 @@ class WorkerStatus:
     """One worker the controller knows of: the roster that makes every ending counted exactly once.
 
     `removal` says why we remove it (ScaledIn, Suspended, Finished) and is stored before we do; `cause` and `ended_at`
-    once its end has been counted. `notice`: it runs, but will have to go, and why.
+    once its end has been counted. `notice`: it runs, but will have to go, and why. `pool`: where its machine was asked
+    for, such as `spot` or `spot/zone-a`; "" for a job without a goal.
     """
 
     name: str = ""
@@ -140,6 +142,7 @@ class WorkerStatus:
     notice: str = ""
     cause: Cause | None = None
     ended_at: Timestamp | None = None
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +385,7 @@ class JobStatus:
     starting: int = 0
     training: int = 0
     share: ShareStatus | None = None
+    plan: PlanStatus | None = None
     growth: str = ""
     selector: str = ""
     start_time: Timestamp | None = None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.errors import SpecError
 from elasticctl.api.objects import at
 from elasticctl.api.spec import API_VERSION, KIND, Manifest
@@ -104,6 +105,18 @@ def _limits(spec: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
     endpoint = spec.get("rdzvEndpoint", "")
     if not _ENDPOINT.fullmatch(endpoint):
         yield ("spec", "rdzvEndpoint"), f"must be HOST:PORT, such as etcd:2379, not {quote(endpoint)}"
+    goal = spec.get("goal")
+    if goal is not None and "finishBy" not in goal and "budget" not in goal:
+        yield ("spec", "goal"), "says neither by when nor for how much. FIX: give finishBy, budget or both"
+    if goal is not None and endpoint:
+        yield (
+            ("spec", "rdzvEndpoint"),
+            "a goal needs the controller's own rendezvous, which is told how far training is. FIX: leave out"
+            " rdzvEndpoint, or goal",
+        )
+    if goal is not None and "finishBy" in goal and from_rfc3339(goal["finishBy"]) is None:
+        said = quote(goal["finishBy"])
+        yield ("spec", "goal", "finishBy"), f"must be a time such as 2026-11-27T17:00:00Z, not {said}"
     low, high = spec.get("minReplicas"), spec.get("maxReplicas")
     replicas = spec["replicaSpecs"]["Worker"].get("replicas", 1)
     where = ("spec", "replicaSpecs", "Worker", "replicas")

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
+from elasticctl.api.goal import SPOT
 from elasticctl.api.observed.cost import cost, rate_of
 from elasticctl.api.observed.history import (
     STEADY,
@@ -23,7 +24,7 @@ from elasticctl.api.observed.history import (
 )
 from elasticctl.api.observed.timeline import TimelineEntry, timeline
 from elasticctl.api.observed.workers import count_workers, known_workers
-from elasticctl.api.podtemplate import SPOT, capacity, hardware
+from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.quota import JobUsage, PoolUsage, ProjectUsage, usage_by_pool, usage_by_project
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Curve, Interruption, JobStatus, Phase, Scaling, WorkerStatus

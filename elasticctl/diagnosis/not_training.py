@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticctl.api.goal import PlanStatus
 from elasticctl.api.objects import as_text, at
 from elasticctl.api.observed.timeline import NOTIFY_FAILED
 from elasticctl.api.status import Cause, Phase, RankFailure
@@ -151,6 +152,41 @@ def waiting_for_its_share(case: Case) -> Finding | None:
         steps.append(NextStep("let it start with fewer", f"elasticctl scale {case.name} --auto"))
     text = f"It {share.message}.{lost}{kept} It {'resumes' if ran else 'starts'} by itself."
     return Finding("waiting-for-its-share", Severity.INFO, text, tuple(steps), decisive=True)
+
+
+def out_of_money(case: Case) -> Finding | None:
+    """Its budget is spent, and its goal has stopped it."""
+    plan = _plan(case)
+    if plan is None or plan.reason != "Spent":
+        return None
+    step = case.status.checkpoint.step
+    kept = "" if step is None else f" Its progress is kept: step {step}."
+    more = NextStep("let it go on", f"elasticctl scale {case.name} --budget USD")
+    text = f"It has no workers: {plan.message}.{kept}"
+    return Finding("out-of-money", Severity.WARNING, text, (more,), decisive=True)
+
+
+def why_this_size(case: Case) -> Finding | None:
+    """The number of workers, and where they run, follow from its goal."""
+    plan = _plan(case)
+    if plan is None or plan.reason == "Spent":
+        return None
+    late = plan.reason == "Late"
+    wants = f"{plan.words}" if plan.workers > plan.probing else "no workers now, until there are spot machines"
+    promise = " Its goal is kept whatever happens to spot machines." if plan.promised else ""
+    step = NextStep("see each decision", f"elasticctl history {case.name}")
+    more = NextStep("change its goal", f"elasticctl scale {case.name} --finish-by TIME")
+    return Finding(
+        "goal",
+        Severity.WARNING if late else Severity.INFO,
+        f"Its goal asks for {wants}: {plan.message}.{promise}",
+        (step, more) if late else (step,),
+    )
+
+
+def _plan(case: Case) -> PlanStatus | None:
+    over = case.job.goal is None or case.status.phase.terminal or case.job.suspend
+    return None if over else case.status.plan
 
 
 def fewer_than_wanted(case: Case) -> Finding | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from elasticctl.planning.belief import GUESS_LEAVES
 from elasticctl.planning.outlook import Outlook, outlook, passing, rules_for, state_of
 from elasticctl.planning.safety import burn_usd_per_h, is_safe, spare_s, way_out
-from elasticctl.planning.terms import AGES_H, ON_DEMAND, Choice, Decision, Pool, Reason, Situation
+from elasticctl.planning.terms import AGES_H, ON_DEMAND, Choice, Decision, Held, Pool, Reason, Situation
 
 HOLD_H = 1.0
 """A choice is valued as if it stayed for this long, so that changes have to pay within it."""
@@ -22,13 +22,39 @@ def decide(now: Situation) -> Decision:
     if now.work_left <= 0:
         return Decision(Choice(), Reason.DONE, now.look_s, kept=True)
     safe = [choice for choice in _choices(now) if is_safe(now, choice)]
+    there = _pool(now) is not None
+    if (now.blind and there) or (now.time_left_s is None and (now.soon or there)):
+        safe = [choice for choice in safe if choice.workers] or safe  # with no deadline, later always costs the same
     if safe:
         return Decision(_cheapest(now, safe), Reason.CHEAPEST, now.look_s, kept=True)
     for spare in (True, False):
         workers = way_out(now, now.work_left, now.time_left_s, now.money_left_usd, now.held, spare=spare)
         if workers is not None:
-            return _affordable(now, Choice(on_demand=workers), Reason.DEADLINE, kept=True)
+            return _affordable(now, Choice(on_demand=_without_shrinking(now, workers)), Reason.DEADLINE, kept=True)
+    if _stays_in_time(now):
+        return _affordable(now, Choice(on_demand=now.ready(ON_DEMAND)), Reason.DEADLINE, kept=True)
     return _best_effort(now)
+
+
+def _without_shrinking(now: Situation, workers: int) -> int:
+    """On the way out a group gives nobody back: a little later it would need them again."""
+    present = min(now.ready(ON_DEMAND), now.speeds.most)
+    money = now.money_left_usd
+    if present <= workers or money is None:
+        return max(present, workers)
+    lasts_s = now.costs.reform_s + now.work_left / now.speeds.rate(present) + now.costs.billed_s
+    return present if present * now.on_demand_usd_per_h * lasts_s / 3600 <= money else workers
+
+
+def _stays_in_time(now: Situation) -> bool:
+    """True if the on-demand workers alone that train now are just in time, if nothing changes."""
+    present, rate = now.ready(ON_DEMAND), now.speeds.rate(now.ready(ON_DEMAND))
+    if not rate or set(now.held) != {Held(ON_DEMAND, present)}:
+        return False
+    takes_s = now.work_left / rate
+    usd = present * now.on_demand_usd_per_h * (takes_s + now.costs.billed_s) / 3600
+    in_time = now.time_left_s is None or takes_s <= now.time_left_s
+    return in_time and (now.money_left_usd is None or usd <= now.money_left_usd)
 
 
 def _best_effort(now: Situation) -> Decision:
@@ -38,7 +64,8 @@ def _best_effort(now: Situation) -> Decision:
     spot = min(pool.there, most) if pool else 0
     name = pool.name if pool and spot else ON_DEMAND
     if way_out(now, now.work_left, None, now.money_left_usd, now.held, spare=False) is not None:
-        return _affordable(now, Choice(name, spot, most - spot), Reason.LATE, kept=False)
+        on_demand = max(most - spot, min(now.ready(ON_DEMAND), most))  # those that train are not given back
+        return _affordable(now, Choice(name, most - on_demand, on_demand), Reason.LATE, kept=False)
     if not spot:
         return Decision(Choice(), Reason.POOR, now.look_s, kept=False)
     return _affordable(now, Choice(name, spot, 0), Reason.POOR, kept=False)

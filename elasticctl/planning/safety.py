@@ -44,6 +44,16 @@ def way_out(
     return None
 
 
+def least_usd(now: Situation) -> float:
+    """What the rest costs at least on demand, however long it takes."""
+    times_s = [
+        (workers, out_s(now, now.work_left, workers, per_s, (), spare=False))
+        for workers, per_s in zip(now.speeds.sizes, now.speeds.per_s, strict=True)
+    ]
+    billed_s = now.costs.billed_s
+    return min(n * now.on_demand_usd_per_h * (max(takes_s, billed_s) + billed_s) / 3600 for n, takes_s in times_s)
+
+
 def out_s(now: Situation, left: float, workers: int, per_s: float, held: Iterable[Held], *, spare: bool) -> float:
     """How long so many on-demand workers take for the rest."""
     waits_s = ready_in_s(held, workers, now.costs)

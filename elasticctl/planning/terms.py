@@ -106,8 +106,9 @@ class Situation:
     """Everything a decision rests on.
 
     `saved_left`: what would be left to do if all workers were lost now. `time_left_s`, `money_left_usd`: None without a
-    limit. `soon`: rather early than cheap, as far as the money goes. `look_s`: at the latest then, or as soon as
-    anything changes, the policy is asked again.
+    limit. `soon`: rather early than cheap, as far as the money goes. `blind`: whether a pool has machines is seen only
+    while some are asked for, so there is no waiting for better ones while there are any. `look_s`: at the latest then,
+    or as soon as anything changes, the policy is asked again.
     """
 
     work_left: float
@@ -121,6 +122,7 @@ class Situation:
     market: Market
     held: tuple[Held, ...] = ()
     soon: bool = False
+    blind: bool = False
     look_s: float = 300.0
 
     def ready(self, pool: str) -> int:

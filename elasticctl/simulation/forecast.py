@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from elasticctl.simulation.scaling import ScalingCurve
+from elasticctl.planning.curve import ScalingCurve
 
 SHORTEST_S, LONGEST_S = 5.0, 600.0
 """Between these the training library chooses its interval between saves."""

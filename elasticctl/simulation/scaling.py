@@ -1,35 +1,24 @@
-"""How fast a job trains on a number of GPUs: as measured, and by Amdahl's law between and beyond the measured sizes.
+"""What a job's scaling curve is drawn through: a table of rates, or the job's own status (`evidence_of`).
 
-Amdahl ("Validity of the single processor approach to achieving large scale computing capabilities", 1967): a part of
-each step's time shrinks with the number of GPUs n, the rest does not, so the time for one unit of work is a + b / n.
-That is a straight line over 1 / n, and fitted as one.
-
-The measured sizes come from a table, or from a job's own status (`evidence_of`). There the unit of work is a step: the
-global batch stays the same when the group's size changes.
+In a status the unit of work is a step: the global batch stays the same when the group's size changes.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticctl.api.errors import SpecError
 from elasticctl.api.observed.cost import worker_seconds
-from elasticctl.api.observed.history import training_s
+from elasticctl.api.observed.rates import steps_per_s_by_size
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, JobStatus
 from elasticctl.api.text import quote
+from elasticctl.planning.curve import Point
 
-ASSUMED_FROM, ASSUMED_TO, ASSUMED_SPEEDUP = 4, 64, 9.0
-"""Where only one size is known: the middle of the 8 to 10 times that the team whose platform this follows saw from 4 to
-64 T4 GPUs."""
 _MOST_GPUS = 100_000
-LEAST_STEPS, LEAST_S = 10, 1.0
-"""A group that did less says nothing about the rate of its size."""
 _OF_THE_MACHINE = (
     Cause.PREEMPTED,
     Cause.DRAINED,
@@ -38,81 +27,6 @@ _OF_THE_MACHINE = (
     Cause.DELETED,
     Cause.UNRESPONSIVE,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A measured rate: units of work (steps, samples) per second on this many GPUs."""
-
-    gpus: int
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingCurve:
-    """Measured points, by rising GPUs, at least one; `shrinks_s` is b of a + b / n, in seconds a unit.
-
-    `assumed` is True if there is only one point, so that the shape is an assumption.
-    """
-
-    points: tuple[Point, ...]
-    shrinks_s: float
-    assumed: bool
-
-    @classmethod
-    def through(cls, points: Sequence[Point]) -> ScalingCurve:
-        """The curve through these points, one for each number of GPUs; ValueError without any, or with one of 0."""
-        known = tuple(sorted(points, key=lambda point: point.gpus))
-        if not known or any(point.gpus < 1 or not point.rate > 0 for point in known):
-            raise ValueError("a curve needs points with at least 1 GPU and a rate above 0")
-        if len({point.gpus for point in known}) < len(known):
-            raise ValueError("two points have the same number of GPUs")
-        if len(known) == 1:
-            return cls(known, _assumed_s(known[0]), assumed=True)
-        return cls(known, _fitted_s(known), assumed=False)
-
-    def rate(self, gpus: float) -> float:
-        """Units of work a second on so many GPUs, 0 on none: as measured where it was, else from Amdahl's law.
-
-        Between two measured sizes the law goes through both; beyond them it goes through the nearest, with the fitted
-        shrinking part.
-        """
-        if gpus <= 0:
-            return 0.0
-        where = bisect_left([point.gpus for point in self.points], gpus)
-        right = self.points[min(where, len(self.points) - 1)]
-        if right.gpus == gpus:
-            return right.rate
-        shrinks_s = self.shrinks_s
-        if 0 < where < len(self.points):
-            left = self.points[where - 1]
-            shrinks_s = (1 / left.rate - 1 / right.rate) / (1 / left.gpus - 1 / right.gpus)
-        return 1 / (1 / right.rate + shrinks_s * (1 / gpus - 1 / right.gpus))
-
-    def measured(self, gpus: int) -> bool:
-        """True if exactly this size was measured."""
-        return any(point.gpus == gpus for point in self.points)
-
-
-def _assumed_s(point: Point) -> float:
-    """b for one point: of its time the share that shrinks is the one that leads to the assumed speed-up."""
-    wider = ASSUMED_TO / ASSUMED_FROM
-    serial = (wider / ASSUMED_SPEEDUP - 1) / (wider - 1)  # of the time on ASSUMED_FROM GPUs
-    shrinks = (1 - serial) * ASSUMED_FROM  # the time on n GPUs is in proportion to serial + shrinks / n
-    return point.gpus / point.rate * (shrinks / (serial * point.gpus + shrinks))
-
-
-def _fitted_s(points: Sequence[Point]) -> float:
-    """b of the least squares of relative error, kept to what a machine can do: no slower than it was, no faster than
-    in proportion to the GPUs."""
-    weights = [point.rate**2 for point in points]
-    total = sum(weights)
-    xs, ys = [1 / point.gpus for point in points], [1 / point.rate for point in points]
-    mean_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
-    mean_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
-    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, xs, strict=True))
-    slope = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
-    return min(max(slope, 0.0), min(point.gpus / point.rate for point in points))
 
 
 def parse_points(text: str, source: str) -> tuple[Point, ...]:
@@ -177,7 +91,7 @@ def evidence_of(job: ElasticJob, now: float) -> Evidence:
     each = found.gpus_per_worker or found.ranks_per_worker
     recoveries = [item.recovery_s for item in status.interruptions if item.recovery_s is not None]
     return Evidence(
-        points=tuple(Point(workers * each, rate) for workers, rate in sorted(_rates(status, now).items())),
+        points=tuple(Point(workers * each, rate) for workers, rate in sorted(steps_per_s_by_size(status, now).items())),
         gpus_per_node=each,
         on_gpus=found.gpus_per_worker > 0,
         interruptions=sum(status.restarts.get(cause.value, 0) for cause in _OF_THE_MACHINE),
@@ -186,21 +100,6 @@ def evidence_of(job: ElasticJob, now: float) -> Evidence:
         write_s=status.checkpoint.duration_s,
         steps_left=_steps_left(status),
     )
-
-
-def _rates(status: JobStatus, now: float) -> dict[int, float]:
-    """Workers -> steps a second, of all groups of that many together."""
-    steps: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    end = status.completion_time if status.completion_time is not None else now
-    for position, group in enumerate(status.generations):
-        size, trained = len(group.workers), training_s(status, position, end)
-        if size and group.last_step is not None and trained > 0:
-            steps[size] = steps.get(size, 0) + max(0, group.last_step - (group.resumed_step or 0))
-            seconds[size] = seconds.get(size, 0.0) + trained
-    return {
-        size: steps[size] / seconds[size] for size in steps if steps[size] >= LEAST_STEPS and seconds[size] >= LEAST_S
-    }
 
 
 def _steps_left(status: JobStatus) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -327,3 +328,31 @@ def test_the_columns_of_kubectl_fit_a_terminal() -> None:
     shown = [column["name"] for column in version["additionalPrinterColumns"] if not column.get("priority")]
     width = sum(max(len(name), len(widest[name])) + 3 for name in shown) - 3
     assert len("resnet50-imagenet") + 3 + width <= 80
+
+
+@pytest.mark.parametrize(
+    ("goal", "endpoint", "message"),
+    [
+        ({"finishBy": "2026-11-27T17:00:00Z", "budget": 200, "prefer": "time"}, "", ""),
+        ({"budget": 0.5, "prices": {"onDemand": 3.06, "spot": 0.9}}, "", ""),
+        ({"prefer": "cost"}, "", "spec.goal: says neither by when nor for how much"),
+        ({"budget": 5}, "etcd:2379", "spec.rdzvEndpoint: a goal needs the controller's own rendezvous"),
+        ({"finishBy": "Fri 18:00"}, "", "spec.goal.finishBy: must be a time such as 2026-11-27T17:00:00Z"),
+        ({"finishBy": "2026-13-41T17:00:00Z"}, "", "spec.goal.finishBy: must be a time such as 2026-11-27T17:00:00Z"),
+        ({"budget": 0}, "", "spec.goal.budget: must be at least 0.01"),
+        ({"budget": 1, "prices": {"spot": 1}}, "", "spec.goal.prices.onDemand: required"),
+    ],
+)
+def test_a_goal_says_by_when_or_for_how_much(goal: dict[str, Any], endpoint: str, message: str) -> None:
+    from celpy.adapter import json_to_cel
+
+    manifest = copy.deepcopy(validation.load_manifest(GOOD))
+    manifest["spec"] |= {"goal": goal, "rdzvEndpoint": endpoint}
+    with pytest.raises(SpecError, match=re.escape(message)) if message else nullcontext():
+        validation.validate_manifest(YamlDocument(manifest, {}))
+    spec = schema()["properties"]["spec"]
+    rules = [(rule, goal) for rule in spec["properties"]["goal"]["x-kubernetes-validations"]]
+    rules += [(rule, manifest["spec"]) for rule in spec["x-kubernetes-validations"] if "self.goal" in rule["rule"]]
+    assert len(rules) == 2
+    kept = [bool(compiled(rule["rule"]).evaluate({"self": json_to_cel(about)})) for rule, about in rules]
+    assert (False in kept) == ("neither by when" in message or "own rendezvous" in message)

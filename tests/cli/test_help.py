@@ -53,6 +53,7 @@ def test_submit_teaches_by_example(run: Run) -> None:
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == [
         "How large:",
+        "By when, and for how much:",
         "What, and where its state goes:",
         "On what nodes, and how it is marked:",
         "How long, and how often:",

@@ -53,7 +53,8 @@ MISTAKES = [
     (
         "scale digits-a",
         2,
-        "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto",
+        "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto,"
+        " or a goal with --finish-by TIME or --budget USD",
     ),
     ("scale digits-a --to 5", 2, "5 workers are more than the maximum of digits-a, 4"),
     ("scale digits-a --remove 1", 2, "1 worker is fewer than the minimum of digits-a, 2"),

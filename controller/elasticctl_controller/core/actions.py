@@ -34,7 +34,8 @@ class Observed:
     `activity` (what the group does); all empty for a job that brings its own rendezvous. `share`, `leave`, `moves` and
     `nodes` are the job's `Allotment`; None and empty when the job is not shared. `refused` says why the last worker
     could not be created; None while none has been tried. `notices` say which workers that run will have to go, and
-    why, by uid; `avoid` are nodes that workers have to leave.
+    why, by uid; `avoid` are nodes that workers have to leave. `pools` are those of new workers, if the job has a
+    goal.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -52,15 +53,20 @@ class Observed:
     refused: str | None = None
     notices: Mapping[str, Notice] = field(default_factory=dict)
     avoid: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Create the pod (and Service) of this index, on `node` if one is named, and on none of those to `avoid`."""
+    """Create the pod (and Service) of this index, on `node` if one is named, and on none of those to `avoid`.
+
+    `pool`: on a machine of this pool, as the plan of a job with a goal wants it.
+    """
 
     index: int
     node: str = ""
     avoid: tuple[str, ...] = ()
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
         "ELASTICCTL_RDZV_TOKEN_FILE": TOKEN_FILE,
         "ELASTICCTL_MIN_WORKERS": str(_at_least_one(job.min)),
         "ELASTICCTL_MAX_WORKERS": str(_at_least_one(job.max)),
-        "ELASTICCTL_GRACE_S": str(_grace_s(job)),
+        "ELASTICCTL_GRACE_S": str(grace_s(job)),
     }
     if job.policy.hang_timeout_seconds is not None:
         values["ELASTICCTL_HANG_TIMEOUT_S"] = f"{job.policy.hang_timeout_seconds:g}"
@@ -168,7 +168,7 @@ def _environment(job: ElasticJob, index: int, endpoint: str) -> list[Manifest]:
     ]
 
 
-def _grace_s(job: ElasticJob) -> int | float:
+def grace_s(job: ElasticJob) -> int | float:
     """How many seconds after SIGTERM its workers are killed."""
     grace_s = as_mapping(job.template.get("spec")).get("terminationGracePeriodSeconds")
     valid = isinstance(grace_s, int | float) and not isinstance(grace_s, bool) and grace_s >= 0

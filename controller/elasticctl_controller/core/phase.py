@@ -22,7 +22,7 @@ _TYPE = {
     Phase.CANCELLED: ConditionType.FAILED,
 }
 FINISHING = "Finishing"
-QUEUED = "Queued"
+QUEUED, PLANNED = "Queued", "Planned"
 NOT_ADMITTED = "NotAdmitted"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 
@@ -91,8 +91,8 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
     """Decide the phase of a job that has not ended; `status` already counts the ends of this pass.
 
     Checked in this order: cancellation, success (a completed worker means that training is done), the restart budget,
-    the deadline, suspension (by its owner, or until it is admitted), waiting for a share, and the number of running
-    workers.
+    the deadline, suspension (by its owner, or until it is admitted), waiting for a share, the plan for its goal, and
+    the number of running workers.
     """
     if job.cancel:
         return PhaseDecision(Phase.CANCELLED, "Cancelled", "cancelled on request")
@@ -112,6 +112,9 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
     if status.share is not None and not status.share.workers:
         phase = Phase.SUSPENDED if has_run(status.conditions) else Phase.PENDING
         return PhaseDecision(phase, QUEUED, status.share.message)
+    if status.plan is not None and not job.desired:
+        phase = Phase.SUSPENDED if has_run(status.conditions) else Phase.PENDING
+        return PhaseDecision(phase, f"{PLANNED}{status.plan.reason}", status.plan.message)
     return _decide_by_workers(job, status, roster, now)
 
 

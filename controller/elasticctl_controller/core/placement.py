@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from elasticctl.api.codec import Manifest
+from elasticctl.api.goal import SPOT, capacity_of, zone_of
+from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
 from elasticctl.api.objects import as_list, as_mapping
+from elasticctl.api.spec import ANNOTATION_POOL
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_ZONE = "topology.kubernetes.io/zone"
 
 
 def prefer_node(pod: Manifest, node: str) -> Manifest:
@@ -36,6 +41,46 @@ def avoid_nodes(pod: Manifest, nodes: Collection[str]) -> Manifest:
         if term or not terms  # an empty one matches no node, and is not to match others now
     ]
     return _with(pod, _REQUIRED, {"nodeSelectorTerms": elsewhere})
+
+
+def ask_for_pool(pod: Manifest, pool: str) -> Manifest:
+    """Return the pod with a mark of its pool, and on the machines of that: of its capacity, where the template names a
+    capacity at all, and of its zone."""
+    spot, zone = capacity_of(pool) == SPOT, zone_of(pool)
+    metadata, spec = dict(as_mapping(pod.get("metadata"))), dict(pod["spec"])
+    metadata["annotations"] = {**as_mapping(metadata.get("annotations")), ANNOTATION_POOL: pool}
+    labels = {label: (spot_value if spot else other) for label, spot_value, other in AWS_CAPACITY_LABELS}
+    if spec.get("nodeSelector"):
+        selector = {key: labels.get(key, value) for key, value in as_mapping(spec["nodeSelector"]).items()}
+        if GKE_SPOT_LABEL in selector and not spot:
+            del selector[GKE_SPOT_LABEL]  # on demand is its absence
+        spec["nodeSelector"] = selector
+    pod = {**pod, "metadata": metadata, "spec": spec}
+    terms = as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))
+    in_zone = [{"key": _ZONE, "operator": "In", "values": [zone]}] if zone else []
+    if not terms and not in_zone:
+        return pod
+    asked = [
+        {
+            **term,
+            "matchExpressions": [
+                *(_of_capacity(as_mapping(one), labels, spot) for one in as_list(term.get("matchExpressions"))),
+                *in_zone,
+            ],
+        }
+        for term in map(as_mapping, terms or [{}])
+    ]
+    return _with(pod, _REQUIRED, {"nodeSelectorTerms": asked})
+
+
+def _of_capacity(one: Mapping[str, Any], labels: Mapping[str, str], spot: bool) -> Mapping[str, Any]:
+    """A requirement about the capacity's label, with what the pool wants; any other as it is."""
+    key = str(one.get("key"))
+    if key in labels:
+        return {"key": key, "operator": "In", "values": [labels[key]]}
+    if key == GKE_SPOT_LABEL:
+        return {"key": key, "operator": "In", "values": ["true"]} if spot else {"key": key, "operator": "DoesNotExist"}
+    return one
 
 
 def _by_node(pod: Manifest) -> Manifest:

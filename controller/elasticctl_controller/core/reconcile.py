@@ -19,6 +19,7 @@ from elasticctl.api.status import Cause, JobStatus, Phase, ReplicaStatus, ShareS
 from elasticctl_controller.core.actions import Action, CreateWorker, Decision, DeleteJob, Observed
 from elasticctl_controller.core.classify import is_lost
 from elasticctl_controller.core.deletions import list_deletions, mark_removals, needs_replacing
+from elasticctl_controller.core.goals import plan_workers
 from elasticctl_controller.core.history import close_recovered, fold_reports
 from elasticctl_controller.core.notifications import list_contradictions, list_events
 from elasticctl_controller.core.phase import (
@@ -50,10 +51,11 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     """Decide what to do about `job` at `now` (seconds since the epoch). Never raises, whatever the job contains."""
     if job.deleting:
         return Decision(job.status)  # the cluster removes what the job owns
+    job, observed, plan = plan_workers(job, observed, now)
     job = apply_share(job, observed.share)
     roster = update_roster(job, observed, now)
     status = add_worker_seconds(job, fold_reports(job.status, observed), roster.ends)
-    status = attribute_to_nodes(replace(status, share=observed.share), roster.explained, now)
+    status = attribute_to_nodes(replace(status, share=observed.share, plan=plan), roster.explained, now)
     if status.phase.terminal:
         decision = PhaseDecision(status.phase, status.reason, status.message)
     else:
@@ -171,6 +173,9 @@ def _list_creations(
     taken = {pod.name for pod in observed.pods}
     free = (index for index in range(job.max + beside) if worker_name(job.name, index) not in taken)
     indices = list(itertools.islice(free, max(0, wanted)))
+    if job.goal is not None:
+        pairs = zip(indices, observed.pools, strict=False)  # the others have another place to come from: look again
+        return tuple(CreateWorker(index, avoid=observed.avoid, pool=pool) for index, pool in pairs)
     # Workers that are already waiting were created for the first of the nodes.
     nodes = (("",) * len(indices) + observed.nodes)[len(observed.nodes) :]
     return tuple(CreateWorker(index, node, observed.avoid) for index, node in zip(indices, nodes, strict=True))
@@ -214,6 +219,8 @@ def _due_times(
     deadline, done_at = deadline_at(job, status), completed_at(status.workers)
     if deadline is not None:
         yield deadline
+    if status.plan is not None and status.plan.again_at is not None and not job.suspend:
+        yield status.plan.again_at
     if done_at is not None:
         yield stragglers_until(job, done_at)
     elif status.phase is not Phase.SUSPENDED and sum(map(stays, status.workers)) < job.desired:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from elasticctl.api.codec import Timestamp
+from elasticctl.api.goal import capacity_of
 from elasticctl.api.podtemplate import capacity
 from elasticctl.api.spec import ElasticJob, Policy, RestartPolicy
 from elasticctl.api.status import (
@@ -31,7 +32,7 @@ from elasticctl_controller.core.blame import PERMANENT_EXIT_CODES
 from elasticctl_controller.core.classify import APPLICATION, COLLATERAL
 from elasticctl_controller.core.workers import FINISHED, SUSPENDED, WorkerEnd
 
-BY_SHARING = "sharing"
+BY_SHARING, BY_PLAN = "sharing", "plan"
 OUT_OF_MEMORY = "out of memory"
 """What a launcher reports of a rank that the kernel has killed for its memory."""
 MAX_INTERRUPTIONS, MAX_SCALINGS = 50, 20
@@ -116,16 +117,18 @@ def attribute_to_nodes(status: JobStatus, uids: Collection[str], now: float) -> 
 
 
 def add_worker_seconds(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd]) -> JobStatus:
-    """Add the time that ended workers ran to the total for the job's capacity type, from which their cost follows.
+    """Add the time that ended workers ran to the total for their capacity type, from which their cost follows.
 
     Unlike `count_ends`, this includes workers that were stopped because the job was over.
     """
-    ran_s = sum(max(0.0, end.at - end.worker.started_at) for end in ends if end.worker.started_at is not None)
-    if not ran_s:
-        return status
-    kind = capacity(job.template) or "unknown"
-    total_s = status.worker_seconds.get(kind, 0.0) + ran_s
-    return replace(status, worker_seconds={**status.worker_seconds, kind: round(total_s, 3)})
+    asked = capacity(job.template) or "unknown"
+    ran_s: dict[str, float] = {}
+    for end in ends:
+        if end.worker.started_at is not None:
+            kind = capacity_of(end.worker.pool) or asked
+            ran_s[kind] = ran_s.get(kind, 0.0) + max(0.0, end.at - end.worker.started_at)
+    more = {kind: round(status.worker_seconds.get(kind, 0.0) + took_s, 3) for kind, took_s in ran_s.items() if took_s}
+    return replace(status, worker_seconds={**status.worker_seconds, **more}) if more else status
 
 
 def fatal_failure(job: ElasticJob, status: JobStatus, ends: Sequence[WorkerEnd]) -> str | None:
@@ -191,7 +194,7 @@ def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
         from_workers=status.desired,
         to_workers=job.desired,
         by=job.scaled_by,
-        message=status.share.change if status.share is not None and job.scaled_by == BY_SHARING else "",
+        message=_why(status, job.scaled_by),
         # Nobody reports a first step of 0 workers, or of a job that is suspended: such a scaling is done at once.
         phase=ScalingPhase.IN_PROGRESS if job.desired and not job.suspend else ScalingPhase.DONE,
     )
@@ -200,6 +203,13 @@ def record_scaling(job: ElasticJob, status: JobStatus, now: float) -> JobStatus:
         for item in status.scalings
     )
     return replace(status, scalings=(*before, scaling)[-MAX_SCALINGS:])
+
+
+def _why(status: JobStatus, by: str) -> str:
+    """What sharing, or the plan, has changed the number for."""
+    if by == BY_PLAN:
+        return status.plan.message if status.plan is not None else ""
+    return status.share.change if status.share is not None and by == BY_SHARING else ""
 
 
 def _count_end(policy: Policy, status: JobStatus, end: WorkerEnd) -> JobStatus:

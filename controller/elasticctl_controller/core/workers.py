@@ -114,6 +114,7 @@ def _update_worker(worker: WorkerStatus | None, pod: Pod, job: ElasticJob, obser
         notice=notice.reason if notice is not None else "",
         phase=TERMINATING if pod.deleting and not pod.ended else pod.phase.value,
         node=pod.node or known.node,
+        pool=pod.pool or known.pool,
         started_at=known.started_at if pod.started_at is None else pod.started_at,
     )
 

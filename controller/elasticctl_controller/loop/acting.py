@@ -16,7 +16,7 @@ from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteJob, DeleteWorker
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.core.notices import Notice
-from elasticctl_controller.core.placement import avoid_nodes, prefer_node
+from elasticctl_controller.core.placement import ask_for_pool, avoid_nodes, prefer_node
 
 _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
 """Errors that say nothing about the worker that is to be created."""
@@ -77,6 +77,7 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
 
     def create(action: CreateWorker) -> None:
         pod = build_pod(job, action.index, workload.rendezvous_endpoint)
+        pod = ask_for_pool(pod, action.pool) if action.pool else pod
         pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
         workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
+from elasticctl.api.goal import ON_DEMAND, SPOT, Prices, capacity_of
 from elasticctl.api.gpu_types import GKE_GPU_LABEL, GPU_TYPES, INSTANCE_LABEL
-from elasticctl.api.podtemplate import ON_DEMAND, SPOT, Hardware, capacity, hardware, node_labels
+from elasticctl.api.podtemplate import Hardware, capacity, hardware, node_labels
 from elasticctl.api.spec import ElasticJob
 
 _ATTACHED_TO = "n1-standard"
@@ -148,8 +149,26 @@ def cost(job: ElasticJob, now: float) -> Cost | None:
     return Cost(on_demand - one.low * spot_hours + one.spot(one.low * spot_hours), on_demand, one)
 
 
+def prices_of(job: ElasticJob) -> Prices | None:
+    """What a worker of this job costs, on demand and on spot: as its goal says, else as the price list does."""
+    if job.goal is not None and job.goal.prices is not None:
+        return job.goal.prices
+    one = rate_of(job)
+    return None if one is None else Prices(one.low, one.spot(one.low), one.prices.source, one.prices.date)
+
+
+def spent_usd(seconds: Mapping[str, float], prices: Prices) -> float:
+    """What workers have cost that ran for so long, by capacity; those of unknown capacity count as on demand."""
+    spot_s = seconds.get(SPOT, 0.0)
+    return (spot_s * prices.spot + (sum(seconds.values()) - spot_s) * prices.on_demand) / 3600
+
+
 def rate_of(job: ElasticJob) -> Rate | None:
-    """The price of a node of this job's workers, from what its pod template asks for."""
+    """The price of a node of this job's workers, from its goal or from what its pod template asks for."""
+    said = job.goal.prices if job.goal is not None else None
+    if said is not None:
+        known = PriceList("", said.date, said.source, said.spot / said.on_demand, {})
+        return Rate((said.source or "a worker",), said.on_demand, said.on_demand, known)
     labels, found = node_labels(job.template), hardware(job)
     if labels.get(INSTANCE_LABEL):
         return rate("aws", labels[INSTANCE_LABEL], "", found.gpus_per_worker)
@@ -160,9 +179,10 @@ def worker_seconds(job: ElasticJob, now: float) -> dict[str, float]:
     """Seconds that workers have run, by capacity: ended ones from the status, and those still running."""
     status = job.status
     total = {kind: spent_s for kind, spent_s in status.worker_seconds.items() if spent_s > 0}
-    kind = capacity(job.template) or ON_DEMAND
+    asked = capacity(job.template) or ON_DEMAND
     for worker in status.workers:
         if worker.cause is None and worker.started_at is not None:
+            kind = capacity_of(worker.pool) or asked
             total[kind] = total.get(kind, 0.0) + max(0.0, now - worker.started_at)
     return total
 

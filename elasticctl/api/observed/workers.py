@@ -13,7 +13,15 @@ from typing import Any
 from elasticctl.api.codec import Timestamp, from_rfc3339
 from elasticctl.api.objects import as_list, as_mapping, as_text
 from elasticctl.api.observed.history import knows_groups, reports_steps
-from elasticctl.api.spec import ANNOTATION_PREEMPTED, LABEL_INDEX, WORKER_CONTAINER, ElasticJob, PodPhase, worker_name
+from elasticctl.api.spec import (
+    ANNOTATION_POOL,
+    ANNOTATION_PREEMPTED,
+    LABEL_INDEX,
+    WORKER_CONTAINER,
+    ElasticJob,
+    PodPhase,
+    worker_name,
+)
 from elasticctl.api.status import GroupGeneration, JobStatus, Phase, WorkerStatus
 
 UNSCHEDULABLE, GATED = "Unschedulable", "SchedulingGated"
@@ -69,6 +77,7 @@ class Pod:
     drained: bool = False
     has_stopped: bool = False
     """All its containers have ended. Kubernetes tells of it a second before it changes the phase."""
+    pool: str = ""
 
     @property
     def ended(self) -> bool:
@@ -109,6 +118,7 @@ class Pod:
             disruption_target=preempted or is_target,
             drained=is_target and not preempted and disruption.get("reason") == _BY_EVICTION,
             has_stopped=_has_stopped(spec, status),
+            pool=as_text(as_mapping(meta.get("annotations")).get(ANNOTATION_POOL)),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import UsageError
+from elasticctl.api.goal import ON_DEMAND
 from elasticctl.api.gpu_types import (
     AWS_CAPACITY_LABELS,
     GKE_GPU_LABEL,
@@ -20,7 +21,6 @@ from elasticctl.api.gpu_types import (
 )
 from elasticctl.api.objects import at
 from elasticctl.api.podtemplate import (
-    ON_DEMAND,
     START_FROM_VARIABLE,
     STORAGE_VARIABLE,
     WORKSPACE_VARIABLE,

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,7 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
     from elasticctl.api.manifests import find_template, render_manifest
     from elasticctl.cli.submit.asked.plain_script import lines_without_checkpoints
     from elasticctl.cli.submit.commands import refuse_notebook, refuse_other_groups
+    from elasticctl.cli.submit.goals import check_goal, price_goal
     from elasticctl.cli.views.cost import plan_line, rate_of_spec
 
     request = plan.with_asked(request, command.options, command.env)
@@ -77,7 +79,12 @@ def from_command(command: Command, request: JobFlags, context: Context, settings
         one = rate_of_spec(final)
         if one is not None:
             say(plan_line(one, final.workers))
-        return with_settings(render_manifest(final, shape), settings)
+        if final.goal:
+            final = dataclasses.replace(final, goal=price_goal(final))
+        manifest = with_settings(render_manifest(final, shape), settings)
+        for line in check_goal(manifest, datetime.now().astimezone()):
+            say(line)
+        return manifest
 
     return Draft(
         name, not request.name, make, _delivery_of(workspace, context, shape.name), plan.doubt_of(size, request)

@@ -196,8 +196,9 @@ def _hourly_usd(request: JobFlags, context: Context) -> float | None:
 
 
 def _hourly_usd_of(manifest: Manifest) -> float | None:
+    from elasticctl.api.goal import ON_DEMAND
     from elasticctl.api.observed.cost import rate_of
-    from elasticctl.api.podtemplate import ON_DEMAND, capacity
+    from elasticctl.api.podtemplate import capacity
     from elasticctl.api.spec import ElasticJob
     from elasticctl.cli.views.cost import with_live_spot
 

@@ -16,6 +16,8 @@ from elasticctl.cli.framework.near_urls import SCHEMES, check_near_url
 from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.asked.pod_flags import read_env_file, user_label
+from elasticctl.cli.submit.goals import goal_of
+from elasticctl.cli.views.goal import goal_words
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 
 SETUP_VARIABLE = "ELASTICCTL_SETUP"
@@ -66,6 +68,7 @@ def job_spec(request: JobFlags, context: Context, size: JobSize, command: tuple[
         min_workers=size.min_workers,
         max_workers=size.max_workers,
         automatic=size.automatic,
+        goal=goal_of(request, spot=request.spot),
         priority=request.priority,
         labels={**user_label(), **own_labels, **({QUEUE_LABEL: request.queue} if request.queue else {})},
         pod_labels=own_labels,
@@ -103,6 +106,8 @@ def size_of(request: JobFlags, context: Context, machine_gpus: int) -> JobSize:
     Bounds without a number between them mean that the size is automatic. Raises UsageError for numbers that contradict
     each other, the machine or the catalog.
     """
+    if request.has_goal:
+        request = _with_bounds(request, context, machine_gpus)
     automatic = _is_automatic(request)
     if automatic:
         request = dataclasses.replace(request, gpus=request.max_gpus, workers=request.max_workers)
@@ -122,6 +127,24 @@ def size_of(request: JobFlags, context: Context, machine_gpus: int) -> JobSize:
         raise UsageError(f"{wanted} wanted, but this machine has {has}. FIX: give {flag} {machine_gpus}")
     note = f"this machine has no GPU: the job runs on {plural(workers * each, 'CPU rank')} instead"
     return dataclasses.replace(size, gpus_per_worker=0, note=note)
+
+
+GOAL_MOST = 8
+"""The most workers for a goal where nobody has said how many there may be."""
+
+
+def _with_bounds(request: JobFlags, context: Context, machine_gpus: int) -> JobFlags:
+    """For a goal a number is the most there may be; without one, some."""
+    gpus, workers = request.max_gpus or request.gpus, request.max_workers or request.workers
+    if gpus is None and workers is None:
+        if context.provider == LOCAL:
+            gpus, workers = (machine_gpus, None) if machine_gpus else (None, GOAL_MOST // 2)
+        elif _gpu_kind(request, context) is not None or context.gpus_per_node:
+            gpus = GOAL_MOST * _gpus_per_worker(dataclasses.replace(request, gpus=1), context, machine_gpus)
+        else:
+            workers = GOAL_MOST
+    low = 1 if request.min_workers is None and request.min_gpus is None else request.min_workers
+    return dataclasses.replace(request, gpus=None, workers=None, max_gpus=gpus, max_workers=workers, min_workers=low)
 
 
 def with_asked(request: JobFlags, options: Mapping[str, Any], env: tuple[tuple[str, str], ...]) -> JobFlags:
@@ -218,7 +241,10 @@ def plan_summary(spec: JobSpec, context: Context) -> str:
     bounds = f"{spec.min_workers} to {'any number' if spec.max_workers is None else spec.max_workers}"
     market = "" if context.provider in (LOCAL, KUBERNETES) else (", spot" if spec.spot else ", on demand")
     size = f"{plural(spec.workers, 'worker')} with {each} each ({bounds})"
-    if spec.automatic:
+    if spec.goal:
+        market = ""
+        size = f"{bounds} workers with {each} each, as its goal needs them ({goal_words(spec.goal)})"
+    elif spec.automatic:
         size = f"{bounds} workers with {each} each, as many as fit"
     rank = f", priority {spec.priority}" if spec.priority else ""
     return f"{spec.name}: {size}{rank}, context {context.name}{market}, state in {spec.storage}"

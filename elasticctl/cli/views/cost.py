@@ -75,6 +75,9 @@ def _between(low: float, high: float) -> str:
 
 def _basis(found: Cost) -> str:
     spot = f", spot at {found.rate.prices.spot_share:.0%} of them" if found.saved > 0 else ""
+    if not found.rate.prices.region:  # prices that the job's goal says
+        dated = f", {found.rate.prices.date}" if found.rate.prices.date else ""
+        return f"prices: {found.rate.instances[0]}{dated}"
     return f"{found.rate.instances[0]} at list prices of {_where(found.rate)}{spot}"
 
 

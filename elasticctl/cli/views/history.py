@@ -21,6 +21,7 @@ from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, Scali
 from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, joined
 from elasticctl.cli.views.cost import saved_line
+from elasticctl.cli.views.goal import step_words
 
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 
@@ -56,6 +57,8 @@ def history_table(job: ElasticJob, changes: Sequence[Change] = ()) -> Table:
         )
         for item in job.status.scalings
     ]
+    plan = job.status.plan
+    rows += [(step.at, "plan", step_words(step), step.message, "", "") for step in (plan.steps if plan else ())]
     rows += [(item.at, item.verb, item.words, f"{item.by}, {item.client}", "", "") for item in changes]
     told = [(clock(at), *cells) for at, *cells in sorted(rows, key=lambda row: row[0] or 0.0)]
     return Table(("AT", "WHAT", "WORKER", "CAUSE", "RECOVERED IN", "REDONE"), told, spare=("WHAT",))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import ForbiddenError, NotFoundError
+from elasticctl.api.goal import ON_DEMAND, SPOT
 from elasticctl.api.objects import at
 from elasticctl.api.observed.history import (
     activity_text,
@@ -21,13 +22,14 @@ from elasticctl.api.observed.history import (
     steps_per_s,
 )
 from elasticctl.api.observed.workers import count_workers
-from elasticctl.api.podtemplate import ON_DEMAND, SPOT, capacity, hardware
+from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, JobStatus, Phase
 from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, bar, joined, on_terminal
 from elasticctl.cli.framework.target import Target
 from elasticctl.cli.views.cost import cost_text
+from elasticctl.cli.views.goal import outlook_text
 from elasticctl.cli.views.history import causes, failure_lines, interruptions, scalings
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def status_table(
         ("Workers", f"{_at_work(status, job.desired)} ({job.bounds}), {_kind(job)}"),
         ("Waiting", waiting_text(job)),
         *progress_facts(status, now, bar_encoding=bar_encoding),
+        ("Goal", outlook_text(job, now)),
         ("Cost", cost_text(job, now)),
         ("Storage", hardware(job).storage),
         ("Failures", failures_text(job) if status.failures else ""),

@@ -13,8 +13,8 @@ from elasticctl.api.spec import MAX_WORKERS
 from elasticctl.api.text import join_and, plural, span
 from elasticctl.cli.framework.output import Table
 from elasticctl.cli.views.cost import dollars, spot_basis
+from elasticctl.planning.curve import ASSUMED_FROM, ASSUMED_SPEEDUP, ASSUMED_TO
 from elasticctl.simulation import Conditions, Evidence, Forecast, Point, ScalingCurve, forecast_for
-from elasticctl.simulation.scaling import ASSUMED_FROM, ASSUMED_SPEEDUP, ASSUMED_TO
 
 DEFAULT_WORK_S = 86_400
 _WIDER_THAN_MEASURED, _WIDER_THAN_ONE = 2, 16

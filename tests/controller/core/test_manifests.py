@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.observed.workers import Pod
-from elasticctl.api.spec import ElasticJob, OnNan, Policy
+from elasticctl.api.spec import ANNOTATION_POOL, ElasticJob, OnNan, Policy
 from elasticctl_controller.core.manifests import TOKEN_FILE, build_pod, build_service, token_secret_name
-from elasticctl_controller.core.placement import avoid_nodes, prefer_node
+from elasticctl_controller.core.placement import ask_for_pool, avoid_nodes, prefer_node
 from tests.support.controller.samples import a_job
+from tests.support.jobs import made
 
 ENDPOINT = "http://elasticctl-controller.elasticctl:8080"
 TEMPLATE: dict[str, Any] = {
@@ -228,3 +229,23 @@ def test_a_pod_stays_away_from_nodes_that_are_taken_away_whatever_its_template_a
             ], "the API server takes one value for each field"
             assert each["matchExpressions"][-1]["values"] == ["node-1", "node-2"]
         assert terms == 1 or found[0]["matchExpressions"][0] == term["matchExpressions"][0]
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp"])
+def test_a_worker_asks_for_the_machines_of_its_pool(provider: str) -> None:
+    """As one does that was submitted for them alone, whatever its template says; and for those of a zone."""
+    pods = {spot: build_pod(made(provider, "t4", spot), 0, ENDPOINT) for spot in (True, False)}
+    for spot, pool in ((True, "spot"), (False, "onDemand")):
+        for template in pods.values():
+            asked = ask_for_pool(template, pool)
+            assert asked["spec"]["affinity"] == pods[spot]["spec"]["affinity"]
+            assert asked["metadata"]["annotations"][ANNOTATION_POOL] == pool
+    zoned = ask_for_pool(pods[True], "spot/zone-b")["spec"]["affinity"]["nodeAffinity"]
+    for term in zoned["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]:
+        assert term["matchExpressions"][-1] == {
+            "key": "topology.kubernetes.io/zone",
+            "operator": "In",
+            "values": ["zone-b"],
+        }
+    plain = build_pod(a_job(), 0, ENDPOINT)
+    assert ask_for_pool(plain, "spot")["spec"] == plain["spec"]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp, from_json, to_json
+from elasticctl.api.goal import Goal
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.spec import CleanPodPolicy, ElasticJob, PodPhase, RestartPolicy, WorkerRef, worker_name
 from elasticctl.api.status import GroupGeneration, JobStatus, ShareStatus
@@ -53,6 +54,7 @@ some_jobs = st.builds(
     ttl_s=st.none() | st.floats(0, 100),
     suspend=st.booleans(),
     cancel=st.sampled_from([False, False, False, True]),
+    goal=st.sampled_from([None, None, None, Goal(Timestamp(NOW + 900)), Goal(Timestamp(NOW), 0.5, zones=("a", "b"))]),
 )
 lost_nodes = st.frozensets(st.sampled_from(["a", "b"]))
 

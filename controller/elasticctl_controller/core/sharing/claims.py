@@ -202,7 +202,13 @@ def is_shared(job: ElasticJob) -> bool:
     over = job.status.phase.terminal or job.deleting or job.suspend or job.cancel
     scheduler = str(at(job.template, "spec", "schedulerName") or "")
     elsewhere = bool(job.queue) or job.sharing.pod_group is not None or scheduler not in DEFAULT_SCHEDULERS
-    return not over and not elsewhere and job.desired > 0
+    return not over and not elsewhere and wanted_workers(job) > 0
+
+
+def wanted_workers(job: ElasticJob) -> int:
+    """How many it would have at best; of a job with a goal, as many as its plan wants now."""
+    plan = job.status.plan if job.goal is not None else None
+    return job.desired if plan is None else min(plan.workers, job.desired)
 
 
 def pool_of(job: ElasticJob, pools: Collection[str]) -> str:
@@ -230,7 +236,7 @@ def build_claim(job: ElasticJob, pool: str, last: LastGrant) -> Claim:
     are no reason to take away the others.
     """
     active = [worker for worker in job.status.workers if is_active(worker)]
-    least, most = max(1, job.min), job.desired
+    least, most = max(1, job.min), wanted_workers(job)
     if job.status.reason == FINISHING:  # it is about to end: no new workers
         least = most = max(1, len(active))
     elif not job.sharing.automatic:

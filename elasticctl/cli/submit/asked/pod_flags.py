@@ -15,6 +15,7 @@ from elasticctl.api.text import quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.framework.selection import user_name
+from elasticctl.cli.submit.asked.goal_flags import GoalFlags
 
 _CPUS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?|[0-9]{1,9}m")
 _KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -98,7 +99,7 @@ def toleration(text: str) -> Toleration:
 
 
 @dataclass(frozen=True, slots=True)
-class PodFlags:
+class PodFlags(GoalFlags):
     """What the flags of `submit` ask of each pod; blank: not said."""
 
     cpus: Annotated[str, typer.Option(parser=_cpus, metavar="N", show_default=False, help="CPUs of each worker.")] = ""

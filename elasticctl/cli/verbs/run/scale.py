@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from elasticctl.api.codec import to_json
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
+from elasticctl.api.observed.cost import prices_of
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest, PodPhase
 from elasticctl.api.status import WorkerStatus
@@ -20,6 +22,10 @@ from elasticctl.cli.framework.command import new_app, verb
 from elasticctl.cli.framework.options import Where
 from elasticctl.cli.framework.output import hint, say
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
+from elasticctl.cli.submit.asked.goal_flags import ChangedGoal
+from elasticctl.cli.submit.goals import SIMULATED
+from elasticctl.cli.views.goal import goal_words
+from elasticctl.settings.contexts import LOCAL
 
 TIMED_OUT = 124
 BY_USER, BY_ROLLBACK = "user", "rollback"
@@ -35,10 +41,13 @@ class ScaleChange:
     after: int
     was_automatic: bool = False
     is_automatic: bool = False
+    goal: str = ""
 
     @property
     def words(self) -> str:
         """`2 -> 4 workers`."""
+        if self.goal:
+            return self.goal
         if self.is_automatic:
             return f"as many workers as fit, {self.after} at most"
         return f"{self.before} -> {self.after} workers"
@@ -69,12 +78,13 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: ScaleFlags) -> d
     if job.status.phase.terminal:
         raise ConflictError(f"{job.name} has ended ({job.status.phase.value}) and cannot be scaled")
     metadata = {"annotations": {ANNOTATION_SCALED_BY: BY_USER}, "resourceVersion": job.resource_version}
+    without_goal: dict[str, Any] = {"goal": None} if job.goal is not None else {}
     if wish.auto:
-        return {"metadata": metadata, "spec": {"sharing": {"automatic": True}}}
+        return {"metadata": metadata, "spec": {**without_goal, "sharing": {"automatic": True}}}
     leaving = _workers_to_remove(job, pods, wish.remove_worker)
     workers = _workers(job, wish) - len(leaving)
     _check_bounds(job, manifest["spec"], workers)
-    spec: dict[str, Any] = {"replicaSpecs": {"Worker": {"replicas": workers}}}
+    spec: dict[str, Any] = {**without_goal, "replicaSpecs": {"Worker": {"replicas": workers}}}
     if job.sharing.automatic:
         spec["sharing"] = {"automatic": False}
     if leaving:
@@ -85,8 +95,33 @@ def scale_patch(manifest: Manifest, pods: list[Manifest], wish: ScaleFlags) -> d
     return {"metadata": metadata, "spec": spec}
 
 
+def goal_patch(manifest: Manifest, wish: ChangedGoal, *, local: bool) -> dict[str, Any]:
+    """The merge patch that changes a goal, or gives the job one, with the prices that are known. Pure.
+
+    Raises UsageError for what makes no goal, ConflictError when the job has ended.
+    """
+    job = ElasticJob.from_manifest(manifest)
+    if job.status.phase.terminal:
+        raise ConflictError(f"{job.name} has ended ({job.status.phase.value}): its goal cannot be changed")
+    goal = wish.as_spec()
+    if job.goal is None:
+        if not goal.keys() & {"finishBy", "budget"}:
+            raise UsageError(f"{job.name} has no goal. FIX: add --finish-by TIME or --budget USD")
+        prices = prices_of(job)
+        if prices is not None:
+            goal["prices"] = to_json(prices)
+        elif local:
+            goal["prices"] = dict(SIMULATED)
+        elif "budget" in goal:
+            raise UsageError("--budget: no price of the machines of this job is known")
+    metadata = {"annotations": {ANNOTATION_SCALED_BY: BY_USER}, "resourceVersion": job.resource_version}
+    return {"metadata": metadata, "spec": {"goal": goal}}
+
+
 def _patch_for(target: Target, manifest: Manifest, wish: ScaleFlags) -> dict[str, Any]:
     """The patch that carries out a wish."""
+    if wish.is_goal:
+        return goal_patch(manifest, wish, local=target.context.provider == LOCAL)
     job = ElasticJob.from_manifest(manifest)
     return scale_patch(manifest, target.cluster.pods_of([job])[job.uid] if wish.remove_worker else [], wish)
 
@@ -114,7 +149,8 @@ def _patch_with_retries(
 def _change_between(manifest: Manifest, patched: Manifest) -> ScaleChange:
     """What came, or would come, of a job from a patch."""
     before, after = ElasticJob.from_manifest(manifest), ElasticJob.from_manifest(patched)
-    return ScaleChange(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic)
+    goal = goal_words(patched["spec"]["goal"]) if after.goal is not None else ""
+    return ScaleChange(_size(before), after.desired, before.sharing.automatic, after.sharing.automatic, goal)
 
 
 def roll_back(target: Target, found: Manifest, change: ScaleChange) -> int:
@@ -218,8 +254,8 @@ app = new_app()
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleFlags:
-    """What was asked for; exactly one field is set. `bare` is N without an option, which is short for --to N."""
+class ScaleFlags(ChangedGoal):
+    """A goal, or exactly one of the other fields. `bare` is N without an option, which is short for --to N."""
 
     bare: Annotated[int | None, typer.Argument(metavar="N", parser=options.whole(1), show_default=False)] = None
     auto: Annotated[bool, typer.Option("--auto", help="As many as fit, within the job's bounds.")] = False
@@ -237,14 +273,19 @@ class ScaleFlags:
         """The wish with N as --to N; UsageError where an option says something too."""
         if self.bare is None:
             return self
-        if self != ScaleFlags(self.bare):
+        if self != ScaleFlags(bare=self.bare):
             raise UsageError(f"two sizes given, {self.bare} and an option. FIX: leave one of them out")
         return ScaleFlags(to=self.bare)
 
     @property
-    def clear(self) -> bool:
-        """True when one thing was asked for, and no other."""
-        return sum(map(bool, (self.auto, self.to, self.gpus, self.add, self.remove, self.remove_worker))) == 1
+    def sizes(self) -> int:
+        """How many sizes were asked for: one can be carried out."""
+        return sum(map(bool, (self.auto, self.to, self.gpus, self.add, self.remove, self.remove_worker)))
+
+    @property
+    def is_goal(self) -> bool:
+        """True when a goal is to be changed, or set."""
+        return bool(self.finish_by or self.budget or self.prefer)
 
 
 @verb(app, "scale")
@@ -264,11 +305,14 @@ def scale(
 ) -> int:
     """Change the number of workers of a running job; it keeps running from where it is. N is short for --to N.
 
+    With --finish-by, --budget or --prefer, change its goal, from which the number follows at once.
+
     \b
       elasticctl scale digits 4
       elasticctl scale digits --remove-worker 2 --wait
       elasticctl scale digits --add 4 --timeout 10m --rollback
       elasticctl scale digits --auto
+      elasticctl scale digits --finish-by 'Fri 18:00' --budget 200
     """
     wish = wish.with_bare_number()
     _check(wish, wait, timeout, rollback)
@@ -289,13 +333,17 @@ def scale(
 
 def _check(wish: ScaleFlags, wait: bool, timeout: int | None, rollback: bool) -> None:
     """Refuse what contradicts itself; UsageError."""
-    if not wish.clear:
+    if wish.is_goal and wish.sizes:
+        raise UsageError("a number of workers follows from a goal. FIX: give a number or a goal, not both")
+    if wish.sizes != 1 and not wish.is_goal:
         raise UsageError(
-            "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto"
+            "no size given. FIX: add one of --to N, --gpus N, --add K, --remove K, --remove-worker NAME, --auto,"
+            " or a goal with --finish-by TIME or --budget USD"
         )
     if rollback and timeout is None:
         raise UsageError("--rollback needs a time limit. FIX: add --timeout 10m, for example")
     if timeout is not None and not (wait or rollback):
         raise UsageError("--timeout has no effect without waiting. FIX: add --wait or --rollback")
-    if wish.auto and (wait or rollback):
-        raise UsageError("--auto sets no number of workers to wait for. FIX: leave out --wait and --rollback")
+    if (wish.auto or wish.is_goal) and (wait or rollback):
+        what = "a goal" if wish.is_goal else "--auto"
+        raise UsageError(f"{what} sets no number of workers to wait for. FIX: leave out --wait and --rollback")

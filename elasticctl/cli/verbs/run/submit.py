@@ -127,6 +127,7 @@ class SubmitVerb(DryRunVerb):
             "gpus", "gpu_type", "gpus_per_node", "workers", "min_gpus", "max_gpus", "min_workers", "max_workers",
             "spot", "priority", "queue",
         ),
+        "By when, and for how much": ("finish_by", "budget", "prefer", "work", "zones"),
         "What, and where its state goes": (
             "name", "workspace", "no_workspace", "workspace_limit", "env", "env_file", "secrets", "mounts", "storage",
             "image", "setup", "template", "module", "file", "same_code", "settings",

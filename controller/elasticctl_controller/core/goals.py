@@ -1,0 +1,263 @@
+"""A job with a goal: what the policy of `elasticctl.planning` is told of it, and what follows from its answer.
+
+The policy is asked again when that is due, or when what its answer rests on has changed. The plan becomes a number of
+workers, the pools of new ones, and who of the present ones goes. That is an input to the same decision as a number that
+somebody typed: sharing may give less, and `reconcile` does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.goal import ON_DEMAND, Goal, PlanStatus, PlanStep, PoolStatus, Prefer
+from elasticctl.api.observed.cost import prices_of, spent_usd, worker_seconds
+from elasticctl.api.observed.rates import steps_per_s_by_size
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus
+from elasticctl.planning import terms
+from elasticctl.planning.curve import Point, ScalingCurve
+from elasticctl.planning.decide import decide
+from elasticctl.planning.expect import Expected, expect
+from elasticctl.planning.safety import least_usd
+from elasticctl.planning.terms import Held, Pool, Reason, Situation, Speeds
+from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.history import fold_reports
+from elasticctl_controller.core.manifests import grace_s
+from elasticctl_controller.core.pools import (
+    Present,
+    costs_as_kept,
+    look_at_pools,
+    machines,
+    market_of,
+    measured_costs,
+    placed,
+    present_workers,
+)
+from elasticctl_controller.core.restarts import BY_PLAN
+
+MAX_STEPS = 20
+MAX_SIZES = 8
+LONGEST_LOOK_S, SHORTEST_LOOK_S, LOOKS = 300.0, 10.0, 60
+"""The policy is asked at least so often; near a deadline or with little money more often, down to the shortest."""
+LONGEST_S = 60 * 86_400.0
+"""Further ahead nothing is planned."""
+WIDER = 1.25
+"""Before anything is measured, work is taken to be so many times as much as was said."""
+MEASURES = "to measure how fast it trains"
+MEASURING_S = 600.0
+"""As long as that it may take, after a start, until a job's rate is known."""
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 20.0, 600.0
+"""After so long a worker without a machine says that its pool has no more."""
+PROBE_S = 600.0
+"""Where no zone has spot machines, one worker waits for one in each zone in turn, for this long."""
+_SLACK_S = 15.0
+"""How late a pass of the controller, and its deletion of a pod, may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a decision rests on, beside the policy's own `situation`."""
+
+    situation: Situation
+    pools: tuple[PoolStatus, ...]
+    measured: bool
+    spent: float | None
+    basis: str
+
+
+def plan_workers(job: ElasticJob, observed: Observed, now: float) -> tuple[ElasticJob, Observed, PlanStatus | None]:
+    """The job with as many workers as its plan wants, who of them goes and of which pools new ones are, and the plan.
+
+    The plan stays as it is stored while nothing has changed and it is not due. There is none for a job without a goal;
+    a job that is over or suspended keeps its last one.
+    """
+    plan = job.status.plan
+    if job.goal is None or job.max < 1 or job.status.phase.terminal or job.suspend or job.cancel or job.held:
+        return job, observed, plan if job.goal is not None else None
+    status = fold_reports(job.status, observed)
+    present = present_workers(job, observed, status, now)
+    known = _look(job, job.goal, status, present, now)
+    due = plan is None or plan.again_at is None or now >= plan.again_at or plan.at is None or now < plan.at
+    if plan is None or due or plan.basis != known.basis:
+        plan = _decide(job, job.goal, known, now)
+    return *_apply(job, observed, plan, present), plan
+
+
+def _apply(job: ElasticJob, observed: Observed, plan: PlanStatus, present: Present) -> tuple[ElasticJob, Observed]:
+    """A pool is left once the new workers are ready: until then both are there, make before break."""
+    pools = sorted({plan.pool, ON_DEMAND, *present.pods} - {""})
+    kept = {pool: present.of(pool)[: plan.of(pool)] for pool in pools}
+    missing = tuple(pool for pool in pools for _ in range(plan.of(pool) - len(kept[pool])))
+    probe = 1 if plan.probing else 0
+    awaited = [pod for pool in pools for pod in kept[pool][: len(kept[pool]) - probe * (pool == plan.pool)]]
+    settled = len(missing) <= probe and all(pod.uid in present.ready for pod in awaited)
+    surplus = [pod for pool in pools for pod in present.of(pool)[plan.of(pool) :]]
+    stay = [] if settled or plan.workers == 0 else [pod for pod in surplus if pod.uid in present.ready]
+    leave = frozenset(pod.uid for pod in surplus) - {pod.uid for pod in stay}
+    wanted = plan.workers + len(stay)
+    job = replace(job, desired=wanted, max=max(job.max, wanted), scaled_by=BY_PLAN)
+    return job, replace(observed, moves=observed.moves | leave, pools=missing)
+
+
+def _look(job: ElasticJob, goal: Goal, status: JobStatus, present: Present, now: float) -> _Known:
+    """All that is known of a job, in the policy's words."""
+    costs = measured_costs(status, present, job.status.plan, float(grace_s(job)))
+    time_left_s = None if goal.finish_by is None else min(goal.finish_by - now, LONGEST_S)
+    patience_s = min(2 * costs.start_s, LONGEST_WAIT_S, time_left_s / 20 if time_left_s is not None else math.inf)
+    pools = look_at_pools(job, present, max(SHORTEST_WAIT_S, patience_s), now)
+    prices = prices_of(job)
+    dear, cheap = (prices.on_demand, prices.spot) if prices is not None else (1.0, 0.3)
+    spent = None if prices is None else spent_usd(worker_seconds(replace(job, status=status), now), prices)
+    money = _money_left(job, goal, spent, dear)
+    rates = {size: rate for size, rate in steps_per_s_by_size(status, now).items() if rate > 0}
+    total, step = status.progress.total_steps, status.progress.step
+    if rates and total and step is not None:
+        curve = ScalingCurve.through([Point(size, _step_down(rate)) for size, rate in rates.items()])
+        left, saved = float(max(0, total - step)), float(max(0, total - (status.checkpoint.step or 0)))
+    else:
+        curve = ScalingCurve.through([Point(max(1, job.max), 1.0)])
+        left = saved = WIDER * (goal.work_seconds or 3600.0)  # said, or unknown: then it is measured first
+    situation = Situation(
+        work_left=left,
+        saved_left=max(left, saved),
+        time_left_s=time_left_s,
+        money_left_usd=money,
+        speeds=Speeds.of({size: curve.rate(size) for size in _sizes(job)}),
+        costs=costs,
+        on_demand_usd_per_h=dear,
+        pools=tuple(Pool(pool.name, cheap, machines(pool, job)) for pool in pools),
+        market=market_of(pools, job, cheap, now),
+        held=_held(present, costs.start_s, now),
+        soon=goal.prefer is Prefer.TIME,
+        blind=True,
+        look_s=_look_s(job, time_left_s, money, dear),
+    )
+    measured = bool(rates and total)
+    return _Known(situation, pools, measured, spent, _basis(job, situation, measured, step))
+
+
+def _money_left(job: ElasticJob, goal: Goal, spent: float | None, usd_per_h: float) -> float | None:
+    """What may still be decided about: all workers could be told to go now, and are paid until they have gone."""
+    if goal.budget is None or spent is None:
+        return None
+    going_s = float(grace_s(job)) + _SLACK_S
+    return goal.budget - spent - (job.max + 1) * usd_per_h * going_s / 3600
+
+
+def _sizes(job: ElasticJob) -> list[int]:
+    """The sizes to choose from: all, or some spread evenly in proportion, the smallest and the largest among them."""
+    low, high = max(1, job.min), max(1, job.min, job.max)
+    if high - low < MAX_SIZES:
+        return list(range(low, high + 1))
+    ratio = (high / low) ** (1 / (MAX_SIZES - 1))
+    return sorted({round(low * ratio**i) for i in range(MAX_SIZES)})
+
+
+def _held(present: Present, start_s: float, now: float) -> tuple[Held, ...]:
+    """Who is there or on the way, and when they are ready; spot workers count once they have a machine."""
+    found: dict[tuple[str, float], int] = {}
+    for pool, pods in present.pods.items():
+        name = terms.ON_DEMAND if pool == ON_DEMAND else pool
+        for pod in pods if pool == ON_DEMAND else placed(pods):
+            ready_s = 0.0
+            if pod.uid not in present.ready:
+                ready_s = max(1.0, start_s - (now - (pod.created_at or now)))
+            found[name, ready_s] = found.get((name, ready_s), 0) + 1
+    return tuple(Held(name, count, ready_s) for (name, ready_s), count in sorted(found.items()))
+
+
+def _look_s(job: ElasticJob, time_left_s: float | None, money: float | None, usd_per_h: float) -> float:
+    lasts_s = [LONGEST_LOOK_S * LOOKS]
+    lasts_s += [] if time_left_s is None or time_left_s <= 0 else [time_left_s]  # once it is late, nothing is urgent
+    lasts_s += [] if money is None or money <= 0 else [money / (max(1, job.max) * usd_per_h) * 3600]
+    return min(LONGEST_LOOK_S, max(SHORTEST_LOOK_S, min(lasts_s) / LOOKS))
+
+
+def _basis(job: ElasticJob, now: Situation, measured: bool, step: int | None) -> str:
+    """What a decision rests on, but for time that passes, money that is spent and steps that are made."""
+    held = ",".join(f"{one.pool or ON_DEMAND}:{one.workers}{'' if one.ready_in_s <= 0 else '*'}" for one in now.held)
+    there = ",".join(f"{pool.name}:{pool.there}" for pool in now.pools)
+    rates = ",".join(f"{rate:.3g}" for rate in now.speeds.per_s)
+    done = measured and now.work_left <= 0
+    return f"{job.generation};{held};{there};{rates};{now.costs.start_s:g};{measured:d}{done:d}{step is not None:d}"
+
+
+def _decide(job: ElasticJob, goal: Goal, known: _Known, now: float) -> PlanStatus:
+    before = job.status.plan or PlanStatus()
+    situation, money = known.situation, known.situation.money_left_usd
+    decision = decide(situation)
+    if money is not None and money <= 0:
+        decision = replace(decision, choice=terms.Choice(), reason=Reason.SPENT, kept=False)
+    elif decision.reason is Reason.DONE:  # the script ends by itself
+        again_at = Timestamp(now + situation.look_s)
+        return replace(before, at=Timestamp(now), again_at=again_at, basis=known.basis, on_demand_at=None)
+    measures = not known.measured and goal.work_seconds is None and decision.reason is not Reason.SPENT
+    choice = decision.choice
+    if measures:
+        choice = _to_measure(job, situation) or choice
+    probing = decision.reason is not Reason.SPENT and not any(pool.there for pool in situation.pools)
+    pool = choice.pool
+    if probing:
+        pool = goal.spot_pools[int(now // PROBE_S) % len(goal.spot_pools)]
+    expected = Expected() if measures else expect(situation, decision)
+    finish_at = None if expected.hours is None else Timestamp(now + expected.hours * 3600)
+    takes_over = expected.on_demand_in_s
+    plan = PlanStatus(
+        at=Timestamp(now),
+        again_at=Timestamp(now + decision.again_s),
+        basis=known.basis,
+        pool=pool,
+        spot=choice.spot + probing,
+        on_demand=choice.on_demand,
+        probing=probing,
+        reason=decision.reason.name.capitalize(),
+        message=MEASURES if measures else _words(goal, situation, decision.reason, known),
+        promised=decision.kept and known.measured,
+        measured=known.measured,
+        finish_at=finish_at,
+        spread_s=round(expected.spread_h * 3600),
+        cost=None if known.spent is None or expected.usd is None else round(known.spent + expected.usd, 4),
+        spent=None if known.spent is None else round(known.spent, 4),
+        on_demand_at=None if takes_over is None else Timestamp(now + takes_over),
+        pools=known.pools,
+        costs=costs_as_kept(situation.costs),
+        steps=before.steps,
+    )
+    step = PlanStep(plan.at, plan.pool if plan.spot else "", plan.spot, plan.on_demand, plan.message)
+    last = before.steps[-1] if before.steps else None
+    if last is None or (last.pool, last.spot, last.on_demand) != (step.pool, step.spot, step.on_demand):
+        plan = replace(plan, steps=(*before.steps, step)[-MAX_STEPS:])
+    return plan
+
+
+def _to_measure(job: ElasticJob, situation: Situation) -> terms.Choice | None:
+    """What finds out how long unknown work takes: spot machines, or if there are none, as few as may be on demand.
+
+    None if the money does not last for that.
+    """
+    money, fewest = situation.money_left_usd, max(1, job.min)
+    takes_h = (situation.costs.start_s + MEASURING_S) / 3600
+    there = max(situation.pools, key=lambda pool: (situation.workers(pool.name), pool.there), default=None)
+    if there is not None and there.there:
+        for workers in (min(there.there, situation.speeds.most), fewest):
+            if money is None or workers * there.usd_per_h * takes_h <= money:
+                return terms.Choice(there.name, workers)
+    elif money is None or fewest * situation.on_demand_usd_per_h * takes_h <= money:
+        return terms.Choice(on_demand=fewest)
+    return None
+
+
+def _words(goal: Goal, situation: Situation, reason: Reason, known: _Known) -> str:
+    """Why, in a sentence without a subject."""
+    if reason is Reason.SPENT and goal.budget is not None:
+        more = least_usd(situation) - max(0.0, situation.money_left_usd or 0.0)
+        return f"the budget of ${goal.budget:,.2f} is spent; the rest needs about ${max(0.01, more):,.2f} more"
+    guess = "" if known.measured else " (by the work that was said: nothing is measured yet)"
+    return f"{reason.value}{guess}"
+
+
+def _step_down(rate: float) -> float:
+    """Rounded to a step of 4 %, mostly down, so that a fluctuation promises nothing, and makes no new plan."""
+    return math.exp2(math.floor(math.log2(rate) * 16 + 0.25) / 16)

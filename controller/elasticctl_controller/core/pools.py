@@ -1,0 +1,229 @@
+"""What the workers of a job with a goal show of its pools of machines: who is where, and whether there are more.
+
+A pool is asked for machines by pods that wait for one. If some wait for too long, it has no more than those that are
+there; it is asked again when that may have changed. What is seen is kept in the plan, decayed with age
+(`elasticctl.planning.belief`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.goal import ON_DEMAND, SPOT, PlanStatus, PoolStatus, capacity_of
+from elasticctl.api.observed.workers import Pod, is_member
+from elasticctl.api.podtemplate import capacity
+from elasticctl.api.spec import MAX_SECONDS, ElasticJob, PodPhase
+from elasticctl.api.status import JobStatus
+from elasticctl.planning.belief import Seen
+from elasticctl.planning.terms import AGES_H, Costs, Market
+from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.classify import is_lost
+from elasticctl_controller.core.workers import own_pods
+
+RETRY_S = 900.0
+"""A pool that has some machines, and not as many as wanted, is asked for more so often."""
+JOINED_S = 120.0
+"""A worker that has run for so long is in its place, whether its group has let it in or not."""
+_SEEN_EVERY_H = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The workers that a job has and keeps, by pool; those `ready` are in the group, or could be."""
+
+    pods: Mapping[str, tuple[Pod, ...]]
+    ready: frozenset[str]
+
+    def all(self) -> Iterable[Pod]:
+        """Of all pools."""
+        return (pod for pods in self.pods.values() for pod in pods)
+
+    def of(self, pool: str) -> tuple[Pod, ...]:
+        """Those of this pool; the ones to keep first: ready, then with a machine, then the oldest."""
+        return self.pods.get(pool, ())
+
+
+def present_workers(job: ElasticJob, observed: Observed, status: JobStatus, now: float) -> Present:
+    """The pods that run or wait, without those that end, that are lost, or that we have decided to remove."""
+    known = {worker.uid: worker for worker in job.status.workers}
+    found: dict[str, list[Pod]] = {}
+    ready = set()
+    for uid, pod in own_pods(job, observed.pods).items():
+        worker = known.get(uid)
+        gone = worker is not None and (worker.removal or worker.cause is not None)
+        if gone or pod.ended or pod.deleting or uid in observed.silent or is_lost(pod, observed.lost_nodes):
+            continue
+        found.setdefault(_pool_of(job, pod), []).append(pod)
+        if pod.phase is PodPhase.RUNNING and (
+            any(worker is not None and is_member(worker, group) for group in status.generations[-1:])
+            or (pod.started_at is not None and now - pod.started_at > JOINED_S)
+            or job.rdzv_endpoint
+        ):
+            ready.add(uid)
+    return Present(
+        {
+            pool: tuple(sorted(pods, key=lambda p: (p.uid not in ready, not _placed(p), p.created_at or now, p.uid)))
+            for pool, pods in found.items()
+        },
+        frozenset(ready),
+    )
+
+
+def _pool_of(job: ElasticJob, pod: Pod) -> str:
+    """Where its machine was asked for; of a worker from before the job had a goal, where its template says."""
+    if pod.pool:
+        return pod.pool
+    asked = capacity(job.template) or ON_DEMAND
+    return asked if asked != SPOT or job.goal is None else job.goal.spot_pools[0]
+
+
+def _placed(pod: Pod) -> bool:
+    return bool(pod.node) or pod.phase is PodPhase.RUNNING
+
+
+def placed(pods: Iterable[Pod]) -> list[Pod]:
+    """Those that have a machine, which is what is paid for."""
+    return [pod for pod in pods if _placed(pod)]
+
+
+def look_at_pools(job: ElasticJob, present: Present, wait_s: float, now: float) -> tuple[PoolStatus, ...]:
+    """What is known of each spot pool now, from what was known and from who has a machine; `wait_s` is patience."""
+    goal, plan = job.goal, job.status.plan
+    if goal is None:
+        return ()
+    known = {pool.name: pool for pool in (plan.pools if plan is not None else ())}
+    return tuple(
+        _look(known.get(name, PoolStatus(name, Timestamp(now))), present.of(name), wait_s, now)
+        for name in goal.spot_pools
+    )
+
+
+def _look(pool: PoolStatus, pods: Sequence[Pod], wait_s: float, now: float) -> PoolStatus:
+    if not pods:
+        return replace(pool, at=Timestamp(now))  # nobody looks
+    there = len(placed(pods))
+    waiting_s = max((now - (pod.created_at or now) for pod in pods if not _placed(pod)), default=0.0)
+    if pool.short_since is None:
+        if waiting_s >= wait_s:
+            pool = replace(pool, short=there, short_since=Timestamp(now))
+    elif there > pool.short or (there and now >= pool.short_since + RETRY_S):
+        pool = replace(pool, short=0, short_since=None)
+    elif there < pool.short:
+        pool = replace(pool, short=there)
+    up = pool.short_since is None or pool.short > 0
+    hours = max(0.0, now - (pool.at or now)) / 3600
+    if up == pool.up and hours < _SEEN_EVERY_H:
+        return pool
+    seen = seen_of(pool).after(hours, up)
+    return replace(
+        pool,
+        at=Timestamp(now),
+        up=up,
+        age_hours=round(seen.age_h, 4),
+        up_hours=_rounded(seen.hours[True]),
+        up_ends=_rounded(seen.ends[True]),
+        away_hours=_rounded(seen.hours[False]),
+        away_ends=_rounded(seen.ends[False]),
+    )
+
+
+def _rounded(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(value, 6) for value in values)
+
+
+def seen_of(pool: PoolStatus) -> Seen:
+    """The same in the policy's words; the guess where the status holds nothing, or anything else."""
+
+    def row(values: tuple[float, ...]) -> tuple[float, ...]:
+        return values if len(values) == len(AGES_H) and min(values) >= 0 else (0.0,) * len(AGES_H)
+
+    rows = ((row(pool.away_hours), row(pool.up_hours)), (row(pool.away_ends), row(pool.up_ends)))
+    return Seen(pool.up, max(0.0, pool.age_hours), *rows)
+
+
+def machines(pool: PoolStatus, job: ElasticJob) -> int:
+    """How many machines the job could have there, as far as is known; fewer than it can train with are none."""
+    there = job.max if pool.short_since is None else min(pool.short, job.max)
+    return there if there >= job.min else 0
+
+
+def market_of(pools: Sequence[PoolStatus], job: ElasticJob, usd_per_h: float, now: float) -> Market:
+    """What is expected of all spot pools together."""
+    seen = [seen_of(pool) for pool in pools]
+    weights = [1 + one.up_h for one in seen]
+    up = [pool for pool in pools if machines(pool, job)]
+    since_h = [pool.age_hours + max(0.0, now - (pool.at or now)) / 3600 for pool in up or pools]
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+    return Market(
+        leaves=mean(one.leaves for one in seen),
+        returns=mean(one.returns for one in seen),
+        losses_per_h=mean(one.losses_per_h for one in seen),
+        depth=max((machines(pool, job) for pool in up), default=job.max),
+        usd_per_h=usd_per_h,
+        since_h=max(since_h) if up else min(since_h),
+    )
+
+
+_GUESS = Costs()
+_WIDENED = 1.5
+
+
+def measured_costs(status: JobStatus, present: Present, plan: PlanStatus | None, grace_s: float) -> Costs:
+    """What changes cost, as this job shows or has shown; a guess where it has not.
+
+    A start is from asking for a machine to the first step. Spot machines are asked for when there are none, so of their
+    starts the shortest counts, and more where no on-demand machine has started yet.
+    """
+    known = _kept_costs(plan)
+    groups = [g for g in status.generations[-4:] if g.first_step_at is not None and g.formed_at is not None]
+    ranks_s = max(((g.first_step_at or 0.0) - (g.formed_at or 0.0) for g in groups), default=None)
+    losses_s = [item.recovery_s for item in status.interruptions[-4:] if item.recovery_s is not None]
+    boots_s = _boots_s(present)
+    first = next((g.first_step_at for g in status.generations if g.first_step_at is not None), None)
+    commit, every_s = status.checkpoint, None
+    if first is not None and commit.at is not None and commit.committed and commit.at > first:
+        every_s = (commit.at - first) / commit.committed
+    return Costs(
+        start_s=known.start_s if boots_s is None or ranks_s is None else _step_up(boots_s + ranks_s),
+        reform_s=known.reform_s if ranks_s is None else _step_up(max(1.0, ranks_s)),
+        loss_s=_step_up(max(losses_s)) if losses_s else known.loss_s,
+        save_every_s=known.save_every_s if every_s is None else _step_up(every_s),
+        billed_s=_step_up(grace_s),
+    )
+
+
+def _boots_s(present: Present) -> float | None:
+    """From asking for a machine until its worker runs; None while nobody runs."""
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for pool, pods in present.pods.items():
+        took[capacity_of(pool) == SPOT] += [
+            pod.started_at - pod.created_at
+            for pod in pods
+            if pod.started_at is not None and pod.created_at is not None and pod.started_at >= pod.created_at
+        ]
+    if took[False]:
+        return max(took[False])
+    return _WIDENED * min(took[True]) if took[True] else None
+
+
+def _kept_costs(plan: PlanStatus | None) -> Costs:
+    kept = plan.costs if plan is not None else ()
+    return Costs(*kept) if len(kept) == 4 and all(0 < item <= MAX_SECONDS for item in kept) else _GUESS
+
+
+def costs_as_kept(costs: Costs) -> tuple[float, ...]:
+    """As a plan keeps them."""
+    return (costs.start_s, costs.reform_s, costs.loss_s, costs.save_every_s)
+
+
+def _step_up(seconds: float) -> float:
+    """Rounded up to a step of some 20 %, so that plans made from it stay comparable."""
+    value = 1.0
+    while value < min(seconds, 86_400.0):
+        value *= 1.2
+    return round(value, 3)

@@ -1,0 +1,107 @@
+"""A goal as it goes into the manifest: with prices, and checked whether it can be kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from elasticctl.api.errors import UsageError
+from elasticctl.api.goal import Goal, Prices
+from elasticctl.api.observed.cost import prices_of
+from elasticctl.api.spec import ElasticJob, JobSpec, Manifest
+from elasticctl.api.text import quote, span
+from elasticctl.cli.submit.asked.goal_flags import GoalFlags, zones_of
+from elasticctl.cli.views.cost import dollars, rate_of_spec, spot_basis
+from elasticctl.settings.contexts import LOCAL
+
+SIMULATED = {"onDemand": 1.0, "spot": 0.3, "source": "simulated"}
+"""What a worker costs on this machine, per hour, so that a goal can be tried there."""
+
+
+def goal_of(request: GoalFlags, *, spot: bool = True) -> dict[str, Any]:
+    """`spec.goal`; empty without a goal. Raises UsageError for what goes with a goal only, and for a time past."""
+    if not request.has_goal:
+        for flag, said in (("--prefer", request.prefer), ("--work", request.work), ("--zones", request.zones or None)):
+            if said is not None:
+                raise UsageError(f"{flag} goes with a goal. FIX: add --finish-by TIME or --budget USD")
+        return {}
+    if not spot:
+        raise UsageError("--on-demand: for a goal that is chosen at each moment. FIX: leave it out")
+    if request.work == 0:
+        raise UsageError("--work 0s: must be longer than 0s")
+    goal = request.as_spec()
+    if request.work is not None:
+        goal["workSeconds"] = request.work
+    if request.zones:
+        goal["zones"] = list(zones_of(request.zones))
+    return goal
+
+
+def price_goal(spec: JobSpec) -> dict[str, Any]:
+    """The goal with what a worker costs, where that is known now: the list's price, and spot's as of today."""
+    goal = dict(spec.goal)
+    one = rate_of_spec(spec)
+    if one is not None:
+        source = f"{one.instances[0]}, {one.prices.region}; spot: {spot_basis(one)}"
+        prices: dict[str, Any] = {"onDemand": one.low, "spot": round(one.spot_range[0], 6), "source": source}
+        goal["prices"] = {**prices, "date": one.prices.date}
+    elif spec.provider == LOCAL:
+        goal["prices"] = dict(SIMULATED)
+    return goal
+
+
+def check_goal(manifest: Manifest, now: datetime) -> Iterator[str]:
+    """What there is to say about a job's goal before it is created. Raises UsageError if it cannot be kept."""
+    job = ElasticJob.from_manifest(manifest)
+    if job.goal is None:
+        return
+    prices = prices_of(job)
+    if job.goal.budget is not None and prices is None:
+        raise UsageError(
+            "--budget: no price of these machines is known."
+            " FIX: --set spec.goal.prices='{onDemand: 3.06, spot: 0.92}', US dollars per worker and hour"
+        )
+    if prices is not None:
+        dated = f", {prices.date}" if prices.date else ""
+        yield (
+            f"prices per worker and hour: {dollars(prices.on_demand)} on demand, {dollars(prices.spot)} on spot"
+            f" ({prices.source or 'as given'}{dated})"
+        )
+    if job.goal.work_seconds is None:
+        yield "how long it takes is measured first: whether the goal can be kept is known some minutes after the start"
+        return
+    yield _judged(job, job.goal, prices, now)
+
+
+def _judged(job: ElasticJob, goal: Goal, prices: Prices | None, now: datetime) -> str:
+    from elasticctl.planning.curve import Point, ScalingCurve
+    from elasticctl.planning.feasible import judge
+    from elasticctl.planning.terms import Costs, Speeds
+
+    curve = ScalingCurve.through([Point(job.max, 1.0)])
+    speeds = Speeds.of({size: curve.rate(size) for size in range(max(1, job.min), job.max + 1)})
+    time_s = None if goal.finish_by is None else goal.finish_by - now.timestamp()
+    per_h = (prices.on_demand, prices.spot) if prices is not None else (1.0, 0.3)
+    found = judge(goal.work_seconds or 0.0, speeds, Costs(), per_h, (time_s, goal.budget))
+    if found.promised:
+        cost = "" if prices is None else f", where it would cost {dollars(found.within_time.usd)}"
+        return f"the goal can be kept on demand alone{cost}"
+    money = prices is not None
+    early, cheap = found.within_time, found.within_budget
+    pairs = [_pair(early.time_s if time_s is None else max(time_s, early.time_s), early.usd if money else None)]
+    if goal.budget is not None:
+        pairs.append(_pair(cheap.time_s, max(goal.budget, cheap.usd)))
+    nearest = f"what on-demand machines can keep: {', or '.join(dict.fromkeys(pairs))}"
+    if found.possible:
+        return f"the goal is not promised: it is kept as long as spot machines stay; {nearest}"
+    wanted = f"{span(goal.work_seconds or 0.0)} of work on {job.max} workers"
+    raise UsageError(f"the goal cannot be kept, not even on spot machines that stay: {wanted}. FIX: {nearest}")
+
+
+def _pair(time_s: float, usd: float | None) -> str:
+    """As flags: `--finish-by 7h --budget 24`."""
+    minutes = max(1, math.ceil(time_s / 60 - 0.5))
+    time = f"{math.ceil(minutes / 60)}h" if minutes > 300 else f"{minutes}m"
+    return f"--finish-by {quote(time)[1:-1]}" + ("" if usd is None else f" --budget {math.ceil(usd * 100) / 100:g}")

@@ -1,0 +1,83 @@
+"""A job's goal and its plan in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from elasticctl.api.codec import from_rfc3339
+from elasticctl.api.goal import PlanStatus, PlanStep, capacity_of, zone_of
+from elasticctl.api.observed.cost import prices_of, spent_usd, worker_seconds
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.text import span
+from elasticctl.cli.views.cost import dollars
+
+_WEEK_S = 6 * 86_400.0
+
+
+def goal_words(goal: Mapping[str, Any]) -> str:
+    """`done by Fri 18:00 for $200.00 at most`, of a manifest's `spec.goal`."""
+    at, budget = from_rfc3339(goal.get("finishBy")), goal.get("budget")
+    parts = ["" if at is None else f"done by {datetime.fromtimestamp(at):%a %Y-%m-%d %H:%M}"]
+    parts.append("" if budget is None else f"for {dollars(float(budget))} at most")
+    return " ".join(part for part in parts if part)
+
+
+def outlook_text(job: ElasticJob, now: float) -> str:
+    """`on track: Thu 14:10 ± 40m, $83.10 of $120.00; now 6 on spot in zone-b; on demand from 16:20 if spot stays away`.
+
+    "" for a job without a goal, before its first plan and after its end.
+    """
+    plan = job.status.plan
+    if job.goal is None or plan is None or job.status.phase.terminal:
+        return ""
+    parts = [
+        f"{_verdict(job, plan)}: {_finish(plan, now)}{_money(job, plan, now)}",
+        f"now {plan.words}" if plan.workers > plan.probing else "waits for spot machines" if plan.probing else "",
+    ]
+    if plan.on_demand_at is not None and plan.on_demand_at > now:
+        parts.append(f"on demand from {moment(plan.on_demand_at, now)} if spot stays away")
+    return "; ".join(part for part in parts if part)
+
+
+def _verdict(job: ElasticJob, plan: PlanStatus) -> str:
+    if job.suspend:
+        return "suspended"
+    if plan.reason == "Spent":
+        return "out of money"
+    if not plan.measured:
+        return "not measured yet"
+    if plan.reason == "Late":
+        return "late"
+    return "on track" if plan.promised else "at risk"
+
+
+def _finish(plan: PlanStatus, now: float) -> str:
+    if plan.finish_at is None:
+        return plan.message if plan.reason == "Spent" else "no end in sight"
+    return f"{moment(plan.finish_at, now)} ± {span(plan.spread_s)}"
+
+
+def _money(job: ElasticJob, plan: PlanStatus, now: float) -> str:
+    prices = prices_of(job)
+    if prices is None or plan.reason == "Spent":
+        return ""
+    spent = spent_usd(worker_seconds(job, now), prices)
+    budget = job.goal.budget if job.goal is not None else None
+    expected = "" if plan.cost is None else f", about {dollars(plan.cost)} expected"
+    return f", {dollars(spent)}" + (" so far" if budget is None else f" of {dollars(budget)}") + expected
+
+
+def moment(at: float, now: float) -> str:
+    """`Thu 14:10`; with its date where the weekday alone could be another week's."""
+    form = "%a %H:%M" if abs(at - now) < _WEEK_S else "%Y-%m-%d %H:%M"
+    return datetime.fromtimestamp(at).strftime(form)
+
+
+def step_words(step: PlanStep) -> str:
+    """`4 spot (zone-b), 2 on demand`."""
+    zone = zone_of(step.pool)
+    spot = f"{step.spot} {capacity_of(step.pool)}{f' ({zone})' if zone else ''}" if step.spot else ""
+    on_demand = f"{step.on_demand} on demand" if step.on_demand else ""
+    return ", ".join(part for part in (spot, on_demand) if part) or "none"

@@ -1,0 +1,50 @@
+"""What a decision is expected to lead to: when the work is done, what the rest costs, when on demand takes over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from elasticctl.planning.decide import aim_h, table_for, weights_of
+from elasticctl.planning.safety import out_s
+from elasticctl.planning.terms import Decision, Reason, Situation
+
+_RATE_ERROR = 0.05
+"""A measured rate is taken to be as wrong as that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """None: nothing can be said. `hours`, give or take `spread_h`, and `usd` are of the rest.
+
+    `on_demand_in_s`: until on-demand machines take over, if spot machines stay away.
+    """
+
+    hours: float | None = None
+    spread_h: float = 0.0
+    usd: float | None = None
+    on_demand_in_s: float | None = None
+
+
+def expect(now: Situation, decision: Decision) -> Expected:
+    """What follows from a decision, as far as the policy goes on in the same way."""
+    choice = decision.choice
+    if now.work_left <= 0:
+        return Expected(0.0, usd=0.0)
+    if decision.reason in (Reason.SPENT, Reason.POOR):
+        return Expected()
+    if decision.reason is Reason.CHEAPEST:
+        table, weights = table_for(now), weights_of(now)
+        time_h = aim_h(now, table, weights)
+        hours, usd = table.hours(weights, now.work_left, time_h), table.usd(weights, now.work_left, time_h)
+    else:
+        hours = out_s(now, now.work_left, choice.workers, now.speeds.rate(choice.workers), now.held, spare=False) / 3600
+        usd = choice.workers * now.on_demand_usd_per_h * hours
+    losses = now.market.losses_per_h * hours if choice.spot or not choice.workers else 0.0
+    lost_h = (now.costs.start_s + now.costs.save_every_s / 2) / 3600
+    spread_h = math.hypot(math.sqrt(losses) * lost_h, _RATE_ERROR * hours)
+    takes_over = None
+    if now.time_left_s is not None and choice.on_demand < now.speeds.most and decision.reason is Reason.CHEAPEST:
+        fastest_s = out_s(now, now.saved_left, now.speeds.most, now.speeds.per_s[-1], (), spare=True)
+        takes_over = max(0.0, now.time_left_s - fastest_s)
+    return Expected(hours, spread_h, usd, takes_over)

@@ -1,0 +1,66 @@
+"""Whether a deadline and a budget can be kept, before anything has run, and the nearest pair that can.
+
+On demand is what can be promised: with a start, the loss of one machine, and every machine paid to its end. Spot
+machines that come at once and stay are the best that can happen: what they do not manage is impossible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticctl.planning.safety import spare_s
+from elasticctl.planning.terms import Costs, Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """So many workers, done after `time_s`, for `usd`."""
+
+    workers: int
+    time_s: float
+    usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Feasibility:
+    """`promised`: on-demand machines keep both. `possible`: spot machines might.
+
+    `within_time` is the cheapest promise for the deadline (else the earliest there is), `within_budget` the earliest
+    for the budget (else the cheapest there is).
+    """
+
+    promised: bool
+    possible: bool
+    within_time: Offer
+    within_budget: Offer
+
+
+def judge(
+    work: float, speeds: Speeds, costs: Costs, usd_per_h: tuple[float, float], limits: tuple[float | None, float | None]
+) -> Feasibility:
+    """Judge `limits`, seconds and US dollars (None: no limit), at prices on demand and on spot per worker and hour."""
+    time_s, usd = limits
+    on_demand = _offers(work, speeds, costs, usd_per_h[0], spare_s(costs))
+    best = _offers(work, speeds, costs, usd_per_h[1], 0.0)
+
+    def in_time(offer: Offer) -> bool:
+        return time_s is None or offer.time_s <= time_s
+
+    def affordable(offer: Offer) -> bool:
+        return usd is None or offer.usd <= usd
+
+    return Feasibility(
+        promised=any(in_time(offer) and affordable(offer) for offer in on_demand),
+        possible=any(in_time(offer) and affordable(offer) for offer in best),
+        within_time=min(on_demand, key=lambda o: (not in_time(o), o.usd if in_time(o) else o.time_s)),
+        within_budget=min(on_demand, key=lambda o: (not affordable(o), o.time_s if affordable(o) else o.usd)),
+    )
+
+
+def _offers(work: float, speeds: Speeds, costs: Costs, usd_per_h: float, more_s: float) -> list[Offer]:
+    found = []
+    for workers, per_s in zip(speeds.sizes, speeds.per_s, strict=True):
+        takes_s = costs.start_s + costs.reform_s + work / per_s + more_s
+        usd = workers * usd_per_h * (max(takes_s, costs.billed_s) + costs.billed_s) / 3600
+        found.append(Offer(workers, takes_s, usd))
+    return found

@@ -1,0 +1,202 @@
+"""A job with a goal in virtual time: the controller's core over machines that come and go, and a group that trains.
+
+From event to event: a change of how many spot machines there are, a pod that starts or has gone, the pass that the
+controller asked for. What is paid is counted here, apart from what the controller believes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.goal import ON_DEMAND, Goal, Prices
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.spec import ElasticJob, PodPhase, Sharing, worker_name
+from elasticctl.api.status import CheckpointStatus, GroupGeneration, ProgressStatus
+from elasticctl_controller.core.actions import CreateWorker, DeleteWorker, Observed
+from elasticctl_controller.core.reconcile import reconcile
+from tests.support.controller.samples import JOB_UID, NOW, stored
+
+TICK_S, START_S, JOIN_S, LEAVE_S, SAVE_S = 300.0, 60.0, 5.0, 4.0, 120.0
+PRICES = Prices(on_demand=1.0, spot=0.3, source="a test")
+GRACE = {"spec": {"terminationGracePeriodSeconds": 10, "containers": [{"name": "elasticjob-worker"}]}}
+
+
+def a_goal_job(goal: Goal, *, most: int = 4, least: int = 1) -> ElasticJob:
+    """A job of `least` to `most` workers with this goal, at known prices."""
+    return ElasticJob(
+        name="digits",
+        uid=JOB_UID,
+        generation=1,
+        created_at=Timestamp(NOW),
+        desired=most,
+        min=least,
+        max=most,
+        bounded=True,
+        sharing=Sharing(automatic=True),
+        goal=replace(goal, prices=PRICES),
+        template=GRACE,
+    )
+
+
+@dataclass(slots=True)
+class _Machine:
+    pod: Pod
+    runs_at: float
+    gone_at: float = math.inf
+
+
+@dataclass(slots=True)
+class GoalWorld:
+    """`spot`: how many spot machines each pool has, tick by tick, and for ever after as at the last one.
+
+    `steps` are to be made, at `rates[n]` a second on n workers.
+    """
+
+    job: ElasticJob
+    spot: Mapping[str, Sequence[int]]
+    steps: int
+    rates: Sequence[float]
+    now: float = NOW
+    usd: float = 0.0
+    finished_at: float | None = None
+    done: float = 0.0
+    committed: float = 0.0
+    saved_at: float = NOW
+    most_at_once: int = 0
+    machines: dict[str, _Machine] = field(default_factory=dict)
+    groups: list[GroupGeneration] = field(default_factory=list)
+    members: tuple[str, ...] = ()
+    trains_from: float = math.inf
+    broken_at: float = NOW
+    trained_at: float = NOW
+    made: int = 0
+    pass_at: float = NOW
+
+    def run(self, until: float) -> None:
+        """Until the work is done, or until this moment."""
+        while self.now < until and self.finished_at is None:
+            self._lose()
+            self._reform()
+            self._reconcile()
+            self._advance(min(self._next_at(), until))
+
+    def on(self, pool: str) -> int:
+        """How many machines of a pool run."""
+        return sum(self._runs(one) and one.pod.pool == pool for one in self.machines.values())
+
+    def _there(self, pool: str) -> int:
+        counts = self.spot[pool]
+        return counts[min(int((self.now - NOW) // TICK_S), len(counts) - 1)]
+
+    def _runs(self, one: _Machine) -> bool:
+        return one.pod.phase is PodPhase.RUNNING
+
+    def _next_at(self) -> float:
+        tick = NOW + ((self.now - NOW) // TICK_S + 1) * TICK_S
+        times = [one.gone_at for one in self.machines.values()]
+        times += [one.runs_at for one in self.machines.values() if not self._runs(one)]
+        times += [tick, self.pass_at, self.trains_from]
+        return min((at for at in times if at > self.now + 1e-6), default=tick)
+
+    def _lose(self) -> None:
+        """Machines that were told to go have gone; of spot machines the newest go first; waiting ones start."""
+        lost = [uid for uid, one in self.machines.items() if one.gone_at <= self.now + 1e-6]
+        for pool in self.spot:
+            left = [uid for uid, one in self.machines.items() if self._runs(one) and one.pod.pool == pool]
+            left = sorted(set(left) - set(lost), key=lambda uid: -self.machines[uid].runs_at)
+            lost += left[: max(0, len(left) - self._there(pool))]
+        told = {uid for uid in lost if self.machines[uid].gone_at < math.inf}
+        train = {uid for uid in self.members if uid in self.machines}
+        for uid in lost:
+            del self.machines[uid]
+        if train and train <= set(lost):  # nobody is left who has the state: that of the last commit counts
+            if told & train == train:
+                self.committed = self.done
+            self.done = self.committed
+        free = {pool: self._there(pool) - self.on(pool) for pool in self.spot}
+        for one in sorted(self.machines.values(), key=lambda one: one.runs_at):
+            if self._runs(one) or one.pod.deleting or one.runs_at > self.now + 1e-6:
+                continue
+            if free.get(one.pod.pool, 1) <= 0:
+                continue
+            if one.pod.pool in free:
+                free[one.pod.pool] -= 1
+            at = Timestamp(self.now)
+            one.pod = replace(one.pod, phase=PodPhase.RUNNING, started_at=at, node=f"node-{one.pod.uid}")
+
+    def _reform(self) -> None:
+        """The group is all that run and have not been told to go; it stands still when that changes."""
+        ready = tuple(sorted(uid for uid, one in self.machines.items() if self._runs(one) and not one.pod.deleting))
+        if ready == self.members:
+            return
+        if self.trains_from < math.inf or not self.groups:
+            self.broken_at = self.now
+        self.members, self.trains_from = ready, self.now + JOIN_S if len(ready) >= self.job.min else math.inf
+        at = Timestamp(self.now)
+        names = tuple(self.machines[uid].pod.name for uid in ready)
+        if len(ready) >= self.job.min:
+            opened_at = Timestamp(self.broken_at)
+            group = GroupGeneration(len(self.groups) + 1, names, "", opened_at, at, resumed_step=int(self.done))
+            self.groups.append(group)
+
+    def _reconcile(self) -> None:
+        progress = ProgressStatus(Timestamp(self.trained_at), int(self.done), self.steps)
+        commits = CheckpointStatus(int(self.committed), Timestamp(self.saved_at), committed=max(1, self.made))
+        trained = any(group.first_step_at for group in self.groups)
+        observed = Observed(
+            tuple(one.pod for one in self.machines.values()),
+            progress=progress if trained else None,
+            checkpoint=commits if trained else None,
+            generations=tuple(self.groups[-20:]),
+        )
+        for _ in range(3):  # what is stored first, and done in the pass after it
+            decision = reconcile(self.job, observed, self.now)
+            self.job = stored(self.job, decision.status)
+            self._act(decision.actions)
+            observed = replace(observed, pods=tuple(one.pod for one in self.machines.values()))
+        self.pass_at = self.now + (math.inf if decision.requeue_s is None else max(1.0, decision.requeue_s))
+
+    def _act(self, actions: Sequence[object]) -> None:
+        for action in actions:
+            if isinstance(action, CreateWorker):
+                uid = f"uid-{len(self.groups)}-{self.made}"
+                self.made += 1
+                pod = Pod(
+                    name=worker_name("digits", action.index),
+                    uid=uid,
+                    index=action.index,
+                    owner_uid=JOB_UID,
+                    phase=PodPhase.PENDING,
+                    created_at=Timestamp(self.now),
+                    pool=action.pool,
+                )
+                self.machines[uid] = _Machine(pod, self.now + START_S)
+            elif isinstance(action, DeleteWorker) and action.uid in self.machines:
+                one = self.machines[action.uid]
+                one.gone_at = min(one.gone_at, self.now + (LEAVE_S if self._runs(one) else 0.0))
+                one.pod = replace(one.pod, deleting=True)
+        self.most_at_once = max(self.most_at_once, sum(map(self._runs, self.machines.values())))
+
+    def _advance(self, to: float) -> None:
+        rate = self.rates[min(len(self.members), len(self.rates) - 1)] if self.trains_from < math.inf else 0.0
+        begin = max(self.now, self.trains_from)
+        if rate and begin + (self.steps - self.done) / rate <= to:
+            to = max(self.now, begin + (self.steps - self.done) / rate)
+            self.finished_at = to
+        for one in self.machines.values():
+            if self._runs(one):
+                price = PRICES.on_demand if one.pod.pool == ON_DEMAND else PRICES.spot
+                self.usd += price * (to - self.now) / 3600
+        made = rate * max(0.0, to - begin) if rate else 0.0
+        if made:
+            self.done += made
+            self.trained_at = to
+            newest = self.groups[-1]
+            first = newest.first_step_at or Timestamp(begin)
+            self.groups[-1] = replace(newest, first_step_at=first, last_step=int(self.done))
+            if to - self.saved_at >= SAVE_S:
+                self.saved_at, self.committed = to, max(self.committed, self.done - rate * SAVE_S / 2)
+        self.now = to
