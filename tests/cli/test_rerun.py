@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.spec import ANNOTATION_RERUN_OF, ANNOTATION_SCALED_BY
 from elasticctl.cli.submit.copies import Rerun, next_name, original_name, rerun_manifest, sibling_url
 from elasticctl.cli.submit.plan import child_url
@@ -58,6 +59,17 @@ def test_the_same_again_without_the_old_ones_life() -> None:
     assert "status" not in new
     assert new["spec"].keys() == old["spec"].keys() - {"suspend", "cancel", "removeWorkers"}
     assert environment(new) == {"ELASTICCTL_STORAGE": "file:///state/digits-2"}
+
+
+def test_a_deadline_that_is_over_is_none_of_the_new_ones() -> None:
+    old = used()
+    deadline = {"finishBy": "2026-11-27T17:00:00Z"}
+    old["spec"]["goal"] = {**deadline, "budget": 5}
+    over = from_rfc3339(deadline["finishBy"]) or 0.0
+    assert rerun_manifest(old, Rerun("digits-2", at=over))["spec"]["goal"] == {"budget": 5}
+    assert rerun_manifest(old, Rerun("digits-2", at=over - 1))["spec"]["goal"] == {**deadline, "budget": 5}
+    old["spec"]["goal"] = deadline
+    assert "goal" not in rerun_manifest(old, Rerun("digits-2", at=over))["spec"]
 
 
 def test_where_it_starts_is_this_runs_alone() -> None:

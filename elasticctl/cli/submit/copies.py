@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticctl.api.codec import Manifest
+from elasticctl.api.codec import Manifest, from_rfc3339
 from elasticctl.api.errors import UsageError
 from elasticctl.api.goal import ON_DEMAND
 from elasticctl.api.gpu_types import (
@@ -54,13 +54,22 @@ class Rerun:
     name: str
     storage: str = ""
     start_from: str = ""
+    at: float = 0.0
 
 
 def rerun_manifest(manifest: Manifest, rerun: Rerun) -> Manifest:
-    """The same job as a new object; how many workers it wants is what it was last scaled to."""
+    """The same job as a new object; how many workers it wants is what it was last scaled to.
+
+    A deadline that is over `at` the time of the rerun is left out of its goal.
+    """
     metadata = manifest["metadata"]
     labels = dict(metadata.get("labels") or {})
     spec = {key: value for key, value in copy.deepcopy(manifest["spec"]).items() if key not in _RUN_FIELDS}
+    finish_by = from_rfc3339(at(spec, "goal", "finishBy"))
+    if finish_by is not None and finish_by <= rerun.at:
+        del spec["goal"]["finishBy"]
+        if "budget" not in spec["goal"]:
+            del spec["goal"]
     container = worker_container(at(spec, "replicaSpecs", "Worker", "template") or {})
     for variable, value in ((STORAGE_VARIABLE, rerun.storage), (START_FROM_VARIABLE, rerun.start_from)):
         set_variable(container, variable, value)

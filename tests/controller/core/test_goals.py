@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from elasticctl.api.codec import Timestamp
 from elasticctl.api.goal import ON_DEMAND, SPOT, Goal, Prefer
-from elasticctl.api.status import Phase
+from elasticctl.api.status import JobStatus, Phase
 from elasticctl_controller.core.restarts import BY_PLAN
 from tests.support.controller.goal_world import PRICES, TICK_S, GoalWorld, a_goal_job
-from tests.support.controller.samples import NOW
+from tests.support.controller.samples import NOW, a_step
 
 RATES = (0.0, 1.0, 1.9, 2.7, 3.5)
 HOUR_S = 3600.0
@@ -154,3 +154,11 @@ def test_never_late_when_promised_and_never_over_budget(
     if promised or budget is None:
         assert world.finished_at is not None
         assert world.finished_at <= in_hours(limit_h)
+
+
+def test_a_budget_without_a_price_is_said_not_to_be_kept() -> None:
+    job = replace(a_goal_job(Goal(in_hours(3), budget=5.0, work_seconds=HOUR_S)), status=JobStatus())
+    assert job.goal is not None
+    job, _ = a_step(replace(job, goal=replace(job.goal, prices=None)), [])
+    assert job.status.plan is not None
+    assert "its budget is not kept" in job.status.plan.message

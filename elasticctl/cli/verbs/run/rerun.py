@@ -125,7 +125,7 @@ def _new_manifest(target: Target, old: Manifest, changes: Changes) -> Manifest:
         )
         if storage == before:
             raise UsageError(f"--storage {storage} belongs to the old job. FIX: give the new one another place")
-    return rerun_manifest(old, Rerun(name, storage, start))
+    return rerun_manifest(old, Rerun(name, storage, start, time.time()))
 
 
 def _start_from(old: ElasticJob, wanted: str) -> str:
