@@ -16,6 +16,7 @@ from elasticctl.api.observed.cost import cost, rate_of
 from elasticctl.api.observed.history import (
     STEADY,
     activity_words,
+    current_activity,
     first_step_took_s,
     goodput,
     not_finite_text,
@@ -206,8 +207,8 @@ def _interrupted(status: JobStatus) -> int:
 
 def _doing(status: JobStatus) -> dict[str, Any] | None:
     """What the group does, since when, and how long its first step took last time; the page counts the seconds."""
-    doing = status.activity
-    if doing is None or not doing.doing:
+    doing = current_activity(status)
+    if doing is None:
         return None
     words, last_s = activity_words(doing)[:MAX_TEXT], first_step_took_s(status, doing)
     return {"words": words, "since": doing.since, "lastS": last_s, "steady": doing.doing in STEADY}

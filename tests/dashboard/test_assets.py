@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 from importlib import resources
@@ -22,6 +23,11 @@ VENDORED = {
 def test_what_is_of_others_is_unchanged(name: str) -> None:
     content = resources.files("elasticctl.dashboard").joinpath("page", "vendor", name).read_bytes()
     assert hashlib.sha256(content).hexdigest() == VENDORED[name]
+
+
+def test_the_page_is_light() -> None:
+    """All of it, compressed, as over a slow line."""
+    assert sum(len(gzip.compress(asset.content)) for asset in assets().values()) < 250_000
 
 
 def test_every_file_that_the_page_names_is_there_and_no_other() -> None:

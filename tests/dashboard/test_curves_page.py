@@ -55,6 +55,16 @@ def test_several_metrics_and_any_part_of_them(visitor: Visitor, runs: Jobs) -> N
         see(page.locator(".metric-charts figure")).to_have_count(2)
         see(chart(page, "loss")).to_have_accessible_name(re.compile("^loss: 2.002 at step 0, 0.0024 at step 4,999$"))
         see(page.get_by_label("Smoothing")).to_have_value("")
+        page.goto(page.url.replace("m=lr", "m=accuracy"))
+        see(chart(page, "accuracy")).to_be_visible()
+        for name in ("loss", "accuracy"):  # one axis for all: the only accuracy is that of the last step
+            chart(page, name).focus()
+            page.keyboard.press("End")
+        cursors = page.locator(".metric-charts .u-cursor-x")
+        loss_x, accuracy_x = cursors.evaluate_all("(lines) => lines.map((line) => line.getBoundingClientRect().x)")
+        assert abs(loss_x - accuracy_x) < 3
+        page.goto(page.url.replace("m=accuracy", "m=lr"))
+        see(page.locator(".metric-charts figure")).to_have_count(2)
         loss = chart(page, "loss")
         box = loss.bounding_box()
         assert box is not None
@@ -88,8 +98,8 @@ def test_runs_beside_each_other(visitor: Visitor, runs: Jobs) -> None:
         page.get_by_label("Compare with").select_option("default/other")
         see(page).to_have_url(re.compile("vs=default%2Fother"))
         compared = page.get_by_label("Runs that are compared").get_by_role("listitem")
-        see(compared.nth(0)).to_contain_text(re.compile("^oneSucceeded.*0.1$"))
-        see(compared.nth(1)).to_contain_text(re.compile("^otherSucceeded.*0.2remove$"))
+        see(compared.nth(0)).to_contain_text(re.compile("^oneSucceeded--lr 0.1$"))
+        see(compared.nth(1)).to_contain_text(re.compile("^otherSucceeded--lr 0.2remove$"))
         see(reading(page, "loss")).to_have_text("one 0.0024 · other 0.0048")
         page.get_by_text("Values as a table").click()
         see(page.get_by_role("row", name="other loss")).to_contain_text("0.0048")

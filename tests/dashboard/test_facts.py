@@ -59,6 +59,8 @@ def test_a_row_says_what_the_group_does_and_leaves_the_seconds_to_the_page() -> 
     assert job_row(read(activity=loading), AT)["doing"] == told | {"words": "loading step 657", "lastS": None}
     assert job_row(read(activity={"doing": "training"}), AT)["doing"]["steady"] is True
     assert job_row(read(), AT)["doing"] is None
+    for phase in ("Suspended", "Failed"):
+        assert job_row(read(phase=phase, activity=loading), AT)["doing"] is None
 
 
 def test_what_is_not_known_is_not_zero() -> None:

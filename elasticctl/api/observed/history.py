@@ -62,10 +62,17 @@ def is_training(status: JobStatus) -> bool:
     return there.issuperset(group.workers)  # nobody says more: a job of an older controller
 
 
+def current_activity(status: JobStatus) -> Activity | None:
+    """What the group does; None if nobody has said, and while there is none: what it did last says nothing then."""
+    if status.phase is Phase.SUSPENDED or status.phase.terminal:
+        return None
+    return status.activity if status.activity is not None and status.activity.doing else None
+
+
 def activity_text(status: JobStatus, now: float) -> str:
     """`first step (4m00s so far; last time 6m00s)`: what the group does, and for how long; "" if nobody has said."""
-    doing = status.activity
-    if doing is None or not doing.doing:
+    doing = current_activity(status)
+    if doing is None:
         return ""
     words = activity_words(doing)
     if doing.since is None:

@@ -154,7 +154,7 @@ export class Chart {
     const along = { ...axis, size: withAxis ? 26 : 0, incrs: APART[over], values: withAxis ? ALONG[over] : () => [], space: 90 };
     const paths = kind.stepped ? uPlot.paths.stepped({ align: 1 }) : uPlot.paths.linear();
     const grid = log ? { ...axis.grid, filter: (_, splits) => splits.map((split) => (isPower(split) ? split : null)) } : axis.grid;
-    const up = { ...axis, grid, size: AXIS_PX, space: 24, incrs: kind.whole ? WHOLE : undefined, values: kind.whole ? whole : marked };
+    const up = { ...axis, grid, size: AXIS_PX, space: 24, incrs: kind.whole ? WHOLE : undefined, values: kind.whole ? whole : log ? powers : marked };
     return {
       width: this.#box.clientWidth || 300,
       height: this.#box.clientHeight,
@@ -275,6 +275,12 @@ const MINUTES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800];
 const HOURS = [1, 2, 3, 6, 12, 24, 48, 96, 240, 480, 960].map((hours) => hours * 3600);
 const APART = { elapsed: [...MINUTES, ...HOURS], step: WHOLE };
 const whole = (_, splits) => splits.map(short);
+
+/** On a logarithmic axis powers of ten are told, or all where there are fewer than two of them. */
+function powers(plot, splits) {
+  const told = splits.map((split) => (split !== null && isPower(split) ? split : null));
+  return marked(plot, told.filter((split) => split !== null).length < 2 ? splits : told);
+}
 
 function marked(_, splits) {
   const words = marksOf(splits.filter((split) => split !== null));

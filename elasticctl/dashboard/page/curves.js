@@ -208,8 +208,9 @@ export class Curves {
     const timed = { over: "time", range: part, marks: marks(this.#known) };
     const names = this.#names(own);
     const shown = runs.length ? names : [];
+    const within = over === "time" ? part : (this.#zoom ?? extent(shown.flatMap((name) => runs.map(({ told }) => [told.series[name], told.shift]))));
     this.all.disabled = this.#zoom === null;
-    keyed(this.place, shown, (name) => name, (name) => this.#chart(name).node, (_, name) => this.#drawMetric(name, runs, over, timed, name === shown.at(-1)));
+    keyed(this.place, shown, (name) => name, (name) => this.#chart(name).node, (_, name) => this.#drawMetric(name, runs, over, { ...timed, range: within }, name === shown.at(-1)));
     show(this.none, own !== undefined && !shown.length);
     say(this.none, this.#known.curve.at.length ? "The script reports no metric." : NO_CURVE);
     this.#drawSteps(timed, over);
@@ -248,7 +249,7 @@ export class Curves {
     const through = timed.marks.flatMap((mark) => this.#along(mark, over, own));
     chart.update(name, {
       x, columns, lines, bands, over, log, axis: isLast && over !== "time",
-      range: over === "time" ? timed.range : (this.#zoom ?? extent(tables)),
+      range: timed.range,
       marks: [...through, ...lost],
       moments: tables[0][0],
       words: (at) => this.#words(found, tables, at, over),
@@ -260,8 +261,10 @@ export class Curves {
   #along(mark, over, own) {
     if (over === "time") return [mark];
     if (over === "elapsed") return [{ ...mark, x: mark.x - own.shift }];
-    const place = own.other.findIndex((at) => at !== null && at >= mark.x);
-    return place < 0 ? [] : [{ ...mark, x: own.x[place] }];
+    const all = Object.values(this.#answers.get(this.#known.job.uid).series);
+    const dense = all.reduce((most, series) => (series.x.length > most.x.length ? series : most), own); // the same for all charts
+    const place = dense.other.findIndex((at) => at !== null && at >= mark.x);
+    return place < 0 ? [] : [{ ...mark, x: dense.x[place] }];
   }
 
   #words(found, tables, at, over) {
@@ -331,7 +334,8 @@ export class Curves {
     ({ children: [swatch, , phase, code] }, { run, i }) => {
       swatch.dataset.run = i;
       say(phase, run.phase);
-      say(code, words[i].filter((word) => !common.has(word)).join(" "));
+      const differs = (word) => word !== undefined && !common.has(word);
+      say(code, words[i].filter((word, at) => differs(word) || (word.startsWith("-") && differs(words[i][at + 1]))).join(" "));
     });
     const missing = own && !own.stored && own.names.length ? (own.trouble || "the job has no storage, or is older than this version.") : "";
     show(this.note, Boolean(missing));
@@ -396,11 +400,12 @@ function choice(label, options, onChange) {
   return select;
 }
 
-/** From the first x of any run to the last. */
-function extent(tables) {
-  const low = Math.min(...tables.map(([x]) => x[0] ?? 0));
-  const high = Math.max(...tables.map(([x]) => x.at(-1) ?? 1));
-  return [low, Math.max(high, low + 1)];
+/** From the first x of any metric of any run to the last: the same for all of them. */
+function extent(series) {
+  const some = series.filter(([found]) => found?.x.length);
+  const low = Math.min(...some.map(([{ x }, shift]) => x[0] - shift));
+  const high = Math.max(...some.map(([{ x }, shift]) => x.at(-1) - shift));
+  return some.length ? [low, Math.max(high, low + 1)] : [0, 1];
 }
 
 const place = (over, x) => ({ time: clock, elapsed: span, step: (step) => `step ${count(Math.round(step))}` })[over](x);

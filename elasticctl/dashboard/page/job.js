@@ -180,7 +180,7 @@ export class JobView {
     }
     this.tiles.get("Checkpoint").value.title = checkpoint.sizeBytes ? bytes(checkpoint.sizeBytes) : "";
     const causes = Object.entries(restarts).map(([cause, times]) => `${cause} ${times}`).join(", ");
-    this.#tile("Interruptions", count(job.interruptions), causes || "none", stepsRedone === null ? "steps redone: unknown" : `${plural(stepsRedone, "step")} redone`);
+    this.#tile("Interruptions", count(job.interruptions), causes || "none", stepsRedone === null ? "redone: unknown" : `${plural(stepsRedone, "step")} redone`);
     this.tiles.get("Interruptions").more[0].title = causes;
     const share = goodput ? `${(100 * goodput.share).toFixed(1)} %` : "";
     this.#tile("Goodput", share, goodput ? `of ${span(goodput.wallS)}` : "", goodput?.whole === false ? "of the last groups" : "");

@@ -161,9 +161,9 @@ export class TeamView {
     tell("Failed", count(kinds.failed.length), kinds.succeeded.length ? `${count(kinds.succeeded.length)} succeeded` : "");
     tell("Waiting", count(kinds.waiting.length), longest ? `up to ${span(longest)}` : "");
     tell("Running", count(running.length), gpus(running) ? plural(gpus(running), "GPU") : plural(running.reduce((sum, job) => sum + job.placed, 0), "worker"));
-    tell("Goodput", share === null ? "–" : `${(100 * share).toFixed(1)} %`, share === null ? "" : "of the time of these jobs");
+    tell("Goodput", share === null ? "–" : `${(100 * share).toFixed(1)} %`, share === null ? "" : "weighted by time");
     tell("Interruptions", count(wanted.reduce((sum, job) => sum + job.interruptions, 0)), "of these jobs");
-    tell("Cost, estimated", priced ? dollars(usd) : "–", priced === wanted.length ? "" : `${plural(wanted.length - priced, "job")} without a price`);
+    tell("Cost, estimated", priced ? dollars(usd) : "–", priced === wanted.length ? "" : `${count(wanted.length - priced)} without price`);
     const groups = grouped(spent, this.group.value);
     say(this.head, GROUPS[this.group.value][1]);
     this.money.fill(groups.map(([name, { jobs, cost }]) => {

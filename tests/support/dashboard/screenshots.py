@@ -97,6 +97,17 @@ def main() -> None:
                     page.goto(page.url + "#/default/digits")
                     page.locator("canvas").nth(2).wait_for()
                     page.screenshot(path=IMAGES / f"dashboard-{name}.png")
+                page = visitor.open(dashboard.link(), width=1280, height=900)
+                address = page.url
+                page.goto(
+                    f"{address}#/default/digits?x=step&m=loss&m=test_accuracy&s=0.9&vs=default%2Fdigits-wide&log=1"
+                )
+                page.locator(".lines li").nth(5).wait_for()
+                for name, part in (("curves", ".course"), ("log", ".logs")):
+                    page.locator(part).screenshot(path=IMAGES / f"dashboard-{name}.png")
+                page.goto(f"{address}#/overview")
+                page.get_by_role("heading", name="Failed").wait_for()
+                page.screenshot(path=IMAGES / "dashboard-overview.png")
                 share(LocalCluster())
                 page = visitor.open(dashboard.link(), width=1280, height=760)
                 page.get_by_role("link", name="Projects").click()
