@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := -n logical --dist worksteal # how many: tests/support/ordering.py; whoever is done takes from another's end
 HERE   := -m "not cluster and not browser and not packaging"
 
-.PHONY: demo quick test lint types unit soak coverage test-page test-packaging test-cluster docs startup clean
+.PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster docs startup clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
@@ -30,6 +30,9 @@ unit: $(VENV)/.dev
 
 soak: $(VENV)/.dev  ## simulated clusters with thousands of seeds: docs/reliability.md; make soak SOAK="--seeds 100000 --seconds 36000"
 	$(BIN)/python -m tests.support.virtual.soak $(SOAK)
+
+fuzz: $(VENV)/.dev  ## hostile input for every reader of what others wrote: docs/reliability.md; make fuzz FUZZ="--inputs 14000"
+	$(BIN)/python -W ignore -m tests.support.fuzz.soak $(FUZZ)
 
 coverage: $(VENV)/.dev  ## the same tests, and which lines none of them reaches
 	$(PYTEST) $(SPREAD) $(HERE) --cov --cov-report=term:skip-covered

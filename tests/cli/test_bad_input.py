@@ -28,6 +28,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private_home: Path) 
     return tmp_path
 
 
+@pytest.mark.parametrize("words", [["submit", ""], ["submit", "", "--dry-run"], ["sweep", "", "--grid", "lr=1,2"]])
+def test_an_empty_name_is_no_script(folder: Path, run: Run, words: list[str]) -> None:
+    done = run(*words)
+    assert (done.code, done.err.startswith("error: nothing to run. FIX: give a script")) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [

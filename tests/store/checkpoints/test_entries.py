@@ -59,6 +59,13 @@ def test_anything_else_is_damage_and_nothing_worse(data: bytes) -> None:
         commits.decode(data, 1)
 
 
+def test_a_metric_beyond_any_float_is_damage() -> None:
+    body = json.loads(commits.encode(a_commit(1))) | {"metrics": {"loss": 10**400}}
+    body["sha256"] = commits.digest_of({name: value for name, value in body.items() if name != "sha256"})
+    with pytest.raises(DamagedError, match="out of range"):
+        commits.decode(json.dumps(body, sort_keys=True, separators=(",", ":")).encode(), 1)
+
+
 def test_an_entry_at_another_position_is_damage() -> None:
     with pytest.raises(DamagedError, match="journal entry 8"):
         commits.decode(commits.encode(a_commit(7)), 8)

@@ -19,6 +19,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -330,7 +331,8 @@ def _is_count(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    """Is it one that arithmetic with floats bears? JSON has larger whole numbers than that."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

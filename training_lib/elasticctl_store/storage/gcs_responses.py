@@ -35,7 +35,7 @@ def parse(answer: HttpResponse) -> Mapping[str, Any]:
     """A JSON answer. Raises StorageError for what is none."""
     try:
         found = json.loads(answer.body)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise StorageError(f"the endpoint answers with something that is not GCS's JSON ({e}): check its URL") from e
     if not isinstance(found, dict):
         raise StorageError("the endpoint answers with something that is not GCS's JSON: check its URL")
@@ -116,7 +116,7 @@ def _fix(answer: HttpResponse, action: Action, place: Location) -> str:
 def _error(answer: HttpResponse) -> Mapping[str, Any]:
     try:
         error = json.loads(answer.body).get("error", {})
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return {}
     return error if isinstance(error, dict) else {}
 

@@ -247,11 +247,11 @@ def _what_to_run(
         if typed:
             raise UsageError(f"-m {source.module} and {quote(typed[0])} contradict each other. FIX: give one of them")
         return Command("", ("python", "-m", source.module, *after))
-    if typed:
+    if typed and typed[0]:
         return Command(typed[0], (*typed[1:], *after))
-    if written is not None:
+    if written is not None and not typed:
         return Command(written.script, after or written.args) if written.script else of_words(written.command)
-    if not after:
+    if typed or not after:  # a variable of a shell that is not set, perhaps
         raise UsageError("nothing to run. FIX: give a script, or a manifest with -f")
     return of_words(after)
 

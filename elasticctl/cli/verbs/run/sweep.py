@@ -95,7 +95,7 @@ def sweep(
             raise UsageError(f"--continue and {quote(script)} contradict each other. FIX: leave one out")
         if not jobs_of(target, name):
             raise NotFoundError(f"no jobs of a sweep {quote(name)}. FIX: see `elasticctl list --label sweep`")
-    elif script is None:
+    elif not script:
         raise UsageError("nothing to run. FIX: give a script")
     else:
         name = create(target, script, args, flags, request)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elasticctl.cli.main import main
@@ -56,43 +53,8 @@ HEADS = [
 WORDS = st.lists(st.sampled_from(FLAGS) | st.sampled_from(VALUES) | st.text(max_size=6), max_size=6)
 
 
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """A folder to type in, with a home in it."""
-    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
-        environ = {"ELASTICCTL_HOME": f"{name}/home", "CUDA_VISIBLE_DEVICES": ""}
-        with mock.patch.dict(os.environ, environ):
-            Path("train.py").touch()
-            Path("job.yaml").write_text(GOOD)
-            Path("bad.yaml").write_text("a: [")
-            yield Path(name)
-
-
-def outcome(args: list[str]) -> tuple[int, str]:
-    out, err = io.StringIO(), io.StringIO()
-    nothing = mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO()))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), nothing:
-        code = main(args)
-    return code, err.getvalue()
-
-
-def check(code: int, err: str) -> None:
-    assert "Traceback" not in err
-    assert "bug in elasticctl" not in err
-    errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == (code != 0)
-    assert code in (0, 1, 2, 3)
-
-
-@given(st.sampled_from(HEADS), WORDS)
-@settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_command_line(folder: Path, head: list[str], words: list[str]) -> None:
-    check(*outcome([*head, *words]))
-    assert not (folder / "home" / "local").exists()
-
-
+COMMAND_LINES = st.tuples(st.sampled_from(HEADS), WORDS)
 LINES = GOOD.splitlines()
-INSERTS = ["", "  ", "- ", "x: ", "1", "[", "&a ", "*a", "~", "\t", "a: b"]
 MANGLED = st.lists(
     st.tuples(
         st.integers(0, len(LINES) - 1),
@@ -101,15 +63,53 @@ MANGLED = st.lists(
     min_size=1,
     max_size=3,
 )
+MANIFEST_FILES = st.tuples(MANGLED, st.binary(max_size=4))
 
 
-@given(MANGLED, st.binary(max_size=4))
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_manifest_file(folder: Path, changes: list[tuple[int, str]], tail: bytes) -> None:
+@contextlib.contextmanager
+def _typing_in(folder: Path) -> Iterator[None]:
+    """A folder to type in, with a home in it."""
+    environ = {"ELASTICCTL_HOME": f"{folder}/home", "CUDA_VISIBLE_DEVICES": ""}
+    with contextlib.chdir(folder), mock.patch.dict(os.environ, environ):
+        if not Path("train.py").exists():
+            Path("train.py").touch()
+            Path("job.yaml").write_text(GOOD)
+            Path("bad.yaml").write_text("a: [")
+        yield
+
+
+def _outcome(args: list[str]) -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    nothing = mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), nothing:
+        code = main(args)
+    return code, err.getvalue()
+
+
+def _check(code: int, err: str) -> None:
+    assert "Traceback" not in err
+    assert "bug in elasticctl" not in err
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == (code != 0)
+    assert code in (0, 1, 2, 3)
+
+
+def check_command_line(folder: Path, typed: tuple[list[str], list[str]]) -> None:
+    """An exit code and one line that says what is wrong; nothing is started."""
+    head, words = typed
+    with _typing_in(folder):
+        _check(*_outcome([*head, *words]))
+    assert not (folder / "home" / "local").exists()
+
+
+def check_manifest_file(folder: Path, mangled: tuple[list[tuple[int, str]], bytes]) -> None:
+    """The same of `submit -f`."""
+    changes, tail = mangled
     lines = list(LINES)
     for index, text in changes:
         lines[index] = text + lines[index][len(text) // 2 :]
-    Path("fuzz.yaml").write_bytes("\n".join(lines).encode() + tail)
-    code, err = outcome(["submit", "-f", "fuzz.yaml", "--dry-run"])
-    check(code, err)
+    with _typing_in(folder):
+        Path("fuzz.yaml").write_bytes("\n".join(lines).encode() + tail)
+        code, err = _outcome(["submit", "-f", "fuzz.yaml", "--dry-run"])
+    _check(code, err)
     assert code in (0, 2)
