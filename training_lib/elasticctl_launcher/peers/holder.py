@@ -1,0 +1,175 @@
+"""`CopyHolder`: keeps copies of shares in this launcher's memory, its own ranks' and those of one other launcher.
+
+A rank writes its share to the folder of copies and says so on a Unix socket, one line of JSON each way:
+
+    {"copied": [[name, size, crc32], ...]}    -> {}                          it is being sent to the next launcher
+    {"room": size}                            -> {"refused": why or ""}      is there memory for so much more?
+    {"state": true}                           -> {"sending": bool, "lack": why the last one is here only, or ""}
+
+The launcher that gets the copies is the next in the group that is on another host, else the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elasticctl_launcher.peers.room import why_no_room
+from elasticctl_launcher.peers.wire import CopiedFile, PeerError, receive_files, send_files
+from elasticctl_store.checkpoints.entries import DATA, save_of
+
+KEPT_SAVES = 2
+"""While one is being made, the one before has to be whole."""
+MAX_CONNECTIONS = 64
+MAX_LINE_BYTES = 8 << 10
+CONNECT_TIMEOUT_S = 5.0
+ALONE = "this is the only worker"
+
+log = logging.getLogger(__name__)
+
+
+class CopyHolder:
+    """Listens on TCP at `host`, and for this worker's ranks at `path`, until `close`.
+
+    `read_token` returns the job's token; copies are below `folder`. Raises OSError.
+    """
+
+    def __init__(self, host: str, path: str, folder: Path, read_token: Callable[[], bytes]) -> None:
+        self.path, self.folder = path, folder
+        self._read_token = read_token
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._find_peer: Callable[[], tuple[str, int] | None] = lambda: None
+        self._todo: queue.SimpleQueue[list[CopiedFile] | None] = queue.SimpleQueue()
+        self._sending, self._lack = 0, "no copy was made yet"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._tcp = socket.create_server(
+            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=MAX_CONNECTIONS
+        )
+        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._unix.bind(path)
+        self._unix.listen(MAX_CONNECTIONS)
+        self.address: tuple[str, int] = (host, self._tcp.getsockname()[1])
+        for work in (
+            lambda: self._accept(self._tcp, self._receive),
+            lambda: self._accept(self._unix, self._answer),
+            self._send_all,
+        ):
+            threading.Thread(target=work, name="copies", daemon=True).start()
+
+    def join_group(self, find_peer: Callable[[], tuple[str, int] | None]) -> None:
+        """From now on copies go where `find_peer` says; it is called from a thread, and None stands for nowhere."""
+        with self._lock:
+            self._find_peer = find_peer
+
+    def close(self) -> None:
+        """Listen no more, and send nothing more."""
+        self._todo.put(None)
+        for server in (self._tcp, self._unix):
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            server.close()
+
+    def _accept(self, server: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        while True:
+            try:
+                line, _ = server.accept()
+            except OSError:
+                return
+            if not self._slots.acquire(blocking=False):
+                line.close()
+                continue
+            threading.Thread(target=self._serve, args=(line, serve), name="copies-line", daemon=True).start()
+
+    def _serve(self, line: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        try:
+            with line, suppress(OSError, ValueError, TypeError, RecursionError):
+                serve(line)
+        finally:
+            self._slots.release()
+
+    def _receive(self, line: socket.socket) -> None:
+        try:
+            receive_files(
+                line, self._read_token(), self.folder, lambda size_bytes: why_no_room(self.folder, size_bytes)
+            )
+        except PeerError as error:
+            log.warning("a copy was not taken from another worker: %s", error)
+        for own in self.folder.iterdir():
+            prune(own)
+
+    def _answer(self, line: socket.socket) -> None:
+        with line.makefile("rb") as asked:
+            while request := asked.readline(MAX_LINE_BYTES):
+                message = json.loads(request)
+                answer = self._reply(message) if isinstance(message, dict) else {}
+                line.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _reply(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        if "room" in message:
+            return {"refused": why_no_room(self.folder, int(message["room"]))}
+        if "copied" in message:
+            try:
+                files = [CopiedFile(*row) for row in message["copied"]]
+            except (TypeError, PeerError) as error:
+                return {"refused": str(error)}
+            with self._lock:
+                self._sending += 1
+            self._todo.put(files)
+        with self._lock:
+            return {"sending": self._sending > 0, "lack": self._lack}
+
+    def _send_all(self) -> None:
+        while (files := self._todo.get()) is not None:
+            lack = self._send(files)
+            with self._lock:
+                self._sending -= 1
+                is_news, self._lack = bool(lack) and lack != self._lack, lack
+            if is_news and lack != ALONE:
+                log.warning("the state of this worker's ranks is not copied to another worker: %s", lack)
+
+    def _send(self, files: Sequence[CopiedFile]) -> str:
+        """Send a share to the next launcher; why it has not got it, or nothing."""
+        try:
+            peer = self._find_peer()
+            if peer is None:
+                return ALONE
+            with contextlib.closing(socket.create_connection(peer, CONNECT_TIMEOUT_S)) as line:
+                send_files(line, self._read_token(), self.folder, files)
+        except (PeerError, OSError, RuntimeError) as error:  # RuntimeError: the group's store is gone
+            return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        return ""
+
+
+def prune(folder: Path) -> None:
+    """Keep the newest saves that lie in a folder of copies, and delete the others."""
+    with suppress(OSError):
+        saves = [(save.order, path) for path in (folder / DATA).iterdir() if (save := save_of(f"{DATA}{path.name}/"))]
+        for _, path in sorted(saves)[:-KEPT_SAVES]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def find_peer(
+    members: Sequence[Mapping[str, Any]], mine: int, read_address: Callable[[int], str | None]
+) -> tuple[str, int] | None:
+    """Where the copies of member number `mine` go; None if there is nobody.
+
+    `read_address(number)` returns what that member has said of itself, `host:port`. Raises PeerError if it has not yet.
+    """
+    ring = [number % len(members) for number in range(mine + 1, mine + len(members))]
+    if not ring:
+        return None
+    other = next((number for number in ring if members[number]["host"] != members[mine]["host"]), ring[0])
+    host, _, port = (read_address(other) or "").rpartition(":")
+    if not port.isdigit():
+        raise PeerError(f"{members[other]['name']} takes no copies")
+    return host, int(port)

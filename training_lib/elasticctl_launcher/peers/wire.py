@@ -1,0 +1,161 @@
+"""How one launcher sends a rank's share to another, over TCP.
+
+    receiver -> sender    32 random bytes
+    sender -> receiver    a message: the files, by name, size and checksum; random bytes of the sender's own
+    receiver -> sender    a message: {} to go on, or {"refused": why}
+    sender -> receiver    the files' bytes, one behind the other
+    receiver -> sender    a message: {} once they are kept, or {"refused": why}
+
+A message is its length (4 bytes), JSON, and an HMAC-SHA256 under the job's token over its purpose, the random bytes of
+who reads it, and the JSON. So both ends prove that they are of this job, and nothing that was recorded is accepted
+again. The bytes themselves have checksums, which are among what is signed; they are not encrypted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import socket
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+NONCE_BYTES = 32
+MAX_MESSAGE_BYTES = 8 << 10
+MAX_FILES = 2
+CHUNK_BYTES = 1 << 20
+PATIENCE_S = 30.0
+"""How long either end waits for the next bytes of the other."""
+_MAC_BYTES = 32
+_LENGTH = struct.Struct(">I")
+_NAME = re.compile(
+    r"[0-9a-f]{16}/data/g\d{6,18}-n\d{6,18}-step\d{9,18}-[\w.-]{1,100}/share-\d{5,9}-of-\d{5,9}\.(json|safetensors)",
+    re.ASCII,
+)
+
+
+class PeerError(Exception):
+    """The other launcher, or what it sent, is not as it should be; or it refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedFile:
+    """A file of a share: `name` is its path in the folder of copies, `crc32` that of its bytes."""
+
+    name: str
+    size_bytes: int
+    crc32: int
+
+    def __post_init__(self) -> None:
+        """Raises PeerError for what a share has no file of."""
+        if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
+            raise PeerError(f"{str(self.name)!r:.100} is not the name of a share's file")
+        for number in (self.size_bytes, self.crc32):
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 62:
+                raise PeerError(f"{self.name}: its size or its checksum is not a number that can be one")
+
+
+def send_files(line: socket.socket, token: bytes, folder: Path, files: Sequence[CopiedFile]) -> None:
+    """Send the files, which lie in `folder`; returns once they are kept. Raises PeerError and OSError."""
+    line.settimeout(PATIENCE_S)
+    theirs, mine = _receive(line, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+    _say(line, token, b"offer" + theirs, {"nonce": mine.hex(), "files": [astuple(file) for file in files]})
+    _raise_if_refused(_hear(line, token, b"accept" + mine))
+    for file in files:
+        with (folder / file.name).open("rb", buffering=0) as data:
+            if line.sendfile(data, 0, file.size_bytes) != file.size_bytes:
+                raise PeerError(f"{file.name} is shorter than it was")
+    _raise_if_refused(_hear(line, token, b"kept" + mine))
+
+
+def receive_files(line: socket.socket, token: bytes, folder: Path, refuse: Callable[[int], str]) -> None:
+    """The other end: keep what is sent in `folder`; a share is there as a whole or not at all.
+
+    `refuse(size_bytes)` says why there is no room for so much, or nothing. Raises PeerError and OSError.
+    """
+    line.settimeout(PATIENCE_S)
+    mine = secrets.token_bytes(NONCE_BYTES)
+    line.sendall(mine)
+    offer = _hear(line, token, b"offer" + mine)
+    try:
+        theirs, rows = bytes.fromhex(offer["nonce"]), offer["files"]
+        if len(theirs) != NONCE_BYTES or not isinstance(rows, list) or not 0 < len(rows) <= MAX_FILES:
+            raise PeerError("the offer is not one of a share")
+        files = [CopiedFile(*row) for row in rows]
+    except (KeyError, TypeError, ValueError) as e:
+        raise PeerError("the offer is not one of a share") from e
+    why_not = refuse(sum(file.size_bytes for file in files))
+    _say(line, token, b"accept" + theirs, {"refused": why_not} if why_not else {})
+    if why_not:
+        return
+    partial = [(folder / f"{file.name}.{secrets.token_hex(4)}.partial", folder / file.name) for file in files]
+    try:
+        for file, (path, _) in zip(files, partial, strict=True):
+            _receive_file(line, file, path)
+        for path, final in partial:
+            path.replace(final)
+    except (OSError, PeerError) as e:
+        if not isinstance(e, (ConnectionError, TimeoutError)):
+            _say(line, token, b"kept" + theirs, {"refused": str(e)})
+        raise
+    finally:
+        for path, _ in partial:
+            path.unlink(missing_ok=True)
+    _say(line, token, b"kept" + theirs, {})
+
+
+def _receive_file(line: socket.socket, file: CopiedFile, path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    left, crc, chunk = file.size_bytes, 0, memoryview(bytearray(CHUNK_BYTES))
+    with path.open("xb", buffering=0) as kept:
+        while left:
+            count = line.recv_into(chunk[: min(left, CHUNK_BYTES)])
+            if not count:
+                raise ConnectionResetError("the other launcher has ended the connection")
+            crc = zlib.crc32(chunk[:count], crc)
+            kept.write(chunk[:count])
+            left -= count
+    if crc != file.crc32:
+        raise PeerError(f"{file.name} arrived damaged")
+
+
+def _say(line: socket.socket, token: bytes, purpose: bytes, message: Mapping[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    line.sendall(_LENGTH.pack(len(data)) + data + hmac.digest(token, purpose + data, hashlib.sha256))
+
+
+def _hear(line: socket.socket, token: bytes, purpose: bytes) -> dict[str, Any]:
+    (length,) = _LENGTH.unpack(_receive(line, _LENGTH.size))
+    if length > MAX_MESSAGE_BYTES:
+        raise PeerError(f"a message of {length} bytes is too long")
+    data = _receive(line, length)
+    if not hmac.compare_digest(_receive(line, _MAC_BYTES), hmac.digest(token, purpose + data, hashlib.sha256)):
+        raise PeerError("the other end does not know this job's token")
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise PeerError("a message is not JSON") from e
+    if not isinstance(message, dict):
+        raise PeerError("a message is not an object")
+    return message
+
+
+def _raise_if_refused(answer: Mapping[str, Any]) -> None:
+    if answer.get("refused"):
+        raise PeerError(str(answer["refused"])[:200])
+
+
+def _receive(line: socket.socket, size_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < size_bytes:
+        part = line.recv(size_bytes - len(data))
+        if not part:
+            raise ConnectionResetError("the other launcher has ended the connection")
+        data += part
+    return bytes(data)
