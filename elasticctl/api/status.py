@@ -220,7 +220,9 @@ class GroupGeneration:
     optimizer step was reported. `resumed_step` is the step restored from, `last_step` the highest step reported.
     `failure`: it ended because ranks failed, and the same workers have started them again.
 
-    `resumed_from` is where that state was: in the `memory` of ranks that stayed in their processes, or in `storage`.
+    `resumed_from` is where that state was: in the `memory` of ranks that stayed in their processes, in `copies` in the
+    memory of launchers, or in `storage`; `resumed_because` says why not in a better place. `copied_every_steps`: such
+    copies are made so often, and `copies_lack` says why they do not outlast the loss of a worker, or are not made.
     `stays`: ranks would stay when it ends (None: not known), and if not, `restarts_because` says why.
     """
 
@@ -232,8 +234,11 @@ class GroupGeneration:
     first_step_at: Timestamp | None = None
     resumed_step: int | None = None
     resumed_from: str = ""
+    resumed_because: str = ""
     stays: bool | None = None
     restarts_because: str = ""
+    copied_every_steps: int | None = None
+    copies_lack: str = ""
     last_step: int | None = None
     failure: RankFailure | None = None
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import GroupGeneration, JobStatus
 from elasticctl.cli.framework.output import Table, format_aligned
-from elasticctl.cli.views.description import describe_job, format_sections
+from elasticctl.cli.views.description import describe_job, format_sections, protection
 from elasticctl.cluster.local.client import LocalCluster
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run, Start
@@ -122,3 +123,27 @@ def test_a_real_job_described_and_its_events_followed(
     assert found["events"][-1] == {**found["events"][-1], "what": "succeeded", "about": "told"}
     assert found["events"][0]["what"] == "created"
     assert run("events", "told", "-w", "-o", "json").code == 2
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({}, "all ranks start again from the last checkpoint: sharded"),
+        (
+            {"copied_every_steps": 40},
+            "all ranks start again from copies in workers' memory, at most 40 steps back: sharded",
+        ),
+        (
+            {"copied_every_steps": 40, "copies_lack": "this is the only worker"},
+            "all ranks start again from copies in workers' memory, at most 40 steps back unless"
+            " its memory is lost as well (this is the only worker): sharded",
+        ),
+        (
+            {"copies_lack": "9 MB do not fit"},
+            "all ranks start again from the last checkpoint: sharded; no copies in workers' memory: 9 MB do not fit",
+        ),
+    ],
+)
+def test_it_says_beforehand_what_the_loss_of_a_worker_costs(known: dict[str, Any], said: str) -> None:
+    group = GroupGeneration(1, ("w-0",), stays=False, restarts_because="sharded", **known)
+    assert protection(JobStatus(generations=(group,))) == said

@@ -96,7 +96,7 @@ class Agent(SimpleElasticAgent):
         self._handler, self._starter, self._limits = handler, starter, limits
         self._notifications: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         notify = self._notifications.put
-        self._ranks = LocalRanks(handler.client, starter, output, limits, notify)
+        self._ranks = LocalRanks(handler.client, starter, output, limits, notify, handler.identity.host)
         self._service = Inquiries(
             handler.client, handler.poll, handler.identity.uid, lambda question: notify(ServiceAnswered(question))
         )
@@ -456,7 +456,8 @@ class Agent(SimpleElasticAgent):
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._ranks.start(worker_group, self._handler.get_run_id(), self._handler.generation)
+        handler = self._handler
+        self._ranks.start(worker_group, handler.members, handler.get_run_id(), handler.generation)
         return {rank.local_rank: rank.process.pid for rank in self._ranks.running}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -21,6 +21,7 @@ from elasticctl_store.checkpoints.entries import Commit
 from elasticctl_store.errors import NotFiniteError, TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, Restored
+from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.data.plan import Cursor
 from elasticctl_train.inplace.group import ElasticGroup
 from elasticctl_train.metrics import LOSS
@@ -93,6 +94,7 @@ class Session:
         self._checkpoints: Checkpointer | None = None
         self._watch = Watch(self._reporter, lambda: self._notice.given(), self._obstacle)
         self._origin = ""
+        self._said_of_copies = "", 0
         self._group, self._restarts_because = group, "" if group is not None else restarts_because
         self._given_url = url or os.environ.get(STORAGE_VARIABLE, "")
         self.restored: Restored | None = None
@@ -125,7 +127,8 @@ class Session:
     def begin(self, cursor: Cursor) -> None:
         """Training starts, or resumes, here: call it once, with the state that was restored in place."""
         self.cursor = cursor
-        self._saved = Cursor() if self._origin else cursor  # what lies elsewhere is not saved here
+        is_copy = self.restored is not None and self.restored.is_copy
+        self._saved = Cursor() if self._origin or is_copy else cursor  # what lies elsewhere is not saved here
         if self.world.rank == 0:
             self._say_where()
         self._cadence = Cadence(
@@ -145,7 +148,7 @@ class Session:
             self._checkpoints.abandon(0.0)  # it may wait for the share of a rank that is gone
         self._checkpoints = None
         self._is_open = self._prepared = self._owed = False
-        self._saved = Cursor()
+        self._saved, self._said_of_copies = Cursor(), ("", 0)
         self._reporter.move(world.rank, generation)
         self._notice = Notice.from_environment()
         self._next_check = self.cursor.step + 1
@@ -160,11 +163,15 @@ class Session:
             self._report_resumed()
 
     def _report_resumed(self) -> None:
-        in_memory = self._group is not None and self._group.has_state
+        source = "memory" if self._group is not None and self._group.has_state else None
+        if source is None and self.restored is not None:
+            source = "copies" if self.restored.is_copy else "storage"
+        why = self._checkpoints.why_storage if self._checkpoints and source == "storage" and not self._origin else None
         self._reporter.send(
             "resumed",
             step=self.cursor.step,
-            source="memory" if in_memory else "storage" if self.restored is not None else None,
+            source=source,
+            source_because=why or None,
             stays=self._group is not None,
             restarts_because=self._restarts_because or None,
         )
@@ -259,7 +266,9 @@ class Session:
         )
 
     def _say_where(self) -> None:
-        if self.restored is not None and self._origin:
+        if self.restored is not None and self.restored.is_copy:
+            log.info("resumed from step %d, epoch %d, from workers' memory", self.cursor.step, self.cursor.epoch)
+        elif self.restored is not None and self._origin:
             log.info("started from step %d, epoch %d of %s", self.cursor.step, self.cursor.epoch, self._origin)
         elif self.restored is not None:
             ranks = f"{len(self.restored.commit.shares)} -> {self.world.size} ranks"
@@ -293,6 +302,21 @@ class Session:
             self._drain()
         if due and self._checkpoints is not None:
             self._save(self._checkpoints)
+        elif self._checkpoints is not None and self._checkpoints.copies is not None:
+            self._copy(self._checkpoints, self._checkpoints.copies)
+
+    def _copy(self, checkpoints: Checkpointer, copies: Copies) -> None:
+        """Have this step's state in launchers' memory, if it is time; say how far back a loss goes from now on."""
+        if checkpoints.is_copy_granted:
+            now = self._snapshot()
+            label = Label(self.cursor.step, self.cursor.epoch, dict(self.progress.metrics.finite))
+            checkpoints.copy(now.state, label, local=now.local, rank_0_only=now.rank_0_only, until_step=now.until_step)
+        lack, steps = checkpoints.copies_lack, 0 if copies.failed else copies.every_steps
+        said_lack, said_steps = self._said_of_copies
+        is_news = lack != said_lack or not said_steps / 2 <= steps <= said_steps * 2
+        if self.world.rank == 0 and is_news:
+            self._said_of_copies = lack, steps
+            self._reporter.send("copied", step=copies.step, every_steps=steps, lack=lack or None)
 
     def _get_ready_to_save(self) -> bool:
         """Take the storage over; True if this step has to be saved, and not one soon after, which is felt less."""

@@ -32,7 +32,7 @@ from elasticctl_controller.core.actions import Observed
 MAX_GENERATIONS = 20
 MAX_NAMES, LEAST_GENERATIONS = 10_000, 3
 """Of workers, in all generations that are kept: a status has to fit an object, and a group may have 2,000."""
-MEMORY, STORAGE = "memory", "storage"
+MEMORY, COPIES, STORAGE = "memory", "copies", "storage"
 """Where a generation's state came from."""
 MAX_METRICS = 64
 """Kept of all that a script ever reported: one that names them by its steps must not fill the job's status."""
@@ -109,18 +109,35 @@ class TrainingHistory:
         return True
 
     def note_resumed(
-        self, generation: int, step: int, source: str = "", stays: bool | None = None, why_not: str = ""
+        self,
+        generation: int,
+        step: int,
+        source: str = "",
+        stays: bool | None = None,
+        why_not: str = "",
+        source_because: str = "",
     ) -> None:
         """A rank has the state of `step` (0: there was none), and will stay in its process, or not, when this ends.
 
-        `source`: it comes from the `memory` of ranks, or from `storage`.
+        `source`: it comes from the `memory` of ranks, from `copies` in that of launchers, or from `storage`;
+        `source_because` says why not from a better one.
         """
         self.reports = True
         if self.newest is not None and self.newest.generation == generation:
             source = self.newest.resumed_from if self.newest.resumed_from == MEMORY else source
             self.generations[-1] = replace(
-                self.newest, resumed_step=step, resumed_from=source, stays=stays, restarts_because=why_not
+                self.newest,
+                resumed_step=step,
+                resumed_from=source,
+                resumed_because="" if source == MEMORY else source_because,
+                stays=stays,
+                restarts_because=why_not,
             )
+
+    def note_copied(self, generation: int, every_steps: int, lack: str) -> None:
+        """Ranks keep their state in launchers' memory every so many steps (0: not known, or not any more)."""
+        if self.newest is not None and self.newest.generation == generation:
+            self.generations[-1] = replace(self.newest, copied_every_steps=every_steps or None, copies_lack=lack)
 
     def note_commit(
         self, generation: int, number: int, step: int, url: str, size_bytes: int, duration_s: float, now: float

@@ -20,7 +20,7 @@ from elasticctl.api.status import NOT_FINITE_VALUES, NotFinite, ProgressStatus, 
 from elasticctl_controller.core.blame import RanksEnd
 from elasticctl_controller.core.classify import parse_failure
 from elasticctl_controller.core.group_states import GroupWorld, Member
-from elasticctl_controller.core.history import MAX_METRICS, MEMORY, STORAGE
+from elasticctl_controller.core.history import COPIES, MAX_METRICS, MEMORY, STORAGE
 from elasticctl_controller.core.membership import Group
 
 MAX_TEXT = 512
@@ -179,6 +179,9 @@ def note_report(group: Group, message: Mapping[str, Any], now: float) -> bool:
         group.note_step(generation, _progress(message), now)
     elif kind == "resumed":
         _note_resumed(group, generation, step, message)
+    elif kind == "copied":
+        lack = _clean(str(message.get("lack") or "")[:MAX_TEXT])
+        group.history.note_copied(generation, _whole(message.get("every_steps")) or 0, lack)
     elif kind == "committed":
         number = _whole(message.get("committed"))
         if number is None:
@@ -195,9 +198,14 @@ def _note_resumed(group: Group, generation: int, step: int, message: Mapping[str
     source, stays = message.get("source"), message.get("stays")
     why_not = _clean(str(message.get("restarts_because") or "")[:MAX_TEXT])
     group.stays = stays is True
-    known = isinstance(source, str) and source in (MEMORY, STORAGE)
+    known = isinstance(source, str) and source in (MEMORY, COPIES, STORAGE)
     group.history.note_resumed(
-        generation, step, str(source) if known else "", stays if isinstance(stays, bool) else None, why_not
+        generation,
+        step,
+        str(source) if known else "",
+        stays if isinstance(stays, bool) else None,
+        why_not,
+        _clean(str(message.get("source_because") or "")[:MAX_TEXT]),
     )
 
 

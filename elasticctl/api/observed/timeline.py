@@ -112,10 +112,17 @@ def _condition(job: ElasticJob, item: Condition) -> Iterator[TimelineEntry]:
     yield from _entry_at(item.last_transition_time, word, job.name, item.message)
 
 
+SOURCES = {
+    "memory": ", which ranks still had in memory",
+    "copies": ", from copies in workers' memory",
+    "storage": ", from storage",
+}
+
+
 def _generation(item: GroupGeneration) -> Iterator[TimelineEntry]:
     about = f"generation {item.generation}"
     yield from _entry_at(item.formed_at, "group formed", about, f"{plural(len(item.workers), 'worker')}: {item.reason}")
-    source = {"memory": ", which ranks still had in memory", "storage": ", from storage"}.get(item.resumed_from, "")
+    source = SOURCES.get(item.resumed_from, "") + (f" ({item.resumed_because})" if item.resumed_because else "")
     behind = "" if item.resumed_step is None else f"from step {item.resumed_step}{source}"
     yield from _entry_at(item.first_step_at, "first step", about, behind)
 

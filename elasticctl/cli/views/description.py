@@ -131,12 +131,12 @@ def _goodput_and_cost(case: Case) -> list[tuple[str, str]]:
     part = goodput(case.status, case.now)
     return [
         ("Goodput", goodput_line(part) if part else ""),
-        ("If a worker is lost", _protection(case.status)),
+        ("If a worker is lost", protection(case.status)),
         ("Cost", cost_text(case.job, case.now)),
     ]
 
 
-def _protection(status: JobStatus) -> str:
+def protection(status: JobStatus) -> str:
     """What the loss of a worker would cost now; empty while it is not known."""
     newest = status.generations[-1] if status.generations else None
     if status.phase.terminal or newest is None or newest.stays is None:
@@ -144,7 +144,14 @@ def _protection(status: JobStatus) -> str:
     if newest.stays:
         return "the others go on in their processes, from the step they are in"
     because = f": {newest.restarts_because}" if newest.restarts_because else ""
-    return f"all ranks start again from the last checkpoint{because}"
+    lack = newest.copies_lack
+    if newest.copied_every_steps is None:
+        missing = f"; no copies in workers' memory: {lack}" if lack else ""
+        return f"all ranks start again from the last checkpoint{because}{missing}"
+    where = f"from copies in workers' memory, at most {plural(newest.copied_every_steps, 'step')} back"
+    if lack:
+        return f"all ranks start again {where} unless its memory is lost as well ({lack}){because}"
+    return f"all ranks start again {where}{because}"
 
 
 def _workers(case: Case) -> Section:

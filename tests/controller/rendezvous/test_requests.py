@@ -166,3 +166,14 @@ def test_any_places_can_be_stored(ranks: Any) -> None:
     group = Group("j", generation=2)
     note_report(group, {"kind": "hang", "generation": 2, "step": 7, "ranks": [ranks, {"rank": 1, "where": ranks}]}, NOW)
     check_storable(JobStatus(activity=Activity("hung", None, describe_standstill(group.places))))
+
+
+def test_what_protects_the_state_and_where_it_came_from_are_in_the_history() -> None:
+    resumed = {"kind": "resumed", "generation": 1, "step": 8}
+    copied = {"kind": "copied", "generation": 1, "step": 9, "every_steps": 7}
+    known = told(resumed | {"source": "storage", "source_because": "no whole copy"}, copied | {"lack": "no room"})
+    group = known.generations[-1]
+    assert (group.resumed_from, group.resumed_because) == ("storage", "no whole copy")
+    assert (group.copied_every_steps, group.copies_lack) == (7, "no room")
+    again = told(resumed | {"source": "copies"}, copied, copied | {"generation": 2, "every_steps": 1}).generations[-1]
+    assert (again.resumed_from, again.copied_every_steps, again.copies_lack) == ("copies", 7, "")

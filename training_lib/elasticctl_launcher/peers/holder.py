@@ -47,7 +47,6 @@ class CopyHolder:
         self.path, self.folder = path, folder
         self._read_token = read_token
         self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._find_peer: Callable[[], tuple[str, int] | None] = lambda: None
         self._todo: queue.SimpleQueue[list[CopiedFile] | None] = queue.SimpleQueue()
         self._sending, self._lack = 0, "no copy was made yet"
@@ -80,32 +79,39 @@ class CopyHolder:
             server.close()
 
     def _accept(self, server: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         while True:
             try:
                 line, _ = server.accept()
             except OSError:
                 return
-            if not self._slots.acquire(blocking=False):
+            if not slots.acquire(blocking=False):
                 line.close()
                 continue
-            threading.Thread(target=self._serve, args=(line, serve), name="copies-line", daemon=True).start()
+            threading.Thread(target=self._serve, args=(line, serve, slots), name="copies-line", daemon=True).start()
 
-    def _serve(self, line: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    def _serve(
+        self, line: socket.socket, serve: Callable[[socket.socket], None], slots: threading.BoundedSemaphore
+    ) -> None:
         try:
             with line, suppress(OSError, ValueError, TypeError, RecursionError):
                 serve(line)
         finally:
-            self._slots.release()
+            slots.release()
 
     def _receive(self, line: socket.socket) -> None:
         try:
-            receive_files(
-                line, self._read_token(), self.folder, lambda size_bytes: why_no_room(self.folder, size_bytes)
-            )
+            receive_files(line, self._token(), self.folder, lambda size_bytes: why_no_room(self.folder, size_bytes))
         except PeerError as error:
             log.warning("a copy was not taken from another worker: %s", error)
         for own in self.folder.iterdir():
             prune(own)
+
+    def _token(self) -> bytes:
+        token = self._read_token()
+        if not token:
+            raise PeerError("the token file holds no token")
+        return token
 
     def _answer(self, line: socket.socket) -> None:
         with line.makefile("rb") as asked:
@@ -120,11 +126,14 @@ class CopyHolder:
         if "copied" in message:
             try:
                 files = [CopiedFile(*row) for row in message["copied"]]
+                if not files:
+                    raise PeerError("no file was copied")
             except (TypeError, PeerError) as error:
                 return {"refused": str(error)}
             with self._lock:
                 self._sending += 1
             self._todo.put(files)
+            prune(self.folder / files[0].name.partition("/")[0])
         with self._lock:
             return {"sending": self._sending > 0, "lack": self._lack}
 
@@ -144,7 +153,7 @@ class CopyHolder:
             if peer is None:
                 return ALONE
             with contextlib.closing(socket.create_connection(peer, CONNECT_TIMEOUT_S)) as line:
-                send_files(line, self._read_token(), self.folder, files)
+                send_files(line, self._token(), self.folder, files)
         except (PeerError, OSError, RuntimeError) as error:  # RuntimeError: the group's store is gone
             return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return ""
@@ -173,3 +182,27 @@ def find_peer(
     if not port.isdigit():
         raise PeerError(f"{members[other]['name']} takes no copies")
     return host, int(port)
+
+
+def peer_of(
+    holder: CopyHolder, members: Sequence[Mapping[str, Any]], mine: int, store: Any
+) -> Callable[[], tuple[str, int] | None]:
+    """Tell the group's store where `holder` listens; returns what finds the launcher that its copies go to.
+
+    That asks the store until it has an answer, and then never again. Raises RuntimeError, as that does, if it is gone.
+    """
+    host, port = holder.address
+    with suppress(RuntimeError):
+        store.set(f"copies/{mine}", f"{host}:{port}")
+    found: list[tuple[str, int] | None] = []
+
+    def read_address(number: int) -> str | None:
+        key = f"copies/{number}"
+        return store.get(key).decode() if store.check([key]) else None
+
+    def find() -> tuple[str, int] | None:
+        if not found:
+            found.append(find_peer(members, mine, read_address))
+        return found[0]
+
+    return find

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
@@ -25,6 +26,7 @@ from elasticctl_launcher.notifications import (
     RanksStandStill,
     TrainingDone,
 )
+from elasticctl_launcher.peers.holder import CopyHolder, peer_of
 from elasticctl_launcher.rank_processes import Rank, RankGroup
 from elasticctl_launcher.rank_reports import RankReports
 from elasticctl_launcher.ranks.drain import Drain, Limits
@@ -35,6 +37,8 @@ from elasticctl_launcher.service.client import ServiceClient
 from elasticctl_launcher.worker_output import WorkerOutput
 from elasticctl_launcher.workspace import create_folder_for_sockets, create_shared_memory_folder
 
+COPIES = "copies"
+"""The folder of copies in the local tier."""
 LOOK_S = 0.1
 """While ranks are prepared, it is looked this often whether one has ended."""
 
@@ -54,6 +58,7 @@ class LocalRanks:
         output: WorkerOutput,
         limits: Limits,
         notify: Callable[[Notification], None],
+        host: str,
     ) -> None:
         self._starter, self._output, self._limits = starter, output, limits
         self._folder = create_folder_for_sockets()
@@ -66,6 +71,7 @@ class LocalRanks:
             on_lost=lambda generation, why: notify(RankLostPeers(generation, why)),
             on_declined=lambda generation, why: notify(RankDeclined(generation, why)),
         )
+        self._copies = self._hold_copies(client, host)
         self._generation = 0
         self._began: float | None = None
         self._unreported_s = 0.0
@@ -87,7 +93,18 @@ class LocalRanks:
         """The ranks of the newest generation, those included that have ended; none once they have been stopped."""
         return self._group.ranks
 
-    def start(self, group: WorkerGroup, run_id: str, generation: int) -> None:
+    def _hold_copies(self, client: ServiceClient, host: str) -> CopyHolder | None:
+        """What keeps ranks' copies in memory; None where there is no place for them."""
+        if self._local_tier is None:
+            return None
+        path, folder = str(self._folder.path / "copies.sock"), self._local_tier.path / COPIES
+        try:
+            return CopyHolder(host, path, folder, lambda: Path(client.token_file).read_bytes().strip())
+        except OSError as error:
+            log.warning("no copies of ranks' state are kept in this worker's memory: %s", error)
+            return None
+
+    def start(self, group: WorkerGroup, members: Sequence[Mapping[str, Any]], run_id: str, generation: int) -> None:
         """Give those that have stayed a place in a generation, or start them, from the main thread. Raises OSError."""
         self.drain, self._generation = Drain(generation, self.reports), generation
         places = rank_environments(group, run_id, generation, self.reports)
@@ -101,6 +118,8 @@ class LocalRanks:
             self._start_processes(places)
         note_ranks(self._folder.path, {rank.rank: rank.process.pid for rank in self._group.ranks})
         store: Any = group.store  # torch's annotations know none
+        if self._copies is not None:
+            self._copies.join_group(peer_of(self._copies, members, group.group_rank or 0, store))
         self._hangs.begin(generation, self._group.ranks, store, group.group_world_size or 1)
 
     def suspended(self) -> list[Rank]:
@@ -139,6 +158,8 @@ class LocalRanks:
         shared = {**self._starter.environment, "ELASTICCTL_LINK": self._links.path}
         if self._local_tier is not None:
             shared["ELASTICCTL_LOCAL_TIER"] = str(self._local_tier.path)
+        if self._copies is not None:
+            shared["ELASTICCTL_COPIES"] = self._copies.path
         self._group.start([(number, {**shared, **place}) for number, place in places])
 
     def release(self) -> bool:
@@ -176,6 +197,8 @@ class LocalRanks:
         """Send their last reports, stop listening for more, and remove the folders."""
         self.reports.close()
         self._links.close()
+        if self._copies is not None:
+            self._copies.close()
         self._folder.close()
         if self._local_tier is not None:
             self._local_tier.close()

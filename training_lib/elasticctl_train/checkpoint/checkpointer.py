@@ -23,6 +23,7 @@ from elasticctl_store.checkpoints.retention import take_over
 from elasticctl_store.errors import FencedError, MissingError, SaveError
 from elasticctl_store.storage import Storage, Waits
 from elasticctl_train.checkpoint.fence import FenceWatch
+from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.checkpoint.memory.local_tier import Tier
 from elasticctl_train.checkpoint.newest import Like, Newest, Restored
 from elasticctl_train.checkpoint.restore import RestoreSource
@@ -37,6 +38,15 @@ log = logging.getLogger("elasticctl_train")
 
 _ROUND_S, _LONGEST_ROUND_S = 0.005, 0.25
 """Ranks that wait for a save to end meet after so long, then ever more rarely."""
+
+_LACKING, _STOPPED = 1, 2
+
+
+def _lack_of(copies: Copies | None) -> int:
+    """Does this rank make no copies any more, or keep them on this node only?"""
+    if copies is None:
+        return 0
+    return _STOPPED if copies.failed else _LACKING if copies.lack else 0
 
 
 class Checkpointer:
@@ -65,6 +75,11 @@ class Checkpointer:
         self._snapshots = Snapshots(world, Tier.open(storage.url, world.rank, self.generation))
         self._saves = Saves(storage, world, self._snapshots, (run[0], run[1]), self._committer)
         self._waits = waits or Waits()
+        copies = Copies.open(storage.url)
+        self.copies = None if any(world.highest(copies is None)) else copies
+        self.is_copy_granted = False
+        self.copies_lack = ""
+        self.why_storage = ""
         self.skipped = 0
         self.is_away = self.has_given_up = False
 
@@ -76,7 +91,7 @@ class Checkpointer:
     @property
     def busy(self) -> bool:
         """Is this rank still writing its share, or, on rank 0, not done with the commit?"""
-        return self._saves.busy
+        return self._saves.is_saving
 
     def restore(self, like: Like | None = None) -> Restored | None:
         """Read the newest checkpoint that is whole; damaged ones are logged and passed over.
@@ -85,10 +100,24 @@ class Checkpointer:
         it. Raises RestoreError as `like` does, and StorageError, also where there are checkpoints and none can be read:
         to start at step 0 would be to lose them.
         """
+        copy = self._restore_copy(like)
+        if copy is not None:
+            return copy
         restored = self._newest.read(RestoreSource(self._storage, self._world, self._snapshots.tier), None, like)
         if restored is None:
             self._newest.raise_if_lost(self._storage)
         self._snapshots.restored_folder = restored.commit.folder if restored else ""
+        return restored
+
+    def _restore_copy(self, like: Like | None) -> Restored | None:
+        """What launchers hold in memory, if that is newer than what is stored; else `why_storage` says why not."""
+        if self.copies is None:
+            self.why_storage = "launchers keep no copies here"
+            return None
+        commit = next(read_commits(self._storage), None) if self._world.rank == 0 else None
+        generation, step = self._world.broadcast((commit.generation, commit.step) if commit else (0, 0))
+        restored = self._newest.read_copies(self.copies, (generation, step), like)
+        self.why_storage = "" if restored else "no whole copy in workers' memory is newer"
         return restored
 
     def start_from(self, origin: Storage, step: int | None, like: Like | None = None) -> Restored:
@@ -135,17 +164,51 @@ class Checkpointer:
         started_s = time.monotonic()
         self._saves.begin(self._snapshots.take(state, local or {}, rank_0_only, until_step), label, started_s)
 
+    def copy(
+        self,
+        state: State,
+        label: Label,
+        *,
+        local: State | None,
+        rank_0_only: Collection[str] = (),
+        until_step: Collection[str] = (),
+    ) -> None:
+        """As `save`, but for the memory of launchers only; `is_copy_granted` says when."""
+        if self.copies is None:
+            raise SaveError("no launcher takes copies")
+        self._saves.join()
+        started_s = time.monotonic()
+        share = self._snapshots.take(state, local or {}, rank_0_only, until_step)
+        self.copies.begin(label.step, time.monotonic() - started_s)
+        self._saves.copy(share, label, self.copies)
+
     def agree(self, due: bool, next_check: int, notice: bool = False) -> tuple[bool, int, bool]:
         """All ranks meet: is a save to be started now, when is the next check, has any rank seen notice?
 
-        Rank 0's `due` and `next_check` count, and anybody's `notice`. A save that is due while one is in flight on any
-        rank is skipped and counted. Raises FencedError on every rank when a younger run has taken over.
+        `is_copy_granted` says whether a copy is. Rank 0's `due` and `next_check` count, and anybody's `notice`. A save
+        that is due while one is in flight on any rank is skipped and counted. Raises FencedError on every rank when a
+        younger run has taken over.
         """
         mine = (due, next_check) if self._world.rank == 0 else (0, 0)
-        saves = self._saves
-        anyone_due, check, noticed, busy, committed, failed, fenced, away = self._world.highest(
-            *mine, notice, saves.busy, saves.committed, saves.failed, self._fenced is not None, self._waiting()
+        saves, copies = self._saves, self.copies
+        wants_copy = copies is not None and copies.is_due() and self._world.rank == 0
+        hinders_copy = copies is not None and (bool(copies.failed) or saves.busy or not copies.is_ready())
+        anyone_due, check, noticed, busy, committed, failed, fenced, away, copy_due, no_copy, lack = (
+            self._world.highest(
+                *mine,
+                notice,
+                saves.is_saving,
+                saves.committed,
+                saves.failed,
+                self._fenced is not None,
+                self._waiting(),
+                wants_copy,
+                hinders_copy,
+                _lack_of(copies),
+            )
         )
+        self._note_lack(lack)
+        self.is_copy_granted = bool(copy_due and not no_copy and not anyone_due)
         self.is_away = bool(away)
         self._react(failed, fenced)
         saves.hear(committed)
@@ -156,6 +219,15 @@ class Checkpointer:
             ):  # the 1st, 2nd, 4th, …: enough to be told
                 log.info("a save came due while the last is still being written: skipped (%d so far)", self.skipped)
         return bool(anyone_due and not busy), check, bool(noticed)
+
+    def _note_lack(self, worst: int) -> None:
+        """Know why copies protect less than they could, on any rank: `worst` is the highest `_lack_of`."""
+        copies = self.copies
+        if copies is None:
+            return
+        if worst == _STOPPED and not copies.failed:
+            copies.failed = "see the log of another worker"
+        self.copies_lack = copies.failed or (copies.lack or "see the log of another worker" if worst else "")
 
     def settle(self, give_up: Callable[[], bool] = lambda: False, *, is_last: bool = False) -> bool:
         """Wait, on all ranks, until no save is in flight; False, on all of them, if the last one was not committed.

@@ -18,6 +18,7 @@ from elasticctl_store.checkpoints.tensor_files import TensorType
 from elasticctl_store.errors import DamagedError, MissingError, RestoreError, StorageError
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import dtensor, restore, tree
+from elasticctl_train.checkpoint.memory.copies import Copies, find_sets
 from elasticctl_train.checkpoint.restore import RestoreSource
 from elasticctl_train.checkpoint.shares import State
 from elasticctl_train.dist import World
@@ -34,11 +35,15 @@ meta device), and the checkpoint's name; the function may raise RestoreError."""
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint as read. `local` is what this rank saved as its own; None when it was not there at that time."""
+    """A checkpoint as read. `local` is what this rank saved as its own; None when it was not there at that time.
+
+    `is_copy`: it has not been stored, and comes from the memory of launchers.
+    """
 
     commit: Commit
     state: dict[str, Any]
     local: dict[str, Any] | None
+    is_copy: bool = False
 
 
 class Newest:
@@ -70,6 +75,24 @@ class Newest:
                 self._pass_over(place.storage, commit, e)
                 continue
             return Restored(commit, state, local)
+
+    def read_copies(self, copies: Copies, newer_than: tuple[int, int], like: Like | None) -> Restored | None:
+        """The newest whole copy in launchers' memory that is newer than the commit of that generation and step.
+
+        Raises RestoreError as `like` does.
+        """
+        for candidate in find_sets(self._world, copies, newer_than):
+            commit = candidate.commit
+            try:
+                found = parse(commit, candidate.documents)
+                alike = self._alike(found, like, "a copy in memory", commit.step)
+                state, local = restore.read(RestoreSource(copies.storage, self._world, copies), found, alike)
+            except StorageError as e:
+                if self._world.rank == 0:
+                    log.warning("the copy of step %d in workers' memory cannot be used: %s", commit.step, e)
+                continue
+            return Restored(commit, state, local, is_copy=True)
+        return None
 
     def raise_if_lost(self, storage: Storage) -> None:
         """Raise StorageError, on every rank, where the storage holds checkpoints that cannot be read."""

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from elasticctl_store.checkpoints import boxes
 from elasticctl_store.checkpoints.boxes import Box
-from elasticctl_store.checkpoints.entries import Commit
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
 from elasticctl_store.checkpoints.reader import (
     Contents,
     Piece,
@@ -33,7 +33,7 @@ from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import dtensor, tree
 from elasticctl_train.checkpoint.memory import local_tier
 from elasticctl_train.checkpoint.memory.landing import Landing
-from elasticctl_train.checkpoint.memory.local_tier import FileAddress, Tier
+from elasticctl_train.checkpoint.memory.local_tier import FileAddress
 from elasticctl_train.dist import World
 
 PARCEL_BYTES = 16 << 20
@@ -200,13 +200,20 @@ def _aligned(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 _DAMAGE = (DamagedError, MissingError)
 
 
+class Offering(Protocol):
+    """Objects that lie in this node's memory: `Tier` those that are stored too, `Copies` others."""
+
+    def offers(self) -> dict[ObjectRef, Path]:
+        """Their files, by what they should be."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestoreSource:
     """Where this rank reads from."""
 
     storage: Storage
     world: World
-    tier: Tier | None
+    tier: Offering | None
 
 
 @dataclass(frozen=True, slots=True)

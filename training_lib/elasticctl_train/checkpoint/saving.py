@@ -16,6 +16,7 @@ from elasticctl_store.checkpoints.retention import Keeper
 from elasticctl_store.errors import FencedError, FullError, NoMemoryError, StorageError
 from elasticctl_store.storage import Storage
 from elasticctl_train.checkpoint import shares
+from elasticctl_train.checkpoint.memory.copies import Copies
 from elasticctl_train.checkpoint.memory.copying import Background
 from elasticctl_train.checkpoint.snapshots import Snapshots
 from elasticctl_train.dist import World
@@ -130,12 +131,18 @@ class Saves:
         self._storage, self._world, self._snapshots = storage, world, snapshots
         self._run, self._committer = run, committer
         self._abandon = threading.Event()
+        self._is_copying = False
         self._background = Background("elasticctl-save", NICENESS)
 
     @property
     def busy(self) -> bool:
         """Is this rank still writing its share, or, on rank 0, not done with the commit?"""
         return self._background.busy
+
+    @property
+    def is_saving(self) -> bool:
+        """Is it a save that this rank is busy with, and not a copy for other workers' memory?"""
+        return self.busy and not self._is_copying
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait until nothing is in flight, or for `timeout_s` seconds."""
@@ -147,7 +154,19 @@ class Saves:
         generation, run_id = self._run
         folder = entries.save_folder(generation, self.number, label.step, run_id)
         self._abandon.clear()
+        self._is_copying = False
         self._background.start(lambda: self._write(share, folder, label, started_s))
+
+    def copy(self, share: shares.Share | NoMemoryError, label: Label, copies: Copies) -> None:
+        """Have the share kept in memory, in the background, but not stored; the save before must be over."""
+        generation, run_id = self._run
+        folder = copies.next_folder(generation, label.step, run_id)
+        if isinstance(share, NoMemoryError):
+            copies.fail(str(share))
+            return
+        said = repair.label(label.step, label.epoch, label.metrics, time.time())
+        self._is_copying = True
+        self._background.start(lambda: copies.keep(replace(share, label=said), folder, self._world))
 
     def abandon(self) -> None:
         """Wait no longer for the shares of other ranks, nor for room."""

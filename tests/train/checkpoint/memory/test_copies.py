@@ -1,0 +1,78 @@
+"""All ranks are killed, and nodes are lost: sharded training goes on from copies in launchers' memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticctl_launcher.peers.holder import CopyHolder
+from elasticctl_store.checkpoints.commits import read_commits
+from elasticctl_store.storage.local import LocalStorage
+from tests.support.train import ranks, sharded
+
+SIZE, STOP = 2, 5
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    notes = tmp_path_factory.mktemp("undisturbed") / "notes"
+    assert ranks.run(sharded.train, SIZE, "", str(notes), "rows", 8) == [0] * SIZE
+    noted: dict[str, Any] = json.loads(notes.read_text())
+    return noted
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[str]]:
+    """Two nodes whose launchers send each other copies, and on which all ranks were killed behind a step."""
+    found = [tmp_path / f"node{number}" for number in range(SIZE)]
+    with contextlib.ExitStack() as stack:
+        holders = []
+        for node in found:
+            node.mkdir(mode=0o700)
+            holder = CopyHolder("127.0.0.1", str(node / "copies.sock"), node / "copies", lambda: b"token")
+            holders.append(stack.enter_context(contextlib.closing(holder)))
+        for number, holder in enumerate(holders):
+            other = holders[1 - number].address
+            holder.join_group(lambda other=other: other)
+        arguments = str(tmp_path / "state"), [str(node) for node in found]
+        killed = ranks.run(sharded.train_with_copies, SIZE, *arguments, str(tmp_path / "first"), STOP)
+        assert killed == [-signal.SIGKILL] * SIZE
+        assert list(read_commits(LocalStorage(tmp_path / "state"))) == []
+        yield arguments[1]
+
+
+def resume(tmp_path: Path, nodes: list[str]) -> dict[str, Any]:
+    notes = tmp_path / "second"
+    arguments = str(tmp_path / "state"), nodes, str(notes), 0
+    assert ranks.run(sharded.train_with_copies, SIZE, *arguments) == [0] * SIZE
+    noted: dict[str, Any] = json.loads(notes.read_text())
+    return noted
+
+
+@pytest.mark.parametrize("loss", ["ranks", "node"])
+def test_training_goes_on_from_memory_bit_by_bit(
+    tmp_path: Path, nodes: list[str], undisturbed: dict[str, Any], loss: str
+) -> None:
+    if loss == "node":
+        shutil.rmtree(Path(nodes[1], "copies"))
+    second = resume(tmp_path, nodes)
+    assert second["first"] == STOP
+    assert second["losses"] == undisturbed["losses"][STOP:]
+    assert (second["ends"], second["moments"]) == (undisturbed["ends"], undisturbed["moments"])
+
+
+def test_what_is_damaged_gives_way_to_the_copy_before(
+    tmp_path: Path, nodes: list[str], undisturbed: dict[str, Any]
+) -> None:
+    for file in tmp_path.glob(f"node*/copies/*/data/*step{STOP:09d}*/share-00001-*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+    second = resume(tmp_path, nodes)
+    assert second["first"] == STOP - 1
+    assert second["losses"] == undisturbed["losses"][STOP - 1 :]

@@ -1,0 +1,233 @@
+"""Copies of shares in the memory of launchers: newer than the last commit, and enough to go on from after a restart.
+
+Between commits each rank writes its share, in the format of a checkpoint, to a folder in its launcher's shared memory,
+and has the launcher send it to one on another node (`elasticctl_launcher.peers.holder`, which also describes what is
+said on the socket). A set of shares with one folder's name is a whole state if there is one of every rank, no matter on
+which nodes; ranks that restart look together for the newest one, and prefer it to an older commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticctl_store.checkpoints import entries
+from elasticctl_store.checkpoints.entries import Commit, ObjectRef
+from elasticctl_store.checkpoints.reader import is_sealed, load_document
+from elasticctl_store.errors import DamagedError
+from elasticctl_store.storage.local import LocalStorage
+from elasticctl_train.checkpoint.memory.local_tier import VARIABLE as TIER_VARIABLE
+from elasticctl_train.checkpoint.shares import Share
+from elasticctl_train.dist import World
+
+log = logging.getLogger("elasticctl_train")
+
+VARIABLE = "ELASTICCTL_COPIES"
+"""The launcher's socket."""
+FOLDER = "copies"
+SHARE_OF_TIME = 0.005
+"""Training stands still for copies no longer than that."""
+BESIDE_SHARE = 0.2
+"""And they are made and sent during no more of the time than that, beside training."""
+TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A whole set of shares: a commit as if it had been stored, and the documents of its shares."""
+
+    commit: Commit
+    documents: tuple[Any, ...]
+
+
+class Copies:
+    """One rank's copies. `failed` says why none are made any more, `lack` why the last one is on this node only.
+
+    `storage` is the node's folder of copies for one URL: what this and other launchers' ranks have written.
+    """
+
+    def __init__(self, folder: Path, path: str) -> None:
+        self.storage, self._folder, self._path = LocalStorage(folder), folder, path
+        self.failed = ""
+        self.lack = ""
+        self.step = 0
+        self.every_steps = 0
+        self._number = 0
+        self._cost_s = self._write_s = 0.0
+        self._sending_since: float | None = None
+        self._due_s = time.monotonic()
+
+    @classmethod
+    def open(cls, url: str, environ: Mapping[str, str] = os.environ) -> Copies | None:
+        """Those of a storage URL; None where no launcher takes any."""
+        base, path = environ.get(TIER_VARIABLE), environ.get(VARIABLE)
+        if not (base and path):
+            return None
+        folder = Path(base, FOLDER) / hashlib.sha256(url.encode()).hexdigest()[:16]
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return cls(folder, path)
+        return None
+
+    # Making them
+
+    def is_due(self) -> bool:
+        """Is it time for the next one?"""
+        return not self.failed and time.monotonic() >= self._due_s
+
+    def is_ready(self) -> bool:
+        """Has the launcher sent the last one?"""
+        if self._sending_since is None:
+            return True
+        answer = self._ask({"state": True})
+        self.lack = str(answer.get("lack") or "")
+        if answer.get("sending"):
+            return False
+        self._write_s = time.monotonic() - self._sending_since
+        self._sending_since = None
+        return True
+
+    def begin(self, step: int, cost_s: float) -> None:
+        """Training stood still for `cost_s` seconds for the copy of `step`, which is being written now."""
+        self.every_steps, self.step = (step - self.step if self._number else 0), step
+        self._cost_s = cost_s
+        self._sending_since = time.monotonic()
+        self._due_s = self._sending_since + self.interval_s
+
+    @property
+    def interval_s(self) -> float:
+        """From one to the next, by what the last one has cost."""
+        return max(self._cost_s / SHARE_OF_TIME, self._write_s / BESIDE_SHARE)
+
+    def keep(self, share: Share, folder: str, world: World) -> None:
+        """Write the share, in the background thread, and have it sent. What goes wrong is in `failed`."""
+        try:
+            refused = self._ask({"room": 2 * share.plan.size_bytes}).get("refused")
+            if refused:
+                raise OSError(refused)
+            key = entries.share_key(folder, world.rank, world.size)
+            file = share.write(self.storage, key)
+            document = self.storage.get(key)
+            self._ask(
+                {
+                    "copied": [
+                        [self._name(file.key), file.size_bytes, int(file.checksum.removeprefix("crc32:"), 16)],
+                        [self._name(key), len(document), int(entries.checksum([document]).removeprefix("crc32:"), 16)],
+                    ]
+                }
+            )
+        except Exception as e:  # noqa: BLE001 - the edge of a thread: training goes on without copies
+            self.fail(str(e))
+
+    def fail(self, why: str) -> None:
+        """Make none any more; said once."""
+        if not self.failed:
+            self.failed = why
+            log.warning("the state is not copied to other workers' memory: %s", why)
+
+    def next_folder(self, generation: int, step: int, run_id: str) -> str:
+        """The name of the next set, the same on all ranks."""
+        self._number += 1
+        return entries.save_folder(generation, self._number, step, run_id)
+
+    def _name(self, key: str) -> str:
+        return f"{self._folder.name}/{key}"
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The launcher's answer; nothing if it has none."""
+        with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(TIMEOUT_S)
+            line.connect(self._path)
+            line.sendall(json.dumps(message).encode() + b"\n")
+            with line.makefile() as answers:
+                answer = json.loads(answers.readline())
+                return answer if isinstance(answer, dict) else {}
+        return {}
+
+    # Finding them
+
+    def offers(self) -> dict[ObjectRef, Path]:
+        """The tensor files that lie here as a whole, by what the documents beside them say."""
+        found = {}
+        for key, data in self.documents().items():
+            with suppress(DamagedError, KeyError, TypeError, OSError):
+                ref = ObjectRef(**load_document(key, data.encode())["tensors"])
+                path = self._folder / ref.key
+                if ref.key == entries.tensors_key(key) and path.stat().st_size == ref.size_bytes:
+                    found[ref] = path
+        return found
+
+    def documents(self) -> dict[str, str]:
+        """The share documents that lie here, by key."""
+        found = {}
+        for path in self._folder.glob(f"{entries.DATA}*/share-*.json"):
+            with suppress(OSError, UnicodeDecodeError):
+                data = path.read_bytes()
+                if is_sealed(data):
+                    found[str(path.relative_to(self._folder))] = data.decode()
+        return found
+
+
+def find_sets(world: World, copies: Copies, newer_than: tuple[int, int]) -> Iterator[Candidate]:
+    """The whole sets that ranks' nodes hold, newest first; all ranks must go through them together.
+
+    `newer_than` is the generation and the step of a commit.
+    """
+    mine = copies.documents()
+    known = world.gather(list(mine))
+    everywhere = {key for keys in known for key in keys}
+    for folder, keys in _whole_sets(everywhere, newer_than):
+        wanted = [key for key in keys if next(i for i, held in enumerate(known) if key in held) == world.rank]
+        told: dict[str, str] = {}
+        for part in world.gather({key: mine[key] for key in wanted}):
+            told |= part
+        with suppress(DamagedError, KeyError, TypeError, ValueError):
+            yield _candidate(folder, {key: told[key].encode() for key in keys})
+
+
+def _whole_sets(everywhere: Set[str], newer_than: tuple[int, int]) -> list[tuple[str, list[str]]]:
+    """The folders of which there is every rank's share, newest first, and the keys of those in order of rank."""
+    found: list[tuple[tuple[int, int], str, list[str]]] = []
+    for first in everywhere:
+        folder, _, name = first.rpartition("/")
+        save = entries.save_of(f"{folder}/")
+        size = re.fullmatch(r"share-00000-of-(\d{5,9})\.json", name, re.ASCII)
+        if save is None or size is None or (save.generation, save.step) <= newer_than:
+            continue
+        keys = [
+            entries.share_key(f"{folder}/", rank, int(size[1])) for rank in range(min(int(size[1]), len(everywhere)))
+        ]
+        if len(keys) == int(size[1]) and everywhere >= set(keys):
+            found.append(((save.generation, save.step), f"{folder}/", keys))
+    return [(folder, keys) for _, folder, keys in sorted(found, reverse=True)]
+
+
+def _candidate(folder: str, documents: Mapping[str, bytes]) -> Candidate:
+    """Raises DamagedError, KeyError, TypeError or ValueError for documents that are none of a checkpoint."""
+    loaded = tuple(load_document(key, data) for key, data in documents.items())
+    refs = tuple(ObjectRef(key, len(data), entries.checksum([data])) for key, data in documents.items())
+    save, said = entries.save_of(folder), loaded[0]["label"]
+    if save is None:
+        raise ValueError(folder)
+    commit = Commit(
+        position=0,
+        generation=save.generation,
+        number=0,
+        step=save.step,
+        epoch=int(said["epoch"]),
+        shares=refs,
+        size_bytes=sum(int(document["tensors"]["size_bytes"]) for document in loaded),
+        at=float(said["at"]),
+        metrics=dict(said["metrics"]),
+    )
+    return Candidate(commit, loaded)
