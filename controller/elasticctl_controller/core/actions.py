@@ -85,11 +85,12 @@ class DeleteJob:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A Kubernetes event about the job; `type` is "Normal" or "Warning"."""
+    """A Kubernetes event about the job; `type` is "Normal" or "Warning", `worker` the one that it is about, if any."""
 
     type: str
     reason: str
     message: str
+    worker: str = ""
 
 
 Action = CreateWorker | DeleteWorker | DeleteJob

@@ -68,6 +68,11 @@ class Notification:
     phase: str = ""
     more: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def key(self) -> str:
+        """`namespace/job`."""
+        return f"{self.namespace}/{self.job}"
+
     def as_data(self) -> dict[str, Any]:
         """The notification as JSON."""
         return {
@@ -273,7 +278,7 @@ def _interruptions(old: JobStatus, new: JobStatus) -> list[Event]:
         details = [f"exit code {item.exit_code}" if item.exit_code is not None else "", item.message]
         what = f"lost worker {item.worker}" if item.uid else _what(item)
         message = ": ".join(part for part in (what, *details) if part)
-        events.append(Event(WARNING, item.cause.value if item.cause else "Lost", message))
+        events.append(Event(WARNING, item.cause.value if item.cause else "Lost", message, item.worker))
     if len(fresh) > MAX_EVENTS:
         events.append(Event(WARNING, "WorkersLost", f"lost {len(fresh) - MAX_EVENTS} more workers"))
     return events

@@ -199,7 +199,7 @@ class KueueQueueing:
         """Take the step that the turn asks for, on `job` as it is by now; raises what prevents it."""
         workload, step = turn.workload, turn.step
         if step is not None:
-            log.info("job %s: %s for Kueue", job.key, step.name.lower())
+            log.info("job %s: %s for Kueue", job.key, step.name.lower(), extra={"job": job.key})
         if step is KueueStep.START and workload is not None:
             admitted = {"annotations": {ANNOTATION_ADMITTED: workload["metadata"]["uid"]}}
             self._patch_job(job, {"metadata": admitted, "spec": {"suspend": False}})

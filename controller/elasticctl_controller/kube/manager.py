@@ -85,7 +85,8 @@ class Manager:
         api = LimitedApi(connection, bucket, self._election.holds, self._metrics.count_request)
         owned = OwnedObjects(api, ObjectBuilders(functools.partial(build_companions, key), build_budget))
         settings = Settings(flags.rendezvous_url, self._host, flags.node_grace_s)
-        self._workload = KubeWorkload(api, settings, owned, finish_pod, self._metrics.observe_replacement)
+        counted = (self._metrics.observe_replacement, self._metrics.observe_status)
+        self._workload = KubeWorkload(api, settings, owned, finish_pod, *counted)
         self._rendezvous = RendezvousService(
             functools.partial(derive_token, key),
             self._reported,

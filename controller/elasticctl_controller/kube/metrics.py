@@ -19,12 +19,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.status import Phase
+from elasticctl.api.status import Interruption, JobStatus, Phase
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 PASS_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 REPLACEMENT_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 120.0)
+RECOVERY_BUCKETS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
 class Metrics:
@@ -55,6 +56,20 @@ class Metrics:
             buckets=REPLACEMENT_BUCKETS_S,
             registry=self._registry,
         )
+        self._losses = Counter(
+            "elasticctl_worker_losses_total", "Workers that were lost, by cause.", ["cause"], registry=self._registry
+        )
+        self._recoveries = Histogram(
+            "elasticctl_recovery_seconds",
+            "Time from the loss of a worker to the next step of its group.",
+            buckets=RECOVERY_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._redone = Counter(
+            "elasticctl_steps_redone_total",
+            "Optimizer steps that had to be done again.",
+            registry=self._registry,
+        )
 
     def observe_pass(self, seconds: float, outcome: str) -> None:
         """Record a pass over one job; `outcome` is "ok", "conflict" or "error"."""
@@ -69,6 +84,22 @@ class Metrics:
     def observe_replacement(self, seconds: float) -> None:
         """Record how long a lost worker took to be replaced."""
         self._replacements.observe(seconds)
+
+    def observe_status(self, before: JobStatus, after: JobStatus) -> None:
+        """Count what a job's new status says that its last one did not: losses, and what those before them cost."""
+        fresh = sum(after.restarts.values()) - sum(before.restarts.values())  # a cause that is corrected is no new loss
+        for cause, number in after.restarts.items():
+            if (more := min(number - before.restarts.get(cause, 0), fresh)) > 0:
+                self._losses.labels(cause).inc(more)
+                fresh -= more
+        known = {(item.uid, item.at) for item in before.interruptions if item.recovery_s is not None}
+        for item in after.interruptions:
+            if item.recovery_s is not None and (item.uid, item.at) not in known:
+                self._observe_recovery(item)
+
+    def _observe_recovery(self, item: Interruption) -> None:
+        self._recoveries.observe(item.recovery_s or 0.0)
+        self._redone.inc(item.steps_redone or 0)
 
     def register_gauges(
         self, jobs: Callable[[], Iterable[Manifest]], depth: Callable[[], int], leads: Callable[[], bool]

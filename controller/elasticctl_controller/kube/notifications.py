@@ -91,9 +91,11 @@ class EventRecorder:
             try:
                 self._write(event)
             except ElasticctlError as e:
-                log.warning("lost the event %s of job %s: %s", event.reason, event.job.key, e)
+                fields = {"job": event.job.key, "reason": event.reason}
+                log.warning("job %s: lost the event %s: %s", event.job.key, event.reason, e, extra=fields)
             except Exception:  # the thread's edge: events are not worth a controller
-                log.exception("lost the event %s of job %s", event.reason, event.job.key)
+                fields = {"job": event.job.key, "reason": event.reason}
+                log.exception("job %s: lost the event %s", event.job.key, event.reason, extra=fields)
 
     def _write(self, event: PendingEvent) -> None:
         self._forget_old(event.at)

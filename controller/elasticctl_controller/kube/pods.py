@@ -155,7 +155,8 @@ class OwnedObjects:
             except ForbiddenError as e:
                 if manifest["kind"] != _POLICY:
                     raise
-                log.warning("job %s: no NetworkPolicy, so any pod may reach its workers' ports: %s", job.key, e)
+                said = "job %s: no NetworkPolicy, so any pod may reach its workers' ports: %s"
+                log.warning(said, job.key, e, extra={"job": job.key})
 
     def ensure_budget(self, job: ElasticJob) -> None:
         """Create or update the job's PodDisruptionBudget; a failure is only logged, for no job depends on it.
@@ -173,7 +174,7 @@ class OwnedObjects:
             else:
                 self._ensure_object(job, self._makers.budget(job))
         except ElasticctlError as e:
-            log.warning("job %s: no PodDisruptionBudget: %s", job.key, e)
+            log.warning("job %s: no PodDisruptionBudget: %s", job.key, e, extra={"job": job.key})
 
     def forget(self, job_uid: str) -> None:
         """Forget a job that is gone, and with it all that it owned."""
@@ -206,7 +207,8 @@ class OwnedObjects:
             path = resource_path("policy/v1", job.namespace, _PLURALS[_BUDGET], name)
             with suppress(NotFoundError, ConflictError):
                 self._api.request("DELETE", path, delete_options(metadata["uid"]))
-            log.info("job %s: PodDisruptionBudget %s covers its pods, so its own is deleted", job.key, other)
+            said = "job %s: PodDisruptionBudget %s covers its pods, so its own is deleted"
+            log.info(said, job.key, other, extra={"job": job.key})
             with self._lock:
                 self._budgets.pop(job.namespace, None)
 

@@ -46,7 +46,10 @@ class Settings:
 
 
 class KubeWorkload:
-    """See the module's docstring; for `finish_pod`, `owned` and `on_replaced` see `KubePods`."""
+    """See the module's docstring; for `finish_pod`, `owned` and `on_replaced` see `KubePods`.
+
+    `on_status` is called with the former and the new status of a job once it is stored.
+    """
 
     def __init__(
         self,
@@ -55,9 +58,10 @@ class KubeWorkload:
         owned: OwnedObjects,
         finish_pod: FinishPod,
         on_replaced: Callable[[float], None] = lambda seconds: None,
+        on_status: Callable[[JobStatus, JobStatus], None] = lambda before, after: None,
     ) -> None:
         self.rendezvous_endpoint = settings.rendezvous_endpoint
-        self._api, self._owned = api, owned
+        self._api, self._owned, self._on_status = api, owned, on_status
         self._events = EventRecorder(api.with_own_rate(EVENTS_PER_S, EVENTS_BURST), settings.instance)
         self._health, self._notices = NodeHealth(settings.node_grace_s), NodeNotices()
         self.jobs = ObjectStore(prune_job)
@@ -153,6 +157,7 @@ class KubeWorkload:
             self.jobs.record_write(self._api.request("PUT", _job_path(job, "status"), body))
         except NotFoundError as e:
             raise ConflictError(f"job {job.key} is gone") from e
+        self._on_status(job.status, status)
         self._owned.ensure_budget(replace(job, desired=status.desired))
 
     def patch_job(self, job: ElasticJob, patch: Manifest) -> None:

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar
 
 from elasticctl.api.errors import BusyError, ConflictError, CredentialsError, ElasticctlError, UnreachableError
-from elasticctl.api.spec import ElasticJob
+from elasticctl.api.spec import ElasticJob, worker_name
 from elasticctl.api.status import JobStatus
 from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteJob, DeleteWorker
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.core.notices import Notice
+from elasticctl_controller.core.notifications import WARNING
 from elasticctl_controller.core.placement import ask_for_pool, avoid_nodes, prefer_node
 
 _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
@@ -24,6 +26,8 @@ _REQUEST = re.compile(r" \([A-Z]+ /[^ )]*\)$")
 """What our client adds to the words of an API server."""
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Workload(Protocol):
@@ -74,12 +78,15 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
 
     def delete(action: DeleteWorker) -> None:
         workload.delete_pod(job, action.name, action.uid, force=action.force)
+        log.info("job %s: deleted worker %s", job.key, action.name, extra=log_fields(job, action.name))
 
     def create(action: CreateWorker) -> None:
         pod = build_pod(job, action.index, workload.rendezvous_endpoint)
         pod = ask_for_pool(pod, action.pool) if action.pool else pod
         pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
         workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
+        worker = worker_name(job.name, action.index)
+        log.info("job %s: created worker %s", job.key, worker, extra=log_fields(job, worker))
 
     call_all(calls, delete, deletions)
     refused = ""
@@ -92,6 +99,24 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
     if any(isinstance(action, DeleteJob) for action in decision.actions):
         workload.delete_job(job)
     return refused if creations else None
+
+
+def log_events(job: ElasticJob, decision: Decision) -> None:
+    """Log what has become of a job: its events, and each new group."""
+    generation = decision.status.generation
+    if generation > job.status.generation:
+        workers = len(decision.status.generations[-1].workers) if decision.status.generations else 0
+        said = f"generation {generation} has {workers} workers"
+        log.info("job %s: %s", job.key, said, extra={**log_fields(job), "generation": generation})
+    for event in decision.events:
+        level = logging.WARNING if event.type == WARNING else logging.INFO
+        fields = {**log_fields(job, event.worker), "generation": generation, "reason": event.reason}
+        log.log(level, "job %s: %s: %s", job.key, event.reason, event.message, extra=fields)
+
+
+def log_fields(job: ElasticJob, worker: str = "") -> dict[str, Any]:
+    """The fields by which logs are searched: `job`, its group's `generation`, and the `worker` if it is about one."""
+    return {"job": job.key, "generation": job.status.generation, **({"worker": worker} if worker else {})}
 
 
 def call_all(calls: Executor, call: Callable[[T], None], items: list[T]) -> None:

@@ -25,7 +25,7 @@ from elasticctl_controller.core.history import only_progress_changed
 from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.sharing.kueue import QueuedJob
-from elasticctl_controller.loop.acting import Workload, run_actions
+from elasticctl_controller.loop.acting import Workload, log_events, log_fields, run_actions
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import GroupView
 
@@ -164,7 +164,7 @@ class Controller:
             outcome = self._attempt(key)
             took_s = time.monotonic() - began
             if took_s > SLOW_PASS_S:
-                log.warning("job %s: the pass took %.0f s", key, took_s)
+                log.warning("job %s: the pass took %.0f s", key, took_s, extra={"job": key})
             self._on_pass(took_s, outcome)
             if outcome == OK:
                 self._queue.forget(key)
@@ -177,13 +177,13 @@ class Controller:
         try:
             self.sync(key)
         except ConflictError as e:
-            log.info("job %s: %s; retrying", key, e)
+            log.info("job %s: %s; retrying", key, e, extra={"job": key})
             return CONFLICT
         except ElasticctlError as e:
-            log.warning("job %s: %s; retrying", key, e)
+            log.warning("job %s: %s; retrying", key, e, extra={"job": key})
             return ERROR
         except Exception:  # the edge of the loop: log, back off, retry
-            log.exception("job %s: the pass failed; retrying", key)
+            log.exception("job %s: the pass failed; retrying", key, extra={"job": key})
             return ERROR
         return OK
 
@@ -202,6 +202,7 @@ class Controller:
         decision = reconcile(job, observed, self._clock())
         self._write(job, decision)
         self._update_group(job, observed, decision.status)
+        log_events(job, decision)
         for event in decision.events:
             self._workload.record_event(job, event.type, event.reason, event.message)
         created = self._run_actions(job, decision)
@@ -327,7 +328,7 @@ class Controller:
             return True
         memory = self._memory(job)
         if refused and not memory.refused:
-            log.warning("job %s: a worker cannot be created: %s", job.key, refused)
+            log.warning("job %s: a worker cannot be created: %s", job.key, refused, extra=log_fields(job))
             self._queue.add(job.key)  # its status is to tell at once
         memory.refused = refused
         return not refused

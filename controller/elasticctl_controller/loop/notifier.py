@@ -157,11 +157,13 @@ class NotifyingWorkload:
             try:
                 self._notify_of_wait(uid, wait)
             except ElasticctlError as e:
-                log.warning("job %s: cannot read whether it still waits: %s; retrying", wait.key, e)
+                log.warning(
+                    "job %s: cannot read whether it still waits: %s; retrying", wait.key, e, extra={"job": wait.key}
+                )
                 with self._changed:
                     wait.due = time.monotonic() + RETRY_S
             except Exception:  # the thread's edge: other jobs wait too
-                log.exception("job %s: the notification that it waits failed", wait.key)
+                log.exception("job %s: the notification that it waits failed", wait.key, extra={"job": wait.key})
 
     def _notify_of_wait(self, uid: str, wait: _Wait) -> None:
         job = ElasticJob.from_manifest(self._inner.get_job(wait.key) or {})
@@ -255,7 +257,8 @@ class Outbox:
             if queue is None:
                 same = sum(other.namespace == destination.namespace for other in self._queues)
                 if len(self._queues) >= MAX_DESTINATIONS or same >= MAX_PROJECT_DESTINATIONS:
-                    log.warning("a notification of %s/%s is dropped: too many destinations", item.namespace, item.job)
+                    said = "job %s: a notification is dropped: too many destinations"
+                    log.warning(said, item.key, extra={"job": item.key})
                     return
                 queue = self._queues[destination] = _Pending()
             queue.pending.append(item)
@@ -309,20 +312,21 @@ class Outbox:
             except ElasticctlError as e:
                 self._report_failure(destination, found, e)
             except Exception:  # the edge of the task: the next message may succeed
-                log.exception("a notification of %s/%s was not sent", found[-1].namespace, found[-1].job)
+                log.exception("job %s: a notification was not sent", found[-1].key, extra={"job": found[-1].key})
 
     def _report_failure(
         self, destination: Destination, found: tuple[Notification, ...], error: ElasticctlError
     ) -> None:
         message = f"a notification was not delivered to {destination.reference}: {error}"
         for item in {item.job: item for item in found}.values():
-            log.warning("job %s/%s: %s", item.namespace, item.job, message)
+            fields = {"job": item.key}
+            log.warning("job %s: %s", item.key, message, extra=fields)
             try:
                 self._on_failure(item, message)
             except ElasticctlError as e:
-                log.info("job %s/%s: the failure could not be recorded: %s", item.namespace, item.job, e)
+                log.info("job %s: the failure could not be recorded: %s", item.key, e, extra=fields)
             except Exception:  # otherwise this destination would get nothing more
-                log.exception("job %s/%s: the failure could not be recorded", item.namespace, item.job)
+                log.exception("job %s: the failure could not be recorded", item.key, extra=fields)
 
     async def _deliver(self, destination: Destination, found: tuple[Notification, ...], dropped: int) -> None:
         """Send one message, with retries; raises ElasticctlError if it cannot be delivered."""

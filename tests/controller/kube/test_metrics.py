@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from elasticctl.api.codec import Manifest
+from elasticctl.api.status import Interruption, JobStatus
 from elasticctl_controller.kube.metrics import Metrics, jobs_by_phase, workers_by_state
 
 
@@ -71,3 +74,29 @@ def test_jobs_of_any_content_are_counted() -> None:
     assert set(workers_by_state(jobs).values()) == {0}
     waits = {"status": {"phase": "Running", "desired": 4, "active": 4, "placed": 3, "starting": 1, "training": 2}}
     assert workers_by_state([waits, *jobs]) == {"desired": 4, "active": 4, "placed": 3, "starting": 1, "training": 2}
+
+
+def test_losses_are_counted_once_each_with_what_they_cost() -> None:
+    metrics = Metrics()
+    lost = Interruption(uid="a", at=1.0)
+    first = JobStatus(restarts={"Unresponsive": 1}, interruptions=(lost,))
+    metrics.observe_status(JobStatus(), first)
+    corrected = JobStatus(restarts={"NodeLost": 1}, interruptions=(lost,))
+    metrics.observe_status(first, corrected)
+    recovered = JobStatus(
+        restarts={"NodeLost": 1, "Drained": 2},
+        interruptions=(
+            replace(lost, recovery_s=4.0, steps_redone=7),
+            Interruption(uid="b", at=2.0, recovery_s=0.5),
+            Interruption(uid="c", at=2.0),
+        ),
+    )
+    metrics.observe_status(corrected, recovered)
+    metrics.observe_status(recovered, recovered)
+    found = samples(metrics)
+    assert found["elasticctl_worker_losses_total{cause=Unresponsive}"] == 1
+    assert "elasticctl_worker_losses_total{cause=NodeLost}" not in found
+    assert found["elasticctl_worker_losses_total{cause=Drained}"] == 2
+    assert found["elasticctl_recovery_seconds_count"] == 2
+    assert found["elasticctl_recovery_seconds_sum"] == 4.5
+    assert found["elasticctl_steps_redone_total"] == 7
