@@ -65,7 +65,7 @@ class JobOptions(TypedDict, total=False):
     deadline: int | str
     ttl: int | str
     hang_timeout: int | str
-    on_nan: Literal["warn", "stop"]
+    on_nan: Literal["warn", "stop", "rollback"]
     restart_policy: Literal["OnFailure", "ExitCode", "Always", "Never"]
     cpus: int | float | str
     memory: str

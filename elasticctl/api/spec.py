@@ -99,6 +99,7 @@ class OnNan(StrEnum):
 
     WARN = "warn"
     STOP = "stop"
+    ROLLBACK = "rollback"
 
 
 @dataclass(frozen=True, slots=True)

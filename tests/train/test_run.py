@@ -127,6 +127,10 @@ def test_the_launcher_hears_everything(tmp_path: Path, monkeypatch: pytest.Monke
         with suppress(BlockingIOError):
             while True:
                 heard.append(json.loads(agent.recv(65536)))
+    rows = [json.loads(row) for message in heard for row in message.get("rows", ())]
+    values = [{name: row[name] for name in row if name != "at"} for row in rows]
+    assert values == [{"step": 1, "loss": 0.5}, {"step": 1, "accuracy": 0.75}]
+    heard = [message for message in heard if message["kind"] != "metrics"]
     assert [message["kind"] for message in heard] == [
         "resumed",
         "progress",
@@ -314,7 +318,7 @@ def test_a_checkpoint_whose_parameters_are_not_finite_says_so(tmp_path: Path, ca
 
 def test_what_to_do_about_it_has_to_be_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTICCTL_ON_NAN", "explode")
-    with pytest.raises(TrainError, match="ELASTICCTL_ON_NAN=explode: give warn or stop"):
+    with pytest.raises(TrainError, match="ELASTICCTL_ON_NAN=explode: give warn, stop or rollback"):
         diverge(tmp_path.as_uri())
 
 

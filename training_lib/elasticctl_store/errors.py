@@ -4,6 +4,7 @@
     ├── DataError               the dataset or the batch size does not fit what is asked of it
     ├── StateError              the state holds something a checkpoint cannot hold; names the path in the tree
     ├── NotFiniteError          the loss is NaN or infinite, and the job was told to stop then
+    ├── RollbackError           the loss is NaN or infinite, and the next attempt goes on from before that
     ├── RestoreError            a whole checkpoint was found, but it is not one of this model
     └── StorageError            the storage refused or failed; what was committed before is untouched
         ├── ExistsError             an object of that name is already there
@@ -36,6 +37,10 @@ class StateError(TrainError):
 
 class NotFiniteError(TrainError):
     """The loss is no finite number any more; nothing was saved since."""
+
+
+class RollbackError(TrainError):
+    """The loss is no finite number any more; the next attempt goes on from before that, without the batches since."""
 
 
 class RestoreError(TrainError):

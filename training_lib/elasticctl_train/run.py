@@ -100,7 +100,9 @@ class Run:
             cursor = self._take(handed)
             rng.seed_all(self._seed, world.rank, cursor.step)
         else:
-            cursor = Cursor() if restored is None else self._resume(restored)
+            cursor = self._skip(Cursor() if restored is None else self._resume(restored))
+        if self._loaders:
+            self._session.refuse_rollback("a data loader keeps a position of its own")
         self._session.begin(cursor)
 
     @property
@@ -279,6 +281,14 @@ class Run:
         else:
             rng.seed_all(self._seed, self._session.generation, self.rank)
         return cursor
+
+    def _skip(self, cursor: Cursor) -> Cursor:
+        """Leave out the batches that made the loss no finite number, where this run has gone back because of them."""
+        skip_to = self._session.skip_to
+        if skip_to is None:
+            return cursor
+        self._feed.mark = self._mark = None  # a stream is read from its beginning: nothing has marked this place
+        return Cursor(**{**skip_to, "step": cursor.step})
 
     def _stream(self, dataset: Any, plan: StreamPlan, shuffle: bool, options: Mapping[str, Any]) -> StreamLoader:
         """The loader of a dataset that cannot be indexed."""

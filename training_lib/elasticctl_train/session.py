@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +18,8 @@ import torch
 from elasticctl_store import storage
 from elasticctl_store.checkpoints import commits
 from elasticctl_store.checkpoints.entries import Commit
-from elasticctl_store.errors import NotFiniteError, TrainError
+from elasticctl_store.checkpoints.rollbacks import Rollback
+from elasticctl_store.errors import NotFiniteError, StorageError, TrainError
 from elasticctl_train import dist
 from elasticctl_train.checkpoint.checkpointer import Checkpointer, Label, Like, Restored
 from elasticctl_train.checkpoint.memory.copies import Copies
@@ -35,8 +36,9 @@ STORAGE_VARIABLE = "ELASTICCTL_STORAGE"
 START_FROM_VARIABLE = "ELASTICCTL_START_FROM"
 """`<URL>#<step>`, or `<URL>#latest`: the checkpoint to start from while a run has none of its own."""
 ON_NAN_VARIABLE = "ELASTICCTL_ON_NAN"
-"""What a loss that is no finite number does: `stop` ends the job, `warn`, the default, goes on."""
-_WARN, _STOP = "warn", "stop"
+"""What a loss that is no finite number does: `stop` ends the job, `rollback` goes on from before it, `warn`, the
+default, just goes on."""
+_WARN, _STOP, _ROLLBACK = _ON_NAN = "warn", "stop", "rollback"
 _ABANDON_GRACE_S = 2.0
 _LONG_S = 3600.0
 
@@ -100,8 +102,10 @@ class Session:
         self.restored: Restored | None = None
         self._is_open = self._warned_of_loss = False
         self._on_nan = os.environ.get(ON_NAN_VARIABLE, "") or _WARN
-        if self._on_nan not in (_WARN, _STOP):
-            raise TrainError(f"${ON_NAN_VARIABLE}={self._on_nan}: give {_WARN} or {_STOP}")
+        self._lost: tuple[int, str, Cursor] | None = None
+        self._back: Rollback | None = None
+        if self._on_nan not in _ON_NAN:
+            raise TrainError(f"${ON_NAN_VARIABLE}={self._on_nan}: give {_WARN}, {_STOP} or {_ROLLBACK}")
         if group is None or not group.has_state:
             with self._watch.standing_still(nothing_to_save=True):
                 self._open()
@@ -118,6 +122,18 @@ class Session:
     def generation(self) -> int:
         """The number of this incarnation among all that took the URL over; 0 where no checkpoints are saved."""
         return self._checkpoints.generation if self._checkpoints else 0
+
+    @property
+    def skip_to(self) -> Mapping[str, Any] | None:
+        """Where training goes on in the data instead of where the checkpoint was, as this run has noted it before."""
+        return None if self._back is None else self._back.skip_to
+
+    def refuse_rollback(self, why: str) -> None:
+        """For users that cannot skip batches: raises TrainError where that may be asked for."""
+        if self._on_nan == _ROLLBACK:
+            raise TrainError(
+                f"${ON_NAN_VARIABLE}={_ROLLBACK}: {why}, so no batches can be skipped. FIX: choose {_STOP} or {_WARN}"
+            )
 
     @property
     def busy(self) -> bool:
@@ -204,6 +220,7 @@ class Session:
         """Commit the end of training and wait for it; a second call is idle. Raises SaveError."""
         if self._finished:
             return
+        self._go_back_if_lost()
         self._look_at_loss()
         self._open()
         if self._checkpoints is not None and not self._commit_here(self._checkpoints):
@@ -251,7 +268,12 @@ class Session:
 
     def _restore(self, like: Like | None) -> Restored | None:
         """The newest checkpoint; where this run has none yet, the one of another run that it is to start from."""
-        restored = self._checkpoints.restore(like) if self._checkpoints else None
+        if self._checkpoints and self._on_nan == _ROLLBACK:
+            self._back = self._checkpoints.rollback()
+        restored = self._checkpoints.restore(like, self._back) if self._checkpoints else None
+        if restored is None and self._back is not None:
+            before = f"the checkpoints from before step {self._back.step}, to which this run was to go back, are gone"
+            raise StorageError(f"{self.url}: {before}. FIX: submit it again, under another URL")
         wanted = os.environ.get(START_FROM_VARIABLE, "")
         if restored is not None or not wanted:
             return restored
@@ -270,6 +292,10 @@ class Session:
             log.info("resumed from step %d, epoch %d, from workers' memory", self.cursor.step, self.cursor.epoch)
         elif self.restored is not None and self._origin:
             log.info("started from step %d, epoch %d of %s", self.cursor.step, self.cursor.epoch, self._origin)
+        elif self.restored is not None and self._back is not None:
+            said = "back to step %d, and on from epoch %d, sample %d: the loss was %s at step %d"
+            cursor, back = self.cursor, self._back
+            log.warning(said, cursor.step, cursor.epoch, cursor.position, back.value, back.step)
         elif self.restored is not None:
             ranks = f"{len(self.restored.commit.shares)} -> {self.world.size} ranks"
             log.info("resumed from step %d, epoch %d (%s, %s)", self.cursor.step, self.cursor.epoch, self.url, ranks)
@@ -286,6 +312,7 @@ class Session:
 
     def _meet(self) -> None:
         """The ranks agree: is it time to save, to stop, and when do they meet again."""
+        self._go_back_if_lost()
         due, next_check = self._cadence.check(self.cursor.step)
         if self._checkpoints is not None:
             due |= self._owed and not self.busy
@@ -392,15 +419,37 @@ class Session:
         """Say once, on one rank, that the loss is no finite number; raise NotFiniteError where that ends the job."""
         lost = self.progress.metrics.not_finite.get(LOSS)
         if lost is None:
-            self._warned_of_loss = False
-        elif self._on_nan == _STOP:
+            self._warned_of_loss, self._lost = False, None
+            return
+        self._lost = self._lost or (lost.step, lost.value, self.cursor)
+        if self._warned_of_loss:
+            return
+        if self._on_nan == _STOP:
             self.progress.send(self.cursor)
             self.progress.send_rows(surely=True)
             raise NotFiniteError(f"the loss is {lost.value} since step {lost.step}, and the job was told to stop then")
-        elif not self._warned_of_loss:
-            self._warned_of_loss = True
-            if self.world.rank == 0:
-                log.warning("the loss is %s since step %d", lost.value, lost.step)
+        self._warned_of_loss = True
+        if self.world.rank == 0:
+            log.warning("the loss is %s since step %d", lost.value, lost.step)
+
+    def _go_back_if_lost(self) -> None:
+        """All ranks: is the loss of any no finite number, and is that to be undone? Then this process ends.
+
+        A loss that was finite again by now has harmed nothing. Raises RollbackError, or NotFiniteError.
+        """
+        if self._on_nan != _ROLLBACK:
+            return
+        self._look_at_loss()
+        if not any(self.world.highest(self._lost is not None)):
+            return
+        self._open()
+        mine = None if self._lost is None else (*self._lost[:2], asdict(self._lost[2]))
+        step, value, cursor = min((one for one in self.world.gather(mine) if one), key=lambda one: one[0])
+        self.progress.send(self.cursor)
+        self.progress.send_rows(surely=True)
+        if self._checkpoints is None:
+            raise NotFiniteError(f"the loss is {value} since step {step}, and without a storage there is no way back")
+        self._checkpoints.go_back(step, value, cursor)
 
     def _save(self, checkpoints: Checkpointer) -> None:
         self._look_at_loss()

@@ -109,6 +109,13 @@ def _public(name: str, value: str) -> str:
     return "(hidden)" if any(word in name.upper() for word in _PRIVATE) else value
 
 
+_ON_NAN = {
+    OnNan.WARN: "",
+    OnNan.STOP: "the job fails",
+    OnNan.ROLLBACK: "back to the checkpoint before it, without the batches in between",
+}
+
+
 def _policy(job: ElasticJob) -> list[tuple[str, str]]:
     policy = job.policy
     pause = f"{span(policy.backoff_seconds)}, doubling up to {span(policy.backoff_max_seconds)}"
@@ -116,7 +123,7 @@ def _policy(job: ElasticJob) -> list[tuple[str, str]]:
         ("Failures", views.failures_text(job)),
         ("Restarts", f"{job.restart_policy.value}; pause after failures {pause}"),
         ("Hang timeout", _hang_timeout(policy.hang_timeout_seconds)),
-        ("If the loss is NaN", "the job fails" if policy.on_nan is OnNan.STOP else ""),
+        ("If the loss is NaN", _ON_NAN[policy.on_nan]),
         ("Deadline", "" if job.deadline_s is None else span(job.deadline_s)),
         ("Deleted", "" if job.ttl_s is None else f"{span(job.ttl_s)} after its end"),
         ("Rendezvous", job.rdzv_endpoint),

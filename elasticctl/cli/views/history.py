@@ -18,7 +18,7 @@ from elasticctl.api.observed.history import Goodput, goodput, knows_groups, repo
 from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase
-from elasticctl.api.text import plural, span
+from elasticctl.api.text import plural, shorten, span
 from elasticctl.cli.framework.output import Table, joined
 from elasticctl.cli.views.cost import saved_line
 from elasticctl.cli.views.goal import step_words
@@ -43,7 +43,7 @@ def _restarts(status: JobStatus) -> list[tuple[str, int]]:
 def history_table(job: ElasticJob, changes: Sequence[Change] = ()) -> Table:
     """The interruptions and scalings of a job, and who changed what, in order of time."""
     rows = [
-        (item.at, _kind(item), item.worker, item.cause or "", _seconds(item.recovery_s), _count(item.steps_redone))
+        (item.at, _kind(item), item.worker, _cause(item), _seconds(item.recovery_s), _count(item.steps_redone))
         for item in job.status.interruptions
     ]
     rows += [
@@ -118,6 +118,11 @@ def scalings(status: JobStatus) -> list[str]:
 def _kind(item: Interruption) -> str:
     """A worker was lost, or has stayed and started its ranks again."""
     return "interruption" if item.uid else "ranks failed"
+
+
+def _cause(item: Interruption) -> str:
+    """Why, with what the worker has said of it."""
+    return ": ".join(filter(None, (item.cause or "", shorten(item.message))))
 
 
 def _requester(item: Scaling) -> str:

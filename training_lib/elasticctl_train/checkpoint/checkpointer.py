@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
+from typing import Any, NoReturn
 
-from elasticctl_store.checkpoints import repair
+from elasticctl_store.checkpoints import repair, rollbacks
 from elasticctl_store.checkpoints.commits import read_commits
 from elasticctl_store.checkpoints.entries import Commit, Retention
 from elasticctl_store.checkpoints.retention import take_over
-from elasticctl_store.errors import FencedError, MissingError, SaveError
+from elasticctl_store.checkpoints.rollbacks import Rollback
+from elasticctl_store.errors import FencedError, MissingError, NotFiniteError, RollbackError, SaveError
 from elasticctl_store.storage import Storage, Waits
 from elasticctl_train.checkpoint.fence import FenceWatch
 from elasticctl_train.checkpoint.memory.copies import Copies
@@ -40,6 +43,9 @@ _ROUND_S, _LONGEST_ROUND_S = 0.005, 0.25
 """Ranks that wait for a save to end meet after so long, then ever more rarely."""
 
 _LACKING, _STOPPED = 1, 2
+
+MOST_ROLLBACKS = 10
+"""Of one storage URL. A run that diverges more often has to be looked at: this bounds what is paid for meanwhile."""
 
 
 def _lack_of(copies: Copies | None) -> int:
@@ -93,17 +99,20 @@ class Checkpointer:
         """Is this rank still writing its share, or, on rank 0, not done with the commit?"""
         return self._saves.is_saving
 
-    def restore(self, like: Like | None = None) -> Restored | None:
+    def restore(self, like: Like | None = None, back: Rollback | None = None) -> Restored | None:
         """Read the newest checkpoint that is whole; damaged ones are logged and passed over.
+
+        With `back`, one that this note allows, and none that is in memory only.
 
         Tensors come back on the CPU, each in memory of its own; where `like` has a sharded one, as that rank's part of
         it. Raises RestoreError as `like` does, and StorageError, also where there are checkpoints and none can be read:
         to start at step 0 would be to lose them.
         """
-        copy = self._restore_copy(like)
+        copy = self._restore_copy(like) if back is None else None
         if copy is not None:
             return copy
-        restored = self._newest.read(RestoreSource(self._storage, self._world, self._snapshots.tier), None, like)
+        source = RestoreSource(self._storage, self._world, self._snapshots.tier)
+        restored = self._newest.read(source, lambda commit: back is None or back.allows(commit), like)
         if restored is None:
             self._newest.raise_if_lost(self._storage)
         self._snapshots.restored_folder = restored.commit.folder if restored else ""
@@ -125,13 +134,48 @@ class Checkpointer:
 
         Otherwise as `restore`. Raises MissingError, on every rank, when there is no such one.
         """
-        restored = Newest(self._world).read(RestoreSource(origin, self._world, None), step, like)
+        source = RestoreSource(origin, self._world, None)
+        restored = Newest(self._world).read(source, lambda commit: step is None or commit.step == step, like)
         if restored is None:
             known = list({commit.step: 0 for commit in read_commits(origin)}) if self._world.rank == 0 else None
             steps = ", ".join(map(str, self._world.broadcast(known))) or "none at all"
             wanted = "a whole checkpoint" if step is None else f"a whole checkpoint of step {step}"
             raise MissingError(f"{origin.url}: {wanted} to start from is not there; the steps that are: {steps}")
         return restored
+
+    def rollback(self) -> Rollback | None:
+        """The note of a run that has gone back, if nothing has been committed since; the same on all ranks."""
+        note = None
+        if self._world.rank == 0:
+            notes = rollbacks.read_all(self._storage)
+            newest = next(read_commits(self._storage), None) if notes else None
+            note = None if not notes or (newest is not None and notes[-1].is_past(newest)) else notes[-1]
+        found = self._world.broadcast(None if note is None else asdict(note))
+        return None if found is None else Rollback(**found)
+
+    def go_back(self, step: int, value: str, skip_to: Mapping[str, Any]) -> NoReturn:
+        """All ranks: end this run, so that the next one goes on from before the loss of `value` at `step`.
+
+        It begins behind the batches up to `skip_to`. Raises RollbackError, or NotFiniteError where there is nothing to
+        go back to, or where that has been done `MOST_ROLLBACKS` times.
+        """
+        self.settle()
+        said = self._world.broadcast(self._note_rollback(step, value, skip_to) if self._world.rank == 0 else None)
+        raise (RollbackError if said[0] else NotFiniteError)(said[1])
+
+    def _note_rollback(self, step: int, value: str, skip_to: Mapping[str, Any]) -> tuple[bool, str]:
+        """On rank 0: is the note written, and the words for what follows."""
+        note = Rollback(self.generation, step, value, skip_to)
+        lost = f"the loss is {value} since step {step}"
+        times = len(rollbacks.read_all(self._storage)) + 1
+        if times > MOST_ROLLBACKS:
+            return False, f"{lost}, and this run has gone back {MOST_ROLLBACKS} times already"
+        before = next((commit for commit in read_commits(self._storage) if note.allows(commit)), None)
+        if before is None:
+            return False, f"{lost}, and there is no checkpoint from before that to go back to"
+        rollbacks.write(self._storage, note)
+        where = f"going back to step {before.step} ({times} of at most {MOST_ROLLBACKS} times)"
+        return True, f"{lost}: {where}, and skipping the batches up to step {step}"
 
     def prepare(self, state: State, *, local: State | None = None, rank_0_only: Collection[str] = ()) -> None:
         """Get ready to save such states, beside training: without it, the first save takes far longer than others.

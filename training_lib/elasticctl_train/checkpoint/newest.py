@@ -55,12 +55,12 @@ class Newest:
         self._unreadable = list(unreadable)
         self._bad_entries: list[str] = []
 
-    def read(self, place: RestoreSource, step: int | None, like: Like | None) -> Restored | None:
-        """The newest checkpoint at `place` (of this step, where one is given) that is whole.
+    def read(self, place: RestoreSource, wanted: Callable[[Commit], bool], like: Like | None) -> Restored | None:
+        """The newest checkpoint at `place`, of those that are `wanted` on rank 0, that is whole.
 
         Raises RestoreError as `like` does, and StorageError.
         """
-        candidates = self._readable(place.storage, step) if self._world.rank == 0 else iter(())
+        candidates = self._readable(place.storage, wanted) if self._world.rank == 0 else iter(())
         while True:
             message = self._world.broadcast(next(candidates, None))
             if message is None:
@@ -107,13 +107,13 @@ class Newest:
                 f"damaged, or delete it and start at step 0: elasticctl checkpoints repair {storage.url} --start-over"
             )
 
-    def _readable(self, storage: Storage, step: int | None) -> Iterator[tuple[int, str, list[Any]]]:
+    def _readable(self, storage: Storage, wanted: Callable[[Commit], bool]) -> Iterator[tuple[int, str, list[Any]]]:
         """On rank 0: the commits whose documents are whole, newest first, as a message to all."""
         for position, commit in read_entries(storage):
             if isinstance(commit, DamagedError):
                 log.warning("%s: %s; passed over", storage.url, commit)
                 self._bad_entries.append(str(commit))
-            if not isinstance(commit, Commit) or (step is not None and commit.step != step):
+            if not isinstance(commit, Commit) or not wanted(commit):
                 continue
             try:
                 documents = fetch_documents(storage, commit)

@@ -98,7 +98,11 @@ class JobFlags(PodFlags):
         ),
     ] = None
     on_nan: Annotated[
-        OnNan, typer.Option("--on-nan", help="What to do when the loss is NaN or infinite: go on, or fail the job.")
+        OnNan,
+        typer.Option(
+            "--on-nan",
+            help="What to do when the loss is NaN or infinite: go on, fail the job, or go back and skip batches.",
+        ),
     ] = OnNan.WARN
     restart_policy: Annotated[
         RestartPolicy, typer.Option("--restart-policy", help="Which ended workers are replaced.")

@@ -1,0 +1,60 @@
+"""Notes that a run has gone back to an earlier checkpoint, and what of its data it leaves out from there on.
+
+    rollbacks/<generation>.json     written by the run of that generation, before its processes end
+
+A note counts until a younger generation has committed: what that one commits has left those batches out already.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from elasticctl_store.checkpoints.entries import Commit
+from elasticctl_store.errors import DamagedError
+from elasticctl_store.storage import Storage, all_keys
+
+PREFIX = "rollbacks/"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The run `generation` met a loss of `value` ("NaN", "inf", "-inf") at `step`.
+
+    `skip_to` is where it was in its data behind the batch of that step, in the words of whoever wrote the note.
+    """
+
+    generation: int
+    step: int
+    value: str
+    skip_to: Mapping[str, Any] = field(default_factory=dict)
+
+    def allows(self, commit: Commit) -> bool:
+        """May training go on from this checkpoint?"""
+        return commit.generation > self.generation or (commit.step < self.step and not commit.not_finite)
+
+    def is_past(self, commit: Commit) -> bool:
+        """Was this checkpoint made after the run had gone back?"""
+        return commit.generation > self.generation
+
+
+def write(storage: Storage, note: Rollback) -> None:
+    """Keep the note. Raises StorageError."""
+    storage.put(f"{PREFIX}{note.generation:012d}.json", [json.dumps(asdict(note)).encode()])
+
+
+def read_all(storage: Storage) -> list[Rollback]:
+    """Every note of a URL, oldest first. Raises StorageError, DamagedError for what is none."""
+    return [_decode(storage.get(key), f"{storage.url}: {key}") for key in all_keys(storage, PREFIX)]
+
+
+def _decode(data: bytes, where: str) -> Rollback:
+    try:
+        match json.loads(data):
+            case {"generation": int(generation), "step": int(step), "value": str(value), "skip_to": dict(skip_to)}:
+                return Rollback(generation, step, value, skip_to)
+    except (ValueError, RecursionError):
+        pass
+    raise DamagedError(f"{where}: this is no note of a run that has gone back. FIX: delete it")
