@@ -110,6 +110,11 @@ def shorten(text: str, most_chars: int = 300) -> str:
     return line if len(line) <= most_chars else f"{line[: most_chars - 1]}…"
 
 
+def dollars(amount: float) -> str:
+    """`$1,234.50`."""
+    return f"${amount:,.2f}"
+
+
 def one_line(text: str) -> str:
     """What somebody else's program said, on one line of at most 300 characters."""
     return " ".join(text.split())[:300]

@@ -11,8 +11,8 @@ from itertools import zip_longest
 from typing import Any
 
 from elasticctl.api.codec import Manifest, to_json
-from elasticctl.api.goal import SPOT
-from elasticctl.api.observed.cost import cost, rate_of
+from elasticctl.api.goal import SPOT, zone_of
+from elasticctl.api.observed.cost import Rate, cost, rate_of
 from elasticctl.api.observed.history import (
     STEADY,
     activity_words,
@@ -23,6 +23,7 @@ from elasticctl.api.observed.history import (
     samples_per_s,
     steps_per_s,
 )
+from elasticctl.api.observed.outlook import outlook_text
 from elasticctl.api.observed.timeline import TimelineEntry, timeline
 from elasticctl.api.observed.workers import count_workers, known_workers
 from elasticctl.api.podtemplate import capacity, hardware
@@ -160,7 +161,7 @@ def job_row(job: ElasticJob, now: float) -> Row:
         "notFinite": not_finite_text(status)[:MAX_TEXT],
         "reason": _reason(status)[:MAX_TEXT],
         "costUsd": round(spent.spent, 2) if spent else None,
-        **({"pricesOf": f"{spent.rate.prices.region}, {spent.rate.prices.date}"} if spent else {}),
+        **({"pricesOf": _prices_of(spent.rate)} if spent else {}),
         **({"user": job.user[:MAX_TEXT]} if job.user else {}),
         **({"goodput": round(part.share, 2)} if part else {}),
     }
@@ -180,6 +181,7 @@ def job_details(job: ElasticJob, pods: Sequence[Manifest], now: float) -> dict[s
         "scalings": [_scaling(item) for item in status.scalings],
         "checkpoint": _checkpoint(status),
         "goodput": _goodput(status, now),
+        "plan": _plan(job, now),
         "cost": _cost(job, now),
         "stepsRedone": status.steps_redone,
         "restarts": {cause: count for cause, count in status.restarts.items() if count and cause not in _PLANNED},
@@ -278,6 +280,32 @@ def _goodput(status: JobStatus, now: float) -> dict[str, Any] | None:
     return None if part is None else {"share": part.share, "wallS": part.wall_s, "whole": part.whole}
 
 
+def _plan(job: ElasticJob, now: float) -> dict[str, Any] | None:
+    goal, plan = job.goal, job.status.plan
+    if goal is None or plan is None:
+        return None
+    words = outlook_text(job, now)
+    return {
+        "words": words[:1].upper() + words[1:MAX_FINDING],
+        "why": plan.message[:MAX_TEXT],
+        "finishBy": goal.finish_by,
+        "budget": goal.budget,
+        "finishAt": plan.finish_at,
+        "spreadS": plan.spread_s,
+        "onDemandAt": plan.on_demand_at,
+        "steps": [
+            {
+                "at": s.at,
+                "spot": s.spot,
+                "onDemand": s.on_demand,
+                "zone": zone_of(s.pool)[:MAX_TEXT],
+                "why": s.message[:MAX_TEXT],
+            }
+            for s in plan.steps
+        ],
+    }
+
+
 def _cost(job: ElasticJob, now: float) -> dict[str, Any] | None:
     spent, one = cost(job, now), rate_of(job)
     if spent is None or one is None:
@@ -288,8 +316,16 @@ def _cost(job: ElasticJob, now: float) -> dict[str, Any] | None:
         "onDemandUsd": spent.on_demand,
         "perHourUsd": 0.0 if job.status.phase.terminal else each * count_workers(job.status).placed,
         "instance": one.instances[0],
-        "pricesOf": f"{one.prices.region}, {one.prices.date}",
+        "pricesOf": _prices_of(one),
     }
+
+
+def _prices_of(one: Rate) -> str:
+    """Where the prices come from, and of which day they are; a job's goal may say its own."""
+    dated = f", {one.prices.date}" if one.prices.date else ""
+    return (
+        f"list prices of {one.prices.region}{dated}" if one.prices.region else f"{one.instances[0]}{dated}"[:MAX_TEXT]
+    )
 
 
 def _worker(item: WorkerStatus) -> dict[str, Any]:

@@ -7,6 +7,7 @@
     GET  /BASE/jobs/{namespace}/{name}/logs           lines: ?worker=…&find=…&since=…&until=…&all=1
     GET  /BASE/jobs/{namespace}/{name}/metrics        its curves: ?m=loss&m=lr&x=step|time&from=…&to=…&points=…
     GET  /BASE/jobs/{namespace}/{name}/metrics.csv    every value
+    POST /BASE/jobs/{namespace}/{name}/stacks         where its ranks are: a look into its workers
     POST /BASE/jobs/{namespace}/{name}/{scale|suspend|resume|cancel}     {"uid": …, "workers": 4}
 
 `jobs` events carry an id; a browser that reconnects sends the last one it has seen and gets what changed since.
@@ -34,11 +35,13 @@ from aiohttp import web
 from elasticctl.api.errors import ClusterError, ConflictError, ElasticctlError, NotFoundError, UsageError
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Cluster, Manifest, is_owned
+from elasticctl.cluster.inside import Inside
 from elasticctl.dashboard.access import COOKIE, ChangeRequest, Gate, ScalePatch, apply_change, is_cross_site, is_local
 from elasticctl.dashboard.feed import JobFeed, Key, ProjectPoller, run_in_thread
 from elasticctl.dashboard.logs import Page
 from elasticctl.dashboard.page_data import Projects, job_details
 from elasticctl.dashboard.run_metrics import RunMetrics, View
+from elasticctl.dashboard.stacks import stacks_data
 
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -62,7 +65,9 @@ _FILES = (
     "job.js",
     "list.js",
     "logs.js",
+    "plan.js",
     "projects.js",
+    "stacks.js",
     "team.js",
     "words.js",
     "vendor/uPlot.esm.js",
@@ -116,11 +121,12 @@ def assets() -> dict[str, Asset]:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is shown: the jobs in `namespace` (None: in all) of the context's cluster."""
+    """What is shown: the jobs in `namespace` (None: in all) of the context's cluster; `inside` is asked for stacks."""
 
     cluster: Cluster
     context: str
     namespace: str | None
+    inside: Callable[[], Inside] | None = None
 
 
 @dataclass(slots=True)
@@ -165,6 +171,7 @@ class Dashboard:
                 web.get(job + "/logs", self._logs),
                 web.get(job + "/metrics", self._metrics),
                 web.get(job + "/metrics.csv", self._table),
+                web.post(job + "/stacks", self._stacks),
                 web.post(job + "/{verb}", self._change),
                 web.get(base + "{file:.*}", self._file),
             ]
@@ -283,6 +290,13 @@ class Dashboard:
         job, page = self._job(request), Page.parse(request.query)
         async with self._calls:
             return web.json_response(await run_in_thread(lambda: page.read(self.place.cluster, job)))
+
+    async def _stacks(self, request: web.Request) -> web.Response:
+        job, inside = self._job(request), self.place.inside
+        if inside is None:
+            raise NotFoundError("this dashboard cannot look into workers")
+        async with self._calls:
+            return web.json_response(await run_in_thread(lambda: stacks_data(inside(), self.place.cluster, job)))
 
     async def _table(self, request: web.Request) -> web.StreamResponse:
         job = self._job(request)

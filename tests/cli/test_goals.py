@@ -13,11 +13,11 @@ import pytest
 from elasticctl.api.codec import Timestamp, to_json
 from elasticctl.api.errors import ConflictError, UsageError
 from elasticctl.api.goal import Goal, PlanStatus, PlanStep
+from elasticctl.api.observed.outlook import outlook_text
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import JobStatus, Phase
 from elasticctl.cli.submit.goals import check_goal
 from elasticctl.cli.verbs.run.scale import ScaleFlags, goal_patch, scale_patch
-from elasticctl.cli.views.goal import outlook_text
 from elasticctl.cli.views.history import history_table
 from elasticctl.diagnosis import Case, diagnose
 from tests.support.cli import Run

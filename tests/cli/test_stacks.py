@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticctl.cli.verbs.enter.stacks import lines_of
 from elasticctl.cluster.local.client import LocalCluster
+from elasticctl.cluster.stacks import Stacks
 from tests.support.cli import Run
 from tests.support.cluster_contract import running
 from tests.support.jobs import FOREVER, shell_job
@@ -49,5 +49,7 @@ def test_a_job_of_another_launcher_is_refused(local_cluster: LocalCluster, run: 
 
 
 def test_what_a_worker_says_may_be_anything() -> None:
-    assert list(lines_of("w", {"rank": None, "stacks": ["x", {"frames": 3}, {"thread": "t", "frames": [None]}]}))
-    assert list(lines_of("w", {})) == ["rank None, w: no Python stack can be read"]
+    odd = {"rank": None, "stacks": ["x", {"frames": 3}, {"thread": "t", "frames": [None]}]}
+    assert list(Stacks("w", (odd,)).lines())
+    assert list(Stacks("w", ({},)).lines()) == ["rank None, w: no Python stack can be read"]
+    assert list(Stacks("w", ({"rank": 1},)).lines(rank=0)) == []

@@ -18,11 +18,21 @@ FOUND = f"""async () => (await axe.run({{ runOnly: {RULES} }})).violations
   .flatMap(({{ id, nodes }}) => nodes.map((node) => `${{id}}: ${{node.target}} ${{node.failureSummary}}`))"""
 LOST = {"step": 120, "notFinite": {"loss": {"value": "NaN", "step": 81, "at": at(42)}}}
 DIVERGED = {**CURVE, "metrics": {"loss": [2.3, 0.9, None, None], "accuracy": [0.1, 0.95]}}
+PLANNED = job(
+    "planned",
+    curve=CURVE,
+    plan={
+        "finishAt": at(500),
+        "steps": [{"at": at(2), "spot": 4, "onDemand": 0, "pool": "spot", "message": "the least expected cost"}],
+    },
+)
+PLANNED["spec"]["goal"] = {"finishBy": at(900), "budget": 5.0}
 VIEWS = {
     "#/": "#list li",
     "#/default/digits?vs=default%2Fdiverged&m=loss&m=accuracy&s=0.9": ".compared li",
     "#/default/diverged?x=step": ".metric-charts canvas",
     "#/default/failed": ".finding pre",
+    "#/default/planned": ".plan canvas",
     "#/default/gone": ".empty h2",
     "#/projects": ".pool",
     "#/overview?by=project": ".team tbody tr",
@@ -33,7 +43,12 @@ VIEWS = {
 @pytest.mark.parametrize("width", [360, 1280])
 def test_axe_finds_nothing(visitor: Visitor, width: int, dark: bool) -> None:
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    jobs = [job("digits", curve=CURVE), job("diverged", curve=DIVERGED, progress=LOST), job("failed", **FAILED)]
+    jobs = [
+        job("digits", curve=CURVE),
+        job("diverged", curve=DIVERGED, progress=LOST),
+        job("failed", **FAILED),
+        PLANNED,
+    ]
     with hosted(Jobs(*jobs, sharing("waiting", "nlp", 0, "waits for 4 of t4")), namespace=None) as host:
         page = visitor.open(host.link, width=width, dark=dark)
         address = page.url

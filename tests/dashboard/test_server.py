@@ -22,7 +22,7 @@ from elasticctl.dashboard import server
 from elasticctl.dashboard.access import TOKEN_HEADER
 from elasticctl.dashboard.server import MAX_BODY_BYTES, MAX_CALLS, MAX_VIEWERS, Dashboard, Scope
 from elasticctl_store.stored_logs import Incarnation
-from tests.support.dashboard.cluster import Jobs, many, sharing
+from tests.support.dashboard.cluster import Jobs, Looked, launched, many, pod, sharing
 from tests.support.job_samples import AT, at, job
 from tests.support.metrics import keeps_in, store_metrics
 
@@ -80,7 +80,8 @@ def browse(story: Callable[[Browser, Jobs], Awaitable[None]], *manifests: dict[s
 
     async def run() -> None:
         cluster = Jobs(*manifests, forbidden=settings.pop("forbidden", ()))
-        place = Scope(cluster, "local", settings.pop("namespace", "default"))  # type: ignore[arg-type]
+        namespace, inside = settings.pop("namespace", "default"), settings.pop("inside", None)
+        place = Scope(cluster, "local", namespace, inside)  # type: ignore[arg-type]
         page = Dashboard(place, patch_to_scale, poll_s=0.02, **settings)
         async with TestServer(page.app()) as running, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
             browser = Browser(session, page, f"http://127.0.0.1:{running.port}")
@@ -273,6 +274,34 @@ def test_details_are_of_a_job_that_was_seen() -> None:
         assert "the job other no longer exists" in (await (await browser.get("jobs/default/other")).json())["error"]
 
     browse(story, job())
+
+
+def test_stacks_of_all_ranks_are_read_when_the_page_asks_and_for_nobody_else() -> None:
+    async def story(browser: Browser, cluster: Jobs) -> None:
+        cluster.pods = [pod("digits-worker-0"), pod("digits-worker-1"), pod("digits-worker-2", "Pending")]
+        async with browser.events() as following:
+            await following("jobs")
+            found = await (await browser.post("jobs/default/digits/stacks", b"")).json()
+            assert found["lines"] == [
+                "rank 0, digits-worker-0",
+                "  MainThread:",
+                "    step (train.py:7)",
+                "  feeder:",
+                "    step (train.py:7)",
+            ]
+            refused = "digits-worker-1: its launcher cannot look at ranks (exit code 1: Yama says no)"
+            assert (found["more"], found["troubles"]) == (0, [refused])
+            answer = await browser.post("jobs/default/other/stacks", b"")
+            assert (answer.status, (await answer.json())["error"].partition(".")[0]) == (
+                400,
+                "other does not run under elasticctl-launch, which knows its ranks",
+            )
+            cluster.pods = []
+            assert (await browser.post("jobs/default/digits/stacks", b"")).status == 409
+            assert (await browser.post("jobs/default/digits/stacks", b"", **{TOKEN_HEADER: "x"})).status == 403
+            assert (await browser.get("jobs/default/digits/stacks")).status in (404, 405)
+
+    browse(story, launched(), job("other"), inside=Looked)
 
 
 def test_a_change_reaches_the_cluster_and_the_page() -> None:

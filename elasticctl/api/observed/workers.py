@@ -219,6 +219,12 @@ def _index(value: object) -> int | None:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6 else None
 
 
+def runs(pod: Mapping[str, Any]) -> bool:
+    """Does this pod, a manifest, run a worker that is not about to go?"""
+    found = Pod.from_manifest(pod)
+    return found.phase is PodPhase.RUNNING and not found.deleting and found.exit_code is None
+
+
 def known_workers(job: ElasticJob) -> list[str]:
     """The workers that the job has or, as far as its status tells, has had; in order of their numbers."""
     status = job.status

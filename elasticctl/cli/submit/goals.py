@@ -11,9 +11,9 @@ from elasticctl.api.errors import UsageError
 from elasticctl.api.goal import Goal, Prices
 from elasticctl.api.observed.cost import prices_of
 from elasticctl.api.spec import ElasticJob, JobSpec, Manifest
-from elasticctl.api.text import quote, span
+from elasticctl.api.text import dollars, quote, span
 from elasticctl.cli.submit.asked.goal_flags import GoalFlags, zones_of
-from elasticctl.cli.views.cost import dollars, rate_of_spec, spot_basis
+from elasticctl.cli.views.cost import rate_of_spec, spot_basis
 from elasticctl.settings.contexts import LOCAL
 
 SIMULATED = {"onDemand": 1.0, "spot": 0.3, "source": "simulated"}

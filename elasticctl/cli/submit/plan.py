@@ -10,6 +10,7 @@ from typing import Any
 
 from elasticctl.api.errors import UsageError
 from elasticctl.api.gpu_types import GpuType, gpu_type, place
+from elasticctl.api.observed.outlook import goal_words
 from elasticctl.api.spec import MAX_WORKERS, QUEUE_LABEL, JobSpec
 from elasticctl.api.text import join_and, plural, plural_are, quote
 from elasticctl.cli.framework.near_urls import SCHEMES, check_near_url
@@ -17,7 +18,6 @@ from elasticctl.cli.framework.options import Assignment
 from elasticctl.cli.submit.asked.flags import JobFlags
 from elasticctl.cli.submit.asked.pod_flags import read_env_file, user_label
 from elasticctl.cli.submit.goals import goal_of
-from elasticctl.cli.views.goal import goal_words
 from elasticctl.settings.contexts import KUBERNETES, LOCAL, Context
 
 SETUP_VARIABLE = "ELASTICCTL_SETUP"

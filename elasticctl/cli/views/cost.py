@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from elasticctl.api.gpu_types import GPU_TYPES
 from elasticctl.api.observed.cost import Cost, Rate, cost, rate
 from elasticctl.api.spec import ElasticJob, JobSpec
+from elasticctl.api.text import dollars
 
 
 def rate_of_spec(spec: JobSpec) -> Rate | None:
@@ -62,11 +63,6 @@ def saved_line(found: Cost) -> str:
     if found.saved > 0:
         return f"spot saved about {dollars(found.saved)} of {dollars(found.on_demand)} ({_basis(found)})"
     return f"it cost about {dollars(found.spent)} ({_basis(found)})"
-
-
-def dollars(amount: float) -> str:
-    """`$1,234.50`."""
-    return f"${amount:,.2f}"
 
 
 def _between(low: float, high: float) -> str:

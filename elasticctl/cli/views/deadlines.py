@@ -11,9 +11,8 @@ from typing import Any
 
 from elasticctl.api.codec import camel
 from elasticctl.api.errors import UsageError
-from elasticctl.api.text import plural, quote, span
+from elasticctl.api.text import dollars, plural, quote, span
 from elasticctl.cli.framework.output import Table
-from elasticctl.cli.views.cost import dollars
 from elasticctl.cli.views.simulation import Basis
 from elasticctl.planning.terms import Costs, Speeds
 from elasticctl.simulation.deadlines import Prospect, prospects

@@ -15,13 +15,13 @@ from elasticctl.api.objects import as_text
 from elasticctl.api.observed.changes import Change
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.observed.history import Goodput, goodput, knows_groups, reports_steps
+from elasticctl.api.observed.outlook import step_words
 from elasticctl.api.observed.timeline import TimelineEntry
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import Cause, Interruption, JobStatus, Scaling, ScalingPhase
 from elasticctl.api.text import plural, shorten, span
 from elasticctl.cli.framework.output import Table, joined
 from elasticctl.cli.views.cost import saved_line
-from elasticctl.cli.views.goal import step_words
 
 _PLANNED = (Cause.SCALED_IN, Cause.COMPLETED)
 

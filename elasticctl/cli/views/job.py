@@ -21,6 +21,7 @@ from elasticctl.api.observed.history import (
     samples_per_s,
     steps_per_s,
 )
+from elasticctl.api.observed.outlook import outlook_text
 from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.spec import ElasticJob
@@ -29,7 +30,6 @@ from elasticctl.api.text import plural, span
 from elasticctl.cli.framework.output import Table, bar, joined, on_terminal
 from elasticctl.cli.framework.target import Target
 from elasticctl.cli.views.cost import cost_text
-from elasticctl.cli.views.goal import outlook_text
 from elasticctl.cli.views.history import causes, failure_lines, interruptions, scalings
 
 if TYPE_CHECKING:

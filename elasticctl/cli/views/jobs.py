@@ -12,11 +12,10 @@ from elasticctl.api.observed.workers import count_workers
 from elasticctl.api.podtemplate import capacity, hardware
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.status import ConditionType, JobStatus, Phase
-from elasticctl.api.text import span
+from elasticctl.api.text import dollars, span
 from elasticctl.cli.framework.output import Table, joined
 from elasticctl.cli.framework.selection import JobFilter
 from elasticctl.cli.framework.target import Target
-from elasticctl.cli.views.cost import dollars
 from elasticctl.cli.views.history import causes, restarts
 from elasticctl.cli.views.job import CAPACITIES, ago, borrowed, part_of, rate, reason, waiting_text
 

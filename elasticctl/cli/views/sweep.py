@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from elasticctl.api.codec import Manifest
 from elasticctl.api.observed.cost import cost
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.text import span
+from elasticctl.api.text import dollars, span
 from elasticctl.cli.framework.output import Table
-from elasticctl.cli.views.cost import dollars
 
 
 def sweep_table(

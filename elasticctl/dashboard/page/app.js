@@ -3,7 +3,7 @@
 import { route } from "./address.js";
 import { ask } from "./dialogs.js";
 import { byId, say, show } from "./dom.js";
-import { change, details, follow } from "./feed.js";
+import { change, details, follow, stacks } from "./feed.js";
 import { JobView } from "./job.js";
 import { List, ended, sorted } from "./list.js";
 import { ProjectsView, waiting, waits } from "./projects.js";
@@ -18,7 +18,7 @@ const WIDE = matchMedia("(min-width: 900px)");
 
 const jobs = new Map();
 const list = new List();
-const view = new JobView(byId("job"), doIt, () => sorted(jobs.values()));
+const view = new JobView(byId("job"), doIt, () => sorted(jobs.values()), (job) => stacks(job, hello.token));
 const projectsView = new ProjectsView(byId("job"), (namespace, name) => find(namespace, name) !== null);
 const teamView = new TeamView(byId("job"));
 let hello = null;

@@ -202,22 +202,23 @@ export class Chart {
     return [low - room, high + room];
   }
 
-  /** Interruptions as lines under an arrowhead, scalings as broken lines, lost values by a word: told apart without colours. */
+  /** Interruptions as lines under an arrowhead, scalings as broken lines, others by a word: told apart without colours. */
   #mark(plot) {
     const { ctx, bbox } = plot;
     const unit = devicePixelRatio;
     ctx.save();
     ctx.lineWidth = unit;
     for (const { x: value, kind, word } of this.#drawn.marks) {
+      const isFaint = kind === "scaling" || kind === "now";
       const x = Math.round(plot.valToPos(value, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
-      ctx.strokeStyle = ctx.fillStyle = colour(kind === "scaling" ? "muted" : "bad");
-      ctx.setLineDash(kind === "scaling" ? [3 * unit, 3 * unit] : []);
+      ctx.strokeStyle = ctx.fillStyle = colour(isFaint ? "muted" : kind === "deadline" ? "text" : "bad");
+      ctx.setLineDash(isFaint ? [3 * unit, 3 * unit] : []);
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      if (kind === "lost") {
+      if (word) {
         const left = x > bbox.left + bbox.width / 2;
         ctx.font = `600 ${12 * unit}px system-ui, sans-serif`;
         ctx.textAlign = left ? "right" : "left";

@@ -57,6 +57,13 @@ export async function logs(job, query) {
   return answer.json();
 }
 
+/** Where all ranks of a job are: { lines, more, troubles }; throws an Error with one line that says why not. */
+export async function stacks(job, token) {
+  const answer = await fetch(`${path(job)}/stacks`, { method: "POST", headers: { "X-Elasticctl-Token": token } });
+  if (!answer.ok) throw new Error(await reason(answer));
+  return answer.json();
+}
+
 /** Where all values of a job's metrics are. */
 export const tablePath = (job) => `${path(job)}/metrics.csv`;
 

@@ -5,6 +5,8 @@ import { Curves } from "./curves.js";
 import { command, el, keyed, say, show, table } from "./dom.js";
 import { doing, done, ended, left, state } from "./list.js";
 import { Logs } from "./logs.js";
+import { PlanView } from "./plan.js";
+import { Stacks } from "./stacks.js";
 import { ago, bytes, clock, count, dollars, of, plural, short, span } from "./words.js";
 
 const TILES = ["Workers", "Rate", "Checkpoint", "Interruptions", "Goodput", "Cost, estimated"];
@@ -14,8 +16,11 @@ export class JobView {
   #known = null;
   #words = "";
 
-  /** `onVerb(verb)` is called when somebody wants something done to the job; `others()` are all jobs. */
-  constructor(place, onVerb, others) {
+  /**
+   * `onVerb(verb)` is called when somebody wants something done to the job; `others()` are all jobs, `readStacks(job)`
+   * looks into its workers.
+   */
+  constructor(place, onVerb, others, readStacks) {
     this.place = place;
     this.name = el("h2");
     this.badge = el("span", { class: "badge" });
@@ -32,10 +37,12 @@ export class JobView {
     this.curves = new Curves(others, (at) => this.logs.showAt(at));
     this.logs = new Logs((at) => this.curves.pointAt(at));
     this.disturbances = table("Interruptions and scalings", [
-      ["When", ""], ["What", ""], ["Who", ""], ["Why", ""], ["Training after", "number"], ["Steps redone", "number"],
+      ["When", ""], ["What", ""], ["Who", ""], ["Why", "wide"], ["Training after", "number"], ["Steps redone", "number"],
     ]);
     this.workers = table("Workers", [["Worker", ""], ["State", ""], ["Node", ""], ["Since", ""]]);
     this.more = el("p", { class: "muted" });
+    this.plan = new PlanView();
+    this.stacks = new Stacks(readStacks);
     this.events = el("ol", { class: "events", tabindex: "0", "aria-label": "What happened" });
     this.runs = el("dl", { class: "runs" });
     this.#assemble();
@@ -52,10 +59,11 @@ export class JobView {
     );
     this.sections = Object.fromEntries(
       [
+        ["plan", "Plan", ...this.plan.nodes],
         ["course", "Course", key, ...this.curves.nodes],
         ["logs", "Log", ...this.logs.nodes],
         ["disturbances", "Interruptions and scalings", this.disturbances.node],
-        ["workers", "Workers", this.workers.node, this.more],
+        ["workers", "Workers", this.workers.node, this.more, this.stacks.node],
         ["events", "What happened", this.events],
         ["runs", "What it runs", this.runs],
       ].map(([name, title, ...parts]) => {
@@ -110,8 +118,11 @@ export class JobView {
     this.#found(known.findings);
     this.#far(known.job, now);
     this.#fill(known, now);
+    show(this.sections.plan, known.plan !== null);
+    if (known.plan !== null) this.plan.update(known, now);
     this.curves.update(known, now);
     this.logs.update(known);
+    this.stacks.update(known, ended(known.job));
     this.#tell(known, now);
   }
 
@@ -188,18 +199,19 @@ export class JobView {
     const rate = cost?.perHourUsd ? `${dollars(cost.perHourUsd)} an hour` : "";
     if (cost) this.#tile("Cost, estimated", dollars(cost.spentUsd), ...[saved, rate].filter(Boolean));
     else this.#tile("Cost, estimated", "", "no known price");
-    this.tiles.get("Cost, estimated").value.title = cost ? `${cost.instance} at list prices of ${cost.pricesOf}` : "";
+    this.tiles.get("Cost, estimated").value.title = cost ? [...new Set([cost.instance, cost.pricesOf])].join(", ") : "";
   }
 
   #tell({ interruptions, scalings, workers, workersInAll, timeline, runs }, now) {
     const cost = (item) => [item.recoveryS === null ? "–" : span(item.recoveryS), item.stepsRedone === null ? "–" : count(item.stepsRedone)];
     const rows = [
-      ...interruptions.map((item) => [item.at, item.stayed ? "Ranks failed" : "Interruption", item.worker, item.cause, ...cost(item)]),
+      ...interruptions.map((item) => [item.at, item.stayed ? "Ranks failed" : "Interruption", item.worker, [item.cause, item.message].filter(Boolean).join(": "), ...cost(item)]),
       ...scalings.map((item) => [item.at, "Scaling", `${item.from} → ${item.to} workers`, item.by ? `by ${item.by}` : "", ...cost(item)]),
     ].sort((one, other) => (other[0] ?? 0) - (one[0] ?? 0));
     show(this.sections.disturbances, rows.length > 0);
     this.disturbances.fill(rows.map(([at, ...cells]) => [at === null ? "" : clock(at), ...cells]));
-    show(this.sections.workers, workers.length > 0);
+    show(this.sections.workers, workers.length > 0 || !this.stacks.node.hidden);
+    show(this.workers.node, workers.length > 0);
     this.workers.fill(workers.map((worker) => [worker.name, worker.cause || worker.phase, worker.node || "–", age(worker, now)]));
     say(this.more, workersInAll > workers.length ? `and ${count(workersInAll - workers.length)} more` : "");
     keyed(this.events, [...timeline].reverse().map((entry, i) => ({ ...entry, i: timeline.length - i })), (entry) => `${entry.i} ${entry.at}`,

@@ -172,7 +172,7 @@ export class TeamView {
       return [name, count(jobs.length), count(losses), part === null ? "–" : `${(100 * part).toFixed(1)} %`, cost === null ? "–" : dollars(cost)];
     }));
     const sources = [...new Set(wanted.map((job) => job.pricesOf).filter(Boolean))].sort();
-    say(this.source, sources.length ? `List prices of ${sources.join("; ")}. A job's cost is spread evenly over its time; what a job cost before ${clock(Math.max(since, 0))} is left out.`
+    say(this.source, sources.length ? `Prices: ${sources.join("; ")}. A job's cost is spread evenly over its time; what a job cost before ${clock(Math.max(since, 0))} is left out.`
       : "No job has a known price: a job's pod template has to name an instance type, or a GPU.");
     show(this.source, wanted.length > 0);
   }

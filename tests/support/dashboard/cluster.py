@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from elasticctl.api.errors import ConflictError, ElasticctlError, ForbiddenError, NotFoundError
 from elasticctl.api.quota import Quota
+from elasticctl.api.spec import ElasticJob
 from elasticctl.cluster.base import Manifest
+from elasticctl.cluster.inside import Streams
 from tests.support.job_samples import job
 
 
@@ -24,6 +28,7 @@ class Jobs:
         self.trouble: ElasticctlError | None = None
         self.asked = 0
         self.in_between: Manifest | None = None
+        self.pods: list[Manifest] = []
 
     def change(self, name: str, **status: Any) -> None:
         """Give these fields of a job's status other values."""
@@ -68,6 +73,37 @@ class Jobs:
 
     def list_pods(self, namespace: str, job: str) -> list[Manifest]:
         return []
+
+    def pods_of(self, jobs: Sequence[ElasticJob]) -> dict[str, list[Manifest]]:
+        return {job.uid: self.pods for job in jobs}
+
+
+class Looked:
+    """The inside of workers whose launchers see one rank each, with a thread of its own; `worker-1` cannot look."""
+
+    def run(self, worker: Manifest, argv: Sequence[str], streams: Streams) -> int:
+        name = worker["metadata"]["name"]
+        assert list(argv) == ["elasticctl-launch", "--stacks"]
+        if name.endswith("-1"):
+            os.write(streams.stderr, b"Yama says no")
+            return 1
+        frames = [{"function": "step", "file": "train.py", "line": 7}]
+        threads = [{"pid": 5, "thread": name, "frames": frames} for name in ("feeder", "MainThread")]
+        os.write(streams.stdout, json.dumps({"ranks": [{"rank": 0, "stacks": threads}]}).encode())
+        return 0
+
+
+def launched(name: str = "digits") -> Manifest:
+    """A job that runs under the launcher."""
+    found = job(name)
+    worker = found["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    worker["command"] = ["elasticctl-launch", "--", "python", "train.py"]
+    return found
+
+
+def pod(name: str, phase: str = "Running") -> Manifest:
+    """A pod as far as its phase."""
+    return {"metadata": {"name": name, "uid": f"uid-{name}"}, "status": {"phase": phase}}
 
 
 def sharing(name: str, project: str, workers: int, message: str, **share: Any) -> Manifest:

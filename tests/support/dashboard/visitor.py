@@ -68,14 +68,14 @@ class Host:
 
 
 @contextmanager
-def hosted(cluster: Any, namespace: str | None = "default") -> Iterator[Host]:
+def hosted(cluster: Any, namespace: str | None = "default", inside: Callable[[], Any] | None = None) -> Iterator[Host]:
     """A dashboard of `cluster`, which is looked at every tenth of a second."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def start() -> tuple[str, web.AppRunner]:
-        dashboard = Dashboard(Scope(cast(Cluster, cluster), "local", namespace), patch_to_scale, poll_s=0.1)
+        dashboard = Dashboard(Scope(cast(Cluster, cluster), "local", namespace, inside), patch_to_scale, poll_s=0.1)
         runner = web.AppRunner(dashboard.app(), shutdown_timeout=0.2, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, HOST, 0).start()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
-from elasticctl.api.observed.workers import known_workers
+from elasticctl.api.observed.workers import known_workers, runs
 from elasticctl.api.text import join_and
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.target import Target, full_worker_name, worker_of_rank
@@ -47,7 +47,7 @@ def running_workers(target: Target, job: ElasticJob) -> list[Manifest]:
     phase = job.status.phase
     if phase.terminal:
         raise ConflictError(f"{job.name} has ended ({phase.value}). Next: see its output: elasticctl logs {job.name}")
-    running = [pod for pod in target.cluster.pods_of([job])[job.uid] if _runs(pod)]
+    running = [pod for pod in target.cluster.pods_of([job])[job.uid] if runs(pod)]
     if not running:
         raise ConflictError(
             f"no worker of {job.name} is running ({phase.value}). Next: see why: elasticctl explain {job.name}"
@@ -70,11 +70,3 @@ def choose_running(job: ElasticJob, running: list[Manifest], which: WhichWorker)
     if name not in pods:
         raise ConflictError(f"{name} is not running. Running: {join_and(pods)}")
     return pods[name]
-
-
-def _runs(pod: Manifest) -> bool:
-    from elasticctl.api.observed.workers import Pod
-    from elasticctl.api.spec import PodPhase
-
-    found = Pod.from_manifest(pod)
-    return found.phase is PodPhase.RUNNING and not found.deleting and found.exit_code is None

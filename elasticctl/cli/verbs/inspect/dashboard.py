@@ -51,14 +51,14 @@ def dashboard(
         raise UsageError(f"--port {port}: ports go up to {MAX_PORT}")
     import asyncio
 
-    from elasticctl.cluster import connect
+    from elasticctl.cluster import connect, inside_of
     from elasticctl.cluster.ledger import name_client
     from elasticctl.dashboard.server import HOST, Dashboard, Scope, serve
 
     context, namespace = locate(where)
     cluster = connect(context, starts=False)
     name_client(cluster, "dashboard")
-    place = Scope(cluster, context.name, None if all_namespaces else namespace)
+    place = Scope(cluster, context.name, None if all_namespaces else namespace, lambda: inside_of(context))
 
     with _private_folder() as folder:
         address = ""

@@ -13,6 +13,7 @@ import typer
 from elasticctl.api.codec import to_json
 from elasticctl.api.errors import ConflictError, NotFoundError, UsageError
 from elasticctl.api.observed.cost import prices_of
+from elasticctl.api.observed.outlook import goal_words
 from elasticctl.api.podtemplate import hardware
 from elasticctl.api.spec import ANNOTATION_SCALED_BY, MAX_WORKERS, ElasticJob, Manifest, PodPhase
 from elasticctl.api.status import WorkerStatus
@@ -24,7 +25,6 @@ from elasticctl.cli.framework.output import hint, say
 from elasticctl.cli.framework.target import PATIENCE_S, Poller, Target, full_worker_name, reach
 from elasticctl.cli.submit.asked.goal_flags import ChangedGoal
 from elasticctl.cli.submit.goals import SIMULATED
-from elasticctl.cli.views.goal import goal_words
 from elasticctl.settings.contexts import LOCAL
 
 TIMED_OUT = 124

@@ -10,8 +10,7 @@ from elasticctl.api.codec import from_rfc3339
 from elasticctl.api.goal import PlanStatus, PlanStep, capacity_of, zone_of
 from elasticctl.api.observed.cost import prices_of, spent_usd, worker_seconds
 from elasticctl.api.spec import ElasticJob
-from elasticctl.api.text import span
-from elasticctl.cli.views.cost import dollars
+from elasticctl.api.text import dollars, span
 
 _WEEK_S = 6 * 86_400.0
 
