@@ -136,7 +136,7 @@ def test_a_job_with_a_rendezvous_of_its_own_is_not_said_never_to_recover() -> No
 def test_ranks_that_failed_and_started_again_are_no_lost_worker() -> None:
     broken = {"at": at(40), "worker": "digits-worker-1", "cause": "Collateral", "message": "hung", "recoveryS": 3.0}
     found = ElasticJob.from_manifest(job(interruptions=[broken]))
-    assert "\tranks failed\tdigits-worker-1\tCollateral\t" in format_tabs(history_table(found))
+    assert "\tranks failed\tdigits-worker-1\tCollateral: hung\t" in format_tabs(history_table(found))
     assert ("ranks failed", "Collateral: hung") in [(entry.what, entry.details) for entry in timeline(found)]
 
 
