@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := -n logical --dist worksteal --timeout-method=thread
 HERE   := -m "not cluster and not browser and not packaging"
 
-.PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster docs startup clean
+.PHONY: demo quick test lint types unit soak fuzz coverage test-page test-packaging test-cluster test-cluster-short docs startup clean
 
 demo: $(VENV)/.demo  ## the main job on the local cluster: lose a worker, scale up, finish
 	$(BIN)/python examples/digits/demo.py
@@ -47,6 +47,9 @@ test-packaging: $(VENV)/.dev  ## the client, the controller and the trainer, eac
 
 test-cluster: $(VENV)/.dev  ## what needs a Kubernetes cluster: the one that $KUBECONFIG points at
 	$(PYTEST) tests/on_cluster
+
+test-cluster-short: $(VENV)/.dev  ## those of them that show what depends on the release of Kubernetes: two minutes
+	$(PYTEST) tests/on_cluster -m each_release
 
 docs: $(VENV)/.dev  ## the documentation as a site, in site/
 	$(BIN)/mkdocs build --strict

@@ -15,10 +15,11 @@ from elasticctl.api.text import did_you_mean, join_or, quote
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 GKE_GPU_LABEL = "cloud.google.com/gke-accelerator"
 GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
-# Every AWS node has one of the two, depending on what created it; a pod accepts either.
+# Every AWS node has one of the two, depending on what created it; a pod accepts either. Reserved capacity, such as a
+# capacity block, counts as on demand. Sources: docs/clouds.md.
 AWS_CAPACITY_LABELS = (
-    ("eks.amazonaws.com/capacityType", "SPOT", "ON_DEMAND"),
-    ("karpenter.sh/capacity-type", "spot", "on-demand"),
+    ("eks.amazonaws.com/capacityType", "SPOT", ("ON_DEMAND", "CAPACITY_BLOCK")),
+    ("karpenter.sh/capacity-type", "spot", ("on-demand", "reserved")),
 )
 
 NodeTerm = Mapping[str, tuple[str, ...]]
@@ -146,8 +147,8 @@ def _place_without_labels(provider: str, gpu: GpuType | None, gpus_per_node: int
 def _aws(instances: tuple[str, ...], spot: bool) -> Placement:
     wanted = {INSTANCE_LABEL: instances} if instances else {}
     terms = tuple(
-        {**wanted, label: (spot_value if spot else on_demand_value,)}
-        for label, spot_value, on_demand_value in AWS_CAPACITY_LABELS
+        {**wanted, label: (spot_value,) if spot else on_demand_values}
+        for label, spot_value, on_demand_values in AWS_CAPACITY_LABELS
     )
     return Placement(terms, _gpu_tolerations(bool(instances)), instances)
 

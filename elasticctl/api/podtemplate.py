@@ -99,7 +99,7 @@ def capacity(template: Mapping[str, Any]) -> str:
         SPOT if value == spot else ON_DEMAND
         for label, spot, on_demand in AWS_CAPACITY_LABELS
         for value in labels.get(label, ())
-        if value in (spot, on_demand)
+        if value in (spot, *on_demand)
     }
     if GKE_SPOT_LABEL in labels:
         wanted.add(SPOT if "true" in labels[GKE_SPOT_LABEL] else ON_DEMAND)

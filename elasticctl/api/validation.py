@@ -1,7 +1,7 @@
 """ElasticJob manifests as text: read, checked against the CRD's own schema, and written.
 
 The rules are those of `elasticctl_controller/deploy/crd.yaml`, loaded as package data, plus what an API server does by
-itself: object metadata, refusal of unknown fields, and the CEL rules (checked by hand: old servers do not know them).
+itself: object metadata, refusal of unknown fields, and the CEL rules, checked by hand.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.spec import GROUP, KIND, PLURAL, VERSION
 from elasticctl.api.text import plural, span
 from elasticctl.doctor import Check, CheckOutcome
+from elasticctl.doctor.clouds import check_cloud, check_identity
 from elasticctl.doctor.network import check_network
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection, list_objects, resource_path
 from elasticctl.kubeapi.refusals import NoSuchApiError
 from elasticctl.settings.contexts import Context
 
-OLDEST = (1, 20)
+OLDEST = (1, 34)
 """The oldest release of Kubernetes that is tested."""
 LEASE_STALE_S = 30.0
 """A leader renews every two seconds (`elasticctl_controller.kube.election`)."""
@@ -96,10 +97,13 @@ def check_cluster(connection: Connection, context: Context, namespace: str, syst
         "namespace", lambda: _check_namespace(connection, namespace), f"kubectl create namespace {namespace}"
     )
     yield _run_check("rights", lambda: _check_rights(connection, namespace), "")
+    if context.service_account:
+        yield _run_check("identity", lambda: check_identity(connection, namespace, context.service_account), "")
     nodes: list[Manifest] = []
     try:
         nodes = list_objects(connection, resource_path("v1", None, "nodes"))
         yield from check_nodes(nodes, context.provider)
+        yield check_cloud(nodes, context.provider)
     except ForbiddenError as e:
         yield Check("nodes", CheckOutcome.SKIPPED, f"not allowed to check: {e}")
     except ClusterError as e:
@@ -130,7 +134,7 @@ def _check_release(connection: Connection) -> Check:
 
 
 def _release_number(version: Manifest) -> tuple[int, int]:
-    """(1, 20) of {"major": "1", "minor": "20+"}."""
+    """(1, 34) of {"major": "1", "minor": "34+"}."""
     parts = ["".join(filter(str.isdigit, str(version.get(part, "")))) for part in ("major", "minor")]
     return int(parts[0] or 0), int(parts[1] or 0)
 

@@ -42,6 +42,7 @@ PAGE_OBJECTS = 500
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+CLIENT = "elasticctl"
 
 _BLOCK_BYTES = 1 << 16
 _OBJECT = re.compile(r"^\S+\(.*?\): |^<[^>]*>: ")
@@ -119,8 +120,8 @@ class Connection:
     `find` reads the address and the credentials; it is called again when the server no longer accepts them.
     """
 
-    def __init__(self, find: Callable[[], Transport]) -> None:
-        self._find = find
+    def __init__(self, find: Callable[[], Transport], client: str = CLIENT) -> None:
+        self._find, self._client = find, client
         self._lock = threading.Lock()
         self._way = find()
 
@@ -190,7 +191,7 @@ class Connection:
 
     def headers(self) -> dict[str, str]:
         """The headers that each request has; a token that is about to expire is renewed. Raises CredentialsError."""
-        return {"User-Agent": f"elasticctl/{elasticctl.__version__}", **self._authorization()}
+        return {"User-Agent": f"{self._client}/{elasticctl.__version__}", **self._authorization()}
 
     def close(self) -> None:
         """Close idle connections."""
@@ -238,8 +239,10 @@ class Connection:
         return {"Authorization": value} if value else {}
 
 
-def connect(kube_context: str = "", connections: int = 16) -> Connection:
+def connect(kube_context: str = "", connections: int = 16, client: str = CLIENT) -> Connection:
     """Open a kubeconfig context ("": the current one; without a kubeconfig, the cluster that this runs in).
+
+    `client` is what the server knows this program by: in its audit log, and as the field manager of what it writes.
 
     Sends nothing to the server, but may run the context's credential plugin. Raises NotFoundError if there is no such
     context, CredentialsError if its plugin fails.
@@ -252,7 +255,7 @@ def connect(kube_context: str = "", connections: int = 16) -> Connection:
             _open_legacy_transport(kube_context, connections) if access is None else open_transport(access, connections)
         )
 
-    return Connection(find)
+    return Connection(find, client)
 
 
 def open_transport(access: Access, connections: int = 16) -> Transport:

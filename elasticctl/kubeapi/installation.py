@@ -19,7 +19,6 @@ LEASE = "elasticctl-controller"
 KEY_SECRET = "elasticctl-rendezvous-key"  # noqa: S105 - the name of one
 LABEL = "app.kubernetes.io/name"
 LABEL_VALUE = "elasticctl"
-RULES = "x-kubernetes-validations"
 LABEL_MANAGER = "app.kubernetes.io/managed-by"
 
 _FILES = ("crd.yaml", "access.yaml", "quota.yaml", "controller.yaml")
@@ -43,13 +42,6 @@ def manifests(
         deployment["spec"]["replicas"] = replicas
     deployment["spec"]["template"]["spec"]["containers"][0]["args"] += flags
     return found
-
-
-def without_rules(value: Any) -> Any:
-    """The definition without its CEL rules, for API servers that do not know the field (before Kubernetes 1.23)."""
-    if isinstance(value, dict):
-        return {key: without_rules(item) for key, item in value.items() if key != RULES}
-    return [without_rules(item) for item in value] if isinstance(value, list) else value
 
 
 def key_secret(namespace: str, key: str) -> Manifest:

@@ -36,8 +36,8 @@ def test_aws_takes_managed_and_karpenter_nodes() -> None:
         {"node.kubernetes.io/instance-type": ("g4dn.12xlarge",), "karpenter.sh/capacity-type": ("spot",)},
     )
     assert place("aws", None, 0, spot=False).terms == (
-        {"eks.amazonaws.com/capacityType": ("ON_DEMAND",)},
-        {"karpenter.sh/capacity-type": ("on-demand",)},
+        {"eks.amazonaws.com/capacityType": ("ON_DEMAND", "CAPACITY_BLOCK")},
+        {"karpenter.sh/capacity-type": ("on-demand", "reserved")},
     )
 
 

@@ -46,7 +46,7 @@ def node(name: str, gpus: str = "4") -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": labels}, "status": status}
 
 
-def answered(request: Request, denied: tuple[str, ...] = (), release: str = "28") -> Any:
+def answered(request: Request, denied: tuple[str, ...] = (), release: str = "34") -> Any:
     """What an API server answers that keeps no objects for it: its version, and reviews of rights."""
     if request.path == "/version":
         return 200, {"major": "1", "minor": release, "gitVersion": f"v1.{release}.1"}, {}
@@ -87,7 +87,7 @@ def test_a_cluster_in_which_all_is_well(run: Run, cluster: FakeApi) -> None:
     code, found = outcomes(run)
     assert {check["outcome"] for check in found.values()} == {"ok"}, found
     assert code == 0
-    assert "Kubernetes v1.28.1 at http://127.0.0.1" in found["cluster"]["says"]
+    assert "Kubernetes v1.34.1 at http://127.0.0.1" in found["cluster"]["says"]
     assert found["controller"]["says"] == "2 of 2 replicas ready, r.example/c:1; the leader is pod-a"
     assert found["rights"]["says"] == "all that elasticctl needs in ml"
     assert found["GPUs"]["says"] == "4 t4"

@@ -20,6 +20,8 @@ from tests.on_cluster.commands import elasticctl, kubectl
 from tests.on_cluster.trainer import Trainer
 from tests.on_cluster.waiting import wait_until
 
+pytestmark = pytest.mark.each_release
+
 IMAGE = os.environ.get("ELASTICCTL_TEST_CONTROLLER_IMAGE", "lab/controller:dev")
 USER = f"system:serviceaccount:{installation.NAMESPACE}:elasticctl-controller"
 PODS = resource_path("v1", installation.NAMESPACE, "pods")

@@ -88,7 +88,7 @@ def test_scaling_keeps_the_workers_that_stay(digits: Trainer) -> None:
     wait_until(lambda: "Scaled" in digits.reasons(), 10)
 
 
-@pytest.mark.parametrize("index", [2, 1, 0])
+@pytest.mark.parametrize("index", [pytest.param(2, marks=pytest.mark.each_release), 1, 0])
 def test_a_worker_that_is_killed_costs_a_few_steps(digits: Trainer, index: int) -> None:
     before = digits.uids()
     digits.wait_steady()
@@ -121,6 +121,7 @@ def test_the_next_controller_takes_over(digits: Trainer, replicas: Replicas) -> 
     digits.disturbed(lambda: digits.kill(1), 3)
 
 
+@pytest.mark.each_release
 def test_a_node_that_dies_without_a_word(digits: Trainer, api: Connection) -> None:
     node, on_it = node_of(digits, 1)
     before = digits.uids()

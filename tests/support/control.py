@@ -15,7 +15,6 @@ from elasticctl.kubeapi.connection import Connection, open_transport
 from elasticctl.kubeapi.credentials import Access
 from tests.support.fakeapi import FakeApi, Object, Request, selects
 
-DISCOVERY = "/apis/policy/v1"
 FIRST_VERSION = 100
 
 
@@ -24,7 +23,7 @@ class ControlApi(FakeApi):
 
     def __init__(self) -> None:
         self.silent, self.cuts, self.watches, self.page_objects, self.expired_below = False, 0, 0, 0, 0
-        self.served: set[str] = {DISCOVERY}
+        self.served: set[str] = set()
         self._faults: list[tuple[str, str, int, dict[str, str]]] = []
         super().__init__()
         self._versions = itertools.count(FIRST_VERSION)

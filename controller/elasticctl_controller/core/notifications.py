@@ -261,7 +261,7 @@ def list_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def list_contradictions(job: ElasticJob) -> tuple[Event, ...]:
-    """An event for contradictory bounds, once per edit: API servers without CEL accept such a job."""
+    """An event for contradictory bounds, once per edit: one from before a rule may have some."""
     if not job.contradiction or job.status.observed_generation == job.generation:
         return ()
     message = (

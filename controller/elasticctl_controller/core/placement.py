@@ -49,9 +49,9 @@ def ask_for_pool(pod: Manifest, pool: str) -> Manifest:
     spot, zone = capacity_of(pool) == SPOT, zone_of(pool)
     metadata, spec = dict(as_mapping(pod.get("metadata"))), dict(pod["spec"])
     metadata["annotations"] = {**as_mapping(metadata.get("annotations")), ANNOTATION_POOL: pool}
-    labels = {label: (spot_value if spot else other) for label, spot_value, other in AWS_CAPACITY_LABELS}
+    labels = {label: (spot_value,) if spot else others for label, spot_value, others in AWS_CAPACITY_LABELS}
     if spec.get("nodeSelector"):
-        selector = {key: labels.get(key, value) for key, value in as_mapping(spec["nodeSelector"]).items()}
+        selector = {key: labels.get(key, (value,))[0] for key, value in as_mapping(spec["nodeSelector"]).items()}
         if GKE_SPOT_LABEL in selector and not spot:
             del selector[GKE_SPOT_LABEL]  # on demand is its absence
         spec["nodeSelector"] = selector
@@ -73,11 +73,11 @@ def ask_for_pool(pod: Manifest, pool: str) -> Manifest:
     return _with(pod, _REQUIRED, {"nodeSelectorTerms": asked})
 
 
-def _of_capacity(one: Mapping[str, Any], labels: Mapping[str, str], spot: bool) -> Mapping[str, Any]:
+def _of_capacity(one: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], spot: bool) -> Mapping[str, Any]:
     """A requirement about the capacity's label, with what the pool wants; any other as it is."""
     key = str(one.get("key"))
     if key in labels:
-        return {"key": key, "operator": "In", "values": [labels[key]]}
+        return {"key": key, "operator": "In", "values": list(labels[key])}
     if key == GKE_SPOT_LABEL:
         return {"key": key, "operator": "In", "values": ["true"]} if spot else {"key": key, "operator": "DoesNotExist"}
     return one

@@ -326,7 +326,7 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _run(flags: Flags) -> None:
     key = read_key(flags.token_key_file)
-    await Manager(flags, connect(flags.context, CONNECTIONS), key).run()
+    await Manager(flags, connect(flags.context, CONNECTIONS, installation.DEPLOYMENT), key).run()
 
 
 if __name__ == "__main__":

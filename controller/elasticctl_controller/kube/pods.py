@@ -141,7 +141,6 @@ class OwnedObjects:
         self._api, self._makers, self._clock = api, makers, clock
         self._lock = threading.Lock()
         self._jobs: dict[str, _Created] = {}
-        self._budgets_served: bool | None = None
         self._budgets: dict[str, tuple[list[Manifest], float]] = {}  # by namespace, and when they were listed
 
     def ensure(self, job: ElasticJob, pod: Manifest) -> None:
@@ -166,8 +165,6 @@ class OwnedObjects:
         if job.deleting:
             return
         try:
-            if not self._serves_budgets():
-                return
             others = covering_budgets(job, self._budgets_in(job.namespace))
             if others:
                 self._withdraw(job, self._makers.budget(job), others[0]["metadata"]["name"])
@@ -211,16 +208,6 @@ class OwnedObjects:
             log.info(said, job.key, other, extra={"job": job.key})
             with self._lock:
                 self._budgets.pop(job.namespace, None)
-
-    def _serves_budgets(self) -> bool:
-        if self._budgets_served is None:
-            try:
-                self._api.request("GET", "/apis/policy/v1")
-                self._budgets_served = True
-            except NotFoundError:
-                self._budgets_served = False
-                log.info("this cluster has no policy/v1 (Kubernetes 1.21): jobs get no PodDisruptionBudget")
-        return self._budgets_served
 
     def _ensure_object(self, job: ElasticJob, manifest: Manifest) -> None:
         key = (manifest["kind"], manifest["metadata"]["name"])

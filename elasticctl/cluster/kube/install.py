@@ -58,10 +58,9 @@ class Installer:
         for manifest in manifests:
             if manifest["kind"] == "Deployment":
                 self._create_key(manifest["metadata"]["namespace"])
+            self._apply(manifest)
             if manifest["kind"] == _CRD:
-                self._define(manifest)
-            else:
-                self._apply(manifest)
+                self._await_established(manifest)
 
     def await_available(self, namespace: str, timeout_s: float) -> None:
         """Wait until all replicas of the new controller run; ClusterError, with the reason, when they do not."""
@@ -106,26 +105,9 @@ class Installer:
             self._say(f"{name_of(manifest)}: left as it is")
             return
         params = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        try:
-            after = self._connection.request("PATCH", path_of(manifest), manifest, params, content_type=APPLY_PATCH)
-        except NoSuchApiError:
-            if manifest["kind"] != "PodDisruptionBudget":
-                raise
-            self._say(f"{name_of(manifest)}: left out, as this cluster has no policy/v1 (Kubernetes 1.21)")
-            return
+        after = self._connection.request("PATCH", path_of(manifest), manifest, params, content_type=APPLY_PATCH)
         done = "created" if before is None else "unchanged" if _version(before) == _version(after) else "updated"
         self._say(f"{name_of(manifest)}: {done}")
-
-    def _define(self, manifest: Manifest) -> None:
-        """Apply the definition and wait until the cluster serves it."""
-        try:
-            self._apply(manifest)
-        except ClusterError as e:
-            if installation.RULES not in str(e):
-                raise
-            self._say("leaving out the rules between fields: the command line and the controller enforce them instead")
-            self._apply(installation.without_rules(manifest))
-        self._await_established(manifest)
 
     def _create_key(self, namespace: str) -> None:
         """Create the key of the tokens unless there is one: running workers have tokens derived from it."""

@@ -61,6 +61,7 @@ def test_the_capacity_that_a_job_asks_for_is_read_from_its_manifest(
 def test_a_job_that_takes_either_or_does_not_say() -> None:
     assert capacity({}) == ""
     assert capacity({"spec": {"nodeSelector": {"karpenter.sh/capacity-type": "spot"}}}) == "spot"
+    assert capacity({"spec": {"nodeSelector": {"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}}}) == "onDemand"
     either = {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["spot", "on-demand"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [either]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}

@@ -15,7 +15,7 @@ from elasticctl.cluster.kube.install import Installer, path_of, pod_troubles, ro
 from elasticctl.kubeapi import installation
 from elasticctl.kubeapi.connection import Connection
 from tests.support.cli import Run
-from tests.support.fakeapi import FakeApi, Request
+from tests.support.fakeapi import FakeApi
 from tests.support.jobs import shell_job
 from tests.support.kube import WriteKubeconfig
 from tests.support.waiting import wait_until
@@ -112,27 +112,6 @@ def test_what_keeps_it_from_running_is_said(connection: Connection, api: FakeApi
     api.put("/api/v1/namespaces/elasticctl-system/pods/c-1", pod)
     with pytest.raises(ClusterError, match="not run after 0 s: c-1: ImagePullBackOff: Back-off pulling image"):
         installer.await_available(installation.NAMESPACE, 0.0)
-
-
-def test_a_cluster_without_policy_v1_goes_without(lab: Run, api: FakeApi) -> None:
-    api.refuse = lambda r: (404, b"404 page not found", {}) if r.path.startswith("/apis/policy/v1/") else None
-    done = lab("--image", "i", "--no-wait")
-    assert done.code == 0
-    assert "PodDisruptionBudget elasticctl-controller: left out, as this cluster has no policy/v1" in done.err
-
-
-def test_rules_are_left_out_where_the_server_does_not_know_them(lab: Run, api: FakeApi) -> None:
-    def old(request: Request) -> tuple[int, Any, dict[str, str]] | None:
-        said = "failed to create typed patch object: .spec.x-kubernetes-validations: field not declared in schema"
-        return (500, {"message": said}, {}) if "x-kubernetes-validations" in str(request.body) else None
-
-    api.refuse = old
-    done = lab("--image", "i", "--no-wait")
-    assert done.code == 0
-    assert done.err.startswith("leaving out the rules between fields")
-    api.refuse = lambda request: None
-    assert lab("--no-wait").err.startswith("CustomResourceDefinition elasticjobs.elastic.pytorch.org: updated")
-    assert "x-kubernetes-validations" in str(api.objects)
 
 
 def test_uninstalling_refuses_while_jobs_live(lab: Run, api: FakeApi) -> None:

@@ -15,7 +15,7 @@ from elasticctl_controller.core.manifests import build_budget, build_group_servi
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.manager import build_companions
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
-from tests.support.control import DISCOVERY, ControlApi
+from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
 from tests.support.jobs import shell_job
 from tests.support.waiting import wait_until
@@ -121,16 +121,6 @@ def test_our_budget_steps_back_for_one_that_somebody_else_keeps(bench: Bench, mo
     bench.control.remove(f"{BUDGETS}/team")
     bench.workload.write_status(bench.job(), JobStatus(phase=Phase.RUNNING, desired=3))
     assert bench.control.names(BUDGETS) == ["job-workers"]
-
-
-def test_a_server_without_budgets_is_asked_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    bench.control.served.clear()
-    for phase in (Phase.PENDING, Phase.RUNNING):
-        job = bench.submit() if phase is Phase.PENDING else bench.job()
-        bench.workload.write_status(job, JobStatus(phase=phase))
-    assert bench.control.asked("GET", DISCOVERY) == 1
-    assert "no policy/v1" in caplog.text
 
 
 def test_a_deletion_hits_that_very_pod(bench: Bench) -> None:

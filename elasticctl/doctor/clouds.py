@@ -1,0 +1,126 @@
+"""What of EKS and GKE a cluster shows: who made its nodes, as what kind of capacity, where, and who may run there.
+
+docs/clouds.md has the source of each label, taint and annotation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import NotFoundError
+from elasticctl.api.gpu_types import GKE_SPOT_LABEL, GPU_TYPES, place
+from elasticctl.api.objects import as_list, as_mapping, as_text
+from elasticctl.api.text import plural
+from elasticctl.doctor import Check, CheckOutcome
+from elasticctl.kubeapi.connection import Connection, resource_path
+
+_PASSING = (
+    "node.kubernetes.io/",
+    "node.cloudprovider.kubernetes.io/",
+    "karpenter.sh/",
+    "ToBeDeleted",
+    "DeletionCandidate",
+)
+"""Taints that come and go with a node's state."""
+_QUEUED = "cloud.google.com/gke-queued"
+_IDENTITIES = {
+    "eks.amazonaws.com/role-arn": "the IAM role {} (IRSA)",
+    "iam.gke.io/gcp-service-account": "the Google service account {} (workload identity)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """What a label says of its node; `value` "": whatever the value."""
+
+    says: str
+    label: str
+    value: str = ""
+
+
+TRAITS = (
+    Trait("of managed node groups", "eks.amazonaws.com/nodegroup"),
+    Trait("of EKS Auto Mode", "eks.amazonaws.com/compute-type", "auto"),
+    Trait("of Karpenter", "karpenter.sh/nodepool"),
+    Trait("of GKE node pools", "cloud.google.com/gke-nodepool"),
+    Trait("spot", "eks.amazonaws.com/capacityType", "SPOT"),
+    Trait("spot", "karpenter.sh/capacity-type", "spot"),
+    Trait("spot", GKE_SPOT_LABEL, "true"),
+    Trait("preemptible", "cloud.google.com/gke-preemptible", "true"),
+    Trait("on demand", "eks.amazonaws.com/capacityType", "ON_DEMAND"),
+    Trait("on demand", "karpenter.sh/capacity-type", "on-demand"),
+    Trait("of a capacity block", "eks.amazonaws.com/capacityType", "CAPACITY_BLOCK"),
+    Trait("of a capacity block", "karpenter.k8s.aws/capacity-reservation-type", "capacity-block"),
+    Trait("reserved", "karpenter.sh/capacity-type", "reserved"),
+    Trait("flex-start", "cloud.google.com/gke-flex-start", "true"),
+    Trait("in a placement group", "cloud.google.com/gke-placement-group"),
+    Trait("with a known place in the network", "topology.k8s.aws/network-node-layer-1"),
+    Trait("with a known place in the network", "cloud.google.com/gce-topology-block"),
+)
+
+
+def check_cloud(nodes: Sequence[Manifest], provider: str) -> Check:
+    """Tell what nodes' labels say, and whether taints keep jobs off the nodes with GPUs."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        found.update(dict.fromkeys(_traits(node), 1))
+    if not found:
+        return Check("cloud", CheckOutcome.SKIPPED, "no node has a label of EKS, GKE or Karpenter")
+    says = ", ".join(f"{number} {name}" for name, number in found.items())
+    says = f"of {plural(len(nodes), 'node')} {says}"
+    taints = sorted({taint for node in nodes if _has_gpus(node) for taint in _unknown_taints(node, provider)})
+    if not taints:
+        return Check("cloud", CheckOutcome.OK, says)
+    mend = "submit with --toleration, or put it into the template"
+    if any(taint.startswith(_QUEUED) for taint in taints):
+        mend = "such nodes come by a ProvisioningRequest alone, which Kueue makes: docs/clouds.md"
+    return Check("cloud", CheckOutcome.WARNING, f"{says}; jobs do not tolerate {', '.join(taints)}", mend)
+
+
+def check_identity(connection: Connection, namespace: str, account: str) -> Check:
+    """Tell as whom the workers use the cloud, as far as their service account says so."""
+    try:
+        found = connection.request("GET", resource_path("v1", namespace, "serviceaccounts", account))
+    except NotFoundError:
+        mend = f"kubectl create serviceaccount {account} -n {namespace}"
+        return Check("identity", CheckOutcome.FAILED, f"{namespace} has no service account {account}", mend)
+    annotations = as_mapping(as_mapping(found.get("metadata")).get("annotations"))
+    told = [says.format(annotations[key]) for key, says in _IDENTITIES.items() if as_text(annotations.get(key))]
+    if told:
+        return Check("identity", CheckOutcome.OK, f"workers run as {account}: {' and '.join(told)}")
+    says = f"workers run as {account}, without an annotation; what EKS Pod Identity or GKE grant it cannot be seen here"
+    return Check("identity", CheckOutcome.OK, says)
+
+
+def _traits(node: Manifest) -> Iterator[str]:
+    labels = _labels(node)
+    for trait in TRAITS:
+        if trait.label in labels and trait.value in ("", labels[trait.label]):
+            yield trait.says
+
+
+def _has_gpus(node: Manifest) -> bool:
+    allocatable = as_mapping(as_mapping(node.get("status")).get("allocatable"))
+    return as_text(allocatable.get("nvidia.com/gpu")) not in ("", "0")
+
+
+def _unknown_taints(node: Manifest, provider: str) -> Iterator[str]:
+    """The lasting taints that no job for a GPU of this provider tolerates, as kubectl writes them."""
+    tolerated = _tolerated(provider)
+    for item in map(as_mapping, as_list(as_mapping(node.get("spec")).get("taints"))):
+        key, value, effect = (as_text(item.get(part)) for part in ("key", "value", "effect"))
+        if effect != "PreferNoSchedule" and key not in tolerated and not key.startswith(_PASSING):
+            yield f"{key}={value}:{effect}" if value else f"{key}:{effect}"
+
+
+def _tolerated(provider: str) -> frozenset[str]:
+    gpu = next((gpu for gpu in GPU_TYPES.values() if gpu.nodes(provider)), None)
+    number = min(gpu.nodes(provider)) if gpu is not None else 1
+    return frozenset(item["key"] for item in place(provider, gpu, number, spot=True).tolerations)
+
+
+def _labels(node: Manifest) -> Mapping[str, object]:
+    return as_mapping(as_mapping(node.get("metadata")).get("labels"))
