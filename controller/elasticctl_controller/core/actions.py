@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elasticctl.api.goal import PoolStatus
 from elasticctl.api.observed.workers import Pod
 from elasticctl.api.status import Activity, CheckpointStatus, GroupGeneration, JobStatus, ProgressStatus, ShareStatus
 from elasticctl_controller.core.notices import Notice
@@ -35,7 +36,7 @@ class Observed:
     `nodes` are the job's `Allotment`; None and empty when the job is not shared. `refused` says why the last worker
     could not be created; None while none has been tried. `notices` say which workers that run will have to go, and
     why, by uid; `avoid` are nodes that workers have to leave. `pools` are those of new workers, if the job has a
-    goal.
+    goal; `evidence` is what jobs like it have seen of pools.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -54,6 +55,7 @@ class Observed:
     notices: Mapping[str, Notice] = field(default_factory=dict)
     avoid: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
+    evidence: tuple[PoolStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,12 +88,18 @@ def placed(pods: Iterable[Pod]) -> list[Pod]:
     return [pod for pod in pods if _placed(pod)]
 
 
-def look_at_pools(job: ElasticJob, present: Present, wait_s: float, now: float) -> tuple[PoolStatus, ...]:
-    """What is known of each spot pool now, from what was known and from who has a machine; `wait_s` is patience."""
+def look_at_pools(
+    job: ElasticJob, present: Present, wait_s: float, now: float, evidence: Iterable[PoolStatus] = ()
+) -> tuple[PoolStatus, ...]:
+    """What is known of each spot pool now, from what was known and from who has a machine; `wait_s` is patience.
+
+    A job that knows nothing of a pool yet begins with the `evidence` of others.
+    """
     goal, plan = job.goal, job.status.plan
     if goal is None:
         return ()
-    known = {pool.name: pool for pool in (plan.pools if plan is not None else ())}
+    known = {pool.name: replace(pool, at=Timestamp(now)) for pool in evidence}
+    known |= {pool.name: pool for pool in (plan.pools if plan is not None else ())}
     return tuple(
         _look(known.get(name, PoolStatus(name, Timestamp(now))), present.of(name), wait_s, now)
         for name in goal.spot_pools

@@ -26,6 +26,7 @@ from elasticctl_controller.core.notices import Leaving, Notice
 from elasticctl_controller.core.reconcile import reconcile
 from elasticctl_controller.core.sharing.kueue import QueuedJob
 from elasticctl_controller.loop.acting import Workload, log_events, log_fields, run_actions
+from elasticctl_controller.loop.evidence import PoolEvidence
 from elasticctl_controller.loop.workqueue import WorkQueue
 from elasticctl_controller.rendezvous.service import GroupView
 
@@ -129,6 +130,7 @@ class Controller:
         self._workload, self._rendezvous, self._clock = workload, rendezvous, clock
         self._queue, self._on_pass = WorkQueue() if queue is None else queue, on_pass
         self._memories: dict[str, _Memory] = {}
+        self._evidence = PoolEvidence()
         self._calls = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="calls")
         self._threads = [threading.Thread(target=self._run, name=f"loop-{n}", daemon=True) for n in range(threads)]
 
@@ -200,6 +202,7 @@ class Controller:
         queued = self._check_admission(job, observed)
         job = queued.job
         decision = reconcile(job, observed, self._clock())
+        self._evidence.note(job, decision.status)
         self._write(job, decision)
         self._update_group(job, observed, decision.status)
         log_events(job, decision)
@@ -240,6 +243,7 @@ class Controller:
             moves=given.moves if given is not None else frozenset(),
             nodes=given.nodes if given is not None else (),
             refused=self._memory(job).refused,
+            evidence=self._evidence.of(job),
         )
         if self._rendezvous is None or job.rdzv_endpoint:
             return observed

@@ -13,8 +13,8 @@ export class PlanView {
     this.why = el("p", { class: "muted small-note" });
     this.work = new Chart({ fromZero: true, whole: true }, on);
     this.workers = new Chart({ stepped: true, fromZero: true, whole: true }, on);
-    const key = (kind, words) => [el("span", { class: `line-of ${kind}`, "aria-hidden": "true" }), words];
-    this.key = el("p", { class: "plan-key muted" }, ...key("real", "what happened"), ...key("planned", "plan"), ...key("on-demand", "of it on demand"));
+    const key = (kind, words) => el("span", {}, el("span", { class: `line-of ${kind}`, "aria-hidden": "true" }), words);
+    this.key = el("p", { class: "plan-key muted" }, key("real", "what happened"), key("planned", "plan"), key("on-demand", "of it on demand"));
     this.decisions = table("Decisions", [["When", ""], ["Workers", ""], ["Why", "wide"]]);
     this.nodes = [this.words, this.why, this.key, this.work.node, this.workers.node,
       el("details", { class: "values" }, el("summary", {}, "Decisions as a table"), this.decisions.node)];
@@ -67,7 +67,7 @@ export class PlanView {
   }
 
   #drawWorkers({ training, plan }, now, open, timed) {
-    const until = open ? (plan.onDemandAt ?? plan.finishAt ?? now) : timed.range[1];
+    const until = open ? Math.max(now, plan.finishAt ?? plan.onDemandAt ?? now) : timed.range[1];
     const steps = plan.steps.filter(({ at }) => at !== null);
     const hold = (value) => [...steps.map((step) => [step.at, value(step)]), ...(steps.length ? [[Math.max(until, steps.at(-1).at), value(steps.at(-1))]] : [])];
     const real = training.length ? [...training, [open ? now : Math.max(timed.range[0], training.at(-1)[0]), training.at(-1)[1]]] : [];

@@ -1,6 +1,6 @@
 """The pictures of docs/dashboard.md, from a run of real jobs on a local cluster of its own.
 
-python -m tests.support.dashboard.screenshots           # writes docs/images/dashboard-*.png; takes two minutes
+python -m tests.support.dashboard.screenshots           # writes docs/images/dashboard-*.png; takes four minutes
 """
 
 from __future__ import annotations
@@ -59,9 +59,20 @@ def tell(cluster: LocalCluster) -> None:
     until(cluster, "digits", 800)
 
 
+def aim(cluster: LocalCluster) -> None:
+    """A job with a deadline that loses a worker on its way."""
+    words = ("--finish-by", "6m", "--budget", "2", "--workers", "2", "--detach")
+    elasticctl(
+        "submit", str(DIGITS), "--name", "digits-tonight", *words, "--", "--epochs", "60", "--step-delay-s", "0.1"
+    )
+    until(cluster, "digits-tonight", 200)
+    elasticctl("preempt", "digits-tonight", "--worker", "1", "--notice", "none")
+    until(cluster, "digits-tonight", 600)
+
+
 def share(cluster: LocalCluster) -> None:
     """Three projects: one has borrowed, one has its own, one waits."""
-    elasticctl("cancel", "digits")
+    elasticctl("cancel", "digits", "digits-tonight")
     elasticctl("local", "sharing", "on", "--cpu-slots", "8")
     elasticctl("quota", "set", "vision", "--guaranteed", "cpu=4", "--limit", "cpu=8")
     elasticctl("quota", "set", "speech", "--guaranteed", "cpu=3", "--weight", "2")
@@ -108,6 +119,10 @@ def main() -> None:
                 page.goto(f"{address}#/overview")
                 page.get_by_role("heading", name="Failed").wait_for()
                 page.screenshot(path=IMAGES / "dashboard-overview.png")
+                aim(LocalCluster())
+                page.goto(f"{address}#/default/digits-tonight")
+                page.locator(".plan canvas").nth(1).wait_for()
+                page.locator(".plan").screenshot(path=IMAGES / "dashboard-plan.png")
                 share(LocalCluster())
                 page = visitor.open(dashboard.link(), width=1280, height=760)
                 page.get_by_role("link", name="Projects").click()

@@ -1,0 +1,92 @@
+"""What a new job is told of pools that other jobs have seen: those of its namespace, on the same machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticctl.api.codec import Timestamp
+from elasticctl.api.goal import SPOT, Goal, PlanStatus, PoolStatus
+from elasticctl.api.spec import ElasticJob
+from elasticctl.api.status import JobStatus
+from elasticctl_controller.core.actions import Observed
+from elasticctl_controller.core.goals import plan_workers
+from elasticctl_controller.core.pools import seen_of
+from elasticctl_controller.loop import evidence
+from elasticctl_controller.loop.evidence import PoolEvidence
+from tests.support.controller.goal_world import GRACE, a_goal_job
+from tests.support.controller.samples import NOW
+
+GOAL = Goal(Timestamp(NOW + 36_000))
+POOR = PoolStatus(
+    SPOT,
+    Timestamp(NOW - 60),
+    up=False,
+    age_hours=2.0,
+    up_hours=(4.0, 1.0, 0.0),
+    up_ends=(9.0, 0.0, 0.0),
+    away_hours=(1.0, 2.0, 3.0),
+    away_ends=(1.0, 0.0, 0.0),
+    short=0,
+    short_since=Timestamp(NOW - 900),
+)
+
+
+def a_job(**changes: object) -> ElasticJob:
+    return replace(a_goal_job(GOAL), **changes)  # type: ignore[arg-type]
+
+
+def told(pool: PoolStatus = POOR) -> PoolEvidence:
+    found = PoolEvidence()
+    found.note(a_job(), JobStatus(plan=PlanStatus(pools=(pool,))))
+    return found
+
+
+def test_a_new_job_begins_with_what_others_have_seen_but_asks_for_machines_itself() -> None:
+    (pool,) = told().of(a_job(uid="another"))
+    assert (pool.up, pool.age_hours, pool.short, pool.short_since) == (True, 0.0, 0, None)
+    assert (pool.up_hours, pool.up_ends, pool.away_hours) == (POOR.up_hours, POOR.up_ends, POOR.away_hours)
+    _, _, plan = plan_workers(a_job(), Observed(evidence=(pool,)), NOW)
+    assert plan is not None
+    assert seen_of(plan.pools[0]).leaves > 1.5
+    _, _, fresh = plan_workers(a_job(), Observed(), NOW)
+    assert fresh is not None
+    assert seen_of(fresh.pools[0]).leaves == 1.0
+
+
+def test_what_a_job_has_seen_itself_counts_more() -> None:
+    own = replace(POOR, up_ends=(0.0, 0.0, 0.0), up=True, short_since=None, at=Timestamp(NOW))
+    job = a_job(status=JobStatus(plan=PlanStatus(pools=(own,))))
+    _, _, plan = plan_workers(job, Observed(evidence=told().of(job)), NOW)
+    assert plan is not None
+    assert sum(plan.pools[0].up_ends) == 0
+
+
+def test_the_newest_is_kept() -> None:
+    found = told()
+    for at, ends in ((NOW, 5.0), (NOW - 600, 7.0)):
+        pool = replace(POOR, at=Timestamp(at), up_ends=(ends, 0.0, 0.0))
+        found.note(a_job(), JobStatus(plan=PlanStatus(pools=(pool,))))
+    assert found.of(a_job())[0].up_ends == (5.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"namespace": "another"},
+        {"template": {"spec": {**GRACE["spec"], "nodeSelector": {"node.kubernetes.io/instance-type": "g5.xlarge"}}}},
+        {"goal": replace(GOAL, zones=("zone-b",))},
+        {"goal": None},
+    ],
+)
+def test_other_namespaces_machines_and_pools_say_nothing(changes: dict[str, object]) -> None:
+    assert told().of(a_job(**changes)) == ()
+
+
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "MOST_KINDS", 2)
+    found = PoolEvidence()
+    for namespace in "abc":
+        found.note(a_job(namespace=namespace), JobStatus(plan=PlanStatus(pools=(POOR,))))
+    assert [len(found.of(a_job(namespace=namespace))) for namespace in "abc"] == [0, 1, 1]
