@@ -37,8 +37,16 @@ class Trainer:
         """Create the job; its state is kept in a folder of its own on the host."""
         self.submit_script([str(TRAIN), "--epochs", str(epochs), "--step-delay-s", str(step_delay_s)], workers, **spec)
 
-    def submit_script(self, script: list[str], workers: int, *, memory: str = "", **spec: Any) -> None:
-        """Create the job with any Python script; `memory` limits each worker."""
+    def submit_script(
+        self,
+        script: list[str],
+        workers: int,
+        *,
+        limits: Manifest | None = None,
+        pod: Manifest | None = None,
+        **spec: Any,
+    ) -> None:
+        """Create the job with any Python script; `limits` are each worker's, `pod` is more of its template."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o777)  # workers are nobody in particular
@@ -52,10 +60,12 @@ class Trainer:
                 {"name": "OMP_NUM_THREADS", "value": "1"},
             ],
             "volumeMounts": [{"name": "state", "mountPath": "/state"}],
-            "resources": {"limits": {"memory": memory}} if memory else {},
+            "resources": {"limits": limits or {}},
         }
         volume = {"name": "state", "hostPath": {"path": str(self.folder), "type": "Directory"}}
-        template = {"spec": {"terminationGracePeriodSeconds": 10, "containers": [worker], "volumes": [volume]}}
+        more = pod or {}
+        spec_of_pod = {"terminationGracePeriodSeconds": 10, "containers": [worker], "volumes": [volume]}
+        template = {**more, "spec": spec_of_pod | more.get("spec", {})}
         replicas = {"Worker": {"replicas": workers, "restartPolicy": "OnFailure", "template": template}}
         manifest = {
             "apiVersion": API_VERSION,

@@ -1,0 +1,116 @@
+"""Training on machines that Karpenter brings and takes; its cloud is the lab."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.replicas import Replicas
+from elasticctl.api.codec import Manifest
+from elasticctl.kubeapi.connection import MERGE_PATCH, Connection
+from tests.on_cluster.commands import LAB_HOME, kubectl, lab, need_lab
+from tests.on_cluster.trainer import TRAIN, Trainer
+from tests.on_cluster.waiting import wait_until
+
+CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
+POOL = "/apis/karpenter.sh/v1/nodepools/default"
+STAYS = "karpenter.sh/do-not-disrupt"
+NOTICE_S = 30
+
+
+@pytest.fixture(scope="module")
+def karpenter(api: Connection) -> Iterator[None]:
+    """Karpenter, which is gone afterwards with its definitions and all nodes that it has brought."""
+    need_lab()
+    lab("karpenter")
+    try:
+        yield
+    finally:
+        kubectl("delete", "nodepools,nodeclaims", "--all", "--wait=false")
+        wait_until(lambda: not api.request("GET", CLAIMS)["items"], 120, every_s=0.5)
+        os.kill(int((LAB_HOME / "pid" / "karpenter").read_text().split()[0]), signal.SIGTERM)
+        definitions = [name for name in kubectl("get", "crd", "-o", "name").split() if "karpenter" in name]
+        kubectl("delete", "--wait=false", *definitions)
+        wait_until(lambda: "karpenter" not in kubectl("get", "crd", "-o", "name"), 60, every_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def trainer(api: Connection, karpenter: None, replicas: Replicas) -> Iterator[Trainer]:
+    """A job of two workers with a GPU each, of which no machine has one; the user lets Karpenter move none of them."""
+    found = Trainer(api, "grows")
+    found.delete()
+    script = [str(TRAIN), "--epochs", "100000", "--step-delay-s", "0.1"]
+    one_gpu = {"nodeSelector": {"node.kubernetes.io/instance-type": "g4dn.xlarge"}}
+    pod = {"metadata": {"annotations": {STAYS: "true"}}, "spec": one_gpu}
+    found.submit_script(script, 2, limits={"nvidia.com/gpu": 1}, pod=pod)
+    yield found
+    found.delete()
+
+
+def nodes_of(trainer: Trainer) -> dict[str, str]:
+    """Worker -> its node, of those that are not on their way out."""
+    uids = trainer.uids()
+    return {
+        pod["metadata"]["name"]: pod["spec"]["nodeName"]
+        for pod in trainer.pods()
+        if pod["metadata"]["name"] in uids and "nodeName" in pod["spec"]
+    }
+
+
+def node_claims(api: Connection) -> list[Manifest]:
+    found: list[Manifest] = api.request("GET", CLAIMS)["items"]
+    return found
+
+
+def test_a_job_gets_the_nodes_that_it_lacks_and_trains(trainer: Trainer, api: Connection) -> None:
+    began = time.monotonic()
+    trainer.wait_training(2)
+    print(f"two nodes and the first step: {time.monotonic() - began:.1f} s")
+    nodes = nodes_of(trainer)
+    assert len(set(nodes.values())) == 2
+    assert set(nodes.values()) == {claim["status"]["nodeName"] for claim in node_claims(api)}
+    assert trainer.job().status.interruptions == ()
+
+
+def test_karpenter_moves_no_worker_that_is_to_stay(trainer: Trainer, api: Connection) -> None:
+    trainer.wait_training(2)
+    generation, uids = trainer.job().status.generation, trainer.uids()
+    changed = {"spec": {"template": {"metadata": {"labels": {"example.com/image": "2"}}}}}
+    api.request("PATCH", POOL, changed, content_type=MERGE_PATCH)  # now the nodes are not what the pool would make
+    wait_until(lambda: all(map(is_drifted, node_claims(api))), 60, every_s=0.5)
+    wait_until(lambda: STAYS in blocked(api), 60, every_s=0.5)
+    assert (trainer.job().status.generation, trainer.uids()) == (generation, uids)
+
+
+def is_drifted(claim: Manifest) -> bool:
+    return any(item["type"] == "Drifted" and item["status"] == "True" for item in claim["status"]["conditions"])
+
+
+def blocked(api: Connection) -> str:
+    """Why Karpenter may not take nodes away, in its own words."""
+    params = {"fieldSelector": "reason=DisruptionBlocked"}
+    return json.dumps(api.request("GET", "/api/v1/events", None, params)["items"])
+
+
+def test_a_reclaim_with_notice_costs_no_step_and_moves_no_other_worker(trainer: Trainer, api: Connection) -> None:
+    trainer.wait_training(2)
+    trainer.wait_steady(5)
+    before, uids = nodes_of(trainer), trainer.uids()
+    name = f"{trainer.name}-worker-1"
+    reclaiming = threading.Thread(target=lab, args=("reclaim", before[name], "--notice", str(NOTICE_S)))
+    trainer.disturbed(reclaiming.start, 2)
+    reclaiming.join()
+    after = nodes_of(trainer)
+    assert before[name] not in after.values()
+    assert len(set(after.values())) == 2
+    stays = f"{trainer.name}-worker-0"  # on a node that has drifted all this time
+    assert (trainer.uids()[stays], after[stays]) == (uids[stays], before[stays])
+    lost = trainer.ends_of({name: uids[name]})
+    assert [item.steps_redone for item in lost] == [0], lost
+    print(f"{lost[0].recovery_s} s from the loss to the next step")
