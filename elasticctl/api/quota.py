@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticctl.api.codec import Manifest
+from elasticctl.api.codec import Manifest, to_rfc3339
 from elasticctl.api.errors import SpecError
 from elasticctl.api.gpu_types import GPU_TYPES
-from elasticctl.api.objects import as_mapping
+from elasticctl.api.limits import Limits, check_limits
+from elasticctl.api.objects import as_mapping, at
 from elasticctl.api.spec import API_VERSION, ElasticJob
 from elasticctl.api.text import did_you_mean, join_or, quote
 
@@ -31,13 +32,15 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1_000.0
 class Quota:
     """One project's quota in slots by pool: guaranteed (missing: 0) and limit (missing: none).
 
-    `weight` is its share, relative to the other projects, of what is not guaranteed or not used.
+    `weight` is its share, relative to the other projects, of what is not guaranteed or not used; `allowed` is what its
+    jobs may ask for.
     """
 
     project: str
     weight: float = 1.0
     guaranteed: Mapping[str, int] = field(default_factory=dict)
     limit: Mapping[str, int] = field(default_factory=dict)
+    allowed: Limits = Limits()
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Quota:
@@ -50,11 +53,14 @@ class Quota:
             weight=float(weight) if usable and weight is not None else 1.0,
             guaranteed=_slots(spec.get("guaranteed")),
             limit=_slots(spec.get("limit")),
+            allowed=Limits.from_spec(spec),
         )
 
     def to_manifest(self) -> Manifest:
         """The object as it is stored."""
-        spec = {"weight": self.weight, "guaranteed": dict(self.guaranteed), "limit": dict(self.limit)}
+        spec: Manifest = {"weight": self.weight, "guaranteed": dict(self.guaranteed), "limit": dict(self.limit)}
+        if self.allowed != Limits():
+            spec["allowed"] = self.allowed.to_spec()
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.project}, "spec": spec}
 
 
@@ -71,6 +77,7 @@ def check_quota(manifest: object) -> Quota:
         raise SpecError(f"must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {quote(weight)}", path="spec.weight")
     for part in ("guaranteed", "limit"):
         _check_slots(spec.get(part, {}), f"spec.{part}")
+    check_limits(spec.get("allowed", {}))
     quota = Quota.from_manifest(manifest)
     for pool, slots in quota.guaranteed.items():
         if slots > quota.limit.get(pool, math.inf):
@@ -78,6 +85,27 @@ def check_quota(manifest: object) -> Quota:
                 f"{slots} {pool} are guaranteed, and the limit is {quota.limit[pool]}", path=f"spec.guaranteed.{pool}"
             )
     return quota
+
+
+def spent_today(quotas: Iterable[Mapping[str, Any]], now: float) -> dict[str, float]:
+    """Project -> US dollars that the controller has counted on the day (UTC) of `now`, for those that it counts for."""
+    found: dict[str, float] = {}
+    for quota in quotas:
+        usd, day = at(quota, "status", "spent", "usd"), at(quota, "status", "spent", "day")
+        counted = isinstance(usd, int | float) and not isinstance(usd, bool) and day == to_rfc3339(now)[:10]
+        if at(quota, "spec", "allowed", "usdPerDay") is not None:
+            found[str(at(quota, "metadata", "name"))] = float(usd) if counted and usd is not None else 0.0
+    return found
+
+
+def refuse_over_limit(job: Mapping[str, Any], quota: Quota | None) -> None:
+    """Raise SpecError for a new job that its project does not allow; `quota` None: it allows everything."""
+    breaches = quota.allowed.breaches(ElasticJob.from_manifest(job)) if quota is not None else ()
+    if quota is not None and breaches:
+        raise SpecError(
+            f"project {quota.project} does not allow this job: {'; '.join(breaches)}."
+            " FIX: change that, or ask whoever administers its limits (elasticctl quota list)"
+        )
 
 
 def _check_slots(given: object, path: str) -> None:

@@ -209,7 +209,9 @@ class ElasticJob:
     `bounded`: `max` is the job's own; otherwise it may be scaled beyond. `contradiction`: the numbers where they had to
     be clamped, as a server without CEL lets anything pass. `queue` is Kueue's, if it is to admit the job;
     `priority_class` is its rank there, and `admitted` the Workload that it was started by. `user` has submitted the
-    job. `held`, which no object has, says why the job is kept suspended though its owner wants it to run.
+    job. `held`, `over_limit` and `node_types`, which no object has, say why the job is kept suspended though its owner
+    wants it to run (a queue has not admitted it, or its project's limits do not allow it) and on which node types alone
+    its project may have workers.
     """
 
     name: str = ""
@@ -241,6 +243,8 @@ class ElasticJob:
     user: str = ""
     admitted: str = ""
     held: str = ""
+    over_limit: str = ""
+    node_types: tuple[str, ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
     scaled_by: str = ""
     moving_to: str = ""

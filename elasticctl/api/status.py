@@ -91,7 +91,10 @@ class Cause(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """TorchElastic's condition types, plus Suspended, and WorkersWaiting: wanted workers that do not run, and why."""
+    """TorchElastic's condition types, plus Suspended, and two of why there are no workers.
+
+    WorkersWaiting: wanted workers do not run; OverLimit: the limits of its project do not allow the job.
+    """
 
     CREATED = "Created"
     RUNNING = "Running"
@@ -100,6 +103,7 @@ class ConditionType(StrEnum):
     FAILED = "Failed"
     SUSPENDED = "Suspended"
     WORKERS_WAITING = "WorkersWaiting"
+    OVER_LIMIT = "OverLimit"
 
 
 @dataclass(frozen=True, slots=True)

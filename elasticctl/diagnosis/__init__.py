@@ -18,6 +18,7 @@ RULES: tuple[Rule, ...] = (
     not_training.cancelled,
     not_training.succeeded,
     not_training.out_of_money,
+    not_training.over_limit,
     not_training.waiting_for_its_share,
     not_training.moving,
     not_training.suspended,

@@ -134,8 +134,8 @@ def _logs(case: Case, failure: RankFailure | None) -> str:
     return f"elasticctl logs {case.name}" + (f" --worker {worker}" if worker else "")
 
 
-_ON_REQUEST, _NOT_ADMITTED = "Suspended", "NotAdmitted"
-"""Reasons of a suspended job: by its owner, or until Kueue admits it."""
+_ON_REQUEST, _NOT_ADMITTED, _OVER_LIMIT = "Suspended", "NotAdmitted", "OverLimit"
+"""Reasons of a suspended job: by its owner, until Kueue admits it, or by the limits of its project."""
 
 
 def waiting_for_its_share(case: Case) -> Finding | None:
@@ -230,8 +230,24 @@ def moving(case: Case) -> Finding | None:
     return Finding("moving", Severity.WARNING, text, (finish, instead), decisive=case.job.suspend)
 
 
+def over_limit(case: Case) -> Finding | None:
+    """The limits of its project do not allow it."""
+    if case.status.phase is not Phase.SUSPENDED or case.status.reason != _OVER_LIMIT:
+        return None
+    step = case.status.checkpoint.step
+    kept = "" if step is None else f" Its progress is kept: step {step}."
+    text = f"{case.status.message.removesuffix('.')}.{kept}"
+    steps = (
+        NextStep("see what is allowed", "elasticctl quota list"),
+        NextStep("submit it again with that", f"elasticctl rerun {case.name} --set PATH=VALUE"),
+    )
+    return Finding("over-limit", Severity.ERROR, text[:1].upper() + text[1:], steps, decisive=True)
+
+
 def suspended(case: Case) -> Finding | None:
     """It was suspended, or moved to another context."""
+    if over_limit(case) is not None:
+        return None
     given_nothing = case.status.share is not None and not case.job.suspend
     if case.status.phase is not Phase.SUSPENDED and not (case.job.suspend and not case.status.phase.terminal):
         return None

@@ -21,7 +21,7 @@ LABEL = "app.kubernetes.io/name"
 LABEL_VALUE = "elasticctl"
 LABEL_MANAGER = "app.kubernetes.io/managed-by"
 
-_FILES = ("crd.yaml", "access.yaml", "quota.yaml", "controller.yaml")
+_FILES = ("crd.yaml", "access.yaml", "quota.yaml", "limits.yaml", "controller.yaml")
 _CAPACITY = "--capacity="
 _SHARING = ("--sharing", _CAPACITY)
 _WEBHOOKS = "--webhook-to="

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from elasticctl.api.errors import (
 )
 
 _MESSAGE_CHARS = 1000
+_LIMITS = re.compile(r"^.*ValidatingAdmissionPolicy 'elasticctl-limits' with binding '[^']*' denied request: ")
 
 
 class NoSuchApiError(NotFoundError):
@@ -29,6 +31,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str], request: str) 
     """The error for an answer of status 400 or more; `request` is its verb and path, for the message."""
     answer = _decode_body(body)
     message = " ".join(str(answer.get("message") or body[:_MESSAGE_CHARS].decode("utf-8", "replace")).split())
+    message = _LIMITS.sub("the limits of its project do not allow this job: ", message)
     message = message[:_MESSAGE_CHARS] or f"HTTP {status}"
     retry_after_s = _retry_after_s(headers.get("Retry-After"))
     if status in (429, 503, 504) or (status == 500 and retry_after_s is not None):

@@ -26,7 +26,7 @@ from typing import Protocol
 from elasticctl.api.codec import Manifest
 from elasticctl.api.errors import BusyError, ClusterError, ElasticctlError, ExpiredError
 from elasticctl.kubeapi.connection import Requests, Stream, list_pages
-from elasticctl.kubeapi.refusals import refusal
+from elasticctl.kubeapi.refusals import NoSuchApiError, refusal
 
 WATCH_S = 60.0
 """After this time the server ends a watch; the next one resumes where it stopped."""
@@ -235,10 +235,10 @@ class _State:
 
 
 class Reflector:
-    """Fills `store` from `resource` while it runs."""
+    """Fills `store` from `resource` while it runs; `optional`: a server that does not know the resource has none."""
 
-    def __init__(self, api: ListerWatcher, resource: Resource, store: ObjectStore) -> None:
-        self.store, self.relists = store, 0
+    def __init__(self, api: ListerWatcher, resource: Resource, store: ObjectStore, *, optional: bool = False) -> None:
+        self.store, self.relists, self._optional = store, 0, optional
         self._api, self._resource = api, resource
         self._synced, self._stopping = threading.Event(), threading.Event()
         self._state = _State()
@@ -279,6 +279,8 @@ class Reflector:
             except ElasticctlError as e:
                 if self._stopping.is_set():
                     return
+                if self._optional and isinstance(e, NoSuchApiError):
+                    self._synced.set()
                 log.warning("%s: %s; trying again", self._resource.path, e)
                 self._stopping.wait(state.pause.after(e))
             except Exception:  # the thread's edge: if it died, the controller would see nothing any more

@@ -148,7 +148,10 @@ def test_secrets_and_quotas(run: Run, home: Path, tmp_path: Path) -> None:
     assert run("secret", "set", "hub", "--from-env-file", str(tmp_path / "keys.env")).code == 0
     assert [each["name"] for each in check(run("secret", "list", "-o", "json").out)["secrets"]] == ["hub"]
     assert run("quota", "set", "vision", "--guaranteed", "cpu=2").code == 0
-    assert [each["project"] for each in check(run("quota", "list", "-o", "json").out)["holdings"]] == ["vision"]
+    assert run("quota", "set", "vision", "--allow-image", "a/*", "--usd-per-day", "5").code == 0
+    listed = check(run("quota", "list", "-o", "json").out)
+    assert [each["project"] for each in listed["holdings"]] == ["vision"]
+    assert listed["allowed"] == [{"project": "vision", "images": ["a/*"], "usdPerDay": 5.0, "usdToday": 0.0}]
 
 
 def test_a_place_that_was_looked_at(run: Run, home: Path, local_cluster: LocalCluster) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from elasticctl.api.errors import SpecError
 from elasticctl.api.quota import PoolUsage, ProjectUsage, Quota, usage_by_job, usage_by_project
 from elasticctl.api.spec import ElasticJob
 from elasticctl.cli.submit.copies import Rerun, rerun_manifest
@@ -195,3 +196,46 @@ def test_wrong_use_is_one_line(run: Run, home: Any, words: tuple[str, ...], mess
     assert done.code == 2
     assert done.err.startswith(message), done.err
     assert done.err.count("\n") == 1
+
+
+def test_limits_of_jobs_are_set_shown_kept_and_taken_away(run: Run, home: Any, local_cluster: LocalCluster) -> None:
+    done = run("quota", "set", "a", "--max-priority", "5", "--allow-storage", "s3://a/", "--allow-storage", "s3://b")
+    assert done.err == (
+        "a: guaranteed nothing; limit none; weight 1\na: jobs are limited to priority 5 at most; storage s3://a/, s3://b\n"
+    )
+    assert "jobs are limited to priority 5 at most" in run("quota", "list").err
+    job = shell_job("loud", FOREVER, namespace="a", sharing={"priority": 6})
+    said = "project a does not allow this job: its priority is 6, and 5 is the most."
+    with pytest.raises(SpecError, match=said):
+        local_cluster.create_job(job)
+    refused = run("submit", "-n", "a", "--priority", "6", "-d", "--", "sleep", "1")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"error: {said[:-1]}; its storage" in refused.err
+    local_cluster.create_job({**job, "spec": {**job["spec"], "sharing": {"priority": 5}}})
+    local_cluster.patch_job("a", "loud", {"spec": {"sharing": {"priority": 9}}})
+    assert run("quota", "set", "a", "--max-priority", "any", "--allow-storage", "any").err.count("\n") == 1
+    local_cluster.create_job({**job, "metadata": {"name": "louder", "namespace": "a"}})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-priority", "high"), 'error: --max-priority high: "high" is not a number, or `any`\n'),
+        (("--max-priority", "1001"), "error: spec.allowed.priority: must be a whole number from -1000 to 1000"),
+        (("--usd-per-day", "nan"), "error: spec.allowed.usdPerDay: must be an amount in US dollars"),
+        (("--allow-storage", "/data"), 'error: spec.allowed.storage: "/data" is not a URL'),
+        (("--allow-image", "a*b"), 'error: spec.allowed.images: "a*b" has a *'),
+    ],
+)
+def test_limits_that_are_none_are_refused(run: Run, home: Any, words: tuple[str, ...], message: str) -> None:
+    done = run("quota", "set", "a", *words)
+    assert (done.code, done.err.startswith(message)) == (2, True), done.err
+
+
+def test_why_a_job_over_its_limits_does_not_run_is_the_first_cause() -> None:
+    said = "project b does not allow this job: its priority is 6, and 5 is the most"
+    held = ElasticJob.from_manifest(job("two", phase="Suspended", reason="OverLimit", message=said))
+    found = diagnose(Case(held, (), AT + 60))
+    assert (found[0].rule, found[0].decisive) == ("over-limit", True)
+    assert found[0].text == f"P{said[1:]}. Its progress is kept: step 100."
+    assert "suspended" not in [finding.rule for finding in found]

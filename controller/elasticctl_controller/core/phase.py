@@ -23,7 +23,7 @@ _TYPE = {
 }
 FINISHING = "Finishing"
 QUEUED, PLANNED = "Queued", "Planned"
-NOT_ADMITTED = "NotAdmitted"
+NOT_ADMITTED, OVER_LIMIT = "NotAdmitted", "OverLimit"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
@@ -45,6 +45,16 @@ def update_conditions(
     opposite = _EXCLUSIVE.get(kind)
     conditions = tuple(item for item in conditions if item.type != opposite)
     return put_condition(conditions, kind, "True", reason, message if phase.terminal else "", now)
+
+
+def update_limit(conditions: tuple[Condition, ...], over_limit: str, now: float) -> tuple[Condition, ...]:
+    """The conditions with what its project's limits say of the job; one that they always allowed has no such one."""
+    kind = ConditionType.OVER_LIMIT
+    if over_limit:
+        return put_condition(conditions, kind, "True", "NotAllowed", over_limit, now)
+    if find_condition(conditions, kind) is None:
+        return conditions
+    return put_condition(conditions, kind, "False", "Allowed", "", now)
 
 
 def has_run(conditions: tuple[Condition, ...]) -> bool:
@@ -91,8 +101,8 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
     """Decide the phase of a job that has not ended; `status` already counts the ends of this pass.
 
     Checked in this order: cancellation, success (a completed worker means that training is done), the restart budget,
-    the deadline, suspension (by its owner, or until it is admitted), waiting for a share, the plan for its goal, and
-    the number of running workers.
+    the deadline, its project's limits, suspension (by its owner, or until it is admitted), waiting for a share, the
+    plan for its goal, and the number of running workers.
     """
     if job.cancel:
         return PhaseDecision(Phase.CANCELLED, "Cancelled", "cancelled on request")
@@ -105,6 +115,8 @@ def decide_phase(job: ElasticJob, status: JobStatus, roster: Roster, now: float)
     deadline = deadline_at(job, status)
     if deadline is not None and now >= deadline:
         return PhaseDecision(Phase.FAILED, DEADLINE_EXCEEDED, f"active for longer than {job.deadline_s:g} s")
+    if job.over_limit:
+        return PhaseDecision(Phase.SUSPENDED, OVER_LIMIT, job.over_limit)
     if job.held:
         return PhaseDecision(Phase.SUSPENDED, NOT_ADMITTED, job.held)
     if job.suspend:

@@ -7,7 +7,7 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.goal import SPOT, capacity_of, zone_of
-from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL
+from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_SPOT_LABEL, INSTANCE_LABEL
 from elasticctl.api.objects import as_list, as_mapping
 from elasticctl.api.spec import ANNOTATION_POOL
 
@@ -41,6 +41,18 @@ def avoid_nodes(pod: Manifest, nodes: Collection[str]) -> Manifest:
         if term or not terms  # an empty one matches no node, and is not to match others now
     ]
     return _with(pod, _REQUIRED, {"nodeSelectorTerms": elsewhere})
+
+
+def require_node_types(pod: Manifest, types: Collection[str]) -> Manifest:
+    """Return the pod with the requirement to be on a node of one of these types, whatever else it requires."""
+    label = {"key": INSTANCE_LABEL, "operator": "In", "values": list(types)}
+    terms = as_list(as_mapping(_by_node(pod).get(_REQUIRED)).get("nodeSelectorTerms"))
+    typed = [
+        {**as_mapping(term), "matchExpressions": [*as_list(as_mapping(term).get("matchExpressions")), label]}
+        for term in terms or [{}]
+        if term or not terms  # an empty one matches no node, and is not to match others now
+    ]
+    return _with(pod, _REQUIRED, {"nodeSelectorTerms": typed})
 
 
 def ask_for_pool(pod: Manifest, pool: str) -> Manifest:

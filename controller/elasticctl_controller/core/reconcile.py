@@ -30,6 +30,7 @@ from elasticctl_controller.core.phase import (
     decide_phase,
     stragglers_until,
     update_conditions,
+    update_limit,
 )
 from elasticctl_controller.core.restarts import (
     BY_SHARING,
@@ -68,6 +69,8 @@ def reconcile(job: ElasticJob, observed: Observed, now: float) -> Decision:
     wants = not decision.phase.terminal and decision.phase is not Phase.SUSPENDED and decision.reason != FINISHING
     wait = decide_wait(job, roster, observed, workers, now) if wants else None
     status = replace(status, conditions=update_waiting(status.conditions, wait, now))
+    if not decision.phase.terminal:
+        status = replace(status, conditions=update_limit(status.conditions, job.over_limit, now))
     status = _fill_status(job, close_recovered(status), decision, workers, now)
     if replace(status, last_reconcile_time=job.status.last_reconcile_time) == job.status:
         status = job.status  # the stored one itself: a job at rest is never written

@@ -1,7 +1,7 @@
 """The capacity that projects share on Kubernetes: nodes, jobs, quotas, and the GPUs that other pods hold.
 
-Jobs and nodes are read from the workload's watches; quotas and other pods have watches of their own. Of the pods that
-are not workers, the API server sends those that are on a node and have not ended, and only those with GPUs are kept.
+Jobs and nodes are read from the workload's watches; other pods have a watch of their own. Of the pods that are not
+workers, the API server sends those that are on a node and have not ended, and only those with GPUs are kept.
 
 Whoever divides the capacity is notified of relevant changes only: training makes progress all the time.
 """
@@ -14,11 +14,12 @@ from typing import Any
 
 from elasticctl.api.codec import Manifest
 from elasticctl.api.podtemplate import GPU_RESOURCE
-from elasticctl.api.quota import HELD, PLURAL
-from elasticctl.api.spec import API_VERSION, GROUP, LABEL_GROUP
+from elasticctl.api.quota import HELD
+from elasticctl.api.spec import GROUP, LABEL_GROUP
 from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource, object_key
 from elasticctl_controller.kube.limiter import LimitedApi
 from elasticctl_controller.kube.pruning import prune_holder
+from elasticctl_controller.kube.spending import KubeQuotas
 from elasticctl_controller.kube.workload import KubeWorkload
 
 _PROGRESS_FIELDS = ("progress", "checkpoint", "generations", "curve", "lastReconcileTime", "stepsRedone", "growth")
@@ -34,17 +35,13 @@ OTHER_PODS = Resource(
 class KubeCapacity:
     """`elasticctl_controller.loop.arbiter.SharedCluster` over an API server."""
 
-    def __init__(self, api: LimitedApi, workload: KubeWorkload) -> None:
-        self._workload = workload
-        self._quotas = ObjectStore()
+    def __init__(self, api: LimitedApi, workload: KubeWorkload, quotas: KubeQuotas) -> None:
+        self._workload, self._quotas = workload, quotas
         self._holders = ObjectStore(prune_holder, keep=lambda pod: pod["gpus"] > 0)
-        self.reflectors = (
-            Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self._quotas),
-            Reflector(api, OTHER_PODS, self._holders),
-        )
+        self.reflectors = (Reflector(api, OTHER_PODS, self._holders),)
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Start to watch quotas and other pods; call `on_change` whenever the division of capacity may change."""
+        """Start to watch other pods; call `on_change` whenever the division of capacity may change."""
 
         def job_changed(old: Manifest | None, new: Manifest | None) -> None:
             if old is None or new is None or _without_progress(old) != _without_progress(new):
@@ -52,7 +49,7 @@ class KubeCapacity:
 
         self._workload.jobs.subscribe(job_changed)
         self._workload.nodes.subscribe(lambda old, new: on_change())
-        self._quotas.subscribe(lambda old, new: on_change())
+        self._quotas.store.subscribe(lambda old, new: on_change())
         self._holders.subscribe(lambda old, new: on_change())
         for reflector in self.reflectors:
             reflector.start()
@@ -77,7 +74,7 @@ class KubeCapacity:
 
     def quotas(self) -> list[Manifest]:
         """Return every ElasticQuota."""
-        return self._quotas.items()
+        return self._quotas.all()
 
 
 def _with_held(node: Manifest, gpus: int) -> Manifest:

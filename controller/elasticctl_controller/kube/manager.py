@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,11 @@ from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.metrics import CONTENT_TYPE, Metrics
 from elasticctl_controller.kube.notifications import kube_webhook_urls
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
+from elasticctl_controller.loop.limits import ProjectLimits
 from elasticctl_controller.loop.notifier import NotifyingWorkload, Outbox, report_as_events
 from elasticctl_controller.loop.webhooks import WebhookRules
 from elasticctl_controller.loop.workqueue import WorkQueue
@@ -97,11 +100,19 @@ class Manager:
             kube_webhook_urls(api), report_as_events(self._workload), rules=WebhookRules.parse(flags.webhook_to)
         )
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
-        self._floor = KubeCapacity(api, self._workload) if flags.sharing else None
+        self._quotas = KubeQuotas(api)
+        self._spending = Spending(api, self._quotas, self._workload, self._limits_changed)
+        self._limits = ProjectLimits(self._quotas.of, self._spending.today)
+        self._floor = KubeCapacity(api, self._workload, self._quotas) if flags.sharing else None
         self._arbiter = None
         if self._floor is not None:
             terms = SharingSettings(True, SharingRules(), flags.capacity)
-            self._arbiter = Arbiter(self._floor, lambda: terms, lambda key: self._controller.enqueue(key))
+            self._arbiter = Arbiter(
+                self._floor,
+                lambda: terms,
+                lambda key: self._controller.enqueue(key),
+                restrict=self._limits.restrict,
+            )
         self._kueue = KueueObjects(api, lambda key: self._controller.enqueue(key))
         self._controller = Controller(
             self._noticing,
@@ -126,6 +137,7 @@ class Manager:
         await self._serve(self._health_app(), self._flags.health_port)
         await self._serve(self._metrics_app(), self._flags.metrics_port)
         self._workload.start()
+        self._quotas.start(self._limits_changed)
         if self._floor is not None and self._arbiter is not None:
             self._floor.start(self._arbiter.wake)
         self._election.start()
@@ -150,6 +162,7 @@ class Manager:
             await asyncio.sleep(SYNC_POLL_S)
         if self._arbiter is not None:
             self._arbiter.start()
+        self._spending.start()
         self._outbox.start()
         self._noticing.start()
         self._controller.start()
@@ -164,12 +177,14 @@ class Manager:
         if self._acting:
             if self._arbiter is not None:
                 self._arbiter.stop()
+            self._spending.stop()
             self._controller.stop()
         self._kueue.stop()
         self._noticing.stop()
         self._outbox.stop()
         if self._floor is not None:
             self._floor.stop()
+        self._quotas.reflector.stop()
         self._workload.stop()
         if self._label is not None and self._election.holds():
             self._label.remove()
@@ -178,11 +193,19 @@ class Manager:
 
     def _scheduling(self) -> Scheduling:
         queueing = KueueQueueing(self._kueue, self._workload.patch_job)
-        return Scheduling(queueing=queueing) if self._arbiter is None else Scheduling(self._arbiter.allotment, queueing)
+        found = Scheduling(restrict=self._limits.restrict, queueing=queueing)
+        return found if self._arbiter is None else replace(found, allotment=self._arbiter.allotment)
+
+    def _limits_changed(self, project: str) -> None:
+        """Look at a project's jobs again: its limits have changed, or what it has spent has crossed one."""
+        for key in jobs_of(self._workload, project):
+            self._controller.enqueue(key)
+        if self._arbiter is not None:
+            self._arbiter.wake()
 
     def _reflectors(self) -> list[Reflector]:
         more = self._floor.reflectors if self._floor is not None else ()
-        return [*self._workload.reflectors, *more]
+        return [*self._workload.reflectors, self._quotas.reflector, *more]
 
     def _synced(self) -> bool:
         return all(reflector.wait_synced(0) for reflector in self._reflectors())
@@ -235,7 +258,7 @@ class Manager:
         parts = {"election": self._election.alive, "loop": self._controller.alive or not self._acting}
         watches = [*self._reflectors(), *self._kueue.reflectors]
         parts |= {"watches": all(reflector.alive for reflector in watches)}
-        parts |= {"nodes": self._workload.alive}
+        parts |= {"nodes": self._workload.alive, "spending": self._spending.alive or not self._acting}
         parts |= {"sharing": self._arbiter is None or self._arbiter.alive or not self._acting}
         dead = [name for name, alive in parts.items() if not alive]
         return web.Response(status=500 if dead else 200, text=f"dead: {', '.join(dead)}\n" if dead else "ok\n")

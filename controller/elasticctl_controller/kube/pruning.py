@@ -10,7 +10,7 @@ from sys import intern
 from typing import Any
 
 from elasticctl.api.codec import Manifest
-from elasticctl.api.gpu_types import GKE_GPU_LABEL, INSTANCE_LABEL
+from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_GPU_LABEL, GKE_SPOT_LABEL, INSTANCE_LABEL
 from elasticctl.api.objects import as_list, as_mapping
 from elasticctl.api.podtemplate import GPU_RESOURCE
 from elasticctl.api.quota import CPU_SLOTS
@@ -24,6 +24,7 @@ _POD_STATUS = ("phase", "reason", "message", "startTime")
 _CONDITIONS = ("DisruptionTarget", "PodScheduled", "Ready")
 _WAITING = ("reason", "message")
 _TRUE_CONDITION = ("type", "status", "reason")
+_NODE_LABELS = (INSTANCE_LABEL, GKE_GPU_LABEL, GKE_SPOT_LABEL, *(label for label, _, _ in AWS_CAPACITY_LABELS))
 _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 
 
@@ -55,7 +56,7 @@ def prune_node(node: Manifest) -> Manifest:
     return {
         "metadata": {
             **_pick(metadata, ("name", "uid", "resourceVersion")),
-            "labels": _pick(as_mapping(metadata.get("labels")), (INSTANCE_LABEL, GKE_GPU_LABEL)),
+            "labels": _pick(as_mapping(metadata.get("labels")), _NODE_LABELS),
         },
         "spec": {**_pick(spec, ("unschedulable",)), "taints": taints},
         "status": {

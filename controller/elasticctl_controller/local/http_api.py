@@ -29,7 +29,7 @@ from elasticctl.api.codec import to_json
 from elasticctl.api.errors import ClusterError, ConflictError, NotFoundError, SpecError, StorageFullError
 from elasticctl.api.objects import check_label
 from elasticctl.api.quota import KIND as QUOTA
-from elasticctl.api.quota import check_quota
+from elasticctl.api.quota import Quota, check_quota, refuse_over_limit
 from elasticctl.api.spec import ElasticJob
 from elasticctl.api.validation import check_change
 from elasticctl.cluster.base import Manifest
@@ -111,9 +111,14 @@ class SupervisorApi:
         if manifest["metadata"]["namespace"] != request.match_info["namespace"]:
             raise SpecError("is not the namespace of the request", path="metadata.namespace")
         self._check_fits(manifest)
+        await asyncio.to_thread(self._check_allowed, manifest)
         dry_run = "dryRun" in request.query
         job = await asyncio.to_thread(self.store.create_job, manifest, dry_run=dry_run)
         return web.json_response(job, status=201)
+
+    def _check_allowed(self, manifest: Manifest) -> None:
+        quotas = map(Quota.from_manifest, self.store.list_objects(QUOTA))
+        refuse_over_limit(manifest, next((q for q in quotas if q.project == manifest["metadata"]["namespace"]), None))
 
     async def _get_job(self, request: web.Request) -> web.Response:
         return web.json_response(await asyncio.to_thread(self.store.get_job, *_job(request)))

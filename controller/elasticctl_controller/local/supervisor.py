@@ -28,6 +28,7 @@ import elasticctl
 from elasticctl.api import notifications
 from elasticctl.api.codec import to_rfc3339
 from elasticctl.api.errors import ClusterError, ElasticctlError
+from elasticctl.api.quota import KIND as QUOTA
 from elasticctl.cluster.local.capacity import SETTLE_S, discover_gpus
 from elasticctl.cluster.local.paths import LocalPaths, local_paths
 from elasticctl.cluster.local.private import storage_error
@@ -38,10 +39,11 @@ from elasticctl_controller.core.sharing.claims import SharingRules
 from elasticctl_controller.local.http_api import SupervisorApi
 from elasticctl_controller.local.keeper import Keeper
 from elasticctl_controller.local.processes import write_private
-from elasticctl_controller.local.store import Store
+from elasticctl_controller.local.store import Store, StoreChange
 from elasticctl_controller.local.workload import LocalWorkload
 from elasticctl_controller.loop.arbiter import Arbiter, SharingSettings
 from elasticctl_controller.loop.controller import Controller, Scheduling
+from elasticctl_controller.loop.limits import ProjectLimits
 from elasticctl_controller.loop.notifier import Destination, NotifyingWorkload, Outbox, report_as_events, value_of
 from elasticctl_controller.loop.webhooks import WebhookRules
 from elasticctl_controller.rendezvous.listening import Door, Guard, explain_exhaustion, raise_file_limit
@@ -68,12 +70,13 @@ class Supervisor:
         token_for = functools.partial(derive_token, secret)
         self._workload = LocalWorkload(self._store, f"unix://{paths.rendezvous_socket}", len(gpus))
         self._rendezvous = RendezvousService(token_for, self._reported, find_job=self._workload.get_job)
-        self._arbiter = Arbiter(self._workload, self._terms, self._given)
+        self._limits = ProjectLimits(self._workload.quota_of)
+        self._arbiter = Arbiter(self._workload, self._terms, self._given, restrict=self._limits.restrict)
         self._outbox = Outbox(
             local_webhook_urls(paths), report_as_events(self._workload), rules=WebhookRules(own_machine=True)
         )
         self._noticing = NotifyingWorkload(self._workload, self._outbox)
-        scheduling = Scheduling(self._arbiter.allotment)
+        scheduling = Scheduling(restrict=self._limits.restrict, allotment=self._arbiter.allotment)
         self._controller = Controller(self._noticing, self._rendezvous, scheduling=scheduling)
         self._keeper = Keeper(
             self._store,
@@ -103,7 +106,7 @@ class Supervisor:
             await _serve(self._rendezvous.app(), self._paths.rendezvous_socket, self._rendezvous),
         ]
         self._keeper.start()
-        self._store.subscribe(lambda change: self._arbiter.wake())
+        self._store.subscribe(self._changed)
         self._arbiter.start()
         self._outbox.start()
         self._noticing.start()
@@ -135,6 +138,13 @@ class Supervisor:
 
     def _terms(self) -> SharingSettings:
         return SharingSettings(self._workload.sharing().on, RULES)
+
+    def _changed(self, change: StoreChange) -> None:
+        """Divide anew; and look at all jobs again when a quota has changed."""
+        if change.kind == QUOTA:
+            for job in self._store.list_jobs():
+                self._controller.enqueue(f"{job['metadata']['namespace']}/{job['metadata']['name']}")
+        self._arbiter.wake()
 
     def _given(self, key: str) -> None:
         self._controller.enqueue(key)

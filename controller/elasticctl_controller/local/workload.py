@@ -85,6 +85,10 @@ class LocalWorkload:
         """Return every ElasticQuota."""
         return self._store.list_objects(QUOTA)
 
+    def quota_of(self, project: str) -> Manifest | None:
+        """Return a project's ElasticQuota; None if it has none."""
+        return next((quota for quota in self.quotas() if quota["metadata"]["name"] == project), None)
+
     def create_pod(self, job: ElasticJob, manifest: Mapping[str, Any]) -> None:
         """Create a pod of the job; ConflictError when its name is taken."""
         self._store.create_pod(manifest, job.uid)

@@ -18,7 +18,7 @@ from elasticctl_controller.core.actions import CreateWorker, Decision, DeleteJob
 from elasticctl_controller.core.manifests import build_pod
 from elasticctl_controller.core.notices import Notice
 from elasticctl_controller.core.notifications import WARNING
-from elasticctl_controller.core.placement import ask_for_pool, avoid_nodes, prefer_node
+from elasticctl_controller.core.placement import ask_for_pool, avoid_nodes, prefer_node, require_node_types
 
 _OF_THE_SERVER = (ConflictError, BusyError, UnreachableError, CredentialsError)
 """Errors that say nothing about the worker that is to be created."""
@@ -83,6 +83,7 @@ def run_actions(workload: Workload, calls: Executor, job: ElasticJob, decision: 
     def create(action: CreateWorker) -> None:
         pod = build_pod(job, action.index, workload.rendezvous_endpoint)
         pod = ask_for_pool(pod, action.pool) if action.pool else pod
+        pod = require_node_types(pod, job.node_types) if job.node_types else pod
         pod = avoid_nodes(pod, action.avoid) if action.avoid else pod
         workload.create_pod(job, prefer_node(pod, action.node) if action.node else pod)
         worker = worker_name(job.name, action.index)

@@ -83,7 +83,10 @@ class SharedCluster(Protocol):
 
 
 class Arbiter:
-    """Decides for all jobs of a cluster; `on_change(key)` is called for each job whose allotment changes."""
+    """Decides for all jobs of a cluster; `on_change(key)` is called for each job whose allotment changes.
+
+    `restrict` is what a job is within the limits of its project.
+    """
 
     def __init__(
         self,
@@ -91,7 +94,9 @@ class Arbiter:
         settings: Callable[[], SharingSettings],
         on_change: Callable[[str], None],
         clock: Callable[[], float] = time.time,
+        restrict: Callable[[ElasticJob], ElasticJob] = lambda job: job,
     ) -> None:
+        self._restrict = restrict
         self._cluster, self._settings, self._on_change, self._clock = cluster, settings, on_change, clock
         self._decided: dict[str, _Decided] = {}
         self._parsed: dict[str, ElasticJob] = {}
@@ -159,7 +164,7 @@ class Arbiter:
                 job = ElasticJob.from_manifest(manifest)
             jobs.append(job)
         self._parsed = {job.uid: job for job in jobs}
-        return jobs
+        return list(map(self._restrict, jobs))
 
     def _decide(
         self, jobs: list[ElasticJob], settings: SharingSettings, now: float

@@ -87,8 +87,12 @@ class Queueing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What limits the number of a job's workers: sharing, by its allotments, and the queue that the job names."""
+    """What limits the number of a job's workers: sharing, by its allotments, and the queue that the job names.
 
+    `restrict` is what a job is within the limits of its project (`loop.limits`).
+    """
+
+    restrict: Callable[[ElasticJob], ElasticJob] = lambda job: job
     allotment: Callable[[ElasticJob], Allotment | None] = lambda job: None
     queueing: Queueing | None = None
 
@@ -197,7 +201,7 @@ class Controller:
             if self._rendezvous is not None:
                 self._rendezvous.drop(key)
             return
-        job = ElasticJob.from_manifest(manifest)
+        job = self._scheduling.restrict(ElasticJob.from_manifest(manifest))
         observed = self._observe(job)
         queued = self._check_admission(job, observed)
         job = queued.job
@@ -219,6 +223,8 @@ class Controller:
         queueing = self._scheduling.queueing
         if queueing is None or not job.queue or job.deleting:
             return QueuedJob(job)
+        if job.over_limit and not job.admitted:
+            return QueuedJob(job)  # it is not even to queue
         return queueing.check_admission(job, observed.pods)
 
     def _carry_out(self, queued: QueuedJob, job: ElasticJob) -> None:

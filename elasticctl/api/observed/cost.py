@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from elasticctl.api.goal import ON_DEMAND, SPOT, Prices, capacity_of
-from elasticctl.api.gpu_types import GKE_GPU_LABEL, GPU_TYPES, INSTANCE_LABEL
+from elasticctl.api.gpu_types import AWS_CAPACITY_LABELS, GKE_GPU_LABEL, GKE_SPOT_LABEL, GPU_TYPES, INSTANCE_LABEL
 from elasticctl.api.podtemplate import Hardware, capacity, hardware, node_labels
 from elasticctl.api.spec import ElasticJob
 
@@ -132,6 +132,21 @@ def rate(provider: str, instances: Sequence[str], gpu: str, gpus: int) -> Rate |
     if not known:
         return None
     return Rate(tuple(instance for _, instance in known), known[0][0], known[-1][0], prices)
+
+
+def node_price(labels: Mapping[str, Any], gpus: int) -> float | None:
+    """US dollars per hour of a node with these labels and so many GPUs; None if its price is not known."""
+    instance = str(labels.get(INSTANCE_LABEL, ""))
+    accelerator = labels.get(GKE_GPU_LABEL)
+    gpu = next((name for name, one in GPU_TYPES.items() if accelerator and one.gke_accelerator == accelerator), "")
+    spot = any(labels.get(label) == value for label, value, _ in AWS_CAPACITY_LABELS)
+    spot = spot or labels.get(GKE_SPOT_LABEL) == "true"
+    attached = instance.startswith(f"{_ATTACHED_TO}-")
+    for provider in ("aws", "gcp"):
+        found = rate(provider, (_ATTACHED_TO if attached else instance,), gpu, gpus)
+        if found is not None:
+            return found.spot(found.low) if spot else found.low
+    return None
 
 
 def cost(job: ElasticJob, now: float) -> Cost | None:

@@ -132,8 +132,8 @@ class KubeCluster:
             path = _quotas(wanted["metadata"]["name"])
         found = self._call("GET", path)
         spec = dict(wanted["spec"])
-        for part in ("guaranteed", "limit"):  # a merge patch removes only what it names
-            spec[part] = dict.fromkeys(found.get("spec", {}).get(part) or {}) | wanted["spec"][part]
+        for part in ("guaranteed", "limit", "allowed"):  # a merge patch removes only what it names
+            spec[part] = dict.fromkeys(found.get("spec", {}).get(part) or {}) | wanted["spec"].get(part, {})
         condition = {"resourceVersion": found["metadata"]["resourceVersion"]}
         return self._call("PATCH", path, {"metadata": condition, "spec": spec}, content_type=MERGE_PATCH)
 

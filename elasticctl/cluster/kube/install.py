@@ -24,7 +24,8 @@ KEY_BYTES = 32
 POLL_S = 0.5
 ESTABLISH_TIMEOUT_S = 60.0
 _CRD = "CustomResourceDefinition"
-_CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding")
+_POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+_CLUSTER_WIDE = ("Namespace", _CRD, "ClusterRole", "ClusterRoleBinding", *_POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,13 @@ class Installer:
             self._say(f"{name_of(manifest)}: left as it is")
             return
         params = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        after = self._connection.request("PATCH", path_of(manifest), manifest, params, content_type=APPLY_PATCH)
+        try:
+            after = self._connection.request("PATCH", path_of(manifest), manifest, params, content_type=APPLY_PATCH)
+        except NoSuchApiError:
+            if manifest["kind"] not in _POLICIES:
+                raise
+            self._say(f"{name_of(manifest)}: left out, as this cluster has no admission policies (Kubernetes 1.30)")
+            return
         done = "created" if before is None else "unchanged" if _version(before) == _version(after) else "updated"
         self._say(f"{name_of(manifest)}: {done}")
 

@@ -114,6 +114,15 @@ def test_what_keeps_it_from_running_is_said(connection: Connection, api: FakeApi
         installer.await_available(installation.NAMESPACE, 0.0)
 
 
+def test_a_cluster_without_admission_policies_goes_without(lab: Run, api: FakeApi) -> None:
+    known = "/apis/admissionregistration.k8s.io/"
+    api.refuse = lambda r: (404, b"404 page not found", {}) if r.path.startswith(known) else None
+    done = lab("--image", "i", "--no-wait")
+    assert done.code == 0
+    assert "ValidatingAdmissionPolicy elasticctl-limits: left out, as this cluster has no admission" in done.err
+    assert DEPLOYMENT in api.objects
+
+
 def test_uninstalling_refuses_while_jobs_live(lab: Run, api: FakeApi) -> None:
     installed(lab)
     for name, phase in (("lives", "Running"), ("over", "Succeeded")):

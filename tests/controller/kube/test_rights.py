@@ -21,6 +21,7 @@ from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.notifications import kube_webhook_urls
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.spending import KubeQuotas, Spending
 from elasticctl_controller.loop.notifier import Destination
 from tests.support.control import ControlApi
 from tests.support.controller.bench import BUDGETS, CORE, JOBS, Bench
@@ -31,6 +32,7 @@ SEEN = (
     "elasticjobs",
     "elasticjobs/status",
     "elasticquotas",
+    "elasticquotas/status",
     "events",
     "networkpolicies",
     "nodes",
@@ -81,16 +83,24 @@ def a_life(bench: Bench, api: LimitedApi) -> None:
 def test_the_role_is_what_is_asked_for(control: ControlApi) -> None:
     bench = Bench(control)
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
-    floor = KubeCapacity(api, bench.workload)
+    quotas = KubeQuotas(api)
+    floor = KubeCapacity(api, bench.workload, quotas)
+    spending = Spending(api, quotas, bench.workload, lambda project: None)
     bench.begin()
+    quotas.start(lambda project: None)
     floor.start(lambda: None)
-    wait_until(lambda: all(reflector.wait_synced(0) for reflector in floor.reflectors))
+    wait_until(lambda: all(reflector.wait_synced(0) for reflector in (quotas.reflector, *floor.reflectors)))
     try:
         a_life(bench, api)
+        quota = {"metadata": {"name": "default"}, "spec": {"allowed": {"usdPerDay": 5}}}
+        control.put("/apis/elastic.pytorch.org/v1alpha1/elasticquotas/default", quota)
+        wait_until(lambda: quotas.of("default") is not None)
+        spending.count()
         with suppress(WebhookError):  # there is none, as the answer says
             kube_webhook_urls(api)(Destination("default", "secret:slack"))
     finally:
         floor.stop()
+        quotas.reflector.stop()
         bench.workload.stop()
     taken = {right for request in list(control.requests) if (right := asked(request)) is not None}
     assert taken <= allowed(), sorted(taken - allowed())

@@ -16,6 +16,7 @@ from elasticctl.api.status import Phase
 from elasticctl_controller.kube.capacity import KubeCapacity
 from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
 from elasticctl_controller.kube.pods import ObjectBuilders, OwnedObjects
+from elasticctl_controller.kube.spending import KubeQuotas
 from elasticctl_controller.kube.workload import KubeWorkload, Settings
 from tests.support.control import ControlApi
 from tests.support.controller.replica import Replica
@@ -97,17 +98,19 @@ def test_nodes_to_come_are_waited_for_by_pods(control: ControlApi, tmp_path: Pat
         assert replica.end() == 0
 
 
-def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeCapacity]:
+def floor_of(control: ControlApi) -> tuple[KubeWorkload, KubeQuotas, KubeCapacity]:
     api = LimitedApi(control.connection(), TokenBucket(10_000, 10_000))
     nothing = ObjectBuilders(lambda job, pod: [], lambda job: {})
     workload = KubeWorkload(api, Settings("", "me", node_grace_s=0.1), OwnedObjects(api, nothing), lambda job, pod: pod)
-    return workload, KubeCapacity(api, workload)
+    quotas = KubeQuotas(api)
+    return workload, quotas, KubeCapacity(api, workload, quotas)
 
 
 def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi) -> None:
     told: list[int] = []
-    workload, floor = floor_of(control)
+    workload, quotas, floor = floor_of(control)
     workload.start()
+    quotas.start(lambda project: None)
     floor.start(lambda: told.append(1))
     try:
         job = control.put(f"{jobs('a')}/job", shell_job("job", "true", namespace="a"))
@@ -136,6 +139,7 @@ def test_news_are_what_counts_and_not_that_training_goes_on(control: ControlApi)
         wait_until(lambda: floor.healthy_nodes() == [])
     finally:
         floor.stop()
+        quotas.reflector.stop()
         workload.stop()
 
 
@@ -153,8 +157,9 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
     add_node(control, "n2", 4)
     put_stranger(control, "notebook", 2, "n1")
     put_stranger(control, "finished", 4, "n2", "Succeeded")
-    workload, floor = floor_of(control)
+    workload, quotas, floor = floor_of(control)
     workload.start()
+    quotas.start(lambda project: None)
     floor.start(lambda: told.append(1))
 
     def held() -> list[object]:
@@ -177,6 +182,7 @@ def test_what_other_pods_hold_is_seen_until_they_end(control: ControlApi) -> Non
         assert "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed" in selectors
     finally:
         floor.stop()
+        quotas.reflector.stop()
         workload.stop()
 
 

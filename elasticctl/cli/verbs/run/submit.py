@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from elasticctl.api.errors import ConflictError, UsageError
+from elasticctl.api.errors import ConflictError, ForbiddenError, UsageError
 from elasticctl.api.text import quote
 from elasticctl.cli.framework import options
 from elasticctl.cli.framework.command import Verb, new_app, verb
@@ -346,6 +346,7 @@ def create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
             manifest = draft.make(name)
             if not draft.name_is_ours:
                 refuse_taken_name(target, manifest)
+            _refuse_over_limit(target, manifest)
             draft.deliver(manifest, not dry_run)
             return target.cluster.create_job(manifest, dry_run=dry_run)
         except ConflictError:
@@ -354,6 +355,22 @@ def create(target: Target, draft: Draft, *, dry_run: bool) -> Manifest:
                 raise
             taken.add(name)
     raise AssertionError("unreachable")
+
+
+def _refuse_over_limit(target: Target, manifest: Manifest) -> None:
+    """Raise SpecError before anything is uploaded for a job that its project does not allow.
+
+    Who may not read quotas is refused by the cluster instead.
+    """
+    from elasticctl.api.quota import Quota, refuse_over_limit
+
+    project = manifest["metadata"].get("namespace") or target.namespace
+    try:
+        quotas = target.cluster.list_quotas()
+    except ForbiddenError:
+        return
+    known = {quota.project: quota for quota in map(Quota.from_manifest, quotas)}
+    refuse_over_limit(manifest, known.get(project))
 
 
 def refuse_taken_name(target: Target, manifest: Manifest) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,12 +22,14 @@ from elasticctl.cli.framework.target import Target, reach
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from elasticctl.api.limits import Limits
     from elasticctl.api.quota import Quota
     from elasticctl.api.spec import ElasticJob
 
 app = new_app()
 quota = add_group(app, "quota", "What projects are guaranteed of a shared cluster; a project is a namespace.")
 
+ANY = "any"
 Form = Annotated[Literal["table", "json", "yaml"], typer.Option("-o", "--output", help="How to print.")]
 Project = Annotated[str, typer.Argument(metavar="PROJECT")]
 
@@ -47,40 +50,78 @@ class QuotaTerms:
     ] = None
 
 
+@dataclass(frozen=True, slots=True)
+class AllowedTerms:
+    """What is to change of what the jobs of a project may ask for; empty: nothing."""
+
+    max_priority: Annotated[
+        str, typer.Option("--max-priority", metavar="N", help="The largest --priority of a job; `any`: no limit.")
+    ] = ""
+    usd_per_day: Annotated[
+        str, typer.Option("--usd-per-day", metavar="USD", help="What all its jobs may cost on a day; `any`: no limit.")
+    ] = ""
+    allow_image: Annotated[
+        tuple[str, ...], typer.Option("--allow-image", metavar="NAME", help="These images alone, or NAME*; `any`: all.")
+    ] = ()
+    allow_service_account: Annotated[
+        tuple[str, ...], typer.Option("--allow-service-account", metavar="NAME", help="These service accounts alone.")
+    ] = ()
+    allow_storage: Annotated[
+        tuple[str, ...], typer.Option("--allow-storage", metavar="URL", help="Storage at and below these URLs alone.")
+    ] = ()
+    allow_node_type: Annotated[
+        tuple[str, ...], typer.Option("--allow-node-type", metavar="TYPE", help="Workers on these node types alone.")
+    ] = ()
+    allow_priority_class: Annotated[
+        tuple[str, ...], typer.Option("--allow-priority-class", metavar="NAME", help="These priority classes alone.")
+    ] = ()
+
+
 @verb(quota, "list")
 def list_quotas(*, output: Form = "table", where: Where) -> None:
     """Show what each project holds, of how much that it is guaranteed, and which jobs wait for what."""
     from elasticctl.api.codec import to_json
-    from elasticctl.api.quota import usage_by_job, usage_by_pool, usage_by_project
+    from elasticctl.api.quota import Quota, spent_today, usage_by_job, usage_by_pool, usage_by_project
 
     target = reach(where)
     jobs, all_seen = _jobs(target)
     held = usage_by_job(jobs)
-    rows = usage_by_project(target.cluster.list_quotas(), held)
+    quotas = target.cluster.list_quotas()
+    rows, known = usage_by_project(quotas, held), list(map(Quota.from_manifest, quotas))
+    spent = spent_today(quotas, time.time())
     pools = usage_by_pool(rows, held, all_seen=all_seen)
     if output != "table":
-        print_data("QuotaList", {"pools": to_json(pools), "holdings": to_json(rows), "jobs": to_json(held)}, output)
+        allowed = [_allowed_data(item, spent) for item in known if item.allowed.to_spec()]
+        listed = {"pools": to_json(pools), "holdings": to_json(rows), "jobs": to_json(held), "allowed": allowed}
+        print_data("QuotaList", listed, output)
         return
     if rows:
         print_table(holdings_table(rows, sys.stdout.encoding))
-    else:
+    elif not known:
         say("no project has a quota, and no job shares GPUs. Next: see docs/sharing.md for how to turn sharing on")
-    for line in (*free_lines(pools), *job_sentences(item for item in held if not item.workers)):
+    for line in (
+        *free_lines(pools),
+        *allowed_lines(known, spent),
+        *job_sentences(item for item in held if not item.workers),
+    ):
         say(line)
     hint("Next: give a project its quota: elasticctl quota set PROJECT --guaranteed KIND=N")
 
 
 @verb(quota, "set")
-def set_quota(*, project: Project, terms: QuotaTerms, where: Where) -> None:
-    """Guarantee a project slots, limit it, or weigh its part of what others leave; the rest stays as it is.
+def set_quota(*, project: Project, terms: QuotaTerms, allowed: AllowedTerms, where: Where) -> None:
+    """Guarantee a project slots, limit it and its jobs, or weigh its part of what others leave; the rest stays.
+
+    A list of what is allowed replaces the one before; `any` takes a limit away.
 
     \b
       elasticctl quota set vision --guaranteed t4=8 --limit t4=16
       elasticctl quota set speech --guaranteed a100=4 --weight 2
+      elasticctl quota set vision --allow-image 'r.example/*' --usd-per-day 200
     """
     from elasticctl.api.quota import Quota, check_quota
 
-    if not (terms.guaranteed or terms.limit or terms.weight is not None):
+    if terms == QuotaTerms() and allowed == AllowedTerms():
         raise UsageError("nothing to set. FIX: add --guaranteed KIND=N, --limit KIND=N or --weight W")
     target = reach(where)
     before = _find(target, project) or Quota(project)
@@ -89,9 +130,12 @@ def set_quota(*, project: Project, terms: QuotaTerms, where: Where) -> None:
         weight=before.weight if terms.weight is None else terms.weight,
         guaranteed=_apply_terms(before.guaranteed, terms.guaranteed, "--guaranteed"),
         limit=_apply_terms(before.limit, terms.limit, "--limit"),
+        allowed=_apply_allowed(before.allowed, allowed),
     )
     stored = Quota.from_manifest(target.cluster.put_quota(check_quota(wanted.to_manifest()).to_manifest()))
     say(f"{project}: {_quota_line(stored)}")
+    for line in allowed_lines([stored], {}):
+        say(line)
     hint("Next: see who holds what: elasticctl quota list")
 
 
@@ -143,6 +187,56 @@ def _apply_terms(before: Mapping[str, int], given: tuple[Assignment, ...], flag:
         else:
             raise UsageError(f"{flag} {kind}={text}: {quote(text)} is not a whole number, or `none`")
     return after
+
+
+def _apply_allowed(before: Limits, given: AllowedTerms) -> Limits:
+    """The limits of jobs with those that are given; UsageError for a number that is none."""
+    lists = {
+        "images": given.allow_image,
+        "service_accounts": given.allow_service_account,
+        "storage": given.allow_storage,
+        "node_types": given.allow_node_type,
+        "priority_classes": given.allow_priority_class,
+    }
+    changed: dict[str, Any] = {name: () if value == (ANY,) else value for name, value in lists.items() if value}
+    for name, flag, text, number in (
+        ("priority", "--max-priority", given.max_priority, int),
+        ("usd_per_day", "--usd-per-day", given.usd_per_day, float),
+    ):
+        if text:
+            try:
+                changed[name] = None if text == ANY else number(text)
+            except ValueError:
+                raise UsageError(f"{flag} {text}: {quote(text)} is not a number, or `{ANY}`") from None
+    return replace(before, **changed)
+
+
+def allowed_lines(quotas: Iterable[Quota], spent: Mapping[str, float]) -> Iterator[str]:
+    """A line for each project whose jobs are limited: what they may ask for; `spent` is US dollars today."""
+    for item in quotas:
+        limits, parts = item.allowed, []
+        if limits.priority is not None:
+            parts.append(f"priority {limits.priority} at most")
+        for name, values in (
+            ("priority classes", limits.priority_classes),
+            ("images", limits.images),
+            ("service accounts", limits.service_accounts),
+            ("storage", limits.storage),
+            ("node types", limits.node_types),
+        ):
+            if values:
+                parts.append(f"{name} {', '.join(values)}")
+        if limits.usd_per_day is not None:
+            today = f" (today {spent[item.project]:.2f})" if item.project in spent else ""
+            parts.append(f"{limits.usd_per_day:.2f} USD per day{today}")
+        if parts:
+            yield f"{item.project}: jobs are limited to {'; '.join(parts)}"
+
+
+def _allowed_data(item: Quota, spent: Mapping[str, float]) -> dict[str, Any]:
+    """What a project's jobs may ask for, and what it has spent today where that is counted."""
+    today = {"usdToday": spent[item.project]} if item.project in spent else {}
+    return {"project": item.project, **item.allowed.to_spec(), **today}
 
 
 def _quota_line(found: Quota) -> str:

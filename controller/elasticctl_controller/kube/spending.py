@@ -1,0 +1,156 @@
+"""The quotas of a Kubernetes cluster, and what the projects with a daily limit have spent.
+
+A thread counts every few seconds, on the replica that leads. The sum is kept in the status of the ElasticQuota, which
+people of the project cannot write to, so that neither a restart nor the deletion of a job takes anything from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from elasticctl.api.codec import Manifest
+from elasticctl.api.errors import ElasticctlError, NotFoundError
+from elasticctl.api.objects import as_mapping, at
+from elasticctl.api.observed.workers import Pod
+from elasticctl.api.podtemplate import hardware
+from elasticctl.api.quota import PLURAL, Quota
+from elasticctl.api.spec import API_VERSION, ElasticJob
+from elasticctl.kubeapi.connection import MERGE_PATCH, resource_path
+from elasticctl.kubeapi.watch import ObjectStore, Reflector, Resource
+from elasticctl_controller.core.spending import DAY_S, Spent, rates, spend
+from elasticctl_controller.kube.limiter import LimitedApi
+from elasticctl_controller.kube.pods import job_key_of
+from elasticctl_controller.kube.workload import KubeWorkload
+
+COUNT_S = 10.0
+"""How often it is counted: what a project may overspend by is what its workers cost in that time."""
+WRITE_S = 60.0
+"""How often a sum is written; what has been spent since is charged again, at the present rate, after a failure."""
+
+log = logging.getLogger(__name__)
+
+
+class KubeQuotas:
+    """The ElasticQuotas by project, as a watch has them."""
+
+    def __init__(self, api: LimitedApi) -> None:
+        self.store = ObjectStore()
+        self.reflector = Reflector(api, Resource(f"/apis/{API_VERSION}/{PLURAL}"), self.store, optional=True)
+
+    def start(self, on_change: Callable[[str], None]) -> None:
+        """Start to watch; call `on_change(project)` whenever what a project's jobs may ask for changes."""
+
+        def changed(old: Manifest | None, new: Manifest | None) -> None:
+            if at(old, "spec", "allowed") != at(new, "spec", "allowed"):
+                on_change(str(at(new or old, "metadata", "name")))
+
+        self.store.subscribe(changed)
+        self.reflector.start()
+
+    def of(self, project: str) -> Manifest | None:
+        """Return a project's quota; None if it has none."""
+        return self.store.get(project)
+
+    def all(self) -> list[Manifest]:
+        """Return every quota."""
+        return self.store.items()
+
+
+class Spending:
+    """Counts what projects spend; `on_change(project)` is called when one may run jobs again, or no longer may."""
+
+    def __init__(
+        self,
+        api: LimitedApi,
+        quotas: KubeQuotas,
+        workload: KubeWorkload,
+        on_change: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._api, self._quotas, self._workload, self._clock = api, quotas, workload, clock
+        self._on_change = on_change
+        self._spent: dict[str, Spent] = {}
+        self._written: dict[str, Spent] = {}
+        self._over: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spending", daemon=True)
+
+    def start(self) -> None:
+        """Count, in a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and write what has been counted."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """True between `start` and `stop`; False if the thread has died, which is an error."""
+        return self._thread.is_alive()
+
+    def today(self, project: str) -> float:
+        """US dollars that a project has spent today, as far as is known. Thread-safe."""
+        found = self._spent.get(project) or Spent.from_status(self._quotas.of(project) or {})
+        now = self._clock()
+        return found.usd if found is not None and found.at >= now - now % DAY_S else 0.0
+
+    def count(self) -> None:
+        """Count once, write the sums that are due, and tell of projects that have crossed their limits."""
+        now = self._clock()
+        limited = {quota.project: quota.allowed.usd_per_day for quota in map(Quota.from_manifest, self._quotas.all())}
+        limited = {project: usd for project, usd in limited.items() if usd is not None}
+        paid = rates(self._places(limited), self._workload.nodes.items(), limited) if limited else {}
+        stored = {project: Spent.from_status(self._quotas.of(project) or {}) for project in limited}
+        self._spent = {
+            project: spend(self._spent.get(project) or stored[project], paid[project], now) for project in limited
+        }
+        over = {project for project, usd in limited.items() if usd is not None and self._spent[project].usd >= usd}
+        changed, self._over = self._over ^ over, over
+        for project in changed:
+            self._on_change(project)
+        for project, spent in self._spent.items():
+            last = self._written.get(project)
+            if project in changed or last is None or (spent.at >= last.at + WRITE_S and spent.usd != last.usd):
+                self._write(project, spent)
+
+    def _places(self, projects: dict[str, float | None]) -> Iterator[tuple[str, str, int]]:
+        """The project, the node and the GPUs of each worker that holds a place."""
+        gpus: dict[str, int] = {}
+        for manifest in self._workload.pods.cache.items():
+            project = str(at(manifest, "metadata", "namespace"))
+            if project not in projects:
+                continue
+            pod, key = Pod.from_manifest(manifest), job_key_of(manifest)
+            if pod.node and not pod.ended:
+                if key not in gpus:
+                    gpus[key] = hardware(ElasticJob.from_manifest(self._workload.get_job(key) or {})).gpus_per_worker
+                yield project, pod.node, gpus[key]
+
+    def _write(self, project: str, spent: Spent) -> None:
+        path = resource_path(API_VERSION, None, PLURAL, project, "status")
+        try:
+            self._api.request("PATCH", path, {"status": {"spent": spent.to_status()}}, content_type=MERGE_PATCH)
+        except NotFoundError:
+            return  # removed just now
+        self._written[project] = spent
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.count()
+            except ElasticctlError as e:
+                log.warning("spending: %s; retrying", e)
+            except Exception:  # the edge of the thread: log, go on
+                log.exception("spending: it could not be counted; retrying")
+            self._stopping.wait(COUNT_S)
+
+
+def jobs_of(workload: KubeWorkload, project: str) -> list[str]:
+    """The keys of a project's jobs."""
+    found = (as_mapping(job.get("metadata")) for job in workload.jobs.items())
+    return [f"{project}/{meta.get('name')}" for meta in found if meta.get("namespace") == project]

@@ -1,0 +1,60 @@
+"""What the jobs of a project are allowed, and what of a job breaks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from elasticctl.api.errors import SpecError
+from elasticctl.api.limits import Limits, check_limits
+from elasticctl.api.spec import ElasticJob
+from tests.support.any_json import JSON
+from tests.support.limits import ALLOWED, CASES, LimitCase
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_not_allowed_is_said(case: LimitCase) -> None:
+    found = Limits.from_spec({"allowed": case.allowed}).breaches(ElasticJob.from_manifest(case.job))
+    assert case.breach in "; ".join(found)
+    assert bool(found) == bool(case.breach)
+
+
+def test_what_is_stored_is_read_back() -> None:
+    limits = check_limits(ALLOWED)
+    assert limits.to_spec() == ALLOWED
+    assert Limits.from_spec({}) == Limits()
+    assert Limits().to_spec() == {}
+
+
+@settings(deadline=None, max_examples=60)  # a busy machine is slow
+@given(JSON, JSON)
+def test_anything_is_read_and_a_damaged_list_allows_nothing(allowed: Any, job: Any) -> None:
+    limits = Limits.from_spec({"allowed": allowed, "images": job})
+    limits.breaches(ElasticJob.from_manifest(job if isinstance(job, dict) else {"spec": job}))
+    damaged = Limits.from_spec({"allowed": {"images": [7]}})
+    template = {"spec": {"containers": [{"image": "x"}]}}
+    assert damaged.breaches(ElasticJob(template=template))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "path", "said"),
+    [
+        ([], "spec.allowed", "must be a mapping"),
+        ({"image": []}, "spec.allowed", 'did you mean "images"'),
+        ({"images": "x"}, "spec.allowed.images", 'not "x"'),
+        ({"images": ["a*b"]}, "spec.allowed.images", "a * that is not its end"),
+        ({"storage": ["/data"]}, "spec.allowed.storage", "is not a URL"),
+        ({"serviceAccounts": [""]}, "spec.allowed.serviceAccounts", "list of names"),
+        ({"priority": 1.5}, "spec.allowed.priority", "whole number"),
+        ({"priority": 1001}, "spec.allowed.priority", "not 1001"),
+        ({"usdPerDay": -1}, "spec.allowed.usdPerDay", "not -1"),
+        ({"usdPerDay": float("nan")}, "spec.allowed.usdPerDay", "0 or more"),
+    ],
+)
+def test_what_cannot_be_a_limit_is_refused_by_field(allowed: Any, path: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        check_limits(allowed)
+    assert caught.value.path == path
+    assert said in str(caught.value)

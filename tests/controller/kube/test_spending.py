@@ -1,0 +1,95 @@
+"""What projects spend on a cluster: counted, kept in the quota's status, and taken over after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from elasticctl.api.observed.cost import node_price
+from elasticctl_controller.core.spending import DAY_S
+from elasticctl_controller.kube.limiter import LimitedApi, TokenBucket
+from elasticctl_controller.kube.spending import KubeQuotas, Spending, jobs_of
+from tests.support.control import ControlApi
+from tests.support.controller.bench import Bench
+from tests.support.waiting import wait_until
+
+QUOTAS = "/apis/elastic.pytorch.org/v1alpha1/elasticquotas"
+LABELS = {"node.kubernetes.io/instance-type": "g5.xlarge"}
+MORNING = 20_000 * DAY_S + 3600
+
+
+class Ledger:
+    """Quotas and their spending, with a clock of its own, on the cluster of a bench."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.now, self.told = bench, MORNING, list[str]()
+        self.api = LimitedApi(bench.control.connection(), TokenBucket(10_000, 10_000))
+        self.quotas = KubeQuotas(self.api)
+        self.changed: list[str] = []
+        self.quotas.start(self.changed.append)
+        self.spending = self.restarted()
+
+    def restarted(self) -> Spending:
+        return Spending(self.api, self.quotas, self.bench.workload, self.told.append, lambda: self.now)
+
+    def limit(self, usd: float) -> None:
+        self.bench.control.put(
+            f"{QUOTAS}/default", {"metadata": {"name": "default"}, "spec": {"allowed": {"usdPerDay": usd}}}
+        )
+        wait_until(lambda: self.quotas.of("default") is not None)
+
+
+@pytest.fixture
+def ledger(control: ControlApi) -> Iterator[Ledger]:
+    bench = Bench(control)
+    bench.begin()
+    found = Ledger(bench)
+    yield found
+    found.quotas.reflector.stop()
+    bench.workload.stop()
+
+
+def test_an_hour_of_a_worker_is_counted_kept_and_stops_the_project(ledger: Ledger) -> None:
+    price = node_price(LABELS, 1)
+    assert price is not None
+    node = {"metadata": {"name": "n1", "labels": LABELS}, "status": {"allocatable": {"nvidia.com/gpu": "1"}}}
+    ledger.bench.control.put("/api/v1/nodes/n1", node)
+    job = ledger.bench.submit()
+    ledger.bench.place(ledger.bench.create(job), "n1")
+    wait_until(lambda: ledger.bench.pods(job)[0].node == "n1" and ledger.bench.workload.nodes.get("n1"))
+    ledger.limit(1.5 * price)
+    ledger.spending.count()
+    assert ledger.spending.today("default") == 0.0
+    ledger.now += 3600
+    ledger.spending.count()
+    assert ledger.spending.today("default") == pytest.approx(price)
+    assert ledger.told == []
+    stored = ledger.bench.control.objects[f"{QUOTAS}/default"]["status"]["spent"]
+    assert stored == {"day": "2024-10-04", "usd": round(price, 4), "at": "2024-10-04T02:00:00.000000Z"}
+    wait_until(lambda: (ledger.quotas.of("default") or {}).get("status"))
+    other = ledger.restarted()  # the next leader: it charges the time in which nobody counted
+    ledger.now += 3600
+    other.count()
+    assert other.today("default") == pytest.approx(2 * price, abs=1e-3)
+    assert ledger.told == ["default"]
+    assert jobs_of(ledger.bench.workload, "default") == ["default/job"]
+    ledger.now += DAY_S
+    assert other.today("default") == 0.0
+
+
+def test_a_change_of_what_is_allowed_is_news_and_a_status_is_none(ledger: Ledger) -> None:
+    ledger.limit(3.0)
+    wait_until(lambda: ledger.changed == ["default"])
+    ledger.spending.count()
+    wait_until(lambda: (ledger.quotas.of("default") or {}).get("status"))
+    assert ledger.changed == ["default"]
+    ledger.limit(4.0)
+    wait_until(lambda: ledger.changed == ["default", "default"])
+
+
+def test_a_project_whose_quota_is_gone_is_no_error(ledger: Ledger) -> None:
+    ledger.limit(3.0)
+    ledger.bench.control.remove(f"{QUOTAS}/default")
+    ledger.spending.count()
+    assert ledger.spending.today("default") == 0.0
